@@ -1,0 +1,43 @@
+# make demo   generate texts with the embedded models
+# make test   run the tests
+# make lint   check style and types
+# make clean  remove whatever the other three made
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install --disable-pip-version-check --no-build-isolation -c constraints.txt
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/installed
+	$(PY) -m detgen run sample_prompts/code.jsonl --output demo-out --overwrite
+	@$(PY) tools/show_outputs.py demo-out sample_prompts/code.jsonl
+
+test: $(VENV)/installed-dev
+	$(PY) -m pytest
+
+lint: $(VENV)/installed-dev
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+clean:
+	rm -rf $(VENV) demo-out build detgen.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps make a second run start at once. detgen itself is installed in editable mode: an edit needs no new install.
+$(VENV)/installed: pyproject.toml constraints.txt | $(PY)
+	$(INSTALL) setuptools
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(INSTALL) --editable ".[dev]"
+	@touch $@
+
+$(PY):
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "detgen needs Python 3.11 or later; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

@@ -1,0 +1,50 @@
+"""Deterministic batch text generation: the same bytes every time, by verified speculation.
+
+The names below are imported on first use, so that `import detgen` and the command line's help need neither torch nor
+transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from detgen.engine import Engine
+    from detgen.engine.config import EngineConfig, EngineError
+    from detgen.engine.request import Completion, Request, RequestError, SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineConfig",
+    "EngineError",
+    "Request",
+    "RequestError",
+    "SamplingParams",
+    "__version__",
+]
+
+_HOMES = {
+    "Completion": "detgen.engine.request",
+    "Engine": "detgen.engine",
+    "EngineConfig": "detgen.engine.config",
+    "EngineError": "detgen.engine.config",
+    "Request": "detgen.engine.request",
+    "RequestError": "detgen.engine.request",
+    "SamplingParams": "detgen.engine.request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

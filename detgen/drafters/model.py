@@ -1,0 +1,101 @@
+"""A smaller model drafts, one token a pass, for all sequences together.
+
+Its KV cache has the target's slots and is rolled back by setting a length back. Tokens are chosen with the noise
+that the target will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as the distributions allow.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from detgen.drafters.protocol import Drafting, Passes
+from detgen.kernels.cost import PassCost
+from detgen.kernels.packing import FREE_SHAPES, Window
+from detgen.kernels.sampling import choose, scores
+
+
+class ModelDrafter:
+    """Drafts with a draft model.
+
+    Args:
+        forward: passes of the draft model; any shapes will do.
+        vocabulary: entries of the target's logits.
+        context: most positions of the draft model.
+        eos: ids behind which nothing is drafted.
+    """
+
+    name = "model"
+
+    def __init__(self, forward: Passes, vocabulary: int, context: int, eos: frozenset[int]) -> None:
+        self.forward = forward
+        self._vocabulary = vocabulary
+        self._context = context
+        self._eos = eos
+        self._cached: dict[int, int] = {}
+
+    @property
+    def cost(self) -> PassCost:
+        """What a pass of the draft model costs."""
+        return self.forward.cost
+
+    def start(self, slot: int, source: int | None, length: int) -> None:
+        """A new sequence takes `slot`; its first tokens are those of slot `source`, up to `length`."""
+        if source is None:
+            self._cached[slot] = 0
+            return
+        length = min(length, self._cached.get(source, 0))
+        if source != slot:
+            self.forward.cache.copy_prefix(source, slot, length)
+        self._cached[slot] = length
+
+    def draft(self, seqs: list[Drafting], lengths: list[int]) -> list[list[int]]:
+        """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token or at the context's end."""
+        lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
+        drafts: list[list[int]] = [[] for _ in seqs]
+        going = [i for i, n in enumerate(lengths) if n > 0]
+        if not going:
+            return drafts
+        logits = self._catch_up([seqs[i] for i in going])
+        while True:
+            row_choices = [seqs[i].choice(len(drafts[i])) for i in going]
+            tokens = choose(scores(logits[:, : self._vocabulary], row_choices))[0].tolist()
+            for i, token in zip(going, tokens, strict=True):
+                drafts[i].append(token)
+            going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
+            if not going:
+                return drafts
+            windows = [Window(seqs[i].slot, self._cached[seqs[i].slot], [drafts[i][-1]], 1) for i in going]
+            logits = self._run(windows)
+
+    def _catch_up(self, seqs: list[Drafting]) -> torch.Tensor:
+        """Read what was committed since; the logits behind the last committed token of each sequence."""
+        budget = FREE_SHAPES.most_rows
+        ends: dict[int, torch.Tensor] = {}
+        batch: list[Window] = []
+        free = budget
+
+        def flush() -> None:
+            nonlocal free
+            wanted = [w.slot for w in batch if w.logits]
+            ends.update(zip(wanted, self._run(batch), strict=True))
+            batch.clear()
+            free = budget
+
+        for seq in seqs:
+            # Roll back: all but the last committed token may have been drafted here, nothing behind it stands.
+            at = self._cached[seq.slot] = min(self._cached[seq.slot], len(seq.tokens) - 1)
+            while at < len(seq.tokens):
+                part = seq.tokens[at : at + free]
+                at += len(part)
+                batch.append(Window(seq.slot, at - len(part), part, int(at == len(seq.tokens))))
+                free -= len(part)
+                if not free:
+                    flush()
+        if batch:
+            flush()
+        return torch.stack([ends[s.slot] for s in seqs])
+
+    def _run(self, windows: list[Window]) -> torch.Tensor:
+        for w in windows:
+            self._cached[w.slot] = w.start + len(w.tokens)
+        return self.forward.run(windows, FREE_SHAPES)

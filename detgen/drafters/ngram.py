@@ -1,0 +1,58 @@
+"""Prompt look-up: the continuation of the latest earlier occurrence of the last n tokens.
+
+After "prompt lookup decoding" (Saxena, 2023): no model, no cost. The index of a sequence grows with its committed
+tokens, so nothing has to be rolled back.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from detgen.drafters.protocol import Drafting
+
+_LONGEST, _SHORTEST = 3, 2  # lengths of n-gram that are looked up, longest first
+
+
+class _Index:
+    """Where each n-gram of a sequence was last followed by something."""
+
+    __slots__ = ("after", "done")
+
+    def __init__(self) -> None:
+        self.after: dict[tuple[int, ...], int] = {}
+        self.done = 0
+
+    def update(self, tokens: list[int]) -> None:
+        """Take in the n-grams that have a continuation by now."""
+        for end in range(max(self.done, 1), len(tokens)):
+            for n in range(_SHORTEST, _LONGEST + 1):
+                if end >= n:
+                    self.after[tuple(tokens[end - n : end])] = end
+        self.done = len(tokens)
+
+
+class NgramDrafter:
+    """Drafts from the sequence's own prompt and output."""
+
+    name = "ngram"
+
+    def __init__(self) -> None:
+        self._indexes: WeakKeyDictionary[Drafting, _Index] = WeakKeyDictionary()
+
+    def draft(self, seqs: list[Drafting], lengths: list[int]) -> list[list[int]]:
+        """At most lengths[i] tokens for seqs[i]; none where its last tokens have not occurred before."""
+        return [self._continuation(seq, n) for seq, n in zip(seqs, lengths, strict=True)]
+
+    def _continuation(self, seq: Drafting, length: int) -> list[int]:
+        index = self._indexes.get(seq)
+        if index is None:
+            index = self._indexes[seq] = _Index()
+        tokens = seq.tokens
+        index.update(tokens)
+        for n in range(_LONGEST, _SHORTEST - 1, -1):
+            at = index.after.get(tuple(tokens[-n:])) if len(tokens) >= n else None
+            if at is not None:
+                # A repetition shorter than the draft goes on by repeating itself.
+                period = len(tokens) - at
+                return [tokens[at + i % period] for i in range(length)]
+        return []

@@ -1,0 +1,62 @@
+"""What a drafter is, and what it sees of the engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from detgen.kernels.cost import PassCost
+from detgen.kernels.packing import Shapes, Window
+from detgen.kernels.sampling import Choice
+
+
+class Drafting(Protocol):
+    """A sequence as a drafter sees it: prompt and committed tokens, in a slot."""
+
+    tokens: list[int]
+    slot: int
+    acceptance: dict[str, tuple[float, float]]
+
+    def choice(self, ahead: int = 0) -> Choice:
+        """How the token `ahead` places behind the next one is chosen."""
+        ...
+
+
+class Cache(Protocol):
+    """A KV cache as a drafter sees it."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot to another."""
+        ...
+
+
+class Passes(Protocol):
+    """Passes of one model over one KV cache."""
+
+    @property
+    def cache(self) -> Cache:
+        """The cache that the passes write."""
+        ...
+
+    @property
+    def cost(self) -> PassCost:
+        """What the passes cost."""
+        ...
+
+    def run(self, windows: list[Window], shapes: Shapes) -> torch.Tensor:
+        """Write the windows' KV entries; float32 [wanted rows, vocabulary] of logits."""
+        ...
+
+
+class Drafter(Protocol):
+    """Writes provisional tokens behind the committed ones."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        ...
+
+    def draft(self, seqs: list[Drafting], lengths: list[int]) -> list[list[int]]:
+        """At most lengths[i] tokens for seqs[i]."""
+        ...

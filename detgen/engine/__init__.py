@@ -1,0 +1,19 @@
+"""The loop and what it holds: requests, scheduler, canonical pass, KV cache, verification. Knows no files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from detgen.engine.engine import Engine
+
+__all__ = ["Engine"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily: the plain data beside the engine is wanted where torch is not.
+    if name == "Engine":
+        from detgen.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

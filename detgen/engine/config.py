@@ -1,0 +1,69 @@
+"""What an engine is made of: models, device, drafter, limits. Plain data, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+DrafterName = Literal["auto", "model", "self", "ngram", "none"]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+QuantName = Literal["none", "nf4", "int8"]
+
+
+class EngineError(RuntimeError):
+    """An engine that cannot be built as asked; the message names what and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to build an engine. None of it but `target`, `dtype`, `target_quant` and the device changes an output.
+
+    Attributes:
+        target: folder or hub name of the model whose output is wanted; None is the embedded one.
+        draft: folder or hub name of the draft model; None is the embedded one beside the embedded target, else none.
+        drafter: who drafts; auto chooses while it runs.
+        draft_tokens: tokens drafted a round by `model` and `ngram`; None adapts.
+        verify_window: tokens that the fast path of `self` decodes between verifications.
+        batch_size: most requests at a time.
+        device: auto, cpu, cuda or cuda:N.
+        dtype: auto is float32 on a CPU and the checkpoint's own on CUDA.
+        target_quant: quantization of the target by bitsandbytes.
+        draft_quant: quantization of the draft model.
+        threads: CPU threads; None leaves torch's choice.
+        kv_memory: bytes for the target's KV cache; None takes a share of what is free.
+        allow_nondeterministic: run a model that the probe found not to be row-invariant, without the guarantee.
+    """
+
+    target: str | Path | None = None
+    draft: str | Path | None = None
+    drafter: DrafterName = "auto"
+    draft_tokens: int | None = None
+    verify_window: int = 8
+    batch_size: int = 16
+    device: str = "auto"
+    dtype: DTypeName = "auto"
+    target_quant: QuantName = "none"
+    draft_quant: QuantName = "none"
+    threads: int | None = None
+    kv_memory: int | None = None
+    allow_nondeterministic: bool = False
+
+    def __post_init__(self) -> None:
+        """Check names and ranges.
+
+        Raises:
+            EngineError: naming the option, what it may be and what it was.
+        """
+        for name, allowed in (
+            ("drafter", DrafterName),
+            ("dtype", DTypeName),
+            ("target_quant", QuantName),
+            ("draft_quant", QuantName),
+        ):
+            if getattr(self, name) not in get_args(allowed):
+                raise EngineError(f"{name} must be one of {', '.join(get_args(allowed))}, got {getattr(self, name)!r}")
+        for name in ("draft_tokens", "threads", "kv_memory", "verify_window", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise EngineError(f"{name} must be a whole number of at least 1, got {value!r}")

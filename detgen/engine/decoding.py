@@ -1,0 +1,225 @@
+"""The loop: admit, draft, pass, verify, roll back. One `step` is one round of all live sequences.
+
+Knows sequences and passes; knows neither text files nor how a model is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from detgen.drafters.auto import AutoDrafter
+from detgen.drafters.fast_path import FastPath
+from detgen.drafters.protocol import Drafter
+from detgen.engine.forward import Forward
+from detgen.engine.request import TokenLogprobs, TokenRecord
+from detgen.engine.scheduler import Scheduler
+from detgen.engine.sequence import Sequence
+from detgen.engine.stats import EngineStats
+from detgen.engine.stopping import Stopping
+from detgen.engine.verification import record, verify
+from detgen.kernels.packing import Shapes, Window
+from detgen.kernels.sampling import choose, scores
+
+
+class Trace(Protocol):
+    """Sees the canonical values behind what is committed; for proofs and tests."""
+
+    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+        """float32 [n, vocabulary] logits behind committed tokens first, first + 1, ... of the completion."""
+        ...
+
+    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """[layers, cached positions, kv_heads * head_size] of a sequence that is done."""
+        ...
+
+
+class Decoding:
+    """Runs live sequences to their ends.
+
+    Args:
+        target: canonical passes.
+        shapes: what they are held to.
+        scheduler: slots and rows.
+        stopping: where sequences end.
+        stats: counters to keep.
+
+    Attributes:
+        drafter: who drafts; None for nobody.
+        draft_length: most tokens drafted a round.
+        fast: the fast path; None if there are no requests for it.
+        trace: sees canonical values; None for nobody.
+    """
+
+    def __init__(
+        self,
+        target: Forward,
+        shapes: Shapes,
+        scheduler: Scheduler,
+        stopping: Stopping,
+        stats: EngineStats,
+    ) -> None:
+        self._target = target
+        self._shapes = shapes
+        self._scheduler = scheduler
+        self._stopping = stopping
+        self._stats = stats
+        self.drafter: Drafter | AutoDrafter | None = None
+        self.draft_length = 0
+        self.fast: FastPath | None = None
+        self.trace: Trace | None = None
+        self._done: list[Sequence] = []
+
+    def step(self) -> list[Sequence]:
+        """One round.
+
+        Returns:
+            The sequences that finished in it; their slots are free again.
+        """
+        self._scheduler.admit()
+        live = list(self._scheduler.live.values())
+        self._stats.live = len(live)
+        self._stats.peak_live = max(self._stats.peak_live, len(live))
+        drafting = [s for s in live if s.generated and s.deterministic]
+        drafts = self._draft(drafting)
+        if self.riders() and self.fast is not None and not (self._drafts_by_fast_path and drafting):
+            self.fast.decode([])
+        windows = [
+            Window(s.slot, len(s.tokens) - 1, [s.tokens[-1], *drafts[s.slot][0]], len(drafts[s.slot][0]) + 1)
+            for s in drafting
+        ]
+        for batch in self._scheduler.pack(windows):
+            logits = self._target.run(batch, self._shapes)
+            self._verify(batch, logits, drafts)
+        done, self._done = self._done, []
+        return done
+
+    @property
+    def _drafts_by_fast_path(self) -> bool:
+        return self.drafter is not None and self.drafter.name == "self"
+
+    def riders(self) -> list[Sequence]:
+        """Live sequences that are never verified and have read their prompt."""
+        return [s for s in self._scheduler.live.values() if s.generated and not s.deterministic]
+
+    def _draft(self, seqs: list[Sequence]) -> dict[int, tuple[list[int], str]]:
+        """Drafted tokens and drafter of each sequence, by slot."""
+        if self.drafter is None or not seqs:
+            return {s.slot: ([], "none") for s in seqs}
+        # The pass commits one token more than it accepts, so the last token before the limit is never drafted.
+        lengths = [max(min(self.draft_length, s.room - 1), 0) for s in seqs]
+        if isinstance(self.drafter, AutoDrafter):
+            drafts, names = self.drafter.draft(seqs, lengths)
+        else:
+            drafts, names = self.drafter.draft(seqs, lengths), [self.drafter.name] * len(seqs)
+        return {s.slot: (draft, name) for s, draft, name in zip(seqs, drafts, names, strict=True)}
+
+    def _verify(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, tuple[list[int], str]]) -> None:
+        """Commit what the canonical logits say of each window, roll back the rest."""
+        judged = [(w, self._scheduler.live[w.slot]) for w in batch]
+        choices = [seq.choice(i) for w, seq in judged for i in range(w.logits)]
+        if not choices:
+            for w, seq in judged:
+                self._read(w, seq)
+            return
+        picked, leads = choose(scores(logits, choices))
+        tokens, margins = picked.tolist(), leads.tolist()
+        rows: list[int] = []
+        verdicts = []
+        row = 0
+        for w, seq in judged:
+            if seq.generated == 0:
+                self._read(w, seq)
+            if not w.logits:
+                continue
+            drafted, name = drafts.get(w.slot, ([], "none"))
+            pending: list[int] = []
+
+            def ends(_: int, token: int, seq: Sequence = seq, pending: list[int] = pending) -> bool:
+                pending.append(token)
+                return self._stopping.ends(seq, pending)
+
+            verdict = verify(drafted, tokens[row : row + w.logits], ends)
+            verdicts.append((seq, verdict, drafted, name, row))
+            rows += range(row, row + len(verdict.tokens))
+            row += w.logits
+        committed = torch.log_softmax(logits[rows], dim=-1)
+        chosen = committed.gather(-1, picked[rows][:, None].to(committed.device))[:, 0].tolist()
+        at = 0
+        for seq, verdict, drafted, name, row in verdicts:
+            n = len(verdict.tokens)
+            self._trace(seq, logits[row : row + n])
+            self._keep_logprobs(seq, committed[at : at + n], chosen[at : at + n])
+            if seq.deterministic:
+                record(seq, verdict, drafted, name, chosen[at : at + n], margins[row : row + n])
+                self._count(verdict.statuses.count("accepted"), len(drafted), name, seq)
+            else:
+                self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[row])
+            at += n
+            self._stats.tokens += n
+            self._scheduler.advance(seq, len(seq.tokens) - 1)
+            self._finish(seq)
+
+    def _read(self, window: Window, seq: Sequence) -> None:
+        """Count a chunk of a prompt."""
+        self._stats.prompt_tokens += len(window.tokens)
+        self._scheduler.advance(seq, window.start + len(window.tokens))
+
+    def commit_riders(self, riders: list[Sequence], logits: torch.Tensor) -> None:
+        """Commit one token of the fast path for each rider; logits float32 [riders, vocabulary]."""
+        picked, leads = choose(scores(logits, [s.choice() for s in riders]))
+        logprobs = torch.log_softmax(logits, dim=-1)
+        chosen = logprobs.gather(-1, picked[:, None].to(logprobs.device))[:, 0].tolist()
+        for i, (seq, token, margin) in enumerate(zip(riders, picked.tolist(), leads.tolist(), strict=True)):
+            self._stopping.ends(seq, [token])
+            self._keep_logprobs(seq, logprobs[i : i + 1], chosen[i : i + 1])
+            self._record_unverified(seq, token, chosen[i], margin)
+            self._stats.tokens += 1
+            self._scheduler.advance(seq, len(seq.tokens) - 1)
+            self._finish(seq)
+
+    def _record_unverified(self, seq: Sequence, token: int, logprob: float, margin: float) -> None:
+        lead = margin if margin != float("inf") else None
+        seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, lead))
+        seq.tokens.append(token)
+        seq.rounds += 1
+        self._stats.of("fast").unverified += 1
+        self._stats.of("fast").rounds += 1
+
+    def _count(self, accepted: int, drafted: int, name: str, seq: Sequence) -> None:
+        """Add the sequence's last round to the counters."""
+        stats = self._stats.of(name)
+        stats.rounds += 1
+        stats.drafted += drafted
+        tried = accepted
+        for r in reversed(seq.records):
+            if r.round != seq.rounds - 1:
+                break
+            setattr(stats, r.status, getattr(stats, r.status) + 1)
+            tried += r.status == "corrected"
+        if isinstance(self.drafter, AutoDrafter) and drafted:
+            self.drafter.learn(name, accepted, tried)
+
+    def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float]) -> None:
+        wanted = seq.request.params.logprobs
+        if wanted is None:
+            return
+        # Sorted, not topk: equal values stand in the order of their ids.
+        values, ids = torch.sort(logprobs, dim=-1, descending=True, stable=True)
+        for i, own in enumerate(chosen):
+            top = zip(ids[i, :wanted].tolist(), values[i, :wanted].tolist(), strict=True)
+            seq.logprobs.append(TokenLogprobs(own, tuple(top)))
+
+    def _trace(self, seq: Sequence, logits: torch.Tensor) -> None:
+        if self.trace is not None and seq.deterministic:
+            self.trace.committed(seq, seq.generated, logits)
+
+    def _finish(self, seq: Sequence) -> None:
+        if seq.finish_reason is None:
+            return
+        seq.text = self._stopping.text(seq)
+        if self.trace is not None and seq.deterministic:
+            self.trace.finished(seq, *self._target.cache.entries(seq.slot, 0, seq.cached))
+        self._scheduler.release(seq)
+        self._done.append(seq)

@@ -1,0 +1,75 @@
+"""The KV cache: allocated once, truncated in place.
+
+One arena of positions a layer. It is cut into slots of equal stride; cutting it anew for longer requests moves no
+memory. Knows neither requests nor models.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class KVCache:
+    """Keys and values of all layers, [positions + 1, kv_heads, head_size] each.
+
+    The last position is scratch: padding rows write there and nobody reads it. Memory is zeroed at the start, so
+    that masked entries are finite from the first pass on.
+
+    Args:
+        shapes: (kv_heads, key head size, value head size) of each layer.
+        positions: arena size in token positions.
+        dtype: of the entries.
+        device: where they live.
+    """
+
+    def __init__(
+        self, shapes: list[tuple[int, int, int]], positions: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.positions = positions
+        self.keys = [torch.zeros(positions + 1, h, d, dtype=dtype, device=device) for h, d, _ in shapes]
+        self.values = [torch.zeros(positions + 1, h, d, dtype=dtype, device=device) for h, _, d in shapes]
+        self.stride = 0
+        self.slots = 0
+
+    @property
+    def scratch(self) -> int:
+        """The position for padding rows."""
+        return self.positions
+
+    @staticmethod
+    def position_bytes(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> int:
+        """Bytes of one position over all layers."""
+        return sum(h * (dk + dv) for h, dk, dv in shapes) * dtype.itemsize
+
+    def partition(self, stride: int, slots: int) -> None:
+        """Cut the arena into `slots` slots of `stride` positions; what was cached is forgotten.
+
+        Raises:
+            ValueError: if they do not fit the arena.
+        """
+        if stride * slots > self.positions:
+            raise ValueError(f"{slots} slots of {stride} positions exceed the arena of {self.positions}")
+        self.stride, self.slots = stride, slots
+        n = stride * slots
+        self._key_views = [k[:n].view(slots, stride, *k.shape[1:]) for k in self.keys]
+        self._value_views = [v[:n].view(slots, stride, *v.shape[1:]) for v in self.values]
+
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store rows k and v, [rows, kv_heads, head_size], at arena `positions`, int64 [rows]."""
+        self.keys[layer].index_copy_(0, positions, k)
+        self.values[layer].index_copy_(0, positions, v)
+
+    def read(self, layer: int, first: int, last: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views [last - first, length, kv_heads, head_size] of the keys and values of slots first..last-1."""
+        return self._key_views[layer][first:last, :length], self._value_views[layer][first:last, :length]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of slot `source` to slot `target`."""
+        for views in (self._key_views, self._value_views):
+            for view in views:
+                view[target, :length] = view[source, :length]
+
+    def entries(self, slot: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each."""
+        stack = lambda views: torch.stack([v[slot, first:last].flatten(1) for v in views])  # noqa: E731
+        return stack(self._key_views), stack(self._value_views)

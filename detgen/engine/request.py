@@ -1,0 +1,172 @@
+"""What goes into the engine and what comes out of it: requests, sampling parameters, completions.
+
+Plain data. It knows neither files nor tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length"]
+Status = Literal["accepted", "corrected", "bonus", "plain", "rolled_back", "unverified"]
+
+
+class RequestError(ValueError):
+    """A request that cannot run; the message names the reason and, where there is one, the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen.
+
+    Attributes:
+        max_tokens: most tokens to generate a sample, at least 1.
+        temperature: 0 is greedy; otherwise the logits are divided by it.
+        top_p: nucleus, in (0, 1]; 1 is off.
+        top_k: keep the k most likely tokens; 0 is off.
+        min_p: drop tokens less likely than min_p times the most likely one, in [0, 1]; 0 is off.
+        seed: key of the sampling noise, 0 <= seed < 2**63.
+        n: samples of the prompt, at least 1.
+        stop: the text ends before the first occurrence of any of these.
+        logprobs: log-probabilities of that many most likely tokens beside each chosen one; None for none.
+        deterministic: verified by the canonical pass (True), or decoded by the fast path alone (False).
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        """Check types and ranges.
+
+        Raises:
+            RequestError: naming the parameter, what it must be and what it was.
+        """
+        _integer("max_tokens", self.max_tokens, 1)
+        _number("temperature", self.temperature, 0.0, 1e4)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise RequestError("top_p must be above 0 (1 turns it off), got 0")
+        _integer("top_k", self.top_k, 0)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _integer("seed", self.seed, 0, 2**63 - 1)
+        _integer("n", self.n, 1)
+        if not all(isinstance(s, str) and s for s in self.stop):
+            raise RequestError(f"stop must be a non-empty string or a list of them, got {list(self.stop)!r}")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, 100)
+        if not isinstance(self.deterministic, bool):
+            raise RequestError(f"deterministic must be true or false, got {self.deterministic!r}")
+
+
+def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        span = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise RequestError(f"{name} must be a whole number {span}, got {value!r}")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise RequestError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be continued.
+
+    Exactly one of `prompt`, `messages` and `token_ids` is given.
+
+    Attributes:
+        index: place in the input, from 0; outputs are written in this order.
+        id: the user's name for it; the line's number where none was given.
+        prompt: text, tokenized with the tokenizer's special tokens.
+        messages: a chat, rendered with the tokenizer's chat template.
+        token_ids: a prompt that is tokenized already.
+        params: how its tokens are chosen.
+        metadata: the line's unknown keys, carried through to the output.
+        line: line (or record) number in the input, from 1; None when it came from no file.
+    """
+
+    index: int
+    id: str | int
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    token_ids: tuple[int, ...] | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    line: int | None = None
+
+    def with_params(self, **changes: Any) -> Request:
+        """The same request under other sampling parameters."""
+        return replace(self, params=replace(self.params, **changes))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One line of the acceptance log: a committed token, or a drafted one that was rolled back.
+
+    Attributes:
+        position: index in the completion, from 0.
+        round: which canonical pass of this sample it came from, from 0.
+        token: the committed token; None for a rolled-back one.
+        drafter: who drafted the round ("model", "self", "ngram", "none"); "fast" for unverified requests.
+        drafted: the token drafted for this position; None where nothing was drafted.
+        status: accepted (drafted and confirmed), corrected (drafted otherwise; the verifier's own token stands),
+            bonus (the verifier's token behind a wholly accepted draft), plain (nothing was drafted),
+            rolled_back (drafted behind a correction or an end), unverified (a non-deterministic request).
+        logprob: natural log-probability of the token under the model (temperature 1); None if rolled back.
+        margin: score of the token less that of the runner-up, in the scores that decided (logits at
+            temperature 0, else perturbed log-probabilities); None if rolled back or if there was no other candidate.
+    """
+
+    position: int
+    round: int
+    token: int | None
+    drafter: str
+    drafted: int | None
+    status: Status
+    logprob: float | None
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: of the chosen token and of the most likely ones, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished sample of one request, or the reason why there is none.
+
+    Attributes:
+        request: what was asked.
+        sample: which of the request's n samples, from 0.
+        text: the generated text, without special tokens, cut before a stop string.
+        token_ids: the committed tokens, the end-of-sequence token included where there was one.
+        finish_reason: "stop" (end of sequence or stop string) or "length"; None if there is an error.
+        prompt_tokens: tokens of the prompt.
+        logprobs: one entry a token where the request asked for them, else None.
+        records: the sample's part of the acceptance log, by round and position.
+        error: why the request could not run; None if it did.
+    """
+
+    request: Request
+    sample: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    records: tuple[TokenRecord, ...] = ()
+    error: str | None = None

@@ -1,0 +1,160 @@
+"""Which sequence gets which slot, and which rows go into the next passes.
+
+Results are row-invariant, so every decision here is a matter of speed alone. Knows neither tensors nor files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from detgen.engine.kv_cache import KVCache
+from detgen.engine.sequence import Sequence
+from detgen.kernels.packing import Shapes, Window
+
+_WORTH_COPYING = 4  # shared prompt tokens from which copying KV entries beats reading them anew
+
+
+class Scheduler:
+    """Slots, the queue before them, and the rows of passes.
+
+    Args:
+        caches: the target's KV cache first, then the draft model's, which has the same slots.
+        shapes: of canonical passes.
+        batch_size: most slots.
+        started: called with (slot, source slot or None, shared length) when a sequence takes a slot.
+    """
+
+    def __init__(
+        self,
+        caches: list[KVCache],
+        shapes: Shapes,
+        batch_size: int,
+        started: Callable[[int, int | None, int], None],
+    ) -> None:
+        self._caches = caches
+        self._shapes = shapes
+        self._batch_size = batch_size
+        self._started = started
+        self.waiting: deque[Sequence] = deque()
+        self.live: dict[int, Sequence] = {}
+        self._contents: list[list[int]] = []  # tokens whose canonical KV entries each slot holds
+        self._stride = 0
+        self.reused = 0
+
+    @property
+    def capacity(self) -> int:
+        """Positions that the longest possible sequence may have."""
+        positions = self._caches[0].positions
+        block = self._shapes.fit_keys(1)
+        length = positions // block * block
+        while length and self._shapes.fit_keys(length) > positions:
+            length -= block
+        return length
+
+    def wants(self) -> int:
+        """How many more sequences it would like to have waiting: enough to look one batch ahead."""
+        return 2 * self._batch_size - len(self.waiting)
+
+    def admit(self) -> None:
+        """Give free slots to waiting sequences, in order."""
+        if not self.live:
+            self._repartition()
+        while self.waiting and len(self.live) < len(self._contents):
+            seq = self.waiting[0]
+            if seq.limit > self._stride or self._sibling_reading(seq):
+                return  # wait until the others are done, or until the prompt's KV entries can be shared
+            self.waiting.popleft()
+            self._place(seq)
+
+    def _repartition(self) -> None:
+        """Cut the arena for the longest sequence in sight, if the slots do not fit it as they are."""
+        if not self.waiting:
+            return
+        ahead = list(self.waiting)[: 2 * self._batch_size]
+        positions = self._caches[0].positions
+        stride = self._shapes.fit_keys(max(s.limit for s in ahead))
+        if positions // stride < min(self._batch_size, len(ahead)):
+            # Too long for a whole batch side by side: serve the head of the queue, the long one when it is its turn.
+            stride = self._shapes.fit_keys(self.waiting[0].limit)
+        slots = max(min(self._batch_size, positions // stride), 1)
+        if self._stride >= stride and len(self._contents) >= slots:
+            return
+        self._stride = stride
+        for cache in self._caches:
+            cache.partition(stride, slots)
+        self._contents = [[] for _ in range(slots)]
+
+    def _sibling_reading(self, seq: Sequence) -> bool:
+        """Whether another sample of the request is reading the prompt that this one will share."""
+        return seq.sample > 0 and any(s.request is seq.request and s.reading for s in self.live.values())
+
+    def _place(self, seq: Sequence) -> None:
+        free = [i for i in range(len(self._contents)) if i not in self.live]
+        prompt = seq.tokens[:-1]  # the last one goes through a pass in any case: its logits are needed
+        source, shared = max(
+            ((i, _common(held, prompt)) for i, held in enumerate(self._contents)), key=lambda found: found[1]
+        )
+        slot = source if source in free else free[0]
+        if shared < _WORTH_COPYING:
+            shared = 0
+        elif source != slot:
+            self._caches[0].copy_prefix(source, slot, shared)
+        self._started(slot, source if shared else None, shared)
+        self._contents[slot] = seq.tokens[:shared]
+        self.reused += shared
+        seq.slot, seq.cached = slot, shared
+        self.live[slot] = seq
+
+    def advance(self, seq: Sequence, cached: int) -> None:
+        """The first `cached` positions of the sequence hold canonical entries now; what lay behind is rolled back."""
+        seq.cached = cached
+        held = self._contents[seq.slot]
+        if seq.deterministic or cached < seq.prompt_length:
+            held[len(held) :] = seq.tokens[len(held) : cached]
+
+    def release(self, seq: Sequence) -> None:
+        """Free the slot; its entries stay for who shares their tokens."""
+        del self.live[seq.slot]
+
+    def pack(self, windows: list[Window]) -> Iterator[list[Window]]:
+        """Divide windows and chunks of the prompts being read into passes.
+
+        Args:
+            windows: the round's windows to verify.
+
+        Yields:
+            The windows of each pass, no more rows than a pass may have.
+        """
+        room = self._shapes.most_rows
+        batch: list[Window] = []
+        free = room
+        for window in windows:
+            if len(window.tokens) > free:
+                yield batch
+                batch, free = [], room
+            batch.append(window)
+            free -= len(window.tokens)
+        for seq in sorted(self.live.values(), key=lambda s: s.prompt_length - s.cached):
+            end = seq.prompt_length
+            at = seq.cached
+            if at >= end or seq.generated:
+                continue
+            while at < end:
+                if not free:
+                    yield batch
+                    batch, free = [], room
+                part = seq.tokens[at : min(at + free, end)]
+                at += len(part)
+                batch.append(Window(seq.slot, at - len(part), part, int(at == end)))
+                free -= len(part)
+        if batch:
+            yield batch
+
+
+def _common(held: list[int], tokens: list[int]) -> int:
+    """Length of the common prefix."""
+    limit = min(len(held), len(tokens))
+    if held[:limit] == tokens[:limit]:
+        return limit
+    return next(i for i in range(limit) if held[i] != tokens[i])

@@ -1,0 +1,83 @@
+"""The verdict on a window: which drafted tokens stand, what the verifier puts in their place, what is rolled back.
+
+The scheme of LLM-42 (arXiv 2601.17768, section 3, "decode, verify, rollback"): drafted tokens are accepted up to the
+first that differs from the canonical choice; that choice is committed too, or, if none differs, the bonus token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from detgen.engine.request import Status, TokenRecord
+from detgen.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a window commits.
+
+    Attributes:
+        tokens: committed tokens, at least one.
+        statuses: one a committed token.
+        rolled_back: drafted tokens behind the last committed one.
+    """
+
+    tokens: list[int]
+    statuses: list[Status]
+    rolled_back: list[int]
+
+
+def verify(drafted: list[int], chosen: list[int], ends: Callable[[int, int], bool]) -> Verdict:
+    """Compare a draft with the canonical choices.
+
+    Args:
+        drafted: k drafted tokens.
+        chosen: k + 1 canonical choices: the one in place of each drafted token, and the one behind them all.
+        ends: whether the sequence ends with its i-th committed token: called once for each, in order.
+
+    Returns:
+        The verdict; committing stops at a token that ends the sequence.
+    """
+    tokens: list[int] = []
+    statuses: list[Status] = []
+    for i, token in enumerate(chosen):
+        agrees = i < len(drafted) and drafted[i] == token
+        tokens.append(token)
+        statuses.append("accepted" if agrees else "corrected" if i < len(drafted) else "bonus" if drafted else "plain")
+        if ends(i, token) or not agrees:
+            break
+    return Verdict(tokens, statuses, drafted[len(tokens) :])
+
+
+def record(
+    seq: Sequence, verdict: Verdict, drafted: list[int], drafter: str, logprobs: list[float], margins: list[float]
+) -> None:
+    """Append the verdict to the sequence's tokens and acceptance log.
+
+    Args:
+        seq: changed in place: tokens, records, rounds, acceptance.
+        verdict: what `verify` said.
+        drafted: the draft it judged.
+        drafter: who drafted.
+        logprobs: of each committed token.
+        margins: of each committed token; inf where there was no other candidate.
+    """
+    first = seq.generated
+    for i, (token, status) in enumerate(zip(verdict.tokens, verdict.statuses, strict=True)):
+        seen = drafted[i] if i < len(drafted) else None
+        margin = margins[i] if margins[i] != float("inf") else None
+        seq.records.append(TokenRecord(first + i, seq.rounds, token, drafter, seen, status, logprobs[i], margin))
+    behind = first + len(verdict.tokens)
+    for i, token in enumerate(verdict.rolled_back):
+        seq.records.append(TokenRecord(behind + i, seq.rounds, None, drafter, token, "rolled_back", None, None))
+    seq.tokens += verdict.tokens
+    seq.rounds += 1
+    if drafted:
+        accepted = verdict.statuses.count("accepted")
+        tried = accepted + verdict.statuses.count("corrected")
+        hits, tries = seq.acceptance.get(drafter, (0.0, 0.0))
+        seq.acceptance[drafter] = (hits * _FADE + accepted, tries * _FADE + tried)
+
+
+_FADE = 0.8  # weight of a past round against the next one in a sequence's running acceptance

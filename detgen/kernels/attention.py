@@ -1,0 +1,67 @@
+"""Attention of packed rows over a cache, row by row the same bits whatever stands beside a row.
+
+Promise: the result of a query row depends on its query, on the keys and values at the positions it may see, and on
+nothing else: not on the other rows of its tile, nor on their number, nor on how many keys the tile reads.
+
+A *tile* is [slots, KV heads, rows, head size], where rows are the query heads of a group times the window's tokens.
+Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros.
+Two implementations, of which the probe takes the first that keeps the promise on this machine:
+
+- `attend_fused`: torch's scaled_dot_product_attention. Its products over keys change their order of summation at
+  some key lengths, so the probe also finds which lengths agree, and tiles read only those.
+- `attend_blocks`: the reference. Every product has the same shape, one block of keys, and blocks are added one after
+  the other, first to last. It also takes soft-capping, which the fused one does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+BLOCK = 128  # keys a block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float | None], torch.Tensor]
+
+
+def attend_fused(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """Attention of one tile by `scaled_dot_product_attention`; soft-capped tiles go to `attend_blocks`.
+
+    Args:
+        q: [slots, kv_heads, rows, head_size].
+        k: [slots, keys, kv_heads, head_size], keys a multiple of BLOCK; every entry finite.
+        v: as k.
+        mask: [slots, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
+        scale: factor of the scores.
+        softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
+
+    Returns:
+        [slots, kv_heads, rows, head_size].
+    """
+    if softcap is not None:
+        return attend_blocks(q, k, v, mask, scale, softcap)
+    return F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale)
+
+
+def attend_blocks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """Attention of one tile in plain PyTorch, in float32, block by block; arguments as `attend_fused`."""
+    slots, heads, rows, size = q.shape
+    blocks = k.shape[1] // BLOCK
+    kb = k.float().view(slots, blocks, BLOCK, heads, size).permute(0, 3, 1, 4, 2)
+    vb = v.float().view(slots, blocks, BLOCK, heads, size).permute(0, 3, 1, 2, 4)
+    scores = torch.matmul(q.float().unsqueeze(2), kb) * scale  # [slots, heads, blocks, rows, BLOCK]
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask.float().view(slots, 1, rows, blocks, BLOCK).transpose(2, 3)
+    weights = torch.exp(scores - scores.amax(dim=(2, 4), keepdim=True))
+    sums = weights.sum(-1, keepdim=True)
+    parts = torch.matmul(weights, vb)  # [slots, heads, blocks, rows, head_size]
+    total, out = sums[:, :, 0], parts[:, :, 0]
+    for b in range(1, blocks):
+        total, out = total + sums[:, :, b], out + parts[:, :, b]
+    return (out / total).to(q.dtype)

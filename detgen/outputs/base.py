@@ -1,0 +1,64 @@
+"""Writing that says what went wrong, and reaches the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class OutputError(Exception):
+    """An output folder that cannot be used or written; the message names it and the remedy."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say which file a failed write was for.
+
+    Raises:
+        OutputError: for any OSError inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        first = "free some space" if error.errno in _FULL else "mend that"
+        reason = error.strerror or str(error)
+        raise OutputError(f"cannot write {path}: {reason}; {first} and run the same command again to resume") from error
+
+
+def write_all(file: int, data: bytes | bytearray) -> None:
+    """Write the whole of `data` to a descriptor. There is no buffer that a crash or a full disk could tear later."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file so that a reader, or a crash, meets either the old content or the new.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    with writing(path):
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            write_all(file, data)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        draft.replace(path)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were added, replaced or removed durable."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,184 @@
+"""The output folder: whose it is, who may write to it, and its manifest."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from detgen.outputs.base import OutputError, sync_folder, write_all, write_atomically, writing
+
+_ELSEWHERE = "choose another folder with -o"
+_DATA = ("outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl")
+_DRAFTS = (".lock", "stdin.jsonl.tmp", "manifest.json.tmp")  # all that may be there before the manifest is
+
+
+class OutputFolder:
+    """A folder that holds one run, or nothing yet; locked while it is open."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the folder; `with` makes and locks it."""
+        self.path = path
+        self.outputs = path / "outputs.jsonl"
+        self.acceptance = path / "acceptance.jsonl"
+        self.journal = path / "journal.jsonl"
+        self.spool = path / "stdin.jsonl"
+        self._draft_spool = path / "stdin.jsonl.tmp"
+        self._manifest = path / "manifest.json"
+        self._lock_file = path / ".lock"
+        self._made = False
+        self._lock = -1
+
+    def __enter__(self) -> OutputFolder:
+        """Make and lock the folder.
+
+        Raises:
+            OutputError: it cannot be made, another run is writing to it, or it holds something else than a run.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise OutputError(f"{self.path} is a file, not a folder; {_ELSEWHERE}")
+        try:
+            self._made = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+        except OSError as error:
+            raise OutputError(f"cannot use the folder {self.path}: {error.strerror}; {_ELSEWHERE}") from None
+        try:
+            self._check_ours()
+        except OutputError:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unlock the folder; if nothing came of it, it goes again."""
+        self._draft_spool.unlink(missing_ok=True)
+        self._release()
+
+    def _take_lock(self) -> int:
+        # A file of its own, since not every file system can lock a folder. Whoever unlocks it deletes it, so what was
+        # locked may be gone by now: then another one has to be made.
+        while True:
+            file = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._lock_file.exists() and os.path.samestat(self._lock_file.stat(), os.fstat(file)):
+                    return file
+                os.close(file)
+            except BlockingIOError:
+                os.close(file)
+                raise OutputError(f"another run is writing to {self.path}; wait for it, or {_ELSEWHERE}") from None
+
+    def _release(self) -> None:
+        self._lock_file.unlink(missing_ok=True)
+        os.close(self._lock)
+        if self._made and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The manifest of the run that the folder holds; None if it holds none.
+
+        Raises:
+            OutputError: there is a manifest, but not one of detgen's.
+        """
+        try:
+            manifest = json.loads(self._manifest.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise OutputError(f"cannot read {self._manifest}: {error}; {_ELSEWHERE}") from None
+        if not isinstance(manifest, dict) or not {"detgen", "status", "input", "parameters"} <= manifest.keys():
+            raise OutputError(f"{self._manifest} is not a manifest of detgen; {_ELSEWHERE}")
+        return manifest
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        write_atomically(self._manifest, json.dumps(manifest, indent=2).encode() + b"\n")
+
+    def clear(self) -> None:
+        """Delete what a former run wrote, and nothing else.
+
+        Raises:
+            OutputError: a file cannot be deleted.
+        """
+        # The manifest goes last: a crash on the way must not leave files that nobody could tell to be detgen's.
+        for name in (*_DATA, self._manifest.name):
+            with writing(self.path / name):
+                (self.path / name).unlink(missing_ok=True)
+
+    def remove_journal(self) -> None:
+        """Delete the journal of a finished run.
+
+        Raises:
+            OutputError: it cannot be deleted.
+        """
+        with writing(self.journal):
+            self.journal.unlink(missing_ok=True)
+            sync_folder(self.path)
+
+    def check_finished(self, manifest: dict[str, Any]) -> None:
+        """Make sure that a finished run's outputs are still what it wrote.
+
+        Raises:
+            OutputError: they are not.
+        """
+        for path in (self.outputs, self.acceptance):
+            try:
+                with path.open("rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError:
+                found = None
+            if found != manifest["files"][path.name]["sha256"]:
+                raise OutputError(
+                    f"{path} was {'changed' if found else 'deleted'} after the run had finished;"
+                    f" start afresh with --overwrite, or {_ELSEWHERE}"
+                )
+
+    def receive(self, stream: BinaryIO) -> Path | None:
+        """Put a stream aside, for as long as the folder is open; None if it is empty.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        with writing(self._draft_spool):
+            file = os.open(self._draft_spool, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                while block := stream.read(1 << 20):
+                    write_all(file, block)
+                os.fsync(file)
+                received = os.fstat(file).st_size
+            finally:
+                os.close(file)
+            if not received:
+                self._draft_spool.unlink()
+        return self._draft_spool if received else None
+
+    def keep_received(self) -> Path:
+        """Make what was put aside the input of this run.
+
+        Raises:
+            OutputError: it cannot be renamed.
+        """
+        if self._draft_spool.exists():
+            with writing(self.spool):
+                self._draft_spool.replace(self.spool)
+                sync_folder(self.path)
+        return self.spool
+
+    def _check_ours(self) -> None:
+        if self.manifest() is not None:
+            return
+        foreign = sorted({p.name for p in self.path.iterdir()} - set(_DRAFTS))
+        if foreign:
+            names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+            raise OutputError(f"{self.path} holds files that are not of a detgen run ({names}); {_ELSEWHERE}")

@@ -1,0 +1,80 @@
+"""When two runs are the same run: what must agree, and what cannot change an output."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+import detgen
+from detgen.engine.config import EngineConfig
+
+# Parts of a profile that say where something lies or how fast it goes, not what comes out.
+_IRRELEVANT = ("path", "threads")
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What keeps a run with the manifest `new` from being the one with the manifest `old`, each as "what: old -> new".
+
+    A part that `new` does not know yet (the profile, before a model is loaded) is not compared.
+    """
+    found = []
+    for key in ("sha256", "format"):
+        if old["input"][key] != new["input"][key]:
+            found.append(f"input: {_input(old['input'])} -> {_input(new['input'])}")
+            break
+    for part in ("detgen", "parameters", "profile"):
+        if part in new:
+            found += _compare(part, old.get(part), new[part])
+    return found
+
+
+def _input(described: dict[str, Any]) -> str:
+    return f"{described['path']} (sha256 {described['sha256'][:12]})"
+
+
+def _compare(name: str, old: object, new: object) -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in {**old, **new} if not key.startswith("draft") and key not in _IRRELEVANT]
+        shown = "" if name == "parameters" else f"{name}."
+        return [line for key in keys for line in _compare(f"{shown}{key}", old.get(key), new.get(key))]
+    return [] if old == new else [f"{name}: {old} -> {new}"]
+
+
+def model_stamp(config: EngineConfig) -> str | None:
+    """A sign that neither the target, nor the libraries, nor the machine changed; read without loading anything.
+
+    None where there is no telling: the model must be loaded then, and the profiles compared.
+    """
+    files: list[tuple[str, int, int]] | str | None
+    if config.target is None:
+        files = _files(Path(detgen.__file__).parent / "demo_models")
+    elif Path(config.target).is_dir():
+        files = _files(Path(config.target))
+    else:
+        files = _cached(str(config.target))
+    if not files:
+        return None
+    versions = [importlib.metadata.version(package) for package in ("torch", "transformers", "tokenizers")]
+    asked = (config.device, config.dtype, config.target_quant, config.allow_nondeterministic)
+    facts = (detgen.__version__, platform.node(), *versions, *asked, files)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    stats = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [(path.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+def _cached(name: str) -> str | None:
+    """Where the hub's cache has a model; the path names the commit."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return found if isinstance(found, str) else None

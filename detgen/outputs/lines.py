@@ -1,0 +1,113 @@
+"""The JSON lines of a run. Nothing in an output line depends on when or how its tokens were computed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+from detgen.engine.request import Completion, Request
+from detgen.prompts import BadLine
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def dump(value: object) -> str:
+    """Compact JSON that UTF-8 can carry: numbers that are not finite become null, lone surrogates their escapes."""
+    try:
+        text = _ENCODER.encode(value)
+    except ValueError:
+        text = _ENCODER.encode(_finite(value))
+    # "\ud800" is how Python's error handler spells half a surrogate pair, and JSON too.
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def output_line(completion: Completion) -> str:
+    """The line of `outputs.jsonl` for a sample, or for a request that could not run."""
+    request = completion.request
+    if completion.error is not None:
+        return _error_line(request.id, request.index, completion.error, request.metadata)
+    line: dict[str, Any] = {
+        "id": request.id,
+        "index": request.index,
+        "sample": completion.sample,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": len(completion.token_ids),
+        "seed": request.params.seed,
+    }
+    if completion.logprobs is not None:
+        line["logprobs"] = [
+            {"token": token, "logprob": entry.logprob, "top": entry.top}
+            for token, entry in zip(completion.token_ids, completion.logprobs, strict=True)
+        ]
+    if request.metadata:
+        line["metadata"] = request.metadata
+    return dump(line) + "\n"
+
+
+def bad_line(bad: BadLine) -> str:
+    """The line of `outputs.jsonl` for an input line that could not run."""
+    return _error_line(bad.id, bad.index, bad.error, bad.metadata)
+
+
+def acceptance_lines(completion: Completion) -> str:
+    """The lines of `acceptance.jsonl` for a sample."""
+    request = completion.request
+    head = {"id": request.id, "index": request.index, "sample": completion.sample}
+    return "".join(
+        dump(
+            {
+                **head,
+                "position": record.position,
+                "round": record.round,
+                "token": record.token,
+                "drafter": record.drafter,
+                "drafted": record.drafted,
+                "status": record.status,
+                "logprob": record.logprob,
+                "margin": record.margin,
+            }
+        )
+        + "\n"
+        for record in completion.records
+    )
+
+
+def shallow(instance: Any) -> dict[str, Any]:
+    """The fields of a slotted dataclass; `asdict` copies what they hold, too, and takes ten times as long."""
+    return {name: getattr(instance, name) for name in instance.__slots__}
+
+
+def request_digest(request: Request) -> str:
+    """Digest of all that decides a request's output lines."""
+    asked = {
+        "id": request.id,
+        "prompt": request.prompt,
+        "messages": request.messages,
+        "token_ids": request.token_ids,
+        "params": shallow(request.params),
+        "metadata": request.metadata,
+    }
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _error_line(id: str | int, index: int, error: str, metadata: dict[str, Any]) -> str:
+    line: dict[str, Any] = {"id": id, "index": index, "sample": 0, "error": error}
+    if metadata:
+        line["metadata"] = metadata
+    return dump(line) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value

@@ -1,0 +1,254 @@
+"""Writes samples in input order, in whatever order they finish."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field, fields
+
+from detgen.engine.request import Completion, Request
+from detgen.engine.stats import DrafterStats
+from detgen.outputs.base import OutputError, write_all, writing
+from detgen.outputs.folder import OutputFolder
+from detgen.outputs.journal import Entry, Journal, make_entry
+from detgen.outputs.lines import bad_line, output_line, request_digest
+from detgen.prompts import BadLine
+
+# How far the input may be read past the first prompt that is not written yet. An unwritten prompt costs some hundred
+# bytes, since its samples lie in the journal; only the lines of errors are held in memory.
+AHEAD_PROMPTS = 1 << 15
+AHEAD_BYTES = 1 << 26
+
+_BLOCK = 1 << 20
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a number of samples adds up to."""
+
+    prompts: int = 0
+    samples: int = 0
+    errors: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    drafters: dict[str, DrafterStats] = field(default_factory=dict)
+
+    def add(self, entry: Entry) -> None:
+        """Count a sample."""
+        self.samples += 1
+        self.tokens += entry.tokens
+        self.prompt_tokens += entry.prompt_tokens if entry.sample == 0 else 0
+        for name, counts in entry.counts.items():
+            stats = self.drafters.setdefault(name, DrafterStats())
+            for key, count in counts.items():
+                setattr(stats, key, getattr(stats, key) + count)
+
+    def total(self) -> DrafterStats:
+        """The counts of all drafters together."""
+        parts = self.drafters.values()
+        names = [part.name for part in fields(DrafterStats)]
+        return DrafterStats(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """SHA-256 and size of the two files."""
+
+    outputs: str
+    outputs_bytes: int
+    acceptance: str
+    acceptance_bytes: int
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A prompt that is not written yet: where its samples are, how many are missing, or its error's line."""
+
+    missing: int
+    offsets: dict[int, int] = field(default_factory=dict)
+    digest: str | None = None
+    error: bytes | None = None
+
+
+class Writer:
+    """Takes prompts in input order and samples in any order; writes lines in input order.
+
+    The two files are made anew from the journal when a run resumes.
+
+    Attributes:
+        totals: what is written.
+        fresh: the samples that were finished by this process, written or not.
+        done: prompts that are finished, written or not.
+        errors: those of them that became an error's line.
+        resumed: samples taken from the journal.
+    """
+
+    def __init__(self, folder: OutputFolder) -> None:
+        """Open the three files.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        self.totals = Totals()
+        self.fresh = Totals()
+        self.done = 0
+        self.errors = 0
+        self.resumed = 0
+        self._folder = folder
+        self._slots: dict[int, _Slot] = {}
+        self._next = 0
+        self._error_bytes = 0
+        self._journal = Journal(folder.journal)
+        self._outputs = _Log(folder, "outputs.jsonl")
+        self._acceptance = _Log(folder, "acceptance.jsonl")
+
+    @property
+    def kept(self) -> int:
+        """Samples that the journal held when it was opened."""
+        return self._journal.kept
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that are not written yet."""
+        return len(self._slots)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more prompts should be taken in until some are written."""
+        return len(self._slots) >= AHEAD_PROMPTS or self._error_bytes >= AHEAD_BYTES
+
+    def recall(self, request: Request) -> bool:
+        """Take in the next request: True if the journal has all its samples, False if it has to run.
+
+        Raises:
+            OutputError: the journal does not belong to these requests, or the samples cannot be written.
+        """
+        offsets = self._journal.offsets(request.index, request.params.n)
+        if offsets is None:
+            self._slots[request.index] = _Slot(missing=request.params.n)
+            return False
+        self._slots[request.index] = _Slot(missing=0, offsets=offsets, digest=request_digest(request))
+        self.resumed += len(offsets)
+        self.done += 1
+        self._advance()
+        return True
+
+    def refuse(self, bad: BadLine) -> None:
+        """Take in the next input line, one that cannot run.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        slot = self._slots[bad.index] = _Slot(missing=0)
+        self._set_error(slot, bad_line(bad))
+        self._advance()
+
+    def finish(self, completion: Completion) -> None:
+        """Take in a sample, or a request's error; `commit` writes it."""
+        slot = self._slots[completion.request.index]
+        if completion.error is not None:
+            self._set_error(slot, output_line(completion))
+        elif slot.error is None:
+            entry = make_entry(completion)
+            slot.offsets[completion.sample] = self._journal.append(entry)
+            self.fresh.add(entry)
+            slot.missing -= 1
+            self.done += slot.missing == 0
+
+    def commit(self) -> None:
+        """Write what was taken in: to the journal all of it, to the two files whatever is next in order.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self._journal.commit()
+        self._advance()
+        self._outputs.flush()
+        self._acceptance.flush()
+
+    def finish_all(self) -> Digests:
+        """Make everything durable and return the digests of the two files.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self.commit()
+        self._journal.commit(sync=True)
+        self._outputs.sync()
+        self._acceptance.sync()
+        return Digests(
+            outputs=self._outputs.sha256.hexdigest(),
+            outputs_bytes=self._outputs.size,
+            acceptance=self._acceptance.sha256.hexdigest(),
+            acceptance_bytes=self._acceptance.size,
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._journal.close()
+        self._outputs.close()
+        self._acceptance.close()
+
+    def _advance(self) -> None:
+        """Copy whatever is next in order; nothing that `finish` took in may be waiting for its `commit`."""
+        while (slot := self._slots.get(self._next)) and not slot.missing:
+            self._write(slot)
+            del self._slots[self._next]
+            self._next += 1
+
+    def _set_error(self, slot: _Slot, line: str) -> None:
+        slot.error = line.encode()
+        slot.missing = 0
+        self._error_bytes += len(slot.error)
+        self.errors += 1
+        self.done += 1
+
+    def _write(self, slot: _Slot) -> None:
+        self.totals.prompts += 1
+        if slot.error is not None:
+            self.totals.errors += 1
+            self._error_bytes -= len(slot.error)
+            self._outputs.write(slot.error)
+            return
+        for _, offset in sorted(slot.offsets.items()):
+            entry = self._journal.read(offset)
+            if slot.digest not in (None, entry.request):
+                raise OutputError(
+                    f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was made from other"
+                    " prompts or by another detgen; start afresh with --overwrite or choose another folder with -o"
+                )
+            self._outputs.write(entry.output.encode())
+            self._acceptance.write(entry.acceptance.encode())
+            self.totals.add(entry)
+
+
+class _Log:
+    """One of the two files, made anew."""
+
+    def __init__(self, folder: OutputFolder, name: str) -> None:
+        self._path = folder.path / name
+        self._block = bytearray()
+        self.sha256 = hashlib.sha256()
+        self.size = 0
+        with writing(self._path):
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+
+    def write(self, data: bytes) -> None:
+        self._block += data
+        if len(self._block) >= _BLOCK:
+            self.flush()
+
+    def flush(self) -> None:
+        with writing(self._path):
+            write_all(self._file, self._block)
+        self.sha256.update(self._block)
+        self.size += len(self._block)
+        self._block.clear()
+
+    def sync(self) -> None:
+        self.flush()
+        with writing(self._path):
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)

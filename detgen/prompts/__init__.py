@@ -1,0 +1,14 @@
+"""Files, standard input and datasets in; requests out.
+
+Everything is streamed: no reader holds more than one record (or one batch of a columnar file). A record that cannot run
+becomes a `BadLine`, and only an input that cannot be read at all is an exception. Tokens are none of this package's
+business: the engine tokenizes.
+"""
+
+from __future__ import annotations
+
+from detgen.prompts.base import Inspection, Prompts, PromptsError
+from detgen.prompts.record import BadLine
+from detgen.prompts.source import open_prompts, spooled_prompts
+
+__all__ = ["BadLine", "Inspection", "Prompts", "PromptsError", "open_prompts", "spooled_prompts"]

@@ -1,0 +1,117 @@
+"""A JSON array of any length, cut into its elements without holding more than one of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from detgen.prompts.base import PromptsError
+
+_CHUNK = 1 << 16
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+# Finds where an element ends and accepts whatever the element's own decoding shall judge.
+_SCANNER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
+
+# The longest start of a literal or escape that a chunk may cut off, such as "-Infinit" or "\\ud83d\\ude0".
+_CUT = 32
+
+
+def array_elements(file: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
+    """The text of each element of the array that `file` holds, with its number from 1.
+
+    Bytes that are not UTF-8 come out as lone surrogates, to be refused with their element.
+
+    Raises:
+        PromptsError: not an array, or not JSON.
+    """
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    try:
+        yield from _elements(_Window(text, name), name)
+    finally:
+        text.detach()  # else it would close the file when it is collected
+
+
+def _elements(window: _Window, name: str) -> Iterator[tuple[int, str]]:
+    if not (first := window.peek()):
+        return
+    if first != "[":
+        raise PromptsError(
+            f"{name}: not a JSON array of prompts (objects or strings); if it has an object a line, call it .jsonl"
+        )
+    window.skip()
+    number = 0
+    if window.peek() != "]":
+        while True:
+            number += 1
+            yield number, window.element(number)
+            after = window.peek()
+            if after == "]":
+                break
+            if after != ",":
+                raise window.error("expected a comma or ] behind element", number)
+            window.skip()
+            if window.peek() == "]":
+                raise window.error("a comma without an element behind element", number)
+    window.skip()
+    if window.peek():
+        raise window.error("text behind the end of the array, behind element", number)
+
+
+class _Window:
+    """The part of the text that is being looked at."""
+
+    def __init__(self, file: io.TextIOWrapper, name: str) -> None:
+        self._file = file
+        self._name = name
+        self._text = ""
+        self._at = 0
+        self._line = 1
+        self._ended = False
+
+    def peek(self) -> str:
+        """The next character that is no white space; nothing at the end."""
+        while True:
+            self._at = self._match_space()
+            if self._at < len(self._text) or self._ended:
+                return self._text[self._at : self._at + 1]
+            self._more()
+
+    def skip(self) -> None:
+        self._at += 1
+
+    def element(self, number: int) -> str:
+        self.peek()
+        while True:
+            try:
+                _, end = _SCANNER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _CUT
+                if self._ended or not cut:
+                    raise self.error(f"{error.msg} in element", number, error.pos) from None
+            except RecursionError:
+                raise self.error("nested too deeply: element", number) from None
+            else:
+                if self._ended or end < len(self._text) - _CUT:
+                    element, self._at = self._text[self._at : end], end
+                    return element
+            self._more()
+
+    def error(self, reason: str, number: int, at: int | None = None) -> PromptsError:
+        line = self._line + self._text.count("\n", 0, self._at if at is None else at)
+        return PromptsError(f"{self._name}:{line}: not valid JSON: {reason} {number}")
+
+    def _match_space(self) -> int:
+        match = _SPACE.match(self._text, self._at)
+        return match.end() if match else self._at
+
+    def _more(self) -> None:
+        # Reading as much again as is held keeps the work for a long element linear.
+        chunk = self._file.read(max(_CHUNK, len(self._text) - self._at))
+        self._ended = not chunk
+        self._line += self._text.count("\n", 0, self._at)
+        self._text = self._text[self._at :] + chunk
+        self._at = 0

@@ -1,0 +1,95 @@
+"""What every input has in common: a name, a digest, and records in order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from detgen.engine.request import Request, RequestError, SamplingParams
+from detgen.prompts.record import BadLine, parse_record
+
+
+class PromptsError(Exception):
+    """An input that cannot be read; the message names it and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is known of an input before the run.
+
+    Attributes:
+        sha256: digest of the file's bytes; of a dataset, of whatever identifies its content.
+        prompts: how many records it has; None where counting would mean downloading.
+    """
+
+    sha256: str
+    prompts: int | None
+
+
+class Prompts(ABC):
+    """An input.
+
+    Attributes:
+        given: what the user called it; used in messages.
+        name: short name that stands in the errors of single records, the same wherever the file lies.
+        stem: what the output folder is called after.
+        format: "jsonl", "json", "txt", "csv", "parquet" or "dataset".
+        path: the file or folder; None if it is on the hub.
+    """
+
+    def __init__(self, given: str, name: str, stem: str, format: str, path: Path | None) -> None:
+        """Note the names; nothing is read yet."""
+        self.given = given
+        self.name = name
+        self.stem = stem
+        self.format = format
+        self.path = path
+
+    @abstractmethod
+    def inspect(self) -> Inspection:
+        """Read the input once, to count and identify it.
+
+        Raises:
+            PromptsError: it cannot be read, or holds no prompts.
+        """
+
+    @abstractmethod
+    def items(self) -> Iterator[tuple[int, Any]]:
+        """Each record undecoded, with its line or record number from 1.
+
+        Raises:
+            PromptsError: the input cannot be read (on).
+        """
+
+    @abstractmethod
+    def decode(self, item: Any) -> object:
+        """The JSON-like value of one of `items`.
+
+        Raises:
+            RequestError: it has none; the reason, without the place.
+        """
+
+    def check_unchanged(self) -> None:  # noqa: B027 (most inputs cannot change)
+        """Make sure that what was read is what was inspected.
+
+        Raises:
+            PromptsError: the input changed meanwhile.
+        """
+
+    def read(self, defaults: SamplingParams, limit: int | None = None) -> Iterator[Request | BadLine]:
+        """The first `limit` requests, in input order; parameters that a record does not give are `defaults`.
+
+        Raises:
+            PromptsError: the input cannot be read (on).
+        """
+        for index, (line, item) in enumerate(islice(self.items(), limit)):
+            try:
+                record = self.decode(item)
+            except RequestError as error:
+                yield BadLine(index=index, line=line, id=line, error=f"{self.name}:{line}: {error}")
+            else:
+                yield parse_record(record, index=index, line=line, name=self.name, defaults=defaults)

@@ -1,0 +1,176 @@
+"""The text formats: how a stream of bytes is cut into items, and what an item says.
+
+Cutting is separate from decoding, so that counting the prompts of a file costs little.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+from detgen.engine.request import RequestError
+from detgen.prompts.array import array_elements
+from detgen.prompts.base import PromptsError
+from detgen.prompts.record import INTEGER_PARAMS, KEYS
+from detgen.prompts.table import check_columns
+
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A text format.
+
+    Attributes:
+        items: cuts a stream (named by the second argument in errors) into undecoded items with their numbers.
+        decode: the value of an item; raises RequestError.
+    """
+
+    items: Callable[[BinaryIO, str], Iterator[tuple[int, Any]]]
+    decode: Callable[[Any], object]
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        RequestError: not valid JSON, or a value that JSON output could not carry.
+    """
+    try:
+        return _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno} of it"
+        raise RequestError(f"not valid JSON: {error.msg} at {place}") from None
+    except RecursionError:
+        raise RequestError("not valid JSON: nested too deeply") from None
+    except ValueError as error:
+        reason = "a number of too many digits" if "integer string conversion" in str(error) else str(error)
+        raise RequestError(f"not valid JSON: {reason}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:40]} is out of range")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"not valid UTF-8 at byte {error.start + 1}") from None
+
+
+def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if line.strip():
+            yield number, line.rstrip(b"\r\n")
+
+
+def _decode_json_line(line: bytes) -> object:
+    return parse_json(_text(line))
+
+
+def _decode_text_line(line: bytes) -> object:
+    return {"prompt": _text(line)}
+
+
+def _decode_element(text: str) -> object:
+    value = parse_json(_valid(text))
+    return {"prompt": value} if isinstance(value, str) else value
+
+
+def _valid(text: str) -> str:
+    """Refuse what `surrogateescape` let through."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError("not valid UTF-8") from None
+    return text
+
+
+def _rows(file: BinaryIO, name: str) -> Iterator[tuple[int, tuple[list[str], list[str] | csv.Error]]]:
+    """The rows of a CSV file beside its header; a row's number is that of the line it starts on."""
+    csv.field_size_limit(2**31 - 1)  # the default of 128 KiB is less than a long prompt
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    try:
+        reader = csv.reader(text, strict=True)
+        try:
+            header = [cell.strip() for cell in next(filter(None, reader), [])]
+        except csv.Error as error:
+            raise PromptsError(f"{name}: its first line is not a CSV header: {error}") from None
+        if header:
+            check_columns(name, header, remedy="name one of them so in the first line")
+        while True:
+            line = reader.line_num + 1
+            try:
+                row: list[str] | csv.Error = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                row = error
+            if row:
+                yield line, (header, row)
+    finally:
+        text.detach()  # else it would close the file when it is collected
+
+
+def _decode_row(item: tuple[list[str], list[str] | csv.Error]) -> object:
+    header, row = item
+    if isinstance(row, csv.Error):
+        raise RequestError(f"not valid CSV: {row}")
+    if len(row) > len(header):
+        raise RequestError(f"{len(row)} cells under {len(header)} columns; quote a cell that holds a comma")
+    record: dict[str, Any] = {name: _cell(name, cell) for name, cell in zip(header, row, strict=False)}
+    if record.get("prompt") is None and record.get("messages") is None:
+        record["prompt"] = ""  # an empty cell means the default elsewhere, here an empty prompt
+    return record
+
+
+def _cell(name: str, cell: str) -> object:
+    """A cell as the type its column has; what does not parse stays a string, for the parameter's own check."""
+    _valid(cell)
+    if name not in KEYS:
+        return cell
+    if not cell:
+        return None
+    if name in ("prompt", "id") or (name == "stop" and not cell.startswith("[")):
+        return cell
+    if name in ("messages", "stop"):
+        try:
+            return parse_json(cell)
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}") from None
+    if name == "deterministic":
+        return {"true": True, "1": True, "false": False, "0": False}.get(cell.strip().lower(), cell)
+    try:
+        number = float(cell)
+    except ValueError:
+        return cell
+    if name in INTEGER_PARAMS and number.is_integer():
+        return int(cell) if cell.strip().lstrip("+-").isdecimal() else int(number)
+    return number
+
+
+FORMATS = {
+    "jsonl": Format(_lines, _decode_json_line),
+    "json": Format(array_elements, _decode_element),
+    "txt": Format(_lines, _decode_text_line),
+    "csv": Format(_rows, _decode_row),
+}

@@ -1,0 +1,51 @@
+"""From what the user called an input to the reader of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from detgen.prompts.base import Prompts, PromptsError
+from detgen.prompts.dataset import DatasetPrompts
+from detgen.prompts.files import ParquetPrompts, TextPrompts
+from detgen.prompts.formats import FORMATS
+
+_COMPRESSIONS = ("gz", "zst")
+
+
+def open_prompts(given: str) -> Prompts:
+    """The reader of a file, a folder or a dataset of the hub. Nothing is read yet.
+
+    Raises:
+        PromptsError: there is no such file, or no reader for it.
+    """
+    if given.startswith("hf://"):
+        return DatasetPrompts(given)
+    path = Path(given)
+    if path.is_dir() or (not path.exists() and Path(given.partition("?")[0]).is_dir()):
+        return DatasetPrompts(given)
+    if not path.exists():
+        raise PromptsError(f"there is no file {given}")
+    stem, *suffixes = _split_name(path.name)
+    format = suffixes[0] if suffixes else ""
+    if format == "parquet" and len(suffixes) == 1:
+        return ParquetPrompts(path, given, path.name, stem, format)
+    if format not in FORMATS:
+        raise PromptsError(
+            f"{given}: its name does not tell what it holds; it must end in .jsonl, .json, .txt, .csv (each also with"
+            " .gz or .zst behind it) or .parquet; JSON lines can be piped in too, with - for the name"
+        )
+    return TextPrompts(path, given, path.name, stem, format, *suffixes[1:])
+
+
+def spooled_prompts(path: Path) -> Prompts:
+    """The reader of what came on standard input and was kept in `path`."""
+    return TextPrompts(path, "standard input", "stdin", "stdin", "jsonl")
+
+
+def _split_name(name: str) -> list[str]:
+    """Stem, format and compression (if any) in lower case."""
+    parts = name.rsplit(".", 2)
+    if len(parts) == 3 and parts[2].lower() in _COMPRESSIONS:
+        return [parts[0], parts[1].lower(), parts[2].lower()]
+    stem, _, suffix = name.rpartition(".")
+    return [stem, suffix.lower()] if stem else [name]

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import detgen.run
+from detgen import __version__, cli
+from detgen.engine.config import DrafterName, DTypeName, EngineConfig, EngineError, QuantName
+from detgen.engine.request import RequestError, SamplingParams
+from detgen.run import RunConfig, RunError, RunSummary
+
+PANELS = ("Models", "Drafting", "Sampling", "Resources", "Run")
+OPTIONS = (
+    *("--output", "-o", "--target", "--draft", "--drafter", "--draft-tokens", "--verify-window", "--batch-size"),
+    *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--n", "--stop", "--device"),
+    *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
+    *("--quiet", "-q", "--allow-nondeterministic"),
+)
+SUMMARY = RunSummary(
+    status="finished",
+    output=Path("some-out"),
+    prompts=3,
+    samples=3,
+    errors=0,
+    resumed=0,
+    tokens=30,
+    seconds=1.5,
+    target_passes=10,
+    peak_memory=2**20,
+    drafters={},
+    sha256="f" * 64,
+    deterministic=True,
+)
+
+Invoke = Callable[..., tuple[Result, RunConfig]]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"}).invoke(cli.app, list(arguments), prog_name="detgen")
+
+
+@pytest.fixture
+def run_with(monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Invoke `detgen run` with a run that does not run: it ends as `outcome` says and keeps what it was given."""
+
+    def run_with(*arguments: str, outcome: RunSummary | BaseException = SUMMARY) -> tuple[Result, RunConfig]:
+        seen: list[RunConfig] = []
+
+        def run(config: RunConfig, observer: Any) -> RunSummary:
+            seen.append(config)
+            observer.message("a message")
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(detgen.run, "run", run)
+        monkeypatch.setattr(sys, "argv", ["detgen", "run", *arguments])
+        result = invoke("run", *arguments)
+        return result, seen[0] if seen else RunConfig("", None, SamplingParams(), EngineConfig())
+
+    return run_with
+
+
+def test_root_help_has_the_commands_and_an_example() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert "run" in result.stdout
+    assert "Example: detgen run" in result.stdout
+
+
+def test_run_help_has_every_option_in_a_panel_and_examples() -> None:
+    result = invoke("run", "--help")
+    assert result.exit_code == 0
+    positions = [result.stdout.index(f"─ {panel} ─") for panel in PANELS]
+    assert positions == sorted(positions)
+    words = result.stdout[positions[0] :].split()
+    assert [option for option in OPTIONS if option not in words] == []
+    for choice in (*get_args(DrafterName), *get_args(DTypeName), *get_args(QuantName)):
+        assert choice in result.stdout
+    assert "  detgen run prompts.jsonl" in result.stdout
+
+
+def test_no_arguments_show_the_help() -> None:
+    assert "Usage: detgen run" in invoke("run").output
+    assert "Usage: detgen" in invoke().output
+
+
+def test_version() -> None:
+    result = invoke("--version")
+    assert (result.exit_code, result.stdout) == (0, f"detgen {__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
+    code = (
+        "import sys; from detgen.cli import app; app(sys.argv[1:], standalone_mode=False);"
+        "print(sorted({'torch', 'transformers', 'datasets', 'numpy', 'bitsandbytes'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "detgen", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"detgen {__version__}\n"
+
+
+def test_defaults_are_those_of_the_api(run_with: Invoke) -> None:
+    result, config = run_with("prompts.jsonl")
+    assert result.exit_code == 0, result.output
+    assert config == RunConfig("prompts.jsonl", None, SamplingParams(), EngineConfig(), limit=None, overwrite=False)
+
+
+def test_every_option_arrives(run_with: Invoke) -> None:
+    result, config = run_with(
+        *("-", "-o", "folder", "--target", "T", "--draft", "D", "--drafter", "ngram", "--draft-tokens", "4"),
+        *("--verify-window", "5", "--batch-size", "6", "--max-tokens", "7", "--temperature", "0.8", "--top-p", "0.9"),
+        *("--top-k", "10", "--min-p", "0.1", "--seed", "11", "--n", "2", "--stop", "\\n", "--stop", "END"),
+        *("--device", "cuda:1", "--dtype", "bfloat16", "--target-quant", "nf4", "--draft-quant", "int8"),
+        *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
+        "--allow-nondeterministic",
+    )
+    assert result.exit_code == 0, result.output
+    params = SamplingParams(
+        max_tokens=7, temperature=0.8, top_p=0.9, top_k=10, min_p=0.1, seed=11, n=2, stop=("\\n", "END")
+    )
+    engine = EngineConfig(
+        target="T",
+        draft="D",
+        drafter="ngram",
+        draft_tokens=4,
+        verify_window=5,
+        batch_size=6,
+        device="cuda:1",
+        dtype="bfloat16",
+        target_quant="nf4",
+        draft_quant="int8",
+        threads=1,
+        kv_memory=4 * 2**30,
+        allow_nondeterministic=True,
+    )
+    assert config == RunConfig("-", Path("folder"), params, engine, limit=9, overwrite=True)
+
+
+def test_every_engine_and_sampling_setting_has_an_option() -> None:
+    """All but the two that only a line of the input can set."""
+    names = set(inspect.signature(cli.run_command).parameters)
+    settings = {*SamplingParams.__slots__, *EngineConfig.__slots__} - {"logprobs", "deterministic"}
+    assert settings <= names
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1073741824", 2**30),
+        ("4GiB", 4 * 2**30),
+        ("4gib", 4 * 2**30),
+        ("4G", 4 * 2**30),
+        ("500MB", 500_000_000),
+        ("1.5 KiB", 1536),
+        ("2TB", 2 * 10**12),
+        ("100b", 100),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert cli.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "0", "-1", "4 PiB", "4Gi", "1e9", "0.1b", "inf"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="amount of memory"):
+        cli.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--drafter", "best", get_args(DrafterName)),
+        ("--dtype", "float8", get_args(DTypeName)),
+        ("--target-quant", "int4", get_args(QuantName)),
+        ("--draft-quant", "int4", get_args(QuantName)),
+        ("--device", "tpu", ("auto", "cpu", "cuda", "cuda:N")),
+        ("--draft-tokens", "many", ("auto", "whole number")),
+        ("--draft-tokens", "0", ("auto", "whole number")),
+        ("--kv-memory", "much", ("4GiB",)),
+        ("--limit", "0", ("--limit",)),
+        ("--seed", "x", ("--seed",)),
+    ],
+)
+def test_wrong_values_are_refused_with_what_is_allowed(option: str, value: str, said: tuple[str, ...]) -> None:
+    result = invoke("run", "prompts.jsonl", option, value)
+    assert result.exit_code == 2
+    for word in (option, *said):
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize("error", [RunError("no such file"), EngineError("no such file"), RequestError("no such file")])
+def test_refusals_are_one_line(run_with: Invoke, error: Exception) -> None:
+    result, _ = run_with("prompts.jsonl", "--quiet", outcome=error)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", "detgen: error: no such file\n")
+
+
+def test_settings_out_of_range_are_refused_in_one_line() -> None:
+    result = invoke("run", "prompts.jsonl", "--quiet", "--top-p", "2")
+    assert result.exit_code == 2
+    assert result.stderr == "detgen: error: top_p must be a number from 0 to 1, got 2.0\n"
+
+
+def test_a_fault_of_detgen_keeps_its_traceback(run_with: Invoke) -> None:
+    result, _ = run_with("prompts.jsonl", outcome=ZeroDivisionError())
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_errors_matter_under_strict_alone(run_with: Invoke) -> None:
+    failed = replace(SUMMARY, errors=1)
+    assert run_with("prompts.jsonl", outcome=failed)[0].exit_code == 0
+    assert run_with("prompts.jsonl", "--strict", outcome=failed)[0].exit_code == 1
+    assert run_with("prompts.jsonl", "--strict")[0].exit_code == 0
+    assert run_with("prompts.jsonl", "--strict", outcome=replace(failed, status="already finished"))[0].exit_code == 1
+
+
+@pytest.mark.parametrize("outcome", [replace(SUMMARY, status="interrupted", sha256=None), KeyboardInterrupt()])
+def test_an_interrupted_run_says_how_to_go_on(run_with: Invoke, outcome: RunSummary | BaseException) -> None:
+    result, _ = run_with("my prompts.jsonl", "--overwrite", "-q", outcome=outcome)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.splitlines()[-1].strip() == "detgen run 'my prompts.jsonl' -q"
+
+
+def test_results_go_to_stdout_and_the_rest_to_stderr(run_with: Invoke) -> None:
+    result, _ = run_with("prompts.jsonl")
+    assert "f" * 64 in result.stdout
+    assert "a message" not in result.stdout
+    assert result.stderr == "detgen: a message\n"
+
+
+def test_quiet_shows_nothing(run_with: Invoke) -> None:
+    result, _ = run_with("prompts.jsonl", "--quiet")
+    assert result.output == ""
