@@ -445,7 +445,7 @@ def manifest(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_cannot_change_an_output_makes_no_difference() -> None:
-    profile = {"device": "cpu", "threads": 1, "models": {"target": {"digest": "t", "path": "/b"}}}
+    profile = {"device": "cpu", "threads": 1, "models": {"target": {"digest": "t", "path": "/b", "name": "moved"}}}
     assert differences(manifest(), manifest(profile=profile, settings={"batch_size": 3})) == []
 
 

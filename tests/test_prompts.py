@@ -92,6 +92,7 @@ def test_the_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
     [
         ('{"prompt": "a" "id": 1}', "not valid JSON: Expecting ',' delimiter at column 16"),
         ('{"prompt": "a"', "not valid JSON: Expecting ',' delimiter at column 15"),
+        ('{"prompt": "a}', "not valid JSON: Unterminated string starting at column 12"),
         ('{"prompt": "a"} {}', "not valid JSON: Extra data at column 17"),
         ('{"prompt": "a", "x": NaN}', "not valid JSON: NaN is not a JSON value"),
         ('{"prompt": "a", "x": -Infinity}', "not valid JSON: -Infinity is not a JSON value"),
@@ -288,7 +289,7 @@ def test_json_array_with_bytes_that_are_no_text(tmp_path: Path) -> None:
         ('{"prompt": "a"}', "not a JSON array of prompts"),
         ('["a",\n"b" "c"]', ":2: not valid JSON: expected a comma or ] behind element 2"),
         ('["a",\n{"prompt": }]', ":2: not valid JSON: Expecting value in element 2"),
-        ('["a", "b', ":1: not valid JSON: Unterminated string starting at in element 2"),
+        ('["a", "b', ":1: not valid JSON: Unterminated string starting in element 2"),
         ('["a", "b"', ":1: not valid JSON: expected a comma or ] behind element 2"),
         ('["a",]', ":1: not valid JSON: a comma without an element behind element 1"),
         ('["a"] x', ":1: not valid JSON: text behind the end of the array, behind element 1"),
@@ -454,6 +455,8 @@ def test_names_that_nothing_can_be_read_from(tmp_path: Path) -> None:
             PromptsError, match=rf"{name}: its name does not tell what it holds; it must end in \.jsonl"
         ):
             open_prompts(str(write(tmp_path, name, "x")))
+    with pytest.raises(PromptsError, match="File name too long; name a file with prompts in it"):
+        open_prompts("Write a poem. " * 40)
     with pytest.raises(PromptsError, match="a dataset's name is missing"):
         open_prompts("hf://?split=test")
 

@@ -45,7 +45,10 @@ class FakeEngine:
         return {"device": self._device, "dtype": "float32", "models": {"target": {"digest": "t"}}}
 
     def probe_report(self) -> dict[str, Any]:
-        return {"shapes": (4, 8)}
+        return {"row_invariant": self._device != "odd", "rows": (4, 8)}
+
+    def draft_profile(self) -> dict[str, Any] | None:
+        return {"digest": self._config.draft}
 
     def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
         self.streams += 1
@@ -208,11 +211,17 @@ def test_the_manifest_says_what_was_run(tmp_path: Path, prompts: Path) -> None:
     assert manifest["settings"]["batch_size"] == 4
     assert "batch_size" not in manifest["parameters"]
     assert manifest["profile"]["models"] == {"target": {"digest": "t"}}
-    assert manifest["probe"] == {"shapes": [4, 8]}
+    assert manifest["probe"] == {"row_invariant": True, "rows": [4, 8]}
     assert manifest["summary"]["prompts"] == summary.prompts == 12
     for name in NAMES[:2]:
         data = (out / name).read_bytes()
         assert manifest["files"][name] == {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def test_a_run_without_the_guarantee_says_so(tmp_path: Path, prompts: Path) -> None:
+    summary = go(prompts, tmp_path / "out", build=lambda config: FakeEngine(config, device="odd"))
+    assert not summary.deterministic
+    assert manifest_of(tmp_path / "out")["deterministic"] is False
 
 
 def test_the_counts_of_the_manifest_are_those_of_the_acceptance_log(tmp_path: Path, prompts: Path) -> None:

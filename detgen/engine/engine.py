@@ -28,6 +28,7 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.kernels.linear import pack_linears
+from detgen.kernels.norm import fuse_norms
 from detgen.kernels.packing import FREE_SHAPES
 from detgen.models import DEMO, LoadedModel, check_vocabularies, load_model, pick_device
 
@@ -87,6 +88,7 @@ class Engine:
         layouts = []
         for loaded in models:
             pack_linears(loaded.model)
+            fuse_norms(loaded.model)
             layouts.append(attach(loaded.model, loaded.name))
         position_bytes = sum(KVCache.position_bytes(s, m.dtype) for (s, _), m in zip(layouts, models, strict=True))
         positions = self._positions(position_bytes)

@@ -121,7 +121,7 @@ def probe(forward: Forward, group: int, vocabulary: int) -> tuple[Shapes | None,
     kv = {(k.shape[1], k.shape[2], k.dtype) for k in cache.keys}
     for name, attend in (("fused", attend_fused), ("blocks", attend_blocks)):
         found = [key_lengths(attend, h, group, d, dt, forward.device, _TILE_ROWS) for h, d, dt in kv]
-        lengths = tuple(sorted(set.intersection(*(set(f or ()) for f in found))))
+        lengths = tuple(sorted(set.intersection(*map(set, found))))
         if not lengths:
             continue
         cache.partition(cache.positions // 3, 3)

@@ -20,7 +20,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-BLOCK = 128  # keys a block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
+BLOCK = 64  # keys a block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
+PERIOD = 8 * BLOCK  # keys that torch's fused kernel takes at a time
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float | None], torch.Tensor]
 

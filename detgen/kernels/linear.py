@@ -60,16 +60,79 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
+class _Joined:
+    """One product for sibling layers that read the same input: query, key and value; gate and up.
+
+    The first sibling called with an input computes all of them, the others take their columns of the same result.
+    """
+
+    def __init__(self, packed: PackedLinear) -> None:
+        self.packed = packed
+        self._input: torch.Tensor | None = None
+        self._waiting = 0
+        self._output: torch.Tensor | None = None
+
+    def columns(self, x: torch.Tensor, first: int, last: int, siblings: int) -> torch.Tensor:
+        """Columns first..last-1 of the product; the result is let go when all siblings have taken theirs."""
+        if self._input is not x or self._output is None:
+            self._input, self._output, self._waiting = x, self.packed(x), siblings
+        out = self._output[..., first:last]
+        self._waiting -= 1
+        if not self._waiting:
+            self._input = self._output = None
+        return out
+
+
+class JoinedLinear(nn.Module):
+    """One of the siblings of a joined product."""
+
+    def __init__(self, joined: _Joined, first: int, last: int, siblings: int) -> None:
+        super().__init__()
+        self._joined = joined
+        self._span = (first, last, siblings)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., last - first]."""
+        return self._joined.columns(x, *self._span)
+
+
+# Children that transformers' models call one after the other on the same tensor.
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
 def pack_linears(model: nn.Module) -> int:
-    """Replace each plain linear layer of `model` by a `PackedLinear`, in place.
+    """Replace each plain linear layer of `model` by a packed one, siblings by one joined product, in place.
 
     Quantized layers (other classes) stay. An embedding that shares its weight with the output layer keeps it.
 
     Returns:
         How many layers were replaced.
     """
-    found = [(name, weight, bias) for name, weight, bias in _linears(model) if can_pack(weight)]
-    for name, weight, bias in found:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, PackedLinear(weight, bias))
-    return len(found)
+    found = {name: (weight, bias) for name, weight, bias in _linears(model) if can_pack(weight)}
+    count = len(found)
+    for parent in sorted({name.rpartition(".")[0] for name in found}):
+        for names in _SIBLINGS:
+            paths = [f"{parent}.{n}" for n in names]
+            if all(p in found for p in paths) and _joinable([found[p] for p in paths]):
+                _join(model.get_submodule(parent), names, [found.pop(p) for p in paths])
+    for name, (weight, bias) in found.items():
+        owner, _, child = name.rpartition(".")
+        setattr(model.get_submodule(owner), child, PackedLinear(weight, bias))
+    return count
+
+
+_Layer = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def _joinable(layers: list[_Layer]) -> bool:
+    """Same input size and dtype, and all or none with a bias."""
+    return len({(w.shape[1], w.dtype, b is None) for w, b in layers}) == 1
+
+
+def _join(owner: nn.Module, names: tuple[str, ...], layers: list[_Layer]) -> None:
+    biases = [b for _, b in layers if b is not None]
+    joined = _Joined(PackedLinear(torch.cat([w for w, _ in layers]), torch.cat(biases) if biases else None))
+    first = 0
+    for name, (weight, _) in zip(names, layers, strict=True):
+        setattr(owner, name, JoinedLinear(joined, first, first + weight.shape[0], len(names)))
+        first += weight.shape[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from detgen.kernels.attention import BLOCK, Attend, attend_fused
+from detgen.kernels.attention import BLOCK, PERIOD, Attend, attend_fused
 
 _GROUPED = 16  # windows of up to this many tokens share a tile; longer ones have their own
 
@@ -41,7 +41,7 @@ class Shapes:
         rows: row counts a pass may have, ascending; every count between the first and the last one if `dense`.
         dense: see rows.
         tile_rows: least rows of an attention tile (query heads a group x tokens).
-        key_lengths: remainders, in (BLOCK, ..., 4 * BLOCK), of the key lengths a tile may read.
+        key_lengths: remainders, in (BLOCK, ..., PERIOD), of the key lengths a tile may read.
         attend: the attention implementation.
     """
 
@@ -59,9 +59,8 @@ class Shapes:
 
     def fit_keys(self, keys: int) -> int:
         """The least allowed key length that holds `keys`."""
-        period = 4 * BLOCK
-        whole, rest = divmod(keys, period)
-        return whole * period + next((n for n in self.key_lengths if n >= rest), period) if rest else keys
+        whole, rest = divmod(keys, PERIOD)
+        return whole * PERIOD + (next(n for n in self.key_lengths if n >= rest) if rest else 0)
 
     @property
     def most_rows(self) -> int:
@@ -69,7 +68,7 @@ class Shapes:
         return self.rows[-1]
 
 
-FREE_SHAPES = Shapes(rows=(1, 512), dense=True, tile_rows=1, key_lengths=(128, 256, 384, 512), attend=attend_fused)
+FREE_SHAPES = Shapes(rows=(1, 512), dense=True, tile_rows=1, key_lengths=tuple(range(BLOCK, PERIOD + 1, BLOCK)), attend=attend_fused)
 
 
 @dataclass(slots=True)

@@ -6,11 +6,9 @@ are compared as bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
-from detgen.kernels.attention import BLOCK, Attend
+from detgen.kernels.attention import BLOCK, PERIOD, Attend
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -27,11 +25,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def key_lengths(
     attend: Attend, heads: int, group: int, size: int, dtype: torch.dtype, device: torch.device, rows: int
-) -> tuple[int, ...] | None:
-    """Key lengths, in multiples of BLOCK up to a period of 512, that agree with the longer ones.
+) -> tuple[int, ...]:
+    """Key lengths, in multiples of BLOCK up to PERIOD, at which a row has the same bits as at longer ones.
 
-    torch's fused kernel takes keys 512 at a time, so a length's class is decided by its remainder. A length of the
-    class gives a row the same bits as any longer length does.
+    torch's fused kernel takes keys PERIOD at a time, so the remainder decides a length's class.
 
     Args:
         attend: the implementation.
@@ -40,29 +37,33 @@ def key_lengths(
         size: head size.
         dtype: of queries, keys and values.
         device: where to run.
-        rows: least rows of a tile.
+        rows: least rows of a tile; a tile of many rows must give the same bits.
 
     Returns:
-        The lengths out of (128, 256, 384, 512) that may be read, 512 among them; None if 512 and 1024 disagree.
+        The lengths out of (BLOCK, ..., PERIOD) that may be read, PERIOD among them; none if PERIOD itself disagrees
+        with longer ones.
     """
     g = torch.Generator().manual_seed(0)
-    longest = 8 * BLOCK
-    tokens = -(-rows // group)
+    longest = 2 * PERIOD
+    few, many = -(-rows // group), -(-64 // group)
     k, v = (torch.randn(2, longest, heads, size, generator=g).to(device, dtype) for _ in range(2))
-    q = torch.randn(2, heads, group * tokens, size, generator=g).to(device, dtype)
+    q = torch.randn(2, heads, group, many, size, generator=g).to(device, dtype)
 
-    def result(visible: int, length: int) -> torch.Tensor:
+    def result(tokens: int, visible: int, length: int) -> torch.Tensor:
         mask = torch.zeros(2, 1, group * tokens, length, dtype=dtype, device=device)
         mask[..., visible:] = float("-inf")
-        return attend(q, k[:, :length], v[:, :length], mask, size**-0.5, None)
+        tile = q[:, :, :, :tokens].reshape(2, heads, group * tokens, size)
+        out = attend(tile, k[:, :length], v[:, :length], mask, size**-0.5, None)
+        return out.view(2, heads, group, tokens, size)[:, :, :, :few]
 
-    def agree(length: int, longer: Iterable[int]) -> bool:
-        seen = [length - BLOCK // 2, length]
-        return all(same_bits(result(s, length), result(s, other)) for s in seen for other in longer)
+    def agrees(length: int) -> bool:
+        for visible in (length - BLOCK // 2, length - 3, length):
+            want = result(many, visible, longest)[:, :, :, :few]
+            whole = result(many, visible, length)
+            if not (same_bits(want, whole) and same_bits(want, result(few, visible, length))):
+                return False
+        return True
 
-    period = 4 * BLOCK
-    # Lengths beyond one period first: the whole period must be a prefix of longer readings.
-    if not agree(period, (period + BLOCK, longest - BLOCK, longest)):
-        return None
-    short = [n for n in (BLOCK, 2 * BLOCK, 3 * BLOCK) if agree(n, (period, longest))]
-    return (*(n for n in short if agree(period + n, (longest,))), period)
+    lengths = range(BLOCK, PERIOD + 1, BLOCK)
+    found = [n for n in lengths if agrees(n) and agrees(PERIOD + n)]
+    return tuple(found) if PERIOD in found else ()

@@ -12,7 +12,7 @@ import detgen
 from detgen.engine.config import EngineConfig
 
 # Parts of a profile that say where something lies or how fast it goes, not what comes out.
-_IRRELEVANT = ("path", "threads")
+_IRRELEVANT = ("name", "path", "threads")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -91,7 +91,7 @@ class _Window:
             except json.JSONDecodeError as error:
                 cut = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _CUT
                 if self._ended or not cut:
-                    raise self.error(f"{error.msg} in element", number, error.pos) from None
+                    raise self.error(f"{error.msg.removesuffix(' at')} in element", number, error.pos) from None
             except RecursionError:
                 raise self.error("nested too deeply: element", number) from None
             else:

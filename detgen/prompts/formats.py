@@ -45,7 +45,7 @@ def parse_json(text: str) -> Any:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno} of it"
-        raise RequestError(f"not valid JSON: {error.msg} at {place}") from None
+        raise RequestError(f"not valid JSON: {error.msg.removesuffix(' at')} at {place}") from None
     except RecursionError:
         raise RequestError("not valid JSON: nested too deeply") from None
     except ValueError as error:

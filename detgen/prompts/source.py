@@ -21,9 +21,13 @@ def open_prompts(given: str) -> Prompts:
     if given.startswith("hf://"):
         return DatasetPrompts(given)
     path = Path(given)
-    if path.is_dir() or (not path.exists() and Path(given.partition("?")[0]).is_dir()):
-        return DatasetPrompts(given)
-    if not path.exists():
+    try:
+        if path.is_dir() or (not path.exists() and Path(given.partition("?")[0]).is_dir()):
+            return DatasetPrompts(given)
+        found = path.exists()
+    except OSError as error:  # such as a prompt itself, too long for a name
+        raise PromptsError(f"cannot read {given}: {error.strerror}; name a file with prompts in it") from None
+    if not found:
         raise PromptsError(f"there is no file {given}")
     stem, *suffixes = _split_name(path.name)
     format = suffixes[0] if suffixes else ""

@@ -116,5 +116,8 @@ class EngineLike(Protocol):
     def profile(self) -> dict[str, Any]:
         """All that decides the bits of an output."""
 
+    def draft_profile(self) -> dict[str, Any] | None:
+        """The draft model, which decides nothing."""
+
     def probe_report(self) -> dict[str, Any]:
-        """What the probe found."""
+        """What the probe found; `row_invariant` says whether the output's bytes are guaranteed."""

@@ -93,7 +93,8 @@ class _Run:
                     return self._already_finished(folder, former)
 
         engine = self._build_engine(config.engine)
-        manifest |= _plain({"profile": engine.profile(), "probe": engine.probe_report()})
+        found = {"profile": engine.profile(), "probe": engine.probe_report(), "draft": engine.draft_profile()}
+        manifest |= _plain(found)
         if former is not None:
             _check_same(folder, former, manifest)
             if former["status"] == "finished":
@@ -149,7 +150,7 @@ class _Run:
         writer = work.writer
         digests = writer.finish_all()
         totals = writer.totals
-        deterministic = bool(manifest["profile"].get("deterministic", True))
+        deterministic = bool(manifest["probe"]["row_invariant"])
         manifest |= {
             "status": "finished" if finished else "interrupted",
             "deterministic": deterministic,
