@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from detgen.engine.config import DTypeName, EngineError, QuantName
 
@@ -35,7 +36,7 @@ class LoadedModel:
     """
 
     name: str
-    model: nn.Module
+    model: PreTrainedModel
     tokenizer: Any
     digest: str
     context: int
@@ -106,7 +107,7 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
         model = model.to(device)
     model.eval().requires_grad_(False)
     text = model.config.get_text_config()
-    context = int(getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", 2048))
+    context = int(getattr(text, "max_position_embeddings", 0) or getattr(text, "n_positions", 2048))
     return LoadedModel(name, model, tokenizer, _digest(source), context, _eos(model, tokenizer), model.dtype)
 
 
@@ -161,12 +162,12 @@ def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
     if ours == theirs:
         return
     differing = sorted(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
-    shown = ", ".join(
-        f"{json.dumps(t, ensure_ascii=False)} is {ours.get(t, 'absent')} in the target, {theirs.get(t, 'absent')} in the draft"
+    shown = "; ".join(
+        f"{json.dumps(t, ensure_ascii=False)}: {ours.get(t, 'absent')} and {theirs.get(t, 'absent')}"
         for t in differing[:3]
     )
     raise EngineError(
         f"the draft model {draft.name} does not share the vocabulary of {target.name}: "
-        f"{len(ours)} tokens and {len(theirs)}, {len(differing)} differ ({shown}). "
+        f"{len(theirs)} tokens and {len(ours)}, {len(differing)} have other ids (target and draft: {shown}). "
         "Use a draft model of the same family, or --drafter ngram"
     )

@@ -8,6 +8,8 @@ taken. The choice depends on timing; the output does not depend on the choice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from detgen.drafters.model import ModelDrafter
@@ -42,7 +44,7 @@ class AutoDrafter:
         self._ngram_depths = _NGRAM_DEPTHS if depth is None else (0, depth)
         self._seen = dict(_PRIOR)
 
-    def draft(self, seqs: list[Drafting], lengths: list[int]) -> tuple[list[list[int]], list[str]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> tuple[list[list[int]], list[str]]:
         """At most lengths[i] tokens for seqs[i], and the name of the drafter that each draft comes from."""
         room = np.array(lengths)
         found = self._ngram.draft(seqs, [min(n, self._ngram_depths[-1]) for n in lengths])
@@ -64,12 +66,13 @@ class AutoDrafter:
             hits, tries = self._seen[drafter]
             self._seen[drafter] = (hits * 0.995 + accepted, tries * 0.995 + tried)
 
-    def _rates(self, seqs: list[Drafting], name: str) -> np.ndarray:
+    def _rates(self, seqs: Sequence[Drafting], name: str) -> np.ndarray:
         """Estimated acceptance of one drafted token, float64 [sequences]: each one's own, drawn to that of all."""
         hits, tries = self._seen[name]
         overall = hits / tries
         own = np.array([s.acceptance.get(name, (0.0, 0.0)) for s in seqs]).reshape(-1, 2)
-        return np.clip((own[:, 0] + 2 * overall) / (own[:, 1] + 2), 0.02, 0.98)
+        rates: np.ndarray = np.clip((own[:, 0] + 2 * overall) / (own[:, 1] + 2), 0.02, 0.98)
+        return rates
 
     def _best(
         self, room: np.ndarray, looked_up: np.ndarray, rates: dict[str, np.ndarray]
@@ -99,4 +102,5 @@ class AutoDrafter:
 
 def _expected(rate: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Expected accepted tokens of a draft: rate + rate**2 + ... + rate**length."""
-    return rate * (1 - rate**length) / (1 - rate)
+    total: np.ndarray = rate * (1 - rate**length) / (1 - rate)
+    return total

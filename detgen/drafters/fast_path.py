@@ -7,7 +7,7 @@ that need no determinism ride in the same batch and are never verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,14 +22,14 @@ class FastPath:
     Args:
         forward: passes of the target.
         riders: the sequences that are never verified and have a token to decode.
-        commit: takes a rider, and its row of logits, after each pass.
+        commit: takes the riders' logits, float32 [riders, vocabulary], after each pass.
     """
 
     def __init__(
         self,
         forward: Passes,
-        riders: Callable[[], list[Drafting]],
-        commit: Callable[[list[Drafting], torch.Tensor], None],
+        riders: Callable[[], Sequence[Drafting]],
+        commit: Callable[[torch.Tensor], None],
     ) -> None:
         self._forward = forward
         self._riders = riders
@@ -50,7 +50,7 @@ class FastPath:
             return []
         logits = self._forward.run(windows, FREE_SHAPES)
         if riders:
-            self._commit(riders, logits[len(drafting) :])
+            self._commit(logits[len(drafting) :])
         if not drafting:
             return []
         choices = [seq.choice(len(draft)) for seq, draft in drafting]
@@ -73,7 +73,7 @@ class SelfDrafter:
         self._fast = fast
         self._eos = eos
 
-    def draft(self, seqs: list[Drafting], lengths: list[int]) -> list[list[int]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
         """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token."""
         drafts: list[list[int]] = [[] for _ in seqs]
         going = [i for i, n in enumerate(lengths) if n > 0]

@@ -6,6 +6,8 @@ that the target will use (Gumbel coupling, arXiv 2408.07978), so they agree as o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from detgen.drafters.protocol import Drafting, Passes
@@ -48,7 +50,7 @@ class ModelDrafter:
             self.forward.cache.copy_prefix(source, slot, length)
         self._cached[slot] = length
 
-    def draft(self, seqs: list[Drafting], lengths: list[int]) -> list[list[int]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
         """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token or at the context's end."""
         lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
         drafts: list[list[int]] = [[] for _ in seqs]
@@ -67,7 +69,7 @@ class ModelDrafter:
             windows = [Window(seqs[i].slot, self._cached[seqs[i].slot], [drafts[i][-1]], 1) for i in going]
             logits = self._run(windows)
 
-    def _catch_up(self, seqs: list[Drafting]) -> torch.Tensor:
+    def _catch_up(self, seqs: Sequence[Drafting]) -> torch.Tensor:
         """Read what was committed since; the logits behind the last committed token of each sequence."""
         budget = FREE_SHAPES.most_rows
         ends: dict[int, torch.Tensor] = {}

@@ -6,6 +6,7 @@ tokens, so nothing has to be rolled back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from detgen.drafters.protocol import Drafting
@@ -39,7 +40,7 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._indexes: WeakKeyDictionary[Drafting, _Index] = WeakKeyDictionary()
 
-    def draft(self, seqs: list[Drafting], lengths: list[int]) -> list[list[int]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
         """At most lengths[i] tokens for seqs[i]; none where its last tokens have not occurred before."""
         return [self._continuation(seq, n) for seq, n in zip(seqs, lengths, strict=True)]
 

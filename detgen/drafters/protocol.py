@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -57,6 +58,6 @@ class Drafter(Protocol):
         """As on the command line."""
         ...
 
-    def draft(self, seqs: list[Drafting], lengths: list[int]) -> list[list[int]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
         """At most lengths[i] tokens for seqs[i]."""
         ...

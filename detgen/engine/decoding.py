@@ -166,8 +166,9 @@ class Decoding:
         self._stats.prompt_tokens += len(window.tokens)
         self._scheduler.advance(seq, window.start + len(window.tokens))
 
-    def commit_riders(self, riders: list[Sequence], logits: torch.Tensor) -> None:
+    def commit_riders(self, logits: torch.Tensor) -> None:
         """Commit one token of the fast path for each rider; logits float32 [riders, vocabulary]."""
+        riders = self.riders()
         picked, leads = choose(scores(logits, [s.choice() for s in riders]))
         logprobs = torch.log_softmax(logits, dim=-1)
         chosen = logprobs.gather(-1, picked[:, None].to(logprobs.device))[:, 0].tolist()

@@ -107,9 +107,9 @@ class Engine:
                 )
             shapes = FREE_SHAPES
         self.deterministic = self.probe.row_invariant
-        drafter = self._draft and ModelDrafter(
-            forwards[1], self._target.vocabulary, self._draft.context, self._target.eos
-        )
+        drafter = None
+        if self._draft:
+            drafter = ModelDrafter(forwards[1], self._target.vocabulary, self._draft.context, self._target.eos)
         self._scheduler = Scheduler(
             caches, shapes, self.config.batch_size, drafter.start if drafter else lambda *_: None
         )
@@ -289,7 +289,7 @@ class Engine:
     def draft_profile(self) -> dict[str, Any] | None:
         """The draft model, which no output depends on."""
         d = self._draft
-        return d and {"name": d.name, "digest": d.digest, "quant": self.config.draft_quant}
+        return {"name": d.name, "digest": d.digest, "quant": self.config.draft_quant} if d else None
 
     def probe_report(self) -> dict[str, Any]:
         """What the probe found."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from detgen.engine.config import EngineError
 from detgen.engine.kv_cache import KVCache
@@ -38,7 +38,7 @@ class Forward:
         cost: what its passes cost.
     """
 
-    def __init__(self, model: nn.Module, cache: KVCache, group: int) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KVCache, group: int) -> None:
         self.model = model
         self.cache = cache
         self.device = cache.keys[0].device
@@ -196,7 +196,7 @@ class _Recorder:
         return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
 
 
-def attach(model: nn.Module, name: str) -> tuple[list[tuple[int, int, int]], int]:
+def attach(model: PreTrainedModel, name: str) -> tuple[list[tuple[int, int, int]], int]:
     """Put detgen's attention into a model and find what its layers cache.
 
     Args:

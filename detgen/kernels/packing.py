@@ -68,7 +68,9 @@ class Shapes:
         return self.rows[-1]
 
 
-FREE_SHAPES = Shapes(rows=(1, 512), dense=True, tile_rows=1, key_lengths=tuple(range(BLOCK, PERIOD + 1, BLOCK)), attend=attend_fused)
+FREE_SHAPES = Shapes(
+    rows=(1, 512), dense=True, tile_rows=1, key_lengths=tuple(range(BLOCK, PERIOD + 1, BLOCK)), attend=attend_fused
+)
 
 
 @dataclass(slots=True)
