@@ -7,18 +7,27 @@ import os
 # Read by the libraries when they are first imported, hence set before anything else is.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve each other where cores are shared
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Any of these would colour the output that tests compare.
 for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
     os.environ.pop(name, None)
 
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import hypothesis
 import pytest
 
 import detgen
+
+# The same examples every time: a red test stays red until its cause is gone. `explore` draws new ones.
+hypothesis.settings.register_profile("detgen", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "detgen"))
 
 
 class DemoModels(NamedTuple):
@@ -33,6 +42,46 @@ def demo_models() -> DemoModels:
     """The models that detgen ships and runs when no other is named."""
     folder = Path(detgen.__file__).parent / "demo_models"
     return DemoModels(folder / "target", folder / "draft")
+
+
+@pytest.fixture(autouse=True)
+def _keep_threads() -> Iterator[None]:
+    """Each test finds the thread count that the process began with."""
+    import sys
+
+    torch: Any = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
+    yield
+    if before and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def random_model(demo_models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes model folders with random weights: `random_model(config, seed=0)`, the embedded tokenizer beside it.
+
+    Weights are scaled so that attention and the layers behind it have a say in the logits; fresh transformers models
+    repeat one token for ever.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def make(config: Any, seed: int = 0) -> Path:
+        folder = tmp_path_factory.mktemp(config.model_type.replace("_", "-"))
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        g = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in model.parameters():
+                scale = 1.5 * p.shape[-1] ** -0.5 if p.dim() > 1 else 0.1
+                noise = torch.randn(p.shape, generator=g) * scale
+                p.copy_(noise if p.dim() > 1 else p + noise)
+        model.save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(demo_models.target / name, folder / name)
+        return folder
+
+    return make
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,9 @@ The public API of the package, beside the plain data of `request` and `config`.
 
 from __future__ import annotations
 
+import logging
 import platform
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,6 +29,7 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
+from detgen.kernels.experts import pack_experts
 from detgen.kernels.linear import pack_linears
 from detgen.kernels.norm import fuse_norms
 from detgen.kernels.packing import FREE_SHAPES
@@ -89,6 +92,7 @@ class Engine:
         for loaded in models:
             pack_linears(loaded.model)
             fuse_norms(loaded.model)
+            pack_experts(loaded.model)
             layouts.append(attach(loaded.model, loaded.name))
         position_bytes = sum(KVCache.position_bytes(s, m.dtype) for (s, _), m in zip(layouts, models, strict=True))
         positions = self._positions(position_bytes)
@@ -320,7 +324,9 @@ def _cpu_name() -> str:
 
 def _quiet() -> None:
     """Keep transformers' loading bars and advice off the screen; errors are raised and shown by detgen."""
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="MatMul8bitLt")

@@ -1,0 +1,74 @@
+"""Mixture-of-experts layers whose rows do not depend on which other rows chose the same expert.
+
+transformers groups rows by expert, so the shapes of its products, and with them the bits, depend on the neighbours.
+Here each expert's weights are packed (see `linear`), rows are padded to the least count of the packed product's
+class, and a row's experts are added in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from detgen.kernels.linear import PackedLinear, can_pack
+
+_LEAST_ROWS = 4  # fewer may take a matrix-vector kernel
+
+# Classes with gate_up_proj [experts, 2 * inner, hidden], down_proj [experts, hidden, inner] and no biases.
+_PLAIN = {"MixtralExperts", "OlmoeExperts", "Qwen2MoeExperts", "Qwen3MoeExperts"}
+
+
+class PackedExperts(nn.Module):
+    """Gated experts on packed weights.
+
+    Args:
+        gate_up: [experts, 2 * inner, hidden].
+        down: [experts, hidden, inner].
+        activation: of the gate.
+    """
+
+    def __init__(
+        self, gate_up: torch.Tensor, down: torch.Tensor, activation: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.gate_up = nn.ModuleList(PackedLinear(w, None) for w in gate_up)
+        self.down = nn.ModuleList(PackedLinear(w, None) for w in down)
+        self.activation = activation
+
+    def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sum of each row's experts.
+
+        Args:
+            hidden: [rows, hidden].
+            chosen: int64 [rows, experts a row].
+            weights: [rows, experts a row].
+
+        Returns:
+            [rows, hidden].
+        """
+        out = torch.zeros_like(hidden)
+        for expert in torch.unique(chosen).tolist():
+            rows, places = torch.where(chosen == expert)
+            part = hidden[rows]
+            if len(rows) < _LEAST_ROWS:
+                part = torch.cat([part, part.new_zeros(_LEAST_ROWS - len(rows), part.shape[1])])
+            gate, up = self.gate_up[expert](part).chunk(2, dim=-1)
+            part = self.down[expert](self.activation(gate) * up)[: len(rows)]
+            out[rows] += part * weights[rows, places, None]
+        return out
+
+
+def pack_experts(model: nn.Module) -> int:
+    """Replace the expert layers of known classes, in place; returns how many. Others stay, and the probe judges."""
+    found = [
+        (name, m)
+        for name, m in model.named_modules()
+        if type(m).__name__ in _PLAIN and can_pack(m.gate_up_proj) and can_pack(m.down_proj)
+    ]
+    for name, experts in found:
+        owner, _, child = name.rpartition(".")
+        packed = PackedExperts(experts.gate_up_proj.detach(), experts.down_proj.detach(), experts.act_fn)
+        setattr(model.get_submodule(owner), child, packed)
+    return len(found)

@@ -1,0 +1,174 @@
+"""Each supported family of transformers models: equal bits under every packing, and the model's own `generate`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from detgen import Engine, EngineError, Request, SamplingParams
+
+WINDOW = 40  # of models with sliding windows: shorter than most prompts below
+NEW = 16
+COMMON: dict[str, Any] = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+LLAMA: dict[str, Any] = {
+    **COMMON,
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
+GPT2: dict[str, Any] = {
+    "vocab_size": 320,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+SUPPORTED: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**LLAMA),
+    "qwen2": lambda: hf.Qwen2Config(**LLAMA),
+    "qwen3": lambda: hf.Qwen3Config(**LLAMA, head_dim=16),
+    "mistral": lambda: hf.MistralConfig(**LLAMA, sliding_window=WINDOW),
+    "gemma2": lambda: hf.Gemma2Config(
+        **LLAMA,
+        head_dim=16,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=2.0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **LLAMA,
+        head_dim=16,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "phi3": lambda: hf.Phi3Config(**LLAMA),
+    "gpt_neox": lambda: hf.GPTNeoXConfig(
+        **COMMON, intermediate_size=96, max_position_embeddings=512, bos_token_id=0, eos_token_id=0
+    ),
+    "opt": lambda: hf.OPTConfig(
+        **COMMON, ffn_dim=96, max_position_embeddings=512, word_embed_proj_dim=64, eos_token_id=0, pad_token_id=1
+    ),
+    "gpt2": lambda: hf.GPT2Config(**GPT2),
+    "olmo2": lambda: hf.Olmo2Config(**LLAMA),
+    "mixtral": lambda: hf.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2),
+}
+
+# Families that must be refused, the class and what the message says of the reason.
+REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "bloom": (
+        lambda: hf.BloomConfig(vocab_size=320, hidden_size=64, n_layer=3, n_head=4),
+        "BloomForCausalLM",
+        "AttentionInterface",
+    ),
+    "gptj": (lambda: hf.GPTJConfig(**GPT2, rotary_dim=8), "GPTJForCausalLM", "AttentionInterface"),
+    "gpt_oss": (
+        lambda: hf.GptOssConfig(**LLAMA, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+        "GptOss",
+        "s_aux",
+    ),
+    "falcon": (
+        lambda: hf.FalconConfig(**COMMON, alibi=False, bos_token_id=0, eos_token_id=0),
+        "FalconForCausalLM",
+        "AttentionInterface",
+    ),
+}
+
+
+def requests() -> list[Request]:
+    """Prompts of one token, shorter and longer than the sliding window, and than the largest pass."""
+    rng = random.Random(7)
+    prompts = [[rng.randrange(3, 320) for _ in range(n)] for n in (1, 5, 37, 60, 150, 11)]
+    prompts[3] = prompts[3][:12] * 5  # something for the look-up to find
+    found = [
+        Request(i, f"p{i}", token_ids=tuple(p), params=SamplingParams(max_tokens=NEW)) for i, p in enumerate(prompts)
+    ]
+    found[2] = found[2].with_params(temperature=0.8, top_p=0.9, seed=5)
+    return found
+
+
+@pytest.fixture(scope="module", params=SUPPORTED)
+def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> Path:
+    return random_model(SUPPORTED[request.param]())
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path, observe: Callable[..., Any]) -> Iterator[Any]:
+    """The family's requests one at a time, without drafts."""
+    yield observe(Engine(target=folder, drafter="none", batch_size=1, kv_memory=16 << 20), requests())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drafter": "none", "batch_size": 4},
+        {"drafter": "ngram", "batch_size": 3, "draft_tokens": 5},
+        {"drafter": "self", "batch_size": 6, "verify_window": 4},
+    ],
+    ids=["none", "ngram", "self"],
+)
+def test_packing_does_not_change_a_bit(
+    folder: Path, reference: Any, observe: Callable[..., Any], settings: dict[str, Any]
+) -> None:
+    """Neighbours, chunks, slots and drafts leave tokens, log-probabilities, logits and KV entries as they are."""
+    some = requests()
+    rider = Request(99, "rider", token_ids=tuple(range(3, 90)), params=SamplingParams(max_tokens=9, deterministic=False))
+    engine = Engine(target=folder, kv_memory=16 << 20, **settings)
+    for order in ([*some[3:], rider, *some[:3]], [rider, *some[::-1]]):
+        found = observe(engine, order)
+        assert len(found) == len(order)
+        for key, one in reference.items():
+            assert found[key].differs(one) is None, key
+
+
+def test_agrees_with_generate(folder: Path, reference: Any) -> None:
+    """Greedy tokens are those of transformers' float32 `generate`; logits agree to rounding."""
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    compared = 0
+    for (name, _), one in reference.items():
+        completion = one.completion
+        if completion.request.params.temperature:
+            continue
+        ids = torch.tensor([completion.request.token_ids])
+        own = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NEW,
+            eos_token_id=0,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        theirs = own.sequences[0, ids.shape[1] :].tolist()
+        ours = torch.cat(one.logits)
+        for i, (a, b) in enumerate(zip(completion.token_ids, theirs, strict=False)):
+            row = own.logits[i][0].float()
+            assert (ours[i] - row).abs().max() <= 2e-5 * row.abs().max(), (name, i)
+            compared += 1
+            if a != b:
+                top = row.topk(2).values
+                assert top[0] - top[1] < 1e-4, (name, i)
+                break
+        else:
+            assert len(completion.token_ids) == len(theirs)
+    assert compared >= 3 * NEW
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_refused_by_name(family: str, random_model: Callable[..., Path]) -> None:
+    """A model that does not go through transformers' attention interface throughout is refused, and why is said."""
+    config, kind, reason = REFUSED[family]
+    with pytest.raises(EngineError, match=rf"{kind}.*not supported.*{reason}"):
+        Engine(target=random_model(config()), drafter="none", kv_memory=16 << 20)
