@@ -32,7 +32,7 @@ from detgen.engine.stopping import Stopping
 from detgen.kernels.experts import pack_experts
 from detgen.kernels.linear import pack_linears
 from detgen.kernels.norm import fuse_norms
-from detgen.kernels.packing import FREE_SHAPES
+from detgen.kernels.packing import FREE_SHAPES, Shapes
 from detgen.models import DEMO, LoadedModel, check_vocabularies, load_model, pick_device
 
 _ADAPTIVE = 12  # most tokens an adaptive draft may have
@@ -110,6 +110,7 @@ class Engine:
                     "Its outputs would depend on the batch; --allow-nondeterministic runs it without the guarantee"
                 )
             shapes = FREE_SHAPES
+        self._shapes = shapes
         self.deterministic = self.probe.row_invariant
         drafter = None
         if self._draft:
@@ -125,6 +126,11 @@ class Engine:
         fast = FastPath(self._fast_forward, self._decoding.riders, self._decoding.commit_riders)
         self._decoding.fast = fast
         self._join(drafter, fast)
+
+    @property
+    def canonical(self) -> tuple[Forward, Shapes]:
+        """The target's passes and the shapes that canonical ones keep to; for proofs and benchmarks."""
+        return self._forward, self._shapes
 
     def _join(self, model: ModelDrafter | None, fast: FastPath) -> None:
         """Choose the drafter and its length."""

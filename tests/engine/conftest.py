@@ -26,30 +26,38 @@ class Observed:
     values: torch.Tensor | None = None
 
     def differs(self, other: Observed) -> str | None:
-        """What differs from another run of the same sample, None if nothing does."""
+        """What differs from another run of the same sample, None if nothing does; the cause before its effects."""
         a, b = self.completion, other.completion
-        for name in ("token_ids", "text", "finish_reason", "prompt_tokens", "logprobs", "error"):
+        if a.token_ids != b.token_ids:
+            return f"token_ids: {a.token_ids} and {b.token_ids}"
+        return (self._bits(other) if a.request.params.deterministic else None) or self._data(b)
+
+    def _bits(self, other: Observed) -> str | None:
+        done = self.completion
+        assert self.keys is not None
+        assert self.values is not None
+        assert other.keys is not None
+        assert other.values is not None
+        assert sum(map(len, self.logits)) == len(done.token_ids)
+        assert self.keys.shape[1] == done.prompt_tokens + len(done.token_ids) - 1
+        if not same_bits(self.keys, other.keys):
+            return "bits of the keys"
+        if not same_bits(self.values, other.values):
+            return "bits of the values"
+        return None if same_bits(torch.cat(self.logits), torch.cat(other.logits)) else "bits of the logits"
+
+    def _data(self, b: Completion) -> str | None:
+        a = self.completion
+        for name in ("text", "finish_reason", "prompt_tokens", "logprobs", "error"):
             if getattr(a, name) != getattr(b, name):
                 return f"{name}: {getattr(a, name)!r} and {getattr(b, name)!r}"
         for name in ("position", "token", "logprob", "margin"):
             mine = [getattr(r, name) for r in a.records if r.token is not None]
             theirs = [getattr(r, name) for r in b.records if r.token is not None]
             if mine != theirs:
-                return f"{name} in the records: {mine} and {theirs}"
-        if not a.request.params.deterministic:
-            return None
-        mine_, theirs_ = torch.cat(self.logits), torch.cat(other.logits)
-        assert len(mine_) == len(a.token_ids)
-        if not same_bits(mine_, theirs_):
-            return "bits of the logits"
-        assert self.keys is not None
-        assert self.values is not None
-        assert other.keys is not None
-        assert other.values is not None
-        assert self.keys.shape[1] == a.prompt_tokens + len(a.token_ids) - 1
-        if not same_bits(self.keys, other.keys):
-            return "bits of the keys"
-        return None if same_bits(self.values, other.values) else "bits of the values"
+                found = [(i, x, y) for i, (x, y) in enumerate(zip(mine, theirs, strict=False)) if x != y]
+                return f"{name} in the records, (place, one, other): {found[:3]}"
+        return None
 
 
 class Recording:

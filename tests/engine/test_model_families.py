@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,9 @@ def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) ->
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path, observe: Callable[..., Any]) -> Iterator[Any]:
+def reference(folder: Path, observe: Callable[..., Any]) -> Any:
     """The family's requests one at a time, without drafts."""
-    yield observe(Engine(target=folder, drafter="none", batch_size=1, kv_memory=16 << 20), requests())
+    return observe(Engine(target=folder, drafter="none", batch_size=1, kv_memory=16 << 20), requests())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,9 @@ def test_packing_does_not_change_a_bit(
 ) -> None:
     """Neighbours, chunks, slots and drafts leave tokens, log-probabilities, logits and KV entries as they are."""
     some = requests()
-    rider = Request(99, "rider", token_ids=tuple(range(3, 90)), params=SamplingParams(max_tokens=9, deterministic=False))
+    rider = Request(
+        99, "rider", token_ids=tuple(range(3, 90)), params=SamplingParams(max_tokens=9, deterministic=False)
+    )
     engine = Engine(target=folder, kv_memory=16 << 20, **settings)
     for order in ([*some[3:], rider, *some[:3]], [rider, *some[::-1]]):
         found = observe(engine, order)

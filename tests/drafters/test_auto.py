@@ -1,0 +1,115 @@
+"""The automatic drafter: within its limits always, and sensible where the case is clear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from detgen.drafters.auto import AutoDrafter
+from detgen.drafters.model import ModelDrafter
+from detgen.drafters.ngram import NgramDrafter
+from detgen.kernels.cost import PassCost
+
+
+def line(fixed: float, row: float) -> PassCost:
+    cost = PassCost()
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        cost.update(rows, fixed + row * rows)
+    return cost
+
+
+def make(passes: Any, target: PassCost, draft: PassCost | None, depth: int | None = None) -> AutoDrafter:
+    model = None
+    if draft is not None:
+        passes.cost = draft
+        model = ModelDrafter(passes, 50, 10_000, frozenset())
+        for slot in range(8):
+            model.start(slot, None, 0)
+    return AutoDrafter(NgramDrafter(), model, target, depth)
+
+
+SEQUENCES = st.lists(
+    st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(0, 14)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    some=SEQUENCES,
+    fixed=st.floats(0, 0.1),
+    row=st.floats(0, 0.01),
+    draft=st.one_of(st.none(), st.floats(1e-5, 0.1)),
+    depth=st.one_of(st.none(), st.integers(1, 8)),
+    learnt=st.lists(st.tuples(st.sampled_from(["model", "ngram", "none"]), st.integers(0, 4)), max_size=6),
+)
+def test_within_limits(
+    predictable: Any,
+    draftable: Callable[..., Any],
+    some: list[tuple[list[int], int]],
+    fixed: float,
+    row: float,
+    draft: float | None,
+    depth: int | None,
+    learnt: list[tuple[str, int]],
+) -> None:
+    """Never more than asked for, and each draft is what the drafter named beside it would write."""
+    predictable.slots.clear()
+    auto = make(predictable, line(fixed, row), None if draft is None else line(draft, draft / 10), depth)
+    for name, accepted in learnt:
+        auto.learn(name, accepted, 4)
+    seqs = [draftable(i, tokens) for i, (tokens, _) in enumerate(some)]
+    lengths = [n for _, n in some]
+    drafts, names = auto.draft(seqs, lengths)
+    looked_up = NgramDrafter().draft(seqs, lengths)
+    for seq, n, found, name, other in zip(seqs, lengths, drafts, names, looked_up, strict=True):
+        assert len(found) <= n
+        assert len(found) <= (12 if depth is None else depth)
+        assert (name == "none") == (not found)
+        assert name in ("none", "ngram") or draft is not None
+        if name == "ngram":
+            assert found == other[: len(found)]
+        elif name == "model":
+            assert found == seq.wanted(len(found))
+
+
+def test_a_useless_draft_model_is_left_alone(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """If nothing is ever accepted, soon nothing is drafted."""
+    auto = make(predictable, line(0.01, 0.001), line(0.005, 0.0))
+    for _ in range(200):
+        auto.learn("model", 0, 4)
+    seq = draftable(0, [1, 2, 3], {"model": (0.0, 20.0)})
+    assert auto.draft([seq], [8]) == ([[]], ["none"])
+    assert predictable.passes == []
+
+
+def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """If nearly everything is accepted and the draft costs little, drafts are long."""
+    auto = make(predictable, line(0.05, 0.0001), line(0.001, 0.0))
+    for _ in range(200):
+        auto.learn("model", 4, 4)
+    seq = draftable(0, [1, 2, 3], {"model": (20.0, 20.0)})
+    drafts, names = auto.draft([seq], [8])
+    assert names == ["model"]
+    assert len(drafts[0]) >= 6
+
+
+def test_rows_that_cost_too_much(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Where a pass costs by the row, guesses are not worth their rows."""
+    auto = make(predictable, line(0.0, 0.01), None)
+    seq = draftable(0, [1, 2, 3, 1, 2], {"ngram": (1.0, 20.0)})
+    for _ in range(200):
+        auto.learn("ngram", 0, 4)
+    assert auto.draft([seq], [8]) == ([[]], ["none"])
+
+
+def test_free_look_up_is_used(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Where rows are free, whatever the look-up finds is tried."""
+    auto = make(predictable, line(0.05, 0.0), None)
+    seqs = [draftable(0, [1, 2, 3, 1, 2]), draftable(1, [7, 8, 9])]
+    drafts, names = auto.draft(seqs, [8, 8])
+    assert names == ["ngram", "none"]
+    assert len(drafts[0]) == 6 or len(drafts[0]) == 8
+    assert drafts[0] == [3, 1, 2, 3, 1, 2, 3, 1][: len(drafts[0])]

@@ -1,0 +1,57 @@
+"""Prompt look-up: the continuation of the latest earlier occurrence of the last tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detgen.drafters.ngram import NgramDrafter
+
+
+def naive(tokens: list[int], length: int) -> list[int]:
+    """Search from the end, three tokens first, then two; what follows goes on by repeating itself."""
+    for n in (3, 2):
+        for at in range(len(tokens) - 1, n - 1, -1):
+            if len(tokens) > n and tokens[at - n : at] == tokens[-n:]:
+                found = tokens[at:]
+                while len(found) < length:
+                    found = found + found
+                return found[:length]
+    return []
+
+
+@settings(max_examples=300)
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    steps=st.lists(st.integers(1, 5), max_size=20),
+    length=st.integers(0, 9),
+)
+def test_equals_a_search(draftable: Callable[..., Any], tokens: list[int], steps: list[int], length: int) -> None:
+    """Asked again and again while the sequence grows, the index finds what a search of all tokens finds."""
+    drafter = NgramDrafter()
+    seq = draftable(0, tokens[:1])
+    at = 1
+    for step in [*steps, len(tokens)]:
+        assert drafter.draft([seq], [length]) == [naive(seq.tokens, length)]
+        seq.tokens += tokens[at : at + step]
+        at += step
+    assert drafter.draft([seq], [length]) == [naive(tokens, length)]
+
+
+def test_sequences_do_not_meet(draftable: Callable[..., Any]) -> None:
+    """Each sequence is looked up in its own tokens, with its own length."""
+    drafter = NgramDrafter()
+    a, b, c = draftable(0, [1, 2, 3, 4, 1, 2]), draftable(1, [1, 2, 9, 9, 1, 2]), draftable(2, [1, 2])
+    assert drafter.draft([a, b, c], [2, 3, 5]) == [[3, 4], [9, 9, 1], []]
+    assert drafter.draft([b, a], [1, 1]) == [[9], [3]]
+
+
+def test_a_finished_sequence_is_forgotten(draftable: Callable[..., Any]) -> None:
+    """No index outlives its sequence: runs of millions of prompts do not grow."""
+    drafter = NgramDrafter()
+    for i in range(20):
+        drafter.draft([draftable(0, [1, 2, 3, i] * 3)], [2])
+    assert len(drafter._indexes) <= 1

@@ -1,0 +1,106 @@
+"""What is sampled follows the target's distribution, whoever drafts it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from detgen import Engine, Request, SamplingParams
+
+DRAFTERS: list[dict[str, Any]] = [
+    {"drafter": "none"},
+    {"drafter": "ngram", "draft_tokens": 2},
+    {"drafter": "model", "draft_tokens": 2},
+    {"drafter": "self", "verify_window": 2},
+    {"drafter": "auto"},
+]
+EACH = pytest.mark.parametrize("settings", DRAFTERS, ids=lambda s: s["drafter"])
+SAMPLES = 1200
+PROMPT = "for i in range(10):\n    for i in range("
+
+
+def fits(counts: Counter[Any], expected: dict[Any, float], n: int) -> None:
+    """Chi-square of counts against expected shares at the 0.9999 quantile (Wilson and Hilferty's approximation).
+
+    Categories of fewer than 5 expected are taken together.
+    """
+    common = {k: n * p for k, p in expected.items() if n * p >= 5}
+    rest = n - sum(common.values())
+    chi = sum((counts[k] - want) ** 2 / want for k, want in common.items())
+    if rest > 1:
+        chi += (n - sum(counts[k] for k in common) - rest) ** 2 / rest
+    freedom = len(common) - (rest <= 1)
+    assert freedom >= 4, "a distribution that tells something"
+    critical = freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert chi < critical, (chi, critical, freedom)
+
+
+@EACH
+def test_next_tokens_fit(engines: Callable[..., Engine], observe: Callable[..., Any], settings: dict[str, Any]) -> None:
+    """The first token, which the prompt's pass chooses, and the second, which may be drafted, at temperature 1."""
+    engine = engines(batch_size=64, **settings)
+    params = SamplingParams(max_tokens=4, temperature=1.0, seed=123, n=SAMPLES)
+    found = observe(engine, [Request(0, 0, prompt=PROMPT, params=params)])
+    assert len(found) == SAMPLES
+    logits = {key: torch.cat(one.logits).double() for key, one in found.items()}
+    first = torch.softmax(logits[0, 0][0], 0)
+    tokens = {key: one.completion.token_ids for key, one in found.items()}
+    fits(Counter(t[0] for t in tokens.values()), dict(enumerate(first.tolist())), SAMPLES)
+
+    pairs: dict[tuple[int, int], float] = {}
+    for key, t in tokens.items():
+        if len(t) > 1 and (t[0], 0) not in pairs:
+            second = torch.softmax(logits[key][1], 0)
+            pairs.update({(t[0], i): first[t[0]].item() * p for i, p in enumerate(second.tolist())})
+    fits(Counter(t[:2] for t in tokens.values()), pairs, SAMPLES)
+    drafted = {r.status for one in found.values() for r in one.completion.records}
+    assert ("accepted" in drafted) <= (settings["drafter"] != "none")
+    if settings["drafter"] in ("model", "self"):
+        assert "accepted" in drafted
+
+
+def kept(row: torch.Tensor, params: SamplingParams) -> set[int]:
+    """The tokens that may be chosen, in plain Python."""
+    p = torch.softmax(row.double() / params.temperature, 0).tolist()
+    order = sorted(range(len(p)), key=lambda i: (-p[i], i))
+    if params.top_k:
+        order = order[: params.top_k]
+    total, before, found = sum(p[i] for i in order), 0.0, []
+    for i in order:
+        if before / total < params.top_p or params.top_p == 1:
+            found.append(i)
+        before += p[i]
+    return {i for i in found if p[i] >= params.min_p * p[order[0]]}
+
+
+@EACH
+def test_never_outside_the_set(
+    engines: Callable[..., Engine], observe: Callable[..., Any], settings: dict[str, Any]
+) -> None:
+    """top_k, top_p, min_p and all together, in one batch: no token is emitted that they exclude, all others may be."""
+    engine = engines(batch_size=64, **settings)
+    kinds: list[dict[str, Any]] = [
+        {"top_k": 3},
+        {"top_p": 0.6},
+        {"min_p": 0.2},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.02},
+    ]
+    some = [
+        Request(i, i, prompt=PROMPT, params=SamplingParams(max_tokens=5, temperature=1.5, seed=i, n=60, **kind))
+        for i, kind in enumerate(kinds)
+    ]
+    found = observe(engine, some)
+    for kind in range(len(kinds)):
+        firsts: set[int] = set()
+        for (i, _), one in found.items():
+            if i == kind:
+                firsts.add(one.completion.token_ids[0])
+                for token, row in zip(one.completion.token_ids, torch.cat(one.logits), strict=True):
+                    assert token in kept(row, some[kind].params)
+        first_row = torch.cat(found[kind, 0].logits)[0]
+        assert len(firsts) > 1 or len(kept(first_row, some[kind].params)) == 1

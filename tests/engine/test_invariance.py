@@ -1,0 +1,140 @@
+"""The contract on the embedded models: the output of a request is a function of its prompt, parameters and seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from detgen import Engine, Request, SamplingParams
+
+NEW = 14
+SAMPLING: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "seed": 3},
+    {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "seed": 11, "n": 2},
+    {"temperature": 1.3, "min_p": 0.02, "seed": 2**62, "n": 3, "logprobs": 3},
+    {"logprobs": 2, "stop": ("\n", "def ")},
+]
+
+
+def _pool() -> dict[str, Request]:
+    """Prompts of 1 to 300 tokens under each kind of sampling, some sharing a prefix."""
+    lines = (Path(__file__).parents[2] / "sample_prompts" / "code.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["prompt"] for line in lines[:8]]
+    rng = random.Random(1)
+    prompts: list[dict[str, Any]] = [{"prompt": t} for t in texts]
+    prompts += [{"prompt": texts[0] + "    "}, {"prompt": texts[1][: len(texts[1]) // 2]}]
+    prompts += [{"token_ids": tuple(rng.randrange(1, 4096) for _ in range(n))} for n in (1, 2, 33, 65, 130, 300)]
+    pool = {}
+    for i, prompt in enumerate(prompts):
+        for j, kind in enumerate(SAMPLING):
+            pool[f"{i}-{j}"] = Request(i, f"{i}-{j}", params=SamplingParams(max_tokens=NEW - i % 3, **kind), **prompt)
+    return pool
+
+
+POOL = _pool()
+
+
+@pytest.fixture(scope="module")
+def reference(observe: Callable[..., Any]) -> Callable[[str], Any]:
+    """A request's samples without drafts and neighbours, in an engine of its own, on first use."""
+    found: dict[str, Any] = {}
+    engine = Engine(drafter="none", batch_size=1, kv_memory=64 << 20)
+    other = Request(0, "other", token_ids=(4095,), params=SamplingParams(max_tokens=1))
+
+    def of(name: str) -> Any:
+        if name not in found:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            observe(engine, [other])  # takes the slot, so that no prompt is shared with the request before
+            found[name] = observe(engine, [POOL[name]])
+            torch.set_num_threads(threads)
+        return found[name]
+
+    return of
+
+
+DRAFTERS = st.one_of(
+    st.fixed_dictionaries({"drafter": st.just("none")}),
+    st.fixed_dictionaries({"drafter": st.sampled_from(["model", "ngram", "auto"]), "draft_tokens": st.integers(1, 8)}),
+    st.fixed_dictionaries({"drafter": st.just("self"), "verify_window": st.sampled_from([1, 2, 3, 5, 8, 16, 19])}),
+    st.just({"drafter": "auto"}),
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(
+    drafter=DRAFTERS,
+    batch=st.integers(1, 16),
+    threads=st.sampled_from([1, 2]),
+    names=st.lists(st.sampled_from(sorted(POOL)), min_size=1, max_size=14, unique=True),
+    riders=st.lists(st.sampled_from(sorted(POOL)), max_size=3, unique=True),
+    place=st.integers(0, 14),
+)
+def test_nothing_but_the_request_matters(
+    engines: Callable[..., Engine],
+    observe: Callable[..., Any],
+    reference: Callable[[str], Any],
+    drafter: dict[str, Any],
+    batch: int,
+    threads: int,
+    names: list[str],
+    riders: list[str],
+    place: int,
+) -> None:
+    """Batch size, order, neighbours, riders, drafter, lengths and threads leave every bit as it is."""
+    engine = engines(batch_size=batch, **drafter)
+    torch.set_num_threads(threads)
+    unverified = [POOL[name].with_params(deterministic=False) for name in riders if name not in names]
+    order = [POOL[name] for name in names]
+    order[place:place] = unverified
+    found = observe(engine, order)
+    assert len(found) == sum(r.params.n for r in order)
+    for name in names:
+        for key, one in reference(name).items():
+            assert found[key].differs(one) is None, (key, drafter, batch, threads, names, riders)
+
+
+def test_threads_and_order_of_the_whole_pool(
+    engines: Callable[..., Engine], observe: Callable[..., Any], reference: Callable[[str], Any]
+) -> None:
+    """All requests at once, more than slots, forwards and backwards: each as if alone."""
+    for engine, order in (
+        (engines(drafter="auto", batch_size=16), list(POOL)),
+        (engines(drafter="self", verify_window=5, batch_size=7), list(POOL)[::-1]),
+    ):
+        found = observe(engine, [POOL[name] for name in order])
+        for name in order:
+            for key, one in reference(name).items():
+                assert found[key].differs(one) is None, key
+
+
+def test_the_seed_decides(engines: Callable[..., Engine]) -> None:
+    """Other seeds and other samples give other texts, the same ones the same."""
+    engine = engines(drafter="none", batch_size=4)
+
+    def run(seed: int) -> list[str]:
+        done = engine.generate(["import "], max_tokens=24, temperature=1.0, seed=seed, n=3)
+        return [c.text for c in done]
+
+    one, other = run(1), run(2)
+    assert len({*one, *other}) == 6
+    assert run(1) == one
+
+
+def test_riders_do_generate(engines: Callable[..., Engine]) -> None:
+    """Unverified requests finish, and their log says that nobody verified them."""
+    engine = engines(drafter="self", verify_window=5, batch_size=7)
+    done = engine.generate(["import os", "class A:"], max_tokens=9, deterministic=False)
+    for c in done:
+        assert len(c.token_ids) == len(c.records) <= 9
+        assert {(r.drafter, r.status) for r in c.records} == {("fast", "unverified")}
+        assert [r.token for r in c.records] == list(c.token_ids)

@@ -1,0 +1,148 @@
+"""The probe: models whose rows depend on their company are found out, whatever of it they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from detgen import Engine, EngineError, Request, SamplingParams
+
+Twist = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def llama(random_model: Callable[..., Path]) -> Path:
+    return random_model(
+        LlamaConfig(
+            vocab_size=320,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            eos_token_id=0,
+        )
+    )
+
+
+@pytest.fixture
+def twisted(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    """Makes engines of a model whose feed-forward layers' output goes through a function of all rows."""
+
+    def make(twist: Twist, **settings: Any) -> Engine:
+        plain = LlamaMLP.forward
+        monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: twist(plain(self, x)))
+        return Engine(target=llama, kv_memory=8 << 20, **{"drafter": "none", **settings})
+
+    return make
+
+
+ULP = 2.0**-22
+
+
+def by_count(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + ULP * x.shape[1])
+
+
+def by_place(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + ULP * torch.arange(x.shape[1])[:, None])
+
+
+def by_neighbours(x: torch.Tensor) -> torch.Tensor:
+    """As a quantization with one scale for all rows would."""
+    step = x.abs().amax() / 2**15
+    return torch.round(x / step) * step
+
+
+def by_threads(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + ULP * torch.get_num_threads())
+
+
+@pytest.mark.parametrize(
+    ("twist", "threads"),
+    [(by_count, 1), (by_place, 1), (by_neighbours, 1), (by_count, 2), (by_threads, 2)],
+)
+def test_variant_models_are_refused(twisted: Callable[..., Engine], twist: Twist, threads: int) -> None:
+    """Row count, place, neighbours, threads: a difference in the last bits is enough."""
+    torch.set_num_threads(threads)
+    with pytest.raises(EngineError, match=r"not row-invariant.*--allow-nondeterministic"):
+        twisted(twist)
+    assert torch.get_num_threads() == threads
+
+
+def test_allowed_without_the_guarantee(twisted: Callable[..., Engine], llama: Path) -> None:
+    """Where it is asked for, such a model runs, and says that nothing is guaranteed."""
+    engine = twisted(by_count, allow_nondeterministic=True, drafter="self")
+    assert not engine.deterministic
+    assert engine.probe_report()["row_invariant"] is False
+    requests = [
+        Request(i, i, token_ids=(5, 6 + i), params=SamplingParams(max_tokens=8, deterministic=i != 1)) for i in range(5)
+    ]
+    done = engine.generate(requests)
+    assert [c.error for c in done] == [None] * 5
+    assert all(len(c.token_ids) == 8 or c.finish_reason == "stop" for c in done)
+
+
+def test_another_kernel_above_64_rows(twisted: Callable[..., Engine], observe: Callable[..., Any]) -> None:
+    """A model with two classes of row counts runs in one of them: passes keep to it, and no bit depends on packing."""
+    engine = twisted(lambda x: x * (1 + ULP * (x.shape[1] > 64)), batch_size=4)
+    report = engine.probe_report()
+    assert report["row_invariant"]
+    assert report["rows"][-1] == 64
+    assert {96, 128} <= set(report["other_rows"])
+    some = [
+        Request(i, i, token_ids=tuple(3 + (7 * i + 3 * j) % 300 for j in range(n)), params=SamplingParams(max_tokens=6))
+        for i, n in enumerate((150, 1, 70, 12))
+    ]
+    together = observe(engine, some)
+    for request in some:
+        for key, one in observe(engine, [request]).items():
+            assert together[key].differs(one) is None
+
+
+def test_another_kernel_below_8_rows(twisted: Callable[..., Engine], observe: Callable[..., Any]) -> None:
+    """Passes of few rows are padded into the class."""
+    engine = twisted(lambda x: x * (1 + ULP * (x.shape[1] < 8)), batch_size=6)
+    assert engine.probe_report()["rows"][0] == 8
+    some = [Request(i, i, token_ids=(9, 10 + i), params=SamplingParams(max_tokens=5)) for i in range(6)]
+    together = observe(engine, some)
+    for request in some:
+        for key, one in observe(engine, [request]).items():
+            assert together[key].differs(one) is None
+    stats = engine.stats
+    assert stats.rows >= 8 * stats.target_passes
+    assert stats.padding_rows > 0
+
+
+def test_the_class_of_large_passes_is_taken(twisted: Callable[..., Engine]) -> None:
+    """Of two classes, the one that reads prompts 128 tokens at a time, not the one that ends at 11."""
+    engine = twisted(lambda x: x * (1 + ULP * (x.shape[1] < 16)))
+    assert engine.probe_report()["rows"][-1] == 128
+
+
+def test_wrong_logits_are_refused(twisted: Callable[..., Engine]) -> None:
+    """A model that mixes rows outside of attention computes something else when rows are packed."""
+    with pytest.raises(EngineError):
+        twisted(lambda x: x + 0.2 * x.roll(1, dims=1))
+
+
+def test_report(engines: Callable[..., Engine]) -> None:
+    """What the probe says of the embedded model goes into the manifest: plain data, quickly found."""
+    engine = engines(drafter="none", batch_size=1)
+    report = engine.probe_report()
+    assert engine.deterministic
+    assert report["row_invariant"] is True
+    assert report["attention"] in ("fused", "blocks")
+    assert len(report["rows"]) >= 2
+    assert set(report["rows"]).isdisjoint(report["other_rows"])
+    assert 0 < report["reference_error"] < 1e-5
+    assert report["threads"] == tuple(sorted({1, torch.get_num_threads()}))
+    assert report["positions"] > 0
+    assert report["passes"] > 0

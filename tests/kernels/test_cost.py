@@ -1,0 +1,66 @@
+"""What a pass costs: the line through what was measured."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from detgen.kernels.cost import PassCost
+
+
+def test_fits_a_line() -> None:
+    """Seconds that are a line in the rows are predicted exactly, between and beyond what was seen."""
+    cost = PassCost()
+    rng = random.Random(0)
+    for _ in range(200):
+        rows = rng.randint(1, 64)
+        cost.update(rows, 0.01 + 0.002 * rows)
+    assert cost.slope == pytest.approx(0.002)
+    for rows in (1, 10, 128):
+        assert cost.predict(rows) == pytest.approx(0.01 + 0.002 * rows)
+
+
+def test_nothing_seen_costs_nothing() -> None:
+    """Before the first pass the prediction is 0; after one it is that pass, whatever the rows."""
+    cost = PassCost()
+    assert cost.predict(10) == 0
+    cost.update(8, 0.5)
+    assert cost.predict(8) == cost.predict(100) == pytest.approx(0.5)
+
+
+def test_equal_rows_have_no_slope() -> None:
+    """Passes of one row count say nothing of the slope, and rounding must not invent one."""
+    cost = PassCost()
+    for i in range(100):
+        cost.update(33, 0.1 + 1e-3 * (i % 2))
+    assert cost.slope == 0
+    assert cost.predict(64) == pytest.approx(0.1, abs=2e-3)
+
+
+def test_never_below_zero() -> None:
+    """Costs that fall with the rows are taken as flat, and no prediction is negative."""
+    cost = PassCost()
+    for rows in range(1, 50):
+        cost.update(rows, 1.0 / rows)
+    assert cost.slope == 0
+    assert cost.predict(1000) > 0
+
+
+def test_a_pause_counts_little() -> None:
+    """One pass that took a thousand times as long hardly moves the line."""
+    cost = PassCost()
+    for i in range(100):
+        cost.update(1 + i % 16, 0.01)
+    cost.update(4, 10.0)
+    assert cost.predict(4) < 0.015
+
+
+def test_follows_a_change() -> None:
+    """Old passes fade: a machine that became slower is believed after a while."""
+    cost = PassCost()
+    for i in range(300):
+        cost.update(1 + i % 16, 0.01)
+    for i in range(300):
+        cost.update(1 + i % 16, 0.015)
+    assert cost.predict(8) == pytest.approx(0.015, rel=0.02)
