@@ -103,11 +103,15 @@ def main() -> None:
         folder = random_29m(Path(scratch)) if args.random_29m else args.target
         ms = passes(folder, args.repeats)
         share = ms["canonical"] / ms["ordinary"]
-        print(f"{ROWS} rows: canonical pass {ms['canonical']:.2f} ms, ordinary forward {ms['ordinary']:.2f} ms, {share:.2f}")
+        print(
+            f"{ROWS} rows: canonical pass {ms['canonical']:.2f} ms, ordinary forward {ms['ordinary']:.2f} ms, {share:.2f}"
+        )
         for rows in (16, 64):
             ms = linears(folder, rows, args.repeats)
             share = ms["packed"] / ms["plain"]
-            print(f"linear layers at {rows} rows: packed {ms['packed']:.2f} ms, plain {ms['plain']:.2f} ms, {share:.2f}")
+            print(
+                f"linear layers at {rows} rows: packed {ms['packed']:.2f} ms, plain {ms['plain']:.2f} ms, {share:.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -99,7 +100,7 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
         model = AutoModelForCausalLM.from_pretrained(source, config=config, **options)
     except ImportError as e:
         raise EngineError(f"{name}: {str(e).strip().splitlines()[0]}") from e
-    except (OSError, ValueError, KeyError) as e:
+    except (OSError, ValueError, KeyError, SafetensorError) as e:
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         where = "" if path.exists() else " (it is no folder here, and could not be had from the hub)"
         raise EngineError(f"cannot load the model {name}{where}: {reason}") from e

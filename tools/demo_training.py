@@ -217,7 +217,10 @@ def train(
 
 def as_shipped(model: nn.Module) -> nn.Module:
     """Round the weights to bfloat16, as they are stored, and keep computing in float32."""
-    return model.to(torch.bfloat16).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return model.eval()
 
 
 @torch.no_grad()

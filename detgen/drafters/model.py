@@ -12,7 +12,7 @@ import torch
 
 from detgen.drafters.protocol import Drafting, Passes
 from detgen.kernels.cost import PassCost
-from detgen.kernels.packing import FREE_SHAPES, Window
+from detgen.kernels.packing import FREE_SHAPES, Window, common_prefix
 from detgen.kernels.sampling import choose, scores
 
 
@@ -33,7 +33,7 @@ class ModelDrafter:
         self._vocabulary = vocabulary
         self._context = context
         self._eos = eos
-        self._cached: dict[int, int] = {}
+        self._held: dict[int, list[int]] = {}
 
     @property
     def cost(self) -> PassCost:
@@ -43,12 +43,13 @@ class ModelDrafter:
     def start(self, slot: int, source: int | None, length: int) -> None:
         """A new sequence takes `slot`; its first tokens are those of slot `source`, up to `length`."""
         if source is None:
-            self._cached[slot] = 0
+            self._held[slot] = []
             return
-        length = min(length, self._cached.get(source, 0))
+        held = self._held.get(source, [])
+        length = min(length, len(held))
         if source != slot:
             self.forward.cache.copy_prefix(source, slot, length)
-        self._cached[slot] = length
+        self._held[slot] = held[:length]
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
         """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token or at the context's end."""
@@ -66,7 +67,7 @@ class ModelDrafter:
             going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
             if not going:
                 return drafts
-            windows = [Window(seqs[i].slot, self._cached[seqs[i].slot], [drafts[i][-1]], 1) for i in going]
+            windows = [Window(seqs[i].slot, len(self._held[seqs[i].slot]), [drafts[i][-1]], 1) for i in going]
             logits = self._run(windows)
 
     def _catch_up(self, seqs: Sequence[Drafting]) -> torch.Tensor:
@@ -84,8 +85,10 @@ class ModelDrafter:
             free = budget
 
         for seq in seqs:
-            # Roll back: all but the last committed token may have been drafted here, nothing behind it stands.
-            at = self._cached[seq.slot] = min(self._cached[seq.slot], len(seq.tokens) - 1)
+            # Roll back to what is still right; the last committed token goes through a pass in any case.
+            held = self._held[seq.slot]
+            at = min(common_prefix(held, seq.tokens), len(seq.tokens) - 1)
+            del held[at:]
             while at < len(seq.tokens):
                 part = seq.tokens[at : at + free]
                 at += len(part)
@@ -99,5 +102,5 @@ class ModelDrafter:
 
     def _run(self, windows: list[Window]) -> torch.Tensor:
         for w in windows:
-            self._cached[w.slot] = w.start + len(w.tokens)
+            self._held[w.slot][w.start :] = w.tokens
         return self.forward.run(windows, FREE_SHAPES)

@@ -1,8 +1,8 @@
 """The probe: which shapes of this model's passes agree bit for bit, on this device, today.
 
-A sequence of random tokens goes through passes of many shapes: row counts, places in the pass, slots, neighbours
-with shorter and longer contexts, chunks of its prompt, thread counts. Row counts under which its logits and KV
-entries come out the same form a class; only shapes of one class may run canonical passes.
+A sequence of random tokens goes through passes of many shapes: row counts, window lengths, places in the pass, other
+neighbours with shorter and longer contexts each time, thread counts. Row counts under which its logits and KV entries
+come out the same form a class; only shapes of one class may run canonical passes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.probe import key_lengths, same_bits
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 48, 64, 96, 128)
-_HEAD, _TAIL = 20, 4  # tokens of the probed sequence that are read first, and that every shape computes anew
+_PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with another count is taken
+_HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
 _TILE_ROWS = 4  # a tile of one row takes a matrix-vector kernel
+_SLOW = 0.1  # seconds a pass from which fewer shapes are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +61,74 @@ class ProbeReport:
 
 
 class _Prober:
-    """Runs one random sequence under many shapes; the cache needs 3 slots of 128 positions."""
+    """Computes one random sequence, in slot 1, under many shapes; the cache needs 3 slots of 128 positions.
+
+    What is cached of it is put there anew before each pass, so that a pass is judged by its own doing alone.
+    """
 
     def __init__(self, forward: Forward, vocabulary: int) -> None:
         self.forward = forward
-        g = torch.Generator().manual_seed(20)
-        self.tokens = torch.randint(0, vocabulary, (_HEAD + _TAIL,), generator=g).tolist()
-        self.others = torch.randint(0, vocabulary, (128,), generator=g).tolist()
+        self._random = torch.Generator().manual_seed(20)
+        self._vocabulary = vocabulary
+        self.tokens = self._draw(_TAIL)
         self.positions = 0
+        cache = forward.cache
+        for entries in (*cache.keys, *cache.values):
+            noise = torch.randn(3 * 128, *entries.shape[1:], generator=self._random)
+            at = torch.cat([torch.arange(128) + slot * cache.stride for slot in range(3)])
+            entries[at.to(entries.device)] = noise.to(entries.device, entries.dtype)
 
-    def read_head(self, shapes: Shapes, chunk: int) -> None:
-        """Read the head of the sequence into slot 1, and the neighbours' contexts."""
-        for start in range(0, _HEAD, chunk):
-            self.forward.run([Window(1, start, self.tokens[start : min(start + chunk, _HEAD)], 0)], shapes)
+    def _draw(self, count: int) -> list[int]:
+        tokens: list[int] = torch.randint(0, self._vocabulary, (count,), generator=self._random).tolist()
+        return tokens
 
-    def tail(self, rows: int, shapes: Shapes, place: int, start: int) -> list[torch.Tensor]:
-        """Logits and KV entries of the tail's first row, in a pass of exactly `rows` rows.
+    def learn(self, rows: int, like: Shapes) -> None:
+        """Take the tail as passes of `rows` rows compute it for what the others must give."""
+        width = min(rows, _TAIL)
+        found = []
+        for start in range(0, _TAIL, width):
+            found.append(self._compute(rows, like, start, min(width, _TAIL - start), before=0))
+        self._want = [torch.cat([f[i] for f in found], dim=d) for i, d in ((0, 0), (1, 1), (2, 1))]
 
-        Args:
-            rows: row count.
-            shapes: of the pass.
-            place: 0 puts the neighbours behind the window, 1 before it.
-            start: position of the neighbours.
-        """
-        width = min(_TAIL, rows)
-        window = Window(1, _HEAD, self.tokens[_HEAD : _HEAD + width], width)
-        near = [Window(0, start, self.others[: max(rows - width - 1, 0)], 0), Window(2, 3, self.others[-1:], 1)]
-        near = [w for w in near if w.tokens][: max(rows - width, 0)] if rows > width else []
-        if rows == width + 1:
-            near = [Window(2, 3, self.others[-1:], 1)]
-        windows = [*near, window] if place else [window, *near]
-        logits = self.forward.run(windows, shapes)
-        skip = sum(w.logits for w in near) if place else 0
-        keys, values = self.forward.cache.entries(1, _HEAD, _HEAD + 1)
+    def agrees(self, rows: int, like: Shapes) -> bool:
+        """Whether passes of `rows` rows give what was learnt, wherever the window stands and beside whom."""
+        spare = rows - 1
+        packings = [
+            (0, min(rows, _TAIL), 0),
+            (_TAIL - 1, 1, spare),
+            (5, min(rows, 4), max(rows - 4, 0) // 2),
+            (12, 1, spare // 2),
+        ]
+        return all(self._agrees(rows, like, *packing) for packing in packings)
+
+    def _agrees(self, rows: int, like: Shapes, start: int, width: int, before: int) -> bool:
+        self._restore()
+        found = self._compute(rows, like, start, width, before)
+        end = start + width
+        logits, keys, values = self._want
+        want = [logits[start:end], keys[:, start:end], values[:, start:end]]
+        return all(same_bits(a, b) for a, b in zip(found, want, strict=True))
+
+    def _restore(self) -> None:
+        cache = self.forward.cache
+        first = cache.stride + _HEAD
+        for entries, want in ((cache.keys, self._want[1]), (cache.values, self._want[2])):
+            for layer, rows in zip(entries, want, strict=True):
+                layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
+
+    def _compute(self, rows: int, like: Shapes, start: int, width: int, before: int) -> list[torch.Tensor]:
+        """Logits and KV entries of tail tokens start..start+width-1 in a pass of `rows` rows, `before` of others first."""
+        behind = rows - width - before
+        windows = [Window(1, _HEAD + start, self.tokens[start : start + width], width)]
+        for slot, count in ((0, before), (2, behind)):
+            if count:
+                at = int(torch.randint(0, 129 - count, (1,), generator=self._random))
+                windows.insert(slot // 2 * len(windows), Window(slot, at, self._draw(count), 1))
+        logits = self.forward.run(windows, _exact(rows, like))
+        skip = 1 if before else 0
+        keys, values = self.forward.cache.entries(1, _HEAD + start, _HEAD + start + width)
         self.positions += width
-        return [logits[skip].clone(), keys.clone(), values.clone()]
+        return [logits[skip : skip + width].clone(), keys, values]
 
 
 def _exact(rows: int, like: Shapes) -> Shapes:
@@ -128,12 +163,9 @@ def probe(forward: Forward, group: int, vocabulary: int) -> tuple[Shapes | None,
         like = Shapes((_SIZES[-1],), False, _TILE_ROWS, lengths, attend)
         prober = _Prober(forward, vocabulary)
         error = _reference_error(prober, like)
-        agreeing = _classes(prober, like, counts)
-        sizes = max(agreeing, key=len, default=())
-        others = tuple(n for n in _SIZES if n not in sizes)
-        least = min(sizes, default=0)
-        dense = len(sizes) > 2 and all(n in sizes for n in _SIZES if n >= least)
-        if len(sizes) >= 2:
+        sizes, others = _class(prober, like, counts)
+        if sizes:
+            dense = not any(sizes[0] < n < sizes[-1] for n in others)
             report = (name, sizes, dense, lengths, others, counts, forward.passes - before, prober.positions, error)
             seconds = time.perf_counter() - started
             return Shapes(sizes, dense, _TILE_ROWS, lengths, attend), ProbeReport(True, *report, round(seconds, 3))
@@ -141,35 +173,27 @@ def probe(forward: Forward, group: int, vocabulary: int) -> tuple[Shapes | None,
     return None, ProbeReport(False, *nothing, round(time.perf_counter() - started, 3))
 
 
-def _classes(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Row counts by equal bits; a count whose own packings disagree is in no class."""
-    classes: list[tuple[list[torch.Tensor], list[int]]] = []
+def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Row counts that give the same bits under all packings and thread counts (none if no two do); the others."""
     threads = torch.get_num_threads()
-    results: dict[int, list[list[torch.Tensor]]] = {n: [] for n in _SIZES}
     try:
-        for i, count in enumerate(counts):
-            torch.set_num_threads(count)
-            # The head in another chunking each time: its KV entries are part of what the tail's logits see.
-            prober.read_head(_exact(_SIZES[-1], like) if i == 0 else _exact(64, like), (20, 7)[i % 2])
-            for n in _SIZES:
-                for place, start in ((0, 0), (1, 90 - min(n, 90))):
-                    results[n].append(prober.tail(n, _exact(n, like), place, start))
+        for pivot in _PIVOTS:
+            prober.learn(pivot, like)
+            started = time.perf_counter()
+            if not prober.agrees(pivot, like):
+                continue
+            slow = time.perf_counter() - started > 4 * _SLOW
+            tried = tuple(n for n in _SIZES if not slow or n & (n - 1) == 0)
+            agreeing = set(tried)
+            for count in counts:
+                torch.set_num_threads(count)
+                agreeing -= {n for n in agreeing if not prober.agrees(n, like)}
+            torch.set_num_threads(threads)
+            if len(agreeing) > 1:
+                return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
+        return (), _SIZES
     finally:
         torch.set_num_threads(threads)
-    for n, (first, *rest) in results.items():
-        if not all(_same(first, other) for other in rest):
-            continue
-        for members in classes:
-            if _same(members[0], first):
-                members[1].append(n)
-                break
-        else:
-            classes.append((first, [n]))
-    return [tuple(m) for _, m in classes]
-
-
-def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return all(same_bits(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _reference_error(prober: _Prober, like: Shapes) -> float:
@@ -186,7 +210,7 @@ def _reference_error(prober: _Prober, like: Shapes) -> float:
             own = forward.model(input_ids=ids, use_cache=False).logits[0].float()
     finally:
         forward.model.set_attn_implementation(ATTENTION_NAME)
-    packed = forward.run([Window(0, 0, prober.tokens, len(prober.tokens))], _exact(_SIZES[-1], like))
+    packed = forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
     error = float((own - packed).abs().max() / own.abs().max().clamp_min(1e-6))
     limit = 1e-3 if next(forward.model.parameters()).dtype == torch.float32 else 0.1
     if not error <= limit:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from detgen.engine.kv_cache import KVCache
 from detgen.engine.sequence import Sequence
-from detgen.kernels.packing import Shapes, Window
+from detgen.kernels.packing import Shapes, Window, common_prefix
 
 _WORTH_COPYING = 4  # shared prompt tokens from which copying KV entries beats reading them anew
 
@@ -93,7 +93,7 @@ class Scheduler:
         free = [i for i in range(len(self._contents)) if i not in self.live]
         prompt = seq.tokens[:-1]  # the last one goes through a pass in any case: its logits are needed
         source, shared = max(
-            ((i, _common(held, prompt)) for i, held in enumerate(self._contents)), key=lambda found: found[1]
+            ((i, common_prefix(held, prompt)) for i, held in enumerate(self._contents)), key=lambda found: found[1]
         )
         slot = source if source in free else free[0]
         if shared < _WORTH_COPYING:
@@ -110,8 +110,8 @@ class Scheduler:
         """The first `cached` positions of the sequence hold canonical entries now; what lay behind is rolled back."""
         seq.cached = cached
         held = self._contents[seq.slot]
-        if seq.deterministic or cached < seq.prompt_length:
-            held[len(held) :] = seq.tokens[len(held) : cached]
+        end = cached if seq.deterministic else min(cached, seq.prompt_length)
+        held[len(held) :] = seq.tokens[len(held) : end]
 
     def release(self, seq: Sequence) -> None:
         """Free the slot; its entries stay for who shares their tokens."""
@@ -150,11 +150,3 @@ class Scheduler:
                 free -= len(part)
         if batch:
             yield batch
-
-
-def _common(held: list[int], tokens: list[int]) -> int:
-    """Length of the common prefix."""
-    limit = min(len(held), len(tokens))
-    if held[:limit] == tokens[:limit]:
-        return limit
-    return next(i for i in range(limit) if held[i] != tokens[i])

@@ -7,6 +7,7 @@ window; windows are laid out for attention in tiles. No model is known here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import gcd
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class Shapes:
     Attributes:
         rows: row counts a pass may have, ascending; every count between the first and the last one if `dense`.
         dense: see rows.
-        tile_rows: least rows of an attention tile (query heads a group x tokens).
+        tile_rows: the rows of an attention tile (query heads a group x tokens) are a multiple of this.
         key_lengths: remainders, in (BLOCK, ..., PERIOD), of the key lengths a tile may read.
         attend: the attention implementation.
     """
@@ -56,6 +57,11 @@ class Shapes:
         if self.dense:
             return max(rows, self.rows[0])
         return next(n for n in self.rows if n >= rows)
+
+    def fit_width(self, tokens: int, group: int) -> int:
+        """The least tokens a slot that hold `tokens` and make whole tiles of `group` query heads."""
+        step = self.tile_rows // gcd(group, self.tile_rows)
+        return -(-tokens // step) * step
 
     def fit_keys(self, keys: int) -> int:
         """The least allowed key length that holds `keys`."""
@@ -163,8 +169,7 @@ def _tiles(
     for members in _group(windows):
         first = min(windows[i].slot for i in members)
         last = max(windows[i].slot for i in members) + 1
-        width = max(len(windows[i].tokens) for i in members)
-        width = max(width, -(-shapes.tile_rows // group))
+        width = shapes.fit_width(max(len(windows[i].tokens) for i in members), group)
         length = shapes.fit_keys(max(windows[i].start + len(windows[i].tokens) for i in members))
         positions = np.zeros((last - first, width), dtype=np.int64)
         gather = np.zeros((last - first, width), dtype=np.int64)
@@ -211,3 +216,11 @@ def _group(windows: list[Window]) -> list[list[int]]:
         else:
             groups += [[i] for i in short]
     return groups
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many leading tokens two sequences share."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    return next(i for i in range(limit) if a[i] != b[i])

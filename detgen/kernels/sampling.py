@@ -35,7 +35,7 @@ def gumbel(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray
     counter = ((position << 64) - 1) % (1 << 256)  # numpy steps it before the first block
     generator = np.random.Philox(counter=counter, key=(sample << 64) | seed)
     uniform = ((generator.random_raw(vocabulary) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(uniform))
+    return -np.log(-np.log(np.minimum(uniform, 1 - 2.0**-53)))
 
 
 def scores(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
@@ -56,7 +56,8 @@ def scores(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
     sampled = [i for i, c in enumerate(choices) if c.temperature > 0]
     some = [choices[i] for i in sampled]
     column = lambda values: torch.tensor(values, dtype=torch.float64)[:, None]  # noqa: E731
-    rows = result[sampled].cpu() / column([c.temperature for c in some])
+    rows = result[sampled].cpu()
+    rows = (rows - rows.amax(-1, keepdim=True)) / column([c.temperature for c in some])
     if any(c.top_k or c.top_p < 1 for c in some):
         _keep_top(rows, some)
     if any(c.min_p for c in some):
@@ -95,4 +96,4 @@ def choose(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     best = torch.argmax(score, dim=-1)
     top = score.gather(-1, best[:, None])
     rest = score.scatter(-1, best[:, None], -torch.inf).amax(-1)
-    return best, top[:, 0] - rest
+    return best, top[:, 0].double() - rest.double()
