@@ -17,8 +17,7 @@ from detgen.drafters.ngram import NgramDrafter
 from detgen.drafters.protocol import Drafting
 from detgen.kernels.cost import PassCost
 
-_MODEL_DEPTHS = (0, 1, 2, 3, 4, 6, 8)
-_NGRAM_DEPTHS = (0, 3, 6, 12)
+_MODEL_DEPTHS = (1, 2, 3, 4, 6)
 _PRIOR = {"model": (2.0, 3.0), "ngram": (1.0, 2.0)}  # accepted and tried, before anything was seen
 
 
@@ -40,17 +39,16 @@ class AutoDrafter:
         self._ngram = ngram
         self._model = model
         self._cost = target_cost
-        self._model_depths = (0,) if model is None else _MODEL_DEPTHS if depth is None else (0, depth)
-        self._ngram_depths = _NGRAM_DEPTHS if depth is None else (0, depth)
+        self._depth = depth
+        self._depths = () if model is None else _MODEL_DEPTHS if depth is None else (depth,)
+        self._speed = 0.0  # expected tokens a second of the last round
         self._seen = dict(_PRIOR)
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> tuple[list[list[int]], list[str]]:
         """At most lengths[i] tokens for seqs[i], and the name of the drafter that each draft comes from."""
-        room = np.array(lengths)
-        found = self._ngram.draft(seqs, [min(n, self._ngram_depths[-1]) for n in lengths])
-        looked_up = np.array([len(f) for f in found])
-        rates = {name: self._rates(seqs, name) for name in _PRIOR}
-        model_depths, ngram_depths = self._best(room, looked_up, rates)
+        found = self._ngram.draft(seqs, lengths)
+        room, looked_up = np.array(lengths), np.array([len(f) for f in found])
+        model_depths, ngram_depths = self._best(room, looked_up, self._rates(seqs, "model"), self._rates(seqs, "ngram"))
         chosen = [f[:n] for f, n in zip(found, ngram_depths, strict=True)]
         names = ["ngram" if n else "none" for n in ngram_depths]
         if self._model is not None and model_depths.any():
@@ -75,29 +73,40 @@ class AutoDrafter:
         return rates
 
     def _best(
-        self, room: np.ndarray, looked_up: np.ndarray, rates: dict[str, np.ndarray]
+        self, room: np.ndarray, looked_up: np.ndarray, model_rates: np.ndarray, ngram_rates: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draft lengths by model and by look-up, int [sequences] each; at most one of the two is above 0."""
-        draft_pass = self._model.cost if self._model is not None else None
-        best, best_speed = (np.zeros_like(room), np.zeros_like(room)), 0.0
-        for deep in self._model_depths:
-            by_model = np.minimum(deep, room)
-            model_gain = _expected(rates["model"], by_model)
-            for far in self._ngram_depths:
-                by_ngram = np.minimum(far, looked_up)
-                ngram_gain = _expected(rates["ngram"], by_ngram)
-                prefer = ngram_gain >= model_gain
-                gain = len(room) + np.where(prefer, ngram_gain, model_gain).sum()
-                rows = len(room) + np.where(prefer, by_ngram, by_model).sum()
-                seconds = self._cost.predict(float(rows))
-                drafting = int((~prefer).sum())
-                if drafting and draft_pass is not None:
-                    seconds += deep * draft_pass.predict(drafting)
-                speed = gain / seconds if seconds else 0.0
-                if speed > best_speed:
-                    best = np.where(prefer, 0, by_model), np.where(prefer, by_ngram, 0)
-                    best_speed = speed
+        by_ngram = np.minimum(looked_up, self._worthwhile(ngram_rates))
+        ngram_gain = _expected(ngram_rates, by_ngram)
+        none = np.zeros_like(room)
+        best, self._speed = (none, by_ngram), self._price(by_ngram, ngram_gain, 0.0)
+        if self._model is None:
+            return best
+        worthwhile = np.minimum(room, self._worthwhile(model_rates))
+        for depth in self._depths:
+            by_model = np.minimum(depth, worthwhile)
+            model_gain = _expected(model_rates, by_model)
+            modelled = model_gain > ngram_gain
+            if modelled.any():
+                rows = np.where(modelled, by_model, by_ngram)
+                drafting = depth * self._model.cost.predict(int(modelled.sum()))
+                speed = self._price(rows, np.where(modelled, model_gain, ngram_gain), drafting)
+                if speed > self._speed:
+                    best, self._speed = (np.where(modelled, by_model, 0), np.where(modelled, 0, by_ngram)), speed
         return best
+
+    def _worthwhile(self, rates: np.ndarray) -> np.ndarray:
+        """How many tokens are worth drafting: until the next one gains less than its row costs, at the last speed."""
+        if self._depth is not None:
+            return np.full(len(rates), self._depth)
+        least = np.clip(self._speed * self._cost.slope, 0.02, 0.9)
+        depths: np.ndarray = np.floor(np.log(least) / np.log(rates)).astype(np.int64)
+        return depths
+
+    def _price(self, drafted: np.ndarray, gain: np.ndarray, drafting: float) -> float:
+        """Expected tokens a second of a round of these drafts, which took `drafting` seconds to make."""
+        seconds = self._cost.predict(float(len(drafted) + drafted.sum())) + drafting
+        return float((len(drafted) + gain.sum()) / seconds) if seconds else 0.0
 
 
 def _expected(rate: np.ndarray, length: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ from detgen.kernels.norm import fuse_norms
 from detgen.kernels.packing import FREE_SHAPES, Shapes
 from detgen.models import DEMO, LoadedModel, check_vocabularies, load_model, pick_device
 
-_ADAPTIVE = 12  # most tokens an adaptive draft may have
+_ADAPTIVE = 24  # most tokens an adaptive draft may have
 _DEFAULT_DEPTH = 4  # of a drafter that was named, where no length was given
 _LEAST_POSITIONS = 3 * 128  # what the probe needs
 

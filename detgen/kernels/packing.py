@@ -14,7 +14,7 @@ import torch
 
 from detgen.kernels.attention import BLOCK, PERIOD, Attend, attend_fused
 
-_GROUPED = 16  # windows of up to this many tokens share a tile; longer ones have their own
+_CALL = 24  # what one more tile costs, in tokens of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +206,23 @@ def _rows(windows: list[Window], stride: int) -> tuple[list[int], list[int], lis
 
 
 def _group(windows: list[Window]) -> list[list[int]]:
-    """Indices of the windows that share a tile: short ones together where their slots are dense, long ones alone."""
-    short = [i for i, w in enumerate(windows) if len(w.tokens) <= _GROUPED]
-    groups = [[i] for i, w in enumerate(windows) if len(w.tokens) > _GROUPED]
-    if short:
-        slots = [windows[i].slot for i in short]
-        if max(slots) - min(slots) < 2 * len(short):
-            groups.append(short)
-        else:
-            groups += [[i] for i in short]
-    return groups
+    """Indices of the windows that share a tile: the shorter ones together, the longer ones alone.
+
+    A shared tile is as wide as its longest window over all slots that it spans; a tile of its own costs a call.
+    """
+    order = sorted(range(len(windows)), key=lambda i: len(windows[i].tokens))
+    alone = sum(len(w.tokens) + _CALL for w in windows)
+    best, shared = alone, 0
+    first, last = len(windows) and windows[order[0]].slot, -1
+    for count, i in enumerate(order, 1):
+        width = len(windows[i].tokens)
+        first, last = min(first, windows[i].slot), max(last, windows[i].slot)
+        alone -= width + _CALL
+        cost = (last + 1 - first) * width + _CALL + alone
+        if cost < best:
+            best, shared = cost, count
+    together = [sorted(order[:shared])] if shared else []
+    return together + [[i] for i in sorted(order[shared:])]
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
