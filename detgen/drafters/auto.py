@@ -76,13 +76,17 @@ class AutoDrafter:
         self, room: np.ndarray, looked_up: np.ndarray, model_rates: np.ndarray, ngram_rates: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draft lengths by model and by look-up, int [sequences] each; at most one of the two is above 0."""
+        none = np.zeros_like(room)
+        plain = self._price(none, none, 0.0)
+        self._speed = max(self._speed, plain)
         by_ngram = np.minimum(looked_up, self._worthwhile(ngram_rates))
         ngram_gain = _expected(ngram_rates, by_ngram)
-        none = np.zeros_like(room)
+        worthwhile = np.minimum(room, self._worthwhile(model_rates))
         best, self._speed = (none, by_ngram), self._price(by_ngram, ngram_gain, 0.0)
+        if plain > self._speed:
+            best, self._speed = (none, none), plain
         if self._model is None:
             return best
-        worthwhile = np.minimum(room, self._worthwhile(model_rates))
         for depth in self._depths:
             by_model = np.minimum(depth, worthwhile)
             model_gain = _expected(model_rates, by_model)
@@ -99,7 +103,7 @@ class AutoDrafter:
         """How many tokens are worth drafting: until the next one gains less than its row costs, at the last speed."""
         if self._depth is not None:
             return np.full(len(rates), self._depth)
-        least = np.clip(self._speed * self._cost.slope, 0.02, 0.9)
+        least = np.clip(self._speed * self._cost.slope, 1e-3, 0.9)
         depths: np.ndarray = np.floor(np.log(least) / np.log(rates)).astype(np.int64)
         return depths
 

@@ -54,7 +54,7 @@ class FastPath:
         if not drafting:
             return []
         choices = [seq.choice(len(draft)) for seq, draft in drafting]
-        tokens: list[int] = choose(scores(logits[: len(drafting)], choices))[0].tolist()
+        tokens: list[int] = choose(scores(logits[: len(drafting)], choices)).tolist()
         return tokens
 
 

@@ -61,7 +61,7 @@ class ModelDrafter:
         logits = self._catch_up([seqs[i] for i in going])
         while True:
             row_choices = [seqs[i].choice(len(drafts[i])) for i in going]
-            tokens = choose(scores(logits[:, : self._vocabulary], row_choices))[0].tolist()
+            tokens = choose(scores(logits[:, : self._vocabulary], row_choices)).tolist()
             for i, token in zip(going, tokens, strict=True):
                 drafts[i].append(token)
             going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]

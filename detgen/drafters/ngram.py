@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from detgen.drafters.protocol import Drafting
 
-_LONGEST, _SHORTEST = 4, 2  # lengths of n-gram that are looked up, longest first
+_LONGEST, _SHORTEST = 3, 2  # lengths of n-gram that are looked up, longest first
 
 
 class _Index:

@@ -20,7 +20,7 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import record, verify
 from detgen.kernels.packing import Shapes, Window
-from detgen.kernels.sampling import choose, scores
+from detgen.kernels.sampling import choose, leads, scores
 
 
 class Trace(Protocol):
@@ -123,8 +123,9 @@ class Decoding:
             for w, seq in judged:
                 self._read(w, seq)
             return
-        picked, leads = choose(scores(logits, choices))
-        tokens, margins = picked.tolist(), leads.tolist()
+        score = scores(logits, choices)
+        picked = choose(score)
+        tokens = picked.tolist()
         rows: list[int] = []
         verdicts = []
         row = 0
@@ -144,18 +145,17 @@ class Decoding:
             verdicts.append((seq, verdict, drafted, name, row))
             rows += range(row, row + len(verdict.tokens))
             row += w.logits
-        committed = torch.log_softmax(logits[rows], dim=-1)
-        chosen = committed.gather(-1, picked[rows][:, None].to(committed.device))[:, 0].tolist()
+        committed, chosen, margins = _judge(logits, score, picked, rows)
         at = 0
         for seq, verdict, drafted, name, row in verdicts:
             n = len(verdict.tokens)
             self._trace(seq, logits[row : row + n])
             self._keep_logprobs(seq, committed[at : at + n], chosen[at : at + n])
             if seq.deterministic:
-                record(seq, verdict, drafted, name, chosen[at : at + n], margins[row : row + n])
+                record(seq, verdict, drafted, name, chosen[at : at + n], margins[at : at + n])
                 self._count(verdict.statuses.count("accepted"), len(drafted), name, seq)
             else:
-                self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[row])
+                self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[at])
             at += n
             self._stats.tokens += n
             self._scheduler.advance(seq, len(seq.tokens) - 1)
@@ -169,10 +169,10 @@ class Decoding:
     def commit_riders(self, logits: torch.Tensor) -> None:
         """Commit one token of the fast path for each rider; logits float32 [riders, vocabulary]."""
         riders = self.riders()
-        picked, leads = choose(scores(logits, [s.choice() for s in riders]))
-        logprobs = torch.log_softmax(logits, dim=-1)
-        chosen = logprobs.gather(-1, picked[:, None].to(logprobs.device))[:, 0].tolist()
-        for i, (seq, token, margin) in enumerate(zip(riders, picked.tolist(), leads.tolist(), strict=True)):
+        score = scores(logits, [s.choice() for s in riders])
+        picked = choose(score)
+        logprobs, chosen, margins = _judge(logits, score, picked, list(range(len(riders))))
+        for i, (seq, token, margin) in enumerate(zip(riders, picked.tolist(), margins, strict=True)):
             self._stopping.ends(seq, [token])
             self._keep_logprobs(seq, logprobs[i : i + 1], chosen[i : i + 1])
             self._record_unverified(seq, token, chosen[i], margin)
@@ -224,3 +224,14 @@ class Decoding:
             self.trace.finished(seq, *self._target.cache.entries(seq.slot, 0, seq.cached))
         self._scheduler.release(seq)
         self._done.append(seq)
+
+
+def _judge(
+    logits: torch.Tensor, score: torch.Tensor, picked: torch.Tensor, rows: list[int]
+) -> tuple[torch.Tensor, list[float], list[float]]:
+    """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins."""
+    best = picked[rows]
+    logprobs = torch.log_softmax(logits[rows], dim=-1)
+    chosen: list[float] = logprobs.gather(-1, best[:, None])[:, 0].tolist()
+    margins: list[float] = leads(score[rows], best).tolist()
+    return logprobs, chosen, margins

@@ -21,21 +21,22 @@ from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
 from detgen.engine.config import EngineConfig, EngineError
 from detgen.engine.decoding import Decoding, Trace
-from detgen.engine.forward import Forward, attach
+from detgen.engine.forward import Forward, attach, attend_current
 from detgen.engine.kv_cache import KVCache
-from detgen.engine.probing import probe
+from detgen.engine.probing import probe, reference_logits
 from detgen.engine.request import Completion, Request, RequestError, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
+from detgen.kernels.decoder_layer import lean_layers
 from detgen.kernels.experts import pack_experts
 from detgen.kernels.linear import pack_linears
 from detgen.kernels.norm import fuse_norms
 from detgen.kernels.packing import FREE_SHAPES, Shapes
 from detgen.models import DEMO, LoadedModel, check_vocabularies, load_model, pick_device
 
-_ADAPTIVE = 24  # most tokens an adaptive draft may have
+_ADAPTIVE = 8  # most tokens an adaptive draft may have
 _DEFAULT_DEPTH = 4  # of a drafter that was named, where no length was given
 _LEAST_POSITIONS = 3 * 128  # what the probe needs
 
@@ -89,10 +90,12 @@ class Engine:
         """Attach attention, pack weights, allocate the caches, probe, and join the parts."""
         models = [self._target] + ([self._draft] if self._draft else [])
         layouts = []
+        reference = reference_logits(self._target.model, self._target.vocabulary)
         for loaded in models:
             pack_linears(loaded.model)
             fuse_norms(loaded.model)
             pack_experts(loaded.model)
+            lean_layers(loaded.model, attend_current)
             layouts.append(attach(loaded.model, loaded.name))
         position_bytes = sum(KVCache.position_bytes(s, m.dtype) for (s, _), m in zip(layouts, models, strict=True))
         positions = self._positions(position_bytes)
@@ -102,7 +105,7 @@ class Engine:
         forwards = [
             Forward(m.model, cache, group) for m, cache, (_, group) in zip(models, caches, layouts, strict=True)
         ]
-        shapes, self.probe = probe(forwards[0], layouts[0][1], self._target.vocabulary)
+        shapes, self.probe = probe(forwards[0], layouts[0][1], reference)
         if shapes is None:
             if not self.config.allow_nondeterministic:
                 raise EngineError(

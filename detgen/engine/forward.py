@@ -170,10 +170,23 @@ def _attention(
         raise EngineError(f"{type(module).__name__} is not supported: {what}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return _current.get().attend(layer, query, key, value, scale, sliding_window, softcap), None
+    return attend_current(layer, query, key, value, scale, sliding_window, softcap), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def attend_current(
+    layer: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """`Forward.attend` of the pass in progress."""
+    return _current.get().attend(layer, q, k, v, scale, window, softcap)
 
 
 class _Recorder:

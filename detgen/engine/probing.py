@@ -11,9 +11,10 @@ import time
 from dataclasses import asdict, dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from detgen.engine.config import EngineError
-from detgen.engine.forward import ATTENTION_NAME, Forward
+from detgen.engine.forward import Forward
 from detgen.kernels.attention import attend_blocks, attend_fused
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.probe import key_lengths, same_bits
@@ -70,7 +71,7 @@ class _Prober:
         self.forward = forward
         self._random = torch.Generator().manual_seed(20)
         self._vocabulary = vocabulary
-        self.tokens = self._draw(_TAIL)
+        self.tokens = _probed_tokens(vocabulary)
         self.positions = 0
         cache = forward.cache
         for entries in (*cache.keys, *cache.values):
@@ -117,7 +118,7 @@ class _Prober:
                 layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
 
     def _compute(self, rows: int, like: Shapes, start: int, width: int, before: int) -> list[torch.Tensor]:
-        """Logits and KV entries of tail tokens start..start+width-1 in a pass of `rows` rows, `before` of others first."""
+        """Logits and KV entries of tail tokens start..start+width-1 in a pass of `rows` rows beside others."""
         behind = rows - width - before
         windows = [Window(1, _HEAD + start, self.tokens[start : start + width], width)]
         for slot, count in ((0, before), (2, behind)):
@@ -135,13 +136,13 @@ def _exact(rows: int, like: Shapes) -> Shapes:
     return Shapes((rows,), False, like.tile_rows, like.key_lengths, like.attend)
 
 
-def probe(forward: Forward, group: int, vocabulary: int) -> tuple[Shapes | None, ProbeReport]:
+def probe(forward: Forward, group: int, reference: torch.Tensor) -> tuple[Shapes | None, ProbeReport]:
     """Find the canonical class of a model's passes.
 
     Args:
         forward: its passes; the cache's contents are forgotten.
         group: query heads a KV head.
-        vocabulary: ids to draw tokens from.
+        reference: what `reference_logits` gave.
 
     Returns:
         The shapes of canonical passes, None if no two row counts agree; and what was found.
@@ -161,8 +162,8 @@ def probe(forward: Forward, group: int, vocabulary: int) -> tuple[Shapes | None,
             continue
         cache.partition(cache.positions // 3, 3)
         like = Shapes((_SIZES[-1],), False, _TILE_ROWS, lengths, attend)
-        prober = _Prober(forward, vocabulary)
-        error = _reference_error(prober, like)
+        prober = _Prober(forward, reference.shape[-1])
+        error = _reference_error(prober, like, reference)
         sizes, others = _class(prober, like, counts)
         if sizes:
             dense = not any(sizes[0] < n < sizes[-1] for n in others)
@@ -196,26 +197,37 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
         torch.set_num_threads(threads)
 
 
-def _reference_error(prober: _Prober, like: Shapes) -> float:
-    """Largest difference of packed logits from the model's own eager forward, over the largest logit.
+def _probed_tokens(vocabulary: int) -> list[int]:
+    tokens: list[int] = torch.randint(0, vocabulary, (_TAIL,), generator=torch.Generator().manual_seed(20)).tolist()
+    return tokens
+
+
+@torch.inference_mode()
+def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
+    """Logits of the probed tokens by the model's own eager forward, before anything of it is replaced.
+
+    Returns:
+        float32 [tokens, vocabulary].
+    """
+    ids = torch.tensor([_probed_tokens(vocabulary)], device=model.device)
+    model.set_attn_implementation("eager")
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+    return logits
+
+
+def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> float:
+    """Largest difference of packed logits from the model's own, over the largest logit.
 
     Raises:
         EngineError: if it is larger than rounding explains.
     """
-    forward = prober.forward
-    ids = torch.tensor([prober.tokens], device=forward.device)
-    forward.model.set_attn_implementation("eager")
-    try:
-        with torch.inference_mode():
-            own = forward.model(input_ids=ids, use_cache=False).logits[0].float()
-    finally:
-        forward.model.set_attn_implementation(ATTENTION_NAME)
-    packed = forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
-    error = float((own - packed).abs().max() / own.abs().max().clamp_min(1e-6))
-    limit = 1e-3 if next(forward.model.parameters()).dtype == torch.float32 else 0.1
+    model = prober.forward.model
+    packed = prober.forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
+    error = float((reference - packed).abs().max() / reference.abs().max().clamp_min(1e-6))
+    limit = 1e-3 if model.dtype == torch.float32 else 0.1
     if not error <= limit:
         raise EngineError(
-            f"{type(forward.model).__name__} is not supported: packed rows give other logits than the model's own "
+            f"{type(model).__name__} is not supported: packed rows give other logits than the model's own "
             f"forward (largest difference {error:.1e} of the largest logit)"
         )
     return error

@@ -89,12 +89,13 @@ class JoinedLinear(nn.Module):
 
     def __init__(self, joined: _Joined, first: int, last: int, siblings: int) -> None:
         super().__init__()
-        self._joined = joined
+        self.joined = joined
+        self.out_features = last - first
         self._span = (first, last, siblings)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., last - first]."""
-        return self._joined.columns(x, *self._span)
+        return self.joined.columns(x, *self._span)
 
 
 # Children that transformers' models call one after the other on the same tensor.

@@ -84,16 +84,20 @@ def _keep_top(rows: torch.Tensor, choices: list[Choice]) -> None:
     rows.scatter_(-1, ids, ordered)
 
 
-def choose(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best entry of each row, ties to the lowest id, and its lead over the runner-up.
+def choose(score: torch.Tensor) -> torch.Tensor:
+    """The best entry of each row, int64 [rows], ties to the lowest id; score [rows, vocabulary], as `scores` returns."""
+    return torch.argmax(score, dim=-1)
+
+
+def leads(score: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """How far the best entry of each row is ahead of the runner-up.
 
     Args:
-        score: [rows, vocabulary], as `scores` returns.
+        score: [rows, vocabulary], overwritten.
+        best: int64 [rows], as `choose` returns.
 
     Returns:
-        Token ids int64 [rows] and margins [rows] (inf where there is no other candidate).
+        float64 [rows]; inf where there is no other candidate.
     """
-    best = torch.argmax(score, dim=-1)
-    top = score.gather(-1, best[:, None])
-    rest = score.scatter(-1, best[:, None], -torch.inf).amax(-1)
-    return best, top[:, 0].double() - rest.double()
+    top = score.gather(-1, best[:, None])[:, 0].double()
+    return top - score.scatter_(-1, best[:, None], -torch.inf).amax(-1).double()

@@ -66,7 +66,7 @@ def test_within_limits(
     looked_up = NgramDrafter().draft(seqs, lengths)
     for seq, n, found, name, other in zip(seqs, lengths, drafts, names, looked_up, strict=True):
         assert len(found) <= n
-        assert len(found) <= (12 if depth is None else depth)
+        assert depth is None or len(found) <= depth
         assert (name == "none") == (not found)
         assert name in ("none", "ngram") or draft is not None
         if name == "ngram":

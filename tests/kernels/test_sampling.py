@@ -12,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen.kernels.probe import same_bits
-from detgen.kernels.sampling import Choice, choose, gumbel, scores
+from detgen.kernels.sampling import Choice, choose, gumbel, leads, scores
 
 WORD = 2**64 - 1
+
+
+def decide(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and margins of all rows."""
+    best = choose(score)
+    return best, leads(score.clone(), best)
 
 
 def philox4x64(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -99,7 +105,7 @@ def test_noise_has_the_gumbel_distribution() -> None:
 @given(rows=st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0, 2.5]), min_size=5, max_size=5), min_size=1, max_size=6))
 def test_ties_go_to_the_lowest_id(rows: list[list[float]]) -> None:
     """The first of the best entries; the margin is its lead over the best of the others, 0 in a tie."""
-    tokens, margins = choose(torch.tensor(rows))
+    tokens, margins = decide(torch.tensor(rows))
     for row, token, margin in zip(rows, tokens.tolist(), margins.tolist(), strict=True):
         assert token == row.index(max(row))
         assert margin == max(row) - max(row[:token] + row[token + 1 :])
@@ -109,13 +115,13 @@ def test_a_tie_in_a_long_row() -> None:
     """Long rows are reduced in parts; the lowest id wins across them, too."""
     x = torch.zeros(3, 100_001)
     x[0, [70_000, 99_999]] = x[1, [3, 4]] = x[2, [50_000, 100_000]] = 5.0
-    assert choose(x)[0].tolist() == [70_000, 3, 50_000]
+    assert choose(x).tolist() == [70_000, 3, 50_000]
 
 
 def test_the_only_candidate_has_an_infinite_margin() -> None:
     row = torch.full((1, 6), -torch.inf)
     row[0, 4] = 1.0
-    token, margin = choose(row)
+    token, margin = decide(row)
     assert (token.item(), margin.item()) == (4, math.inf)
 
 
@@ -182,11 +188,11 @@ def test_rows_do_not_meet(rows: list[tuple[list[float], Choice]]) -> None:
     logits = torch.tensor([x for x, _ in rows]) + noise
     choices = [c for _, c in rows]
     together = scores(logits, choices)
-    tokens, margins = choose(together)
+    tokens, margins = decide(together)
     for i, choice in enumerate(choices):
         own = scores(logits[i : i + 1], [choice])
         assert same_bits(own.double(), together[i : i + 1].double())
-        token, margin = choose(own)
+        token, margin = decide(own)
         assert token.item() == tokens[i].item()
         assert margin.tolist() == margins[i : i + 1].tolist(), "the margin is part of the log"
 
@@ -196,7 +202,7 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     """As the temperature goes to 0, the choice goes to the argmax; no overflow on the way changes it."""
     logits = torch.tensor([[1.0, -2.0, 9.0, 3.0, 8.0]])
     for choice in (Choice(temperature), Choice(temperature, top_p=0.9), Choice(temperature, top_k=3, min_p=0.1)):
-        assert choose(scores(logits, [choice]))[0].tolist() == [2]
+        assert choose(scores(logits, [choice])).tolist() == [2]
 
 
 def test_rows_do_not_meet_at_full_width() -> None:
@@ -233,7 +239,7 @@ def test_samples_fit_the_distribution(choice: Choice) -> None:
             Choice(choice.temperature, choice.top_p, choice.top_k, choice.min_p, **{"seed": 9, vary: i})
             for i in range(n)
         ]
-        counts = Counter(choose(scores(logits.expand(n, -1), some))[0].tolist())
+        counts = Counter(choose(scores(logits.expand(n, -1), some)).tolist())
         assert set(counts) <= set(keep)
         chi = sum((counts[t] - n * float(q)) ** 2 / (n * float(q)) for t, q in zip(keep, p, strict=True))
         assert chi < CRITICAL[len(keep) - 1], (vary, chi)
@@ -250,6 +256,6 @@ def test_close_distributions_agree_more_often_than_chance() -> None:
     near = logits + 0.05 * torch.randn(500, 100, generator=g)
     choices = [Choice(1.0, position=i) for i in range(500)]
     others = [Choice(1.0, position=i, seed=1) for i in range(500)]
-    target = choose(scores(logits, choices))[0]
-    assert (choose(scores(near, choices))[0] == target).float().mean() > 0.9
-    assert (choose(scores(near, others))[0] == target).float().mean() < 0.6
+    target = choose(scores(logits, choices))
+    assert (choose(scores(near, choices)) == target).float().mean() > 0.9
+    assert (choose(scores(near, others)) == target).float().mean() < 0.6
