@@ -95,17 +95,14 @@ class Engine:
             pack_linears(loaded.model)
             fuse_norms(loaded.model)
             pack_experts(loaded.model)
-            lean_layers(loaded.model, attend_current)
-            layouts.append(attach(loaded.model, loaded.name))
-        position_bytes = sum(KVCache.position_bytes(s, m.dtype) for (s, _), m in zip(layouts, models, strict=True))
-        positions = self._positions(position_bytes)
-        caches = [
-            KVCache(shapes, positions, m.dtype, self._device) for (shapes, _), m in zip(layouts, models, strict=True)
-        ]
-        forwards = [
-            Forward(m.model, cache, group) for m, cache, (_, group) in zip(models, caches, layouts, strict=True)
-        ]
-        shapes, self.probe = probe(forwards[0], layouts[0][1], reference)
+            layout = attach(loaded.model, loaded.name)
+            lean_layers(loaded.model, attend_current, layout.traits)
+            layouts.append(layout)
+        parts = list(zip(models, layouts, strict=True))
+        positions = self._positions(sum(KVCache.position_bytes(part.cached, m.dtype) for m, part in parts))
+        caches = [KVCache(part.cached, positions, m.dtype, self._device) for m, part in parts]
+        forwards = [Forward(m.model, cache, part.group) for (m, part), cache in zip(parts, caches, strict=True)]
+        shapes, self.probe = probe(forwards[0], layouts[0].group, reference)
         if shapes is None:
             if not self.config.allow_nondeterministic:
                 raise EngineError(
@@ -122,7 +119,7 @@ class Engine:
             caches, shapes, self.config.batch_size, drafter.start if drafter else lambda *_: None
         )
         stopping = Stopping(self.tokenizer, self._target.eos)
-        self._forward, self._fast_forward = forwards[0], Forward(forwards[0].model, caches[0], layouts[0][1])
+        self._forward, self._fast_forward = forwards[0], Forward(forwards[0].model, caches[0], layouts[0].group)
         self._draft_forward = forwards[1] if self._draft else None
         forwards[0].reset()
         self._decoding = Decoding(forwards[0], shapes, self._scheduler, stopping, self.stats)
@@ -149,6 +146,8 @@ class Engine:
         elif c.drafter == "auto":
             decoding.drafter = AutoDrafter(NgramDrafter(), model, self._forward.cost, c.draft_tokens)
             decoding.draft_length = c.draft_tokens or _ADAPTIVE
+        # A window is verified in one pass.
+        decoding.draft_length = min(decoding.draft_length, self._shapes.most_rows - 1)
 
     def _positions(self, position_bytes: int) -> int:
         """Size of the KV arena in positions: what a whole batch of the longest sequences takes, or what fits.
@@ -162,14 +161,14 @@ class Engine:
                 budget = int(torch.cuda.mem_get_info(self._device)[0] * 0.8)
             else:
                 budget = int(psutil.virtual_memory().available * 0.4)
-        context = -(-self._target.context // 512) * 512
-        positions = min(budget // position_bytes, self.config.batch_size * context)
-        if self.config.kv_memory is not None and positions < _LEAST_POSITIONS:
+        held = budget // position_bytes
+        if self.config.kv_memory is not None and held < _LEAST_POSITIONS:
             raise EngineError(
-                f"--kv-memory {budget} bytes holds {positions} positions of {position_bytes} bytes; "
+                f"--kv-memory {budget} bytes holds {held} positions of {position_bytes} bytes; "
                 f"give at least {_LEAST_POSITIONS * position_bytes} bytes"
             )
-        return max(positions, _LEAST_POSITIONS)
+        context = -(-self._target.context // 512) * 512
+        return max(min(held, self.config.batch_size * context), _LEAST_POSITIONS)
 
     def generate(self, prompts: Iterable[str | Request], **sampling: Any) -> list[Completion]:
         """Complete prompts.
@@ -248,15 +247,15 @@ class Engine:
             RequestError: if the request can never run.
         """
         tokens = self.encode(request)
-        context = min(self._target.context, self._scheduler.capacity)
+        context, capacity = self._target.context, self._scheduler.capacity
         if len(tokens) >= context:
-            why = (
-                f"the model's context is {context}"
-                if context == self._target.context
-                else f"the KV cache holds sequences of {context} tokens; give it more with --kv-memory"
-            )
-            raise RequestError(f"the prompt has {len(tokens)} tokens, {why}")
+            raise RequestError(f"the prompt has {len(tokens)} tokens, the model's context is {context}")
         limit = min(len(tokens) + request.params.max_tokens, context)
+        if limit > capacity:  # cutting it short would make the output depend on the memory
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and may grow to {limit}, the KV cache holds sequences of "
+                f"{capacity}; give it more with --kv-memory, or ask for fewer --max-tokens"
+            )
         return [Sequence(request, i, list(tokens), len(tokens), limit) for i in range(request.params.n)]
 
     def encode(self, request: Request) -> list[int]:

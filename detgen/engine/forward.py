@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -194,6 +195,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[int, int, int, int]] = {}
+        self.traits: dict[int, tuple[float, int | None]] = {}
 
     def attend(
         self,
@@ -206,18 +208,31 @@ class _Recorder:
         softcap: float | None,
     ) -> torch.Tensor:
         self.layers[layer] = (q.shape[1], k.shape[1], k.shape[3], v.shape[3])
+        self.traits[layer] = (scale, window)
         return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
 
 
-def attach(model: PreTrainedModel, name: str) -> tuple[list[tuple[int, int, int]], int]:
-    """Put detgen's attention into a model and find what its layers cache.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the attention layers of a model were seen to bring.
+
+    Attributes:
+        cached: (kv_heads, key head size, value head size) of each layer.
+        traits: scale of the scores and sliding window (None for full attention) of each layer.
+        group: query heads a KV head.
+    """
+
+    cached: list[tuple[int, int, int]]
+    traits: list[tuple[float, int | None]]
+    group: int
+
+
+def attach(model: PreTrainedModel, name: str) -> Layout:
+    """Put detgen's attention into a model and find what its layers bring.
 
     Args:
         model: a transformers decoder.
         name: how messages call it.
-
-    Returns:
-        (kv_heads, key head size, value head size) of each layer, and the query heads a KV head.
 
     Raises:
         EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface.
@@ -243,4 +258,8 @@ def attach(model: PreTrainedModel, name: str) -> tuple[list[tuple[int, int, int]
             "so detgen cannot hold it to its key-value cache"
         )
     shapes = [recorder.layers[i] for i in range(count)]
-    return [(h, dk, dv) for _, h, dk, dv in shapes], min(q // h for q, h, _, _ in shapes)
+    return Layout(
+        [(h, dk, dv) for _, h, dk, dv in shapes],
+        [recorder.traits[i] for i in range(count)],
+        min(q // h for q, h, _, _ in shapes),
+    )

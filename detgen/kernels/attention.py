@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 BLOCK = 64  # keys a block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
+MOST_TILE_ROWS = 184  # rows of a tile; from 192 torch's fused kernel takes queries 64 at a time instead of 32
 PERIOD = 8 * BLOCK  # keys that torch's fused kernel takes at a time
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float | None], torch.Tensor]

@@ -8,6 +8,7 @@ result with the model's own forward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -62,15 +63,16 @@ class LeanDecoderLayer(nn.Module):
         layer: the transformers layer.
         rotation: shared by the layers of the model.
         attend: attention of the pass in progress.
+        scale: factor of the attention scores.
+        window: size of the sliding window, None for full attention.
     """
 
-    def __init__(self, layer: Any, rotation: _Rotation, attend: AttendRows) -> None:
+    def __init__(self, layer: Any, rotation: _Rotation, attend: AttendRows, scale: float, window: int | None) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.index: int = attention.layer_idx
         self.head_size: int = attention.head_dim
-        self.scale: float = attention.scaling
-        self.window: int | None = getattr(attention, "sliding_window", None)
+        self.scale, self.window = scale, window
         self.norm_in, self.norm_mid = layer.input_layernorm, layer.post_attention_layernorm
         self.qkv: PackedLinear = attention.q_proj.joined.packed
         self.out: PackedLinear = attention.o_proj
@@ -99,8 +101,13 @@ class LeanDecoderLayer(nn.Module):
         return out
 
 
-def lean_layers(model: nn.Module, attend: AttendRows) -> int:
+def lean_layers(model: nn.Module, attend: AttendRows, traits: Sequence[tuple[float, int | None]]) -> int:
     """Replace the decoder layers of known classes, in place, where `pack_linears` and `fuse_norms` have been.
+
+    Args:
+        model: a transformers decoder.
+        attend: attention of the pass in progress.
+        traits: scale and sliding window that each layer was seen to ask of its attention.
 
     Returns:
         How many were replaced.
@@ -109,7 +116,8 @@ def lean_layers(model: nn.Module, attend: AttendRows) -> int:
     found = [(name, m) for name, m in model.named_modules() if type(m).__name__ in _PLAIN and _prepared(m)]
     for name, layer in found:
         owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, LeanDecoderLayer(layer, rotation, attend))
+        scale, window = traits[layer.self_attn.layer_idx]
+        setattr(model.get_submodule(owner), child, LeanDecoderLayer(layer, rotation, attend, scale, window))
     return len(found)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from detgen.kernels.attention import BLOCK, PERIOD, Attend, attend_fused
+from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, attend_fused
 
 _CALL = 24  # what one more tile costs, in tokens of attention
 
@@ -62,6 +63,10 @@ class Shapes:
         """The least tokens a slot that hold `tokens` and make whole tiles of `group` query heads."""
         step = self.tile_rows // gcd(group, self.tile_rows)
         return -(-tokens // step) * step
+
+    def most_width(self, group: int) -> int:
+        """The most tokens a slot that a tile of `group` query heads may have."""
+        return max(MOST_TILE_ROWS // group // self.fit_width(1, group), 1) * self.fit_width(1, group)
 
     def fit_keys(self, keys: int) -> int:
         """The least allowed key length that holds `keys`."""
@@ -162,31 +167,52 @@ def _tiles(
     windows: list[Window], rows: int, shapes: Shapes, stride: int, group: int, device: torch.device
 ) -> tuple[list[Tile], torch.Tensor | None]:
     """The windows in tiles, and the index that puts the tiles' rows back in the order of the pass."""
-    offsets = np.cumsum([0] + [len(w.tokens) for w in windows])
+    pieces = _pieces(windows, shapes.most_width(group))
     tiles: list[Tile] = []
     order = np.zeros(rows, dtype=np.int64)
     base = 0
-    for members in _group(windows):
-        first = min(windows[i].slot for i in members)
-        last = max(windows[i].slot for i in members) + 1
-        width = shapes.fit_width(max(len(windows[i].tokens) for i in members), group)
-        length = shapes.fit_keys(max(windows[i].start + len(windows[i].tokens) for i in members))
+    for members in _group(pieces):
+        first = min(p.slot for p in members)
+        last = max(p.slot for p in members) + 1
+        width = shapes.fit_width(max(p.tokens for p in members), group)
+        length = shapes.fit_keys(max(p.start + p.tokens for p in members))
         positions = np.zeros((last - first, width), dtype=np.int64)
         gather = np.zeros((last - first, width), dtype=np.int64)
-        for i in members:
-            w, row = windows[i], windows[i].slot - first
-            n = len(w.tokens)
-            positions[row, :n] = np.arange(w.start, w.start + n)
-            gather[row, :n] = np.arange(offsets[i], offsets[i] + n)
-            order[offsets[i] : offsets[i] + n] = base + row * width + np.arange(n)
+        for p in members:
+            at, n = p.slot - first, p.tokens
+            positions[at, :n] = np.arange(p.start, p.start + n)
+            gather[at, :n] = np.arange(p.row, p.row + n)
+            order[p.row : p.row + n] = base + at * width + np.arange(n)
         flat = gather.reshape(-1)
         plain = len(flat) == rows and bool((flat == np.arange(rows)).all())
-        at = torch.from_numpy(positions).to(device)
+        seen = torch.from_numpy(positions).to(device)
         take = None if plain else torch.from_numpy(flat).to(device)
-        tiles.append(Tile(first, last, width, min(length, stride), at, take))
+        tiles.append(Tile(first, last, width, min(length, stride), seen, take))
         base += len(flat)
     whole = len(tiles) == 1 and tiles[0].gather is None
     return tiles, None if whole else torch.from_numpy(order).to(device)
+
+
+class _Piece(NamedTuple):
+    """Tokens of one window that stand in one tile; `whole` if they are all of it or its end."""
+
+    tokens: int
+    slot: int
+    start: int
+    row: int
+    whole: bool
+
+
+def _pieces(windows: list[Window], most: int) -> list[_Piece]:
+    """The windows cut to at most `most` tokens; `row` counts the rows of the pass."""
+    pieces = []
+    row = 0
+    for w in windows:
+        for at in range(0, len(w.tokens), most):
+            n = min(most, len(w.tokens) - at)
+            pieces.append(_Piece(n, w.slot, w.start + at, row + at, at + n == len(w.tokens)))
+        row += len(w.tokens)
+    return pieces
 
 
 def _rows(windows: list[Window], stride: int) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -205,24 +231,23 @@ def _rows(windows: list[Window], stride: int) -> tuple[list[int], list[int], lis
     return ids, positions, arena, wanted
 
 
-def _group(windows: list[Window]) -> list[list[int]]:
-    """Indices of the windows that share a tile: the shorter ones together, the longer ones alone.
+def _group(pieces: list[_Piece]) -> list[list[_Piece]]:
+    """The pieces that share a tile: the shorter ones together, the longer ones alone.
 
-    A shared tile is as wide as its longest window over all slots that it spans; a tile of its own costs a call.
+    A shared tile is as wide as its longest piece over all slots that it spans; a tile of its own costs a call. No
+    slot has two pieces in one tile.
     """
-    order = sorted(range(len(windows)), key=lambda i: len(windows[i].tokens))
-    alone = sum(len(w.tokens) + _CALL for w in windows)
-    best, shared = alone, 0
-    first, last = len(windows) and windows[order[0]].slot, -1
-    for count, i in enumerate(order, 1):
-        width = len(windows[i].tokens)
-        first, last = min(first, windows[i].slot), max(last, windows[i].slot)
-        alone -= width + _CALL
-        cost = (last + 1 - first) * width + _CALL + alone
+    order = sorted(p for p in pieces if p.whole)
+    alone = best = sum(p.tokens + _CALL for p in order)
+    first, last, shared = order[0].slot, -1, 0
+    for count, p in enumerate(order, 1):
+        first, last = min(first, p.slot), max(last, p.slot)
+        alone -= p.tokens + _CALL
+        cost = (last + 1 - first) * p.tokens + _CALL + alone
         if cost < best:
             best, shared = cost, count
-    together = [sorted(order[:shared])] if shared else []
-    return together + [[i] for i in sorted(order[shared:])]
+    together = [order[:shared]] if shared else []
+    return together + [[p] for p in order[shared:]] + [[p] for p in pieces if not p.whole]
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

@@ -10,7 +10,7 @@ from math import gcd
 
 import torch
 
-from detgen.kernels.attention import BLOCK, PERIOD, Attend
+from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -48,7 +48,9 @@ def key_lengths(
     g = torch.Generator().manual_seed(0)
     longest = 2 * PERIOD
     step = rows // gcd(rows, group)
-    few, *ragged, many = (-(-n // group // step) * step for n in (rows, 36, 68, 100, 128))
+    few, *ragged = (-(-n // group // step) * step for n in (rows, 36, 68, 100))
+    many = max(MOST_TILE_ROWS // group // step * step, few)
+    ragged = [min(n, many) for n in ragged]
     k, v = (torch.randn(2, longest, heads, size, generator=g).to(device, dtype) for _ in range(2))
     q = torch.randn(2, heads, group, many, size, generator=g).to(device, dtype)
 

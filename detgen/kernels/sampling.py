@@ -85,7 +85,7 @@ def _keep_top(rows: torch.Tensor, choices: list[Choice]) -> None:
 
 
 def choose(score: torch.Tensor) -> torch.Tensor:
-    """The best entry of each row, int64 [rows], ties to the lowest id; score [rows, vocabulary], as `scores` returns."""
+    """The best entry of each row of `scores`, int64 [rows]; ties go to the lowest id."""
     return torch.argmax(score, dim=-1)
 
 

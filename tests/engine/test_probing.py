@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.kernels.decoder_layer import LeanDecoderLayer
 
 Twist = Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,11 +34,11 @@ def llama(random_model: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def twisted(llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    """Makes engines of a model whose feed-forward layers' output goes through a function of all rows."""
+    """Makes engines of a model whose layers' output goes through a function of all rows."""
 
     def make(twist: Twist, **settings: Any) -> Engine:
-        plain = LlamaMLP.forward
-        monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: twist(plain(self, x)))
+        plain = LeanDecoderLayer.forward
+        monkeypatch.setattr(LeanDecoderLayer, "forward", lambda self, x, **kw: twist(plain(self, x, **kw)))
         return Engine(target=llama, kv_memory=8 << 20, **{"drafter": "none", **settings})
 
     return make
