@@ -38,7 +38,7 @@ from transformers import GenerationConfig
 
 SEED = 0
 TARGET_STEPS = 4103
-DRAFT_STEPS = 2103
+DRAFT_STEPS = 4200
 TARGET_SHARE = 0.75  # of the minutes, where the budget is given in minutes
 
 CARD = """---
