@@ -114,6 +114,7 @@ class Engine:
         self.deterministic = self.probe.row_invariant
         drafter = None
         if self._draft:
+            forwards[1].learn_cost(self.config.batch_size)
             drafter = ModelDrafter(forwards[1], self._target.vocabulary, self._draft.context, self._target.eos)
         self._scheduler = Scheduler(
             caches, shapes, self.config.batch_size, drafter.start if drafter else lambda *_: None

@@ -18,8 +18,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from detgen.engine.config import EngineError
 from detgen.engine.kv_cache import KVCache
+from detgen.kernels.attention import BLOCK
 from detgen.kernels.cost import PassCost
-from detgen.kernels.packing import Packed, Shapes, Window, pack
+from detgen.kernels.packing import FREE_SHAPES, Packed, Shapes, Window, pack
 
 ATTENTION_NAME = "detgen"
 
@@ -50,6 +51,20 @@ class Forward:
     def reset(self) -> None:
         """Forget what was counted; what was learnt of the cost stays."""
         self.passes = self.rows = self.padding = 0
+
+    def learn_cost(self, slots: int) -> None:
+        """Time passes of one row and of `slots` rows, so that costs are known before there is anything to decide.
+
+        The cache's contents are forgotten.
+        """
+        slots = min(slots, self.cache.positions // BLOCK)
+        self.cache.partition(BLOCK, slots)
+        for timed in range(4):
+            for rows in (1, slots):
+                self.run([Window(slot, 0, [0], 1) for slot in range(rows)], FREE_SHAPES)
+            if not timed:
+                self.cost = PassCost()  # first calls set things up
+        self.reset()
 
     def run(self, windows: list[Window], shapes: Shapes) -> torch.Tensor:
         """Write the windows' KV entries and return the logits that they ask for.
