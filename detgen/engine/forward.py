@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from detgen.engine.config import EngineError
 from detgen.engine.kv_cache import KVCache
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.cost import PassCost
+from detgen.kernels.decoder_layer import AttendRows
 from detgen.kernels.packing import FREE_SHAPES, Packed, Shapes, Window, pack
 
 ATTENTION_NAME = "detgen"
@@ -82,7 +83,7 @@ class Forward:
         self.padding += packed.padding
         self._packed, self._shapes = packed, shapes
         started = time.perf_counter()
-        token = _current.set(self)
+        token = _current.set(self.attend)
         try:
             logits = self._logits(packed)[0, : packed.count].float()
         finally:
@@ -148,23 +149,8 @@ class Forward:
         return flat.unsqueeze(0)
 
 
-class _Attending(Protocol):
-    """Who takes the attention of the pass in progress."""
-
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor: ...
-
-
 # The pass in progress: not every model hands unknown keyword arguments down to its attention.
-_current: ContextVar[_Attending] = ContextVar("detgen_pass")
+_current: ContextVar[AttendRows] = ContextVar("detgen_pass")
 _IGNORED = {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
 
 
@@ -192,17 +178,9 @@ def _attention(
 AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
-def attend_current(
-    layer: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
-    """`Forward.attend` of the pass in progress."""
-    return _current.get().attend(layer, q, k, v, scale, window, softcap)
+def attend_current(*args: Any) -> torch.Tensor:
+    """Attention of the pass in progress; arguments as `AttendRows`."""
+    return _current.get()(*args)
 
 
 class _Recorder:
@@ -254,7 +232,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
     """
     kind = f"{name} ({type(model).__name__})"
     recorder = _Recorder()
-    token = _current.set(recorder)
+    token = _current.set(recorder.attend)
     try:
         model.set_attn_implementation(ATTENTION_NAME)
         ids = torch.zeros(1, 4, dtype=torch.int64, device=next(model.parameters()).device)

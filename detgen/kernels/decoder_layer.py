@@ -8,8 +8,8 @@ result with the model's own forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +18,8 @@ from torch import nn
 from detgen.kernels.linear import JoinedLinear, PackedLinear
 from detgen.kernels.norm import FusedRMSNorm
 
-
-class AttendRows(Protocol):
-    """Attention of the pass in progress; see `Forward.attend`."""
-
-    def __call__(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """[1, heads, rows, head_size] queries -> [1, rows, heads, head_size]."""
-        ...
-
+# Attention of the pass in progress: layer, q, k, v, scale, window, softcap; see `Forward.attend`.
+AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None, float | None], torch.Tensor]
 
 # Classes that are: norm, rotary attention, residual, norm, gated SiLU, residual.
 _PLAIN = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
