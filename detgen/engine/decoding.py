@@ -48,7 +48,7 @@ class Decoding:
     Attributes:
         drafter: who drafts; None for nobody.
         draft_length: most tokens drafted a round.
-        fast: the fast path; None if there are no requests for it.
+        fast: the fast path; set, like the drafter, before the first step.
         trace: sees canonical values; None for nobody.
     """
 

@@ -68,10 +68,10 @@ class EngineStats:
 
 
 def count_records(records: list[TokenRecord] | tuple[TokenRecord, ...]) -> dict[str, DrafterStats]:
-    """The counts by drafter that an acceptance log adds up to."""
+    """The counts by drafter that one sample's acceptance log adds up to."""
     rounds = {(r.drafter, r.round) for r in records}
     drafters: dict[str, DrafterStats] = {}
-    for (drafter, _), n in Counter((d, 0) for d, _ in rounds).items():
+    for drafter, n in Counter(d for d, _ in rounds).items():
         drafters[drafter] = DrafterStats(rounds=n)
     for r in records:
         stats = drafters[r.drafter]
