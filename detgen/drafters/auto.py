@@ -14,7 +14,7 @@ import numpy as np
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
-from detgen.drafters.protocol import Drafting
+from detgen.drafters.protocol import Draft, Drafting
 from detgen.kernels.cost import PassCost
 
 _MODEL_DEPTHS = (1, 2, 3, 4, 6)
@@ -44,19 +44,18 @@ class AutoDrafter:
         self._speed = 0.0  # expected tokens a second of the last round
         self._seen = dict(_PRIOR)
 
-    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> tuple[list[list[int]], list[str]]:
-        """At most lengths[i] tokens for seqs[i], and the name of the drafter that each draft comes from."""
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """At most lengths[i] tokens for seqs[i]; a draft of none is by \"none\"."""
         found = self._ngram.draft(seqs, lengths)
-        room, looked_up = np.array(lengths), np.array([len(f) for f in found])
+        room, looked_up = np.array(lengths), np.array([len(f.tokens) for f in found])
         model_depths, ngram_depths = self._best(room, looked_up, self._rates(seqs, "model"), self._rates(seqs, "ngram"))
-        chosen = [f[:n] for f, n in zip(found, ngram_depths, strict=True)]
-        names = ["ngram" if n else "none" for n in ngram_depths]
+        chosen = [Draft(f.tokens[:n], "ngram" if n else "none") for f, n in zip(found, ngram_depths, strict=True)]
         if self._model is not None and model_depths.any():
             picks = np.flatnonzero(model_depths).tolist()
             drafts = self._model.draft([seqs[i] for i in picks], [int(model_depths[i]) for i in picks])
             for i, draft in zip(picks, drafts, strict=True):
-                chosen[i], names[i] = draft, "model" if draft else "none"
-        return chosen, names
+                chosen[i] = draft if draft.tokens else Draft([], "none")
+        return chosen
 
     def learn(self, drafter: str, accepted: int, tried: int) -> None:
         """Take in one verified window."""

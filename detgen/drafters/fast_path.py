@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from detgen.drafters.protocol import Drafting, Passes
+from detgen.drafters.protocol import Draft, Drafting, Passes
 from detgen.kernels.packing import FREE_SHAPES, Window
 from detgen.kernels.sampling import choose, scores
 
@@ -73,7 +73,7 @@ class SelfDrafter:
         self._fast = fast
         self._eos = eos
 
-    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token."""
         drafts: list[list[int]] = [[] for _ in seqs]
         going = [i for i, n in enumerate(lengths) if n > 0]
@@ -82,4 +82,4 @@ class SelfDrafter:
             for i, token in zip(going, tokens, strict=True):
                 drafts[i].append(token)
             going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
-        return drafts
+        return [Draft(d, self.name) for d in drafts]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from detgen.drafters.protocol import Drafting, Passes
+from detgen.drafters.protocol import Draft, Drafting, Passes
 from detgen.kernels.cost import PassCost
 from detgen.kernels.packing import FREE_SHAPES, Window, common_prefix
 from detgen.kernels.sampling import choose, scores
@@ -51,24 +51,23 @@ class ModelDrafter:
             self.forward.cache.copy_prefix(source, slot, length)
         self._held[slot] = held[:length]
 
-    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token or at the context's end."""
         lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
         drafts: list[list[int]] = [[] for _ in seqs]
         going = [i for i, n in enumerate(lengths) if n > 0]
-        if not going:
-            return drafts
-        logits = self._catch_up([seqs[i] for i in going])
-        while True:
+        logits = self._catch_up([seqs[i] for i in going]) if going else None
+        while logits is not None:
             row_choices = [seqs[i].choice(len(drafts[i])) for i in going]
             tokens = choose(scores(logits[:, : self._vocabulary], row_choices)).tolist()
             for i, token in zip(going, tokens, strict=True):
                 drafts[i].append(token)
             going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
             if not going:
-                return drafts
+                break
             windows = [Window(seqs[i].slot, len(self._held[seqs[i].slot]), [drafts[i][-1]], 1) for i in going]
             logits = self._run(windows)
+        return [Draft(d, self.name) for d in drafts]
 
     def _catch_up(self, seqs: Sequence[Drafting]) -> torch.Tensor:
         """Read what was committed since; the logits behind the last committed token of each sequence."""

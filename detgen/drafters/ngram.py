@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from detgen.drafters.protocol import Drafting
+from detgen.drafters.protocol import Draft, Drafting
 
 _LONGEST, _SHORTEST = 3, 2  # lengths of n-gram that are looked up, longest first
 
@@ -40,9 +40,9 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._indexes: WeakKeyDictionary[Drafting, _Index] = WeakKeyDictionary()
 
-    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; none where its last tokens have not occurred before."""
-        return [self._continuation(seq, n) for seq, n in zip(seqs, lengths, strict=True)]
+        return [Draft(self._continuation(seq, n), self.name) for seq, n in zip(seqs, lengths, strict=True)]
 
     def _continuation(self, seq: Drafting, length: int) -> list[int]:
         index = self._indexes.get(seq)

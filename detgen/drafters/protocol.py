@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -50,6 +50,13 @@ class Passes(Protocol):
         ...
 
 
+class Draft(NamedTuple):
+    """Provisional tokens of one sequence, and the name of the drafter that wrote them."""
+
+    tokens: list[int]
+    drafter: str
+
+
 class Drafter(Protocol):
     """Writes provisional tokens behind the committed ones."""
 
@@ -58,6 +65,6 @@ class Drafter(Protocol):
         """As on the command line."""
         ...
 
-    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[list[int]]:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]."""
         ...

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from detgen.drafters.protocol import Drafter
+    from detgen.models import LoadedModel
 
 DrafterName = Literal["auto", "model", "self", "ngram", "none"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -20,9 +25,11 @@ class EngineConfig:
     """How to build an engine. None of it but `target`, `dtype`, `target_quant` and the device changes an output.
 
     Attributes:
-        target: folder or hub name of the model whose output is wanted; None is the embedded one.
-        draft: folder or hub name of the draft model; None is the embedded one beside the embedded target, else none.
-        drafter: who drafts; auto chooses while it runs.
+        target: folder or hub name of the model whose output is wanted, or one that is loaded already (it is changed
+            in place); None is the embedded one.
+        draft: likewise the draft model; None is the embedded one beside the embedded target, else none.
+        drafter: who drafts; auto chooses while it runs. Or a function that makes a drafter of one's own, given those
+            of the engine by name: `model` (where there is a draft model), `self` and `ngram`.
         draft_tokens: tokens drafted a round by `model` and `ngram`; None adapts.
         verify_window: tokens that the fast path of `self` decodes between verifications.
         batch_size: most requests at a time.
@@ -32,12 +39,14 @@ class EngineConfig:
         draft_quant: quantization of the draft model.
         threads: CPU threads; None leaves torch's choice.
         kv_memory: bytes for the target's KV cache; None takes a share of what is free.
+        prefill_chunk: most tokens of a prompt that a pass reads; None fills the pass.
+        prefix_reuse: take over KV entries of prompts that begin alike.
         allow_nondeterministic: run a model that the probe found not to be row-invariant, without the guarantee.
     """
 
-    target: str | Path | None = None
-    draft: str | Path | None = None
-    drafter: DrafterName = "auto"
+    target: str | Path | LoadedModel | None = None
+    draft: str | Path | LoadedModel | None = None
+    drafter: DrafterName | Callable[[Mapping[str, Drafter]], Drafter] = "auto"
     draft_tokens: int | None = None
     verify_window: int = 8
     batch_size: int = 16
@@ -47,6 +56,8 @@ class EngineConfig:
     draft_quant: QuantName = "none"
     threads: int | None = None
     kv_memory: int | None = None
+    prefill_chunk: int | None = None
+    prefix_reuse: bool = True
     allow_nondeterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -61,9 +72,10 @@ class EngineConfig:
             ("target_quant", QuantName),
             ("draft_quant", QuantName),
         ):
-            if getattr(self, name) not in get_args(allowed):
+            own = name == "drafter" and callable(self.drafter)
+            if not own and getattr(self, name) not in get_args(allowed):
                 raise EngineError(f"{name} must be one of {', '.join(get_args(allowed))}, got {getattr(self, name)!r}")
-        for name in ("draft_tokens", "threads", "kv_memory", "verify_window", "batch_size"):
+        for name in ("draft_tokens", "threads", "kv_memory", "verify_window", "batch_size", "prefill_chunk"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise EngineError(f"{name} must be a whole number of at least 1, got {value!r}")

@@ -5,13 +5,13 @@ Knows sequences and passes; knows neither text files nor how a model is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.fast_path import FastPath
-from detgen.drafters.protocol import Drafter
+from detgen.drafters.protocol import Draft, Drafter
 from detgen.engine.forward import Forward
 from detgen.engine.request import TokenLogprobs, TokenRecord
 from detgen.engine.scheduler import Scheduler
@@ -27,7 +27,10 @@ class Trace(Protocol):
     """Sees the canonical values behind what is committed; for proofs and tests."""
 
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
-        """float32 [n, vocabulary] logits behind committed tokens first, first + 1, ... of the completion."""
+        """float32 [n, vocabulary] logits behind committed tokens first, first + 1, ... of the completion.
+
+        Those of a sequence that is not deterministic are the fast path's from its second token on.
+        """
         ...
 
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -49,6 +52,7 @@ class Decoding:
         drafter: who drafts; None for nobody.
         draft_length: most tokens drafted a round.
         fast: the fast path; set, like the drafter, before the first step.
+        verified: told the drafter, its accepted tokens and those tried (accepted or corrected) of each draft.
         trace: sees canonical values; None for nobody.
     """
 
@@ -65,9 +69,10 @@ class Decoding:
         self._scheduler = scheduler
         self._stopping = stopping
         self._stats = stats
-        self.drafter: Drafter | AutoDrafter | None = None
+        self.drafter: Drafter | None = None
         self.draft_length = 0
         self.fast: FastPath | None = None
+        self.verified: Callable[[str, int, int], None] | None = None
         self.trace: Trace | None = None
         self._done: list[Sequence] = []
 
@@ -86,7 +91,7 @@ class Decoding:
         if self.riders() and self.fast is not None and not (self._drafts_by_fast_path and drafting):
             self.fast.decode([])
         windows = [
-            Window(s.slot, len(s.tokens) - 1, [s.tokens[-1], *drafts[s.slot][0]], len(drafts[s.slot][0]) + 1)
+            Window(s.slot, len(s.tokens) - 1, [s.tokens[-1], *drafts[s.slot].tokens], len(drafts[s.slot].tokens) + 1)
             for s in drafting
         ]
         for batch in self._scheduler.pack(windows):
@@ -103,19 +108,16 @@ class Decoding:
         """Live sequences that are never verified and have read their prompt."""
         return [s for s in self._scheduler.live.values() if s.generated and not s.deterministic]
 
-    def _draft(self, seqs: list[Sequence]) -> dict[int, tuple[list[int], str]]:
-        """Drafted tokens and drafter of each sequence, by slot."""
+    def _draft(self, seqs: list[Sequence]) -> dict[int, Draft]:
+        """The draft of each sequence, by slot."""
         if self.drafter is None or not seqs:
-            return {s.slot: ([], "none") for s in seqs}
+            return {s.slot: _NO_DRAFT for s in seqs}
         # The pass commits one token more than it accepts, so the last token before the limit is never drafted.
         lengths = [max(min(self.draft_length, s.room - 1), 0) for s in seqs]
-        if isinstance(self.drafter, AutoDrafter):
-            drafts, names = self.drafter.draft(seqs, lengths)
-        else:
-            drafts, names = self.drafter.draft(seqs, lengths), [self.drafter.name] * len(seqs)
-        return {s.slot: (draft, name) for s, draft, name in zip(seqs, drafts, names, strict=True)}
+        drafts = self.drafter.draft(seqs, lengths)
+        return {s.slot: draft for s, draft in zip(seqs, drafts, strict=True)}
 
-    def _verify(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, tuple[list[int], str]]) -> None:
+    def _verify(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft]) -> None:
         """Commit what the canonical logits say of each window, roll back the rest."""
         judged = [(w, self._scheduler.live[w.slot]) for w in batch]
         choices = [seq.choice(i) for w, seq in judged for i in range(w.logits)]
@@ -134,10 +136,10 @@ class Decoding:
                 self._read(w, seq)
             if not w.logits:
                 continue
-            drafted, name = drafts.get(w.slot, ([], "none"))
+            drafted, name = drafts.get(w.slot, _NO_DRAFT)
             pending: list[int] = []
 
-            def ends(_: int, token: int, seq: Sequence = seq, pending: list[int] = pending) -> bool:
+            def ends(token: int, seq: Sequence = seq, pending: list[int] = pending) -> bool:
                 pending.append(token)
                 return self._stopping.ends(seq, pending)
 
@@ -174,6 +176,7 @@ class Decoding:
         logprobs, chosen, margins = _judge(logits, score, picked, list(range(len(riders))))
         for i, (seq, token, margin) in enumerate(zip(riders, picked.tolist(), margins, strict=True)):
             self._stopping.ends(seq, [token])
+            self._trace(seq, logits[i : i + 1])
             self._keep_logprobs(seq, logprobs[i : i + 1], chosen[i : i + 1])
             self._record_unverified(seq, token, chosen[i], margin)
             self._stats.tokens += 1
@@ -199,8 +202,8 @@ class Decoding:
                 break
             setattr(stats, r.status, getattr(stats, r.status) + 1)
             tried += r.status == "corrected"
-        if isinstance(self.drafter, AutoDrafter) and drafted:
-            self.drafter.learn(name, accepted, tried)
+        if self.verified is not None and drafted:
+            self.verified(name, accepted, tried)
 
     def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float]) -> None:
         wanted = seq.request.params.logprobs
@@ -213,7 +216,7 @@ class Decoding:
             seq.logprobs.append(TokenLogprobs(own, tuple(top)))
 
     def _trace(self, seq: Sequence, logits: torch.Tensor) -> None:
-        if self.trace is not None and seq.deterministic:
+        if self.trace is not None:
             self.trace.committed(seq, seq.generated, logits)
 
     def _finish(self, seq: Sequence) -> None:
@@ -224,6 +227,9 @@ class Decoding:
             self.trace.finished(seq, *self._target.cache.entries(seq.slot, 0, seq.cached))
         self._scheduler.release(seq)
         self._done.append(seq)
+
+
+_NO_DRAFT = Draft([], "none")
 
 
 def _judge(

@@ -5,40 +5,35 @@ The public API of the package, beside the plain data of `request` and `config`.
 
 from __future__ import annotations
 
-import logging
 import platform
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import torch
 
 from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.fast_path import FastPath, SelfDrafter
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
+from detgen.drafters.protocol import Drafter
 from detgen.engine.config import EngineConfig, EngineError
 from detgen.engine.decoding import Decoding, Trace
-from detgen.engine.forward import Forward, attach, attend_current
-from detgen.engine.kv_cache import KVCache
-from detgen.engine.probing import probe, reference_logits
+from detgen.engine.forward import Forward
+from detgen.engine.preparing import Prepared, prepare
 from detgen.engine.request import Completion, Request, RequestError, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.kernels.decoder_layer import lean_layers
-from detgen.kernels.experts import pack_experts
-from detgen.kernels.linear import pack_linears
-from detgen.kernels.norm import fuse_norms
-from detgen.kernels.packing import FREE_SHAPES, Shapes
-from detgen.models import DEMO, LoadedModel, check_vocabularies, load_model, pick_device
+from detgen.kernels.packing import Shapes
 
 _ADAPTIVE = 8  # most tokens an adaptive draft may have
 _DEFAULT_DEPTH = 4  # of a drafter that was named, where no length was given
-_LEAST_POSITIONS = 3 * 128  # what the probe needs
+# What `with_settings` may change: nothing of it is part of the prepared models.
+_SETTINGS = frozenset(
+    {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_reuse"}
+)
 
 
 class Engine:
@@ -57,119 +52,86 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
-        self.config = replace(config, **settings) if config is not None else EngineConfig(**settings)
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
-        self._device = pick_device(self.config.device)
-        self.stats = EngineStats()
-        self._target, self._draft = self._load()
-        self.tokenizer = self._target.tokenizer
-        self._build()
+        config = replace(config, **settings) if config is not None else EngineConfig(**settings)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self._assemble(config, prepare(config))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
         """An engine of these settings; raises as the constructor does."""
         return cls(config)
 
-    def _load(self) -> tuple[LoadedModel, LoadedModel | None]:
-        c = self.config
-        _quiet()
-        target = load_model(
-            c.target or DEMO / "target", str(c.target or "embedded:target"), self._device, c.dtype, c.target_quant
-        )
-        source = c.draft or (DEMO / "draft" if c.target is None else None)
-        if c.drafter == "model" and source is None:
-            raise EngineError("--drafter model needs a draft model: give one with --draft, or use --drafter ngram")
-        if source is None or c.drafter in ("self", "ngram", "none"):
-            return target, None
-        draft = load_model(source, str(c.draft or "embedded:draft"), self._device, c.dtype, c.draft_quant)
-        check_vocabularies(target, draft)
-        return target, draft
+    def with_settings(self, **settings: Any) -> Engine:
+        """Another engine on the same models, caches and probe; only one of the two may generate at a time.
 
-    def _build(self) -> None:
-        """Attach attention, pack weights, allocate the caches, probe, and join the parts."""
-        models = [self._target] + ([self._draft] if self._draft else [])
-        layouts = []
-        reference = reference_logits(self._target.model, self._target.vocabulary)
-        for loaded in models:
-            pack_linears(loaded.model)
-            fuse_norms(loaded.model)
-            pack_experts(loaded.model)
-            layout = attach(loaded.model, loaded.name)
-            lean_layers(loaded.model, attend_current, layout.traits)
-            layouts.append(layout)
-        parts = list(zip(models, layouts, strict=True))
-        positions = self._positions(sum(KVCache.position_bytes(part.cached, m.dtype) for m, part in parts))
-        caches = [KVCache(part.cached, positions, m.dtype, self._device) for m, part in parts]
-        forwards = [Forward(m.model, cache, part.group) for (m, part), cache in zip(parts, caches, strict=True)]
-        shapes, self.probe = probe(forwards[0], layouts[0].group, reference)
-        if shapes is None:
-            if not self.config.allow_nondeterministic:
-                raise EngineError(
-                    f"{self._target.name} is not row-invariant on this device: no two row counts give the same bits. "
-                    "Its outputs would depend on the batch; --allow-nondeterministic runs it without the guarantee"
-                )
-            shapes = FREE_SHAPES
-        self._shapes = shapes
+        Args:
+            settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_reuse; the
+                others stay as they are. Drafters beside the draft model need none; it is there if this engine has it.
+
+        Raises:
+            EngineError: if another setting is given, or one is out of range.
+        """
+        if fixed := settings.keys() - _SETTINGS:
+            raise EngineError(f"{', '.join(sorted(fixed))} cannot change on loaded models; build another Engine")
+        engine = Engine.__new__(Engine)
+        engine._assemble(replace(self.config, **settings), self._prepared)
+        return engine
+
+    def _assemble(self, config: EngineConfig, prepared: Prepared) -> None:
+        """Join the parts of an engine on prepared models."""
+        self.config, self._prepared = config, prepared
+        self._device, self._target, self._draft = prepared.device, prepared.target, prepared.draft
+        self.tokenizer = self._target.tokenizer
+        self.probe = prepared.probe
         self.deterministic = self.probe.row_invariant
-        drafter = None
-        if self._draft:
-            forwards[1].learn_cost(self.config.batch_size)
-            drafter = ModelDrafter(forwards[1], self._target.vocabulary, self._draft.context, self._target.eos)
+        self.stats = EngineStats()
+        self._shapes = prepared.shapes
+        self._forward, self._fast_forward = prepared.passes[0].counting(), prepared.passes[0].counting()
+        self._draft_forward = prepared.passes[1].counting() if self._draft else None
+        model = None
+        if self._draft and self._draft_forward:
+            model = ModelDrafter(self._draft_forward, self._target.vocabulary, self._draft.context, self._target.eos)
         self._scheduler = Scheduler(
-            caches, shapes, self.config.batch_size, drafter.start if drafter else lambda *_: None
+            [p.cache for p in prepared.passes],
+            self._shapes,
+            config.batch_size,
+            model.start if model else lambda *_: None,
+            config.prefill_chunk,
+            config.prefix_reuse,
         )
         stopping = Stopping(self.tokenizer, self._target.eos)
-        self._forward, self._fast_forward = forwards[0], Forward(forwards[0].model, caches[0], layouts[0].group)
-        self._draft_forward = forwards[1] if self._draft else None
-        forwards[0].reset()
-        self._decoding = Decoding(forwards[0], shapes, self._scheduler, stopping, self.stats)
+        self._decoding = Decoding(self._forward, self._shapes, self._scheduler, stopping, self.stats)
         fast = FastPath(self._fast_forward, self._decoding.riders, self._decoding.commit_riders)
         self._decoding.fast = fast
-        self._join(drafter, fast)
+        named: dict[str, Drafter] = {"self": SelfDrafter(fast, self._target.eos), "ngram": NgramDrafter()}
+        if model:
+            named["model"] = model
+        self._join(named, model)
 
     @property
     def canonical(self) -> tuple[Forward, Shapes]:
         """The target's passes and the shapes that canonical ones keep to; for proofs and benchmarks."""
         return self._forward, self._shapes
 
-    def _join(self, model: ModelDrafter | None, fast: FastPath) -> None:
+    def _join(self, named: Mapping[str, Drafter], model: ModelDrafter | None) -> None:
         """Choose the drafter and its length."""
         c, decoding = self.config, self._decoding
-        decoding.draft_length = c.draft_tokens or _DEFAULT_DEPTH
-        if c.drafter == "model":
-            decoding.drafter = model
-        elif c.drafter == "ngram":
-            decoding.drafter = NgramDrafter()
-        elif c.drafter == "self":
-            decoding.drafter = SelfDrafter(fast, self._target.eos)
-            decoding.draft_length = c.verify_window
-        elif c.drafter == "auto":
-            decoding.drafter = AutoDrafter(NgramDrafter(), model, self._forward.cost, c.draft_tokens)
-            decoding.draft_length = c.draft_tokens or _ADAPTIVE
-        # A window is verified in one pass.
-        decoding.draft_length = min(decoding.draft_length, self._shapes.most_rows - 1)
-
-    def _positions(self, position_bytes: int) -> int:
-        """Size of the KV arena in positions: what a whole batch of the longest sequences takes, or what fits.
-
-        Raises:
-            EngineError: if not even a short sequence fits the budget.
-        """
-        budget = self.config.kv_memory
-        if budget is None:
-            if self._device.type == "cuda":
-                budget = int(torch.cuda.mem_get_info(self._device)[0] * 0.8)
-            else:
-                budget = int(psutil.virtual_memory().available * 0.4)
-        held = budget // position_bytes
-        if self.config.kv_memory is not None and held < _LEAST_POSITIONS:
-            raise EngineError(
-                f"--kv-memory {budget} bytes holds {held} positions of {position_bytes} bytes; "
-                f"give at least {_LEAST_POSITIONS * position_bytes} bytes"
-            )
-        context = -(-self._target.context // 512) * 512
-        return max(min(held, self.config.batch_size * context), _LEAST_POSITIONS)
+        length = c.draft_tokens or _DEFAULT_DEPTH
+        if c.drafter == "auto":
+            auto = AutoDrafter(NgramDrafter(), model, self._forward.cost, c.draft_tokens)
+            decoding.drafter, decoding.verified = auto, auto.learn
+            length = c.draft_tokens or _ADAPTIVE
+        elif c.drafter == "none":
+            decoding.drafter = None
+        elif not isinstance(c.drafter, str):
+            decoding.drafter = c.drafter(named)
+        elif c.drafter not in named:
+            raise EngineError("drafter model needs a draft model, and this engine has none")
+        else:
+            decoding.drafter = named[c.drafter]
+            length = c.verify_window if c.drafter == "self" else length
+        decoding.draft_length = min(length, self._shapes.most_rows - 1)  # a window is verified in one pass
 
     def generate(self, prompts: Iterable[str | Request], **sampling: Any) -> list[Completion]:
         """Complete prompts.
@@ -211,6 +173,8 @@ class Engine:
         """
         source = iter(requests)
         scheduler = self._scheduler
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
         self._decoding.trace = trace
         more = True
         try:
@@ -329,13 +293,3 @@ def _cpu_name() -> str:
             return next(names, platform.processor())
     except OSError:
         return platform.processor()
-
-
-def _quiet() -> None:
-    """Keep transformers' loading bars and advice off the screen; errors are raised and shown by detgen."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="MatMul8bitLt")

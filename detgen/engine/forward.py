@@ -45,13 +45,15 @@ class Forward:
         self.model = model
         self.cache = cache
         self.device = cache.keys[0].device
-        self.reset()
         self.cost = PassCost()
+        self.passes = self.rows = self.padding = 0
         self._group = group
 
-    def reset(self) -> None:
-        """Forget what was counted; what was learnt of the cost stays."""
-        self.passes = self.rows = self.padding = 0
+    def counting(self) -> Forward:
+        """Passes of the same model over the same cache, counted on their own; they learn the cost together."""
+        other = Forward(self.model, self.cache, self._group)
+        other.cost = self.cost
+        return other
 
     def learn_cost(self, slots: int) -> None:
         """Time passes of one row and of `slots` rows, so that costs are known before there is anything to decide.
@@ -65,7 +67,6 @@ class Forward:
                 self.run([Window(slot, 0, [0], 1) for slot in range(rows)], FREE_SHAPES)
             if not timed:
                 self.cost = PassCost()  # first calls set things up
-        self.reset()
 
     def run(self, windows: list[Window], shapes: Shapes) -> torch.Tensor:
         """Write the windows' KV entries and return the logits that they ask for.

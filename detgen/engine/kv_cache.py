@@ -20,6 +20,11 @@ class KVCache:
         positions: arena size in token positions.
         dtype: of the entries.
         device: where they live.
+
+    Attributes:
+        stride: positions a slot.
+        slots: how many there are.
+        cuts: how often the arena was cut.
     """
 
     def __init__(
@@ -30,6 +35,7 @@ class KVCache:
         self.values = [torch.zeros(positions + 1, h, d, dtype=dtype, device=device) for h, _, d in shapes]
         self.stride = 0
         self.slots = 0
+        self.cuts = 0
 
     @property
     def scratch(self) -> int:
@@ -50,6 +56,7 @@ class KVCache:
         if stride * slots > self.positions:
             raise ValueError(f"{slots} slots of {stride} positions exceed the arena of {self.positions}")
         self.stride, self.slots = stride, slots
+        self.cuts += 1
         n = stride * slots
         self._key_views = [k[:n].view(slots, stride, *k.shape[1:]) for k in self.keys]
         self._value_views = [v[:n].view(slots, stride, *v.shape[1:]) for v in self.values]

@@ -23,6 +23,8 @@ class Scheduler:
         shapes: of canonical passes.
         batch_size: most slots.
         started: called with (slot, source slot or None, shared length) when a sequence takes a slot.
+        prefill_chunk: most tokens of a prompt that a pass reads; None fills the pass.
+        prefix_reuse: take over the KV entries of a prompt's beginning where a slot holds them.
     """
 
     def __init__(
@@ -31,15 +33,20 @@ class Scheduler:
         shapes: Shapes,
         batch_size: int,
         started: Callable[[int, int | None, int], None],
+        prefill_chunk: int | None = None,
+        prefix_reuse: bool = True,
     ) -> None:
         self._caches = caches
         self._shapes = shapes
         self._batch_size = batch_size
         self._started = started
+        self._prefill_chunk = prefill_chunk
+        self._prefix_reuse = prefix_reuse
         self.waiting: deque[Sequence] = deque()
         self.live: dict[int, Sequence] = {}
         self._contents: list[list[int]] = []  # tokens whose canonical KV entries each slot holds
         self._stride = 0
+        self._cut = 0
         self.reused = 0
 
     @property
@@ -71,6 +78,8 @@ class Scheduler:
         """Cut the arena for the longest sequence in sight, if the slots do not fit it as they are."""
         if not self.waiting:
             return
+        if self._cut != self._caches[0].cuts:  # another engine has used the caches since
+            self._stride, self._contents = 0, []
         ahead = list(self.waiting)[: 2 * self._batch_size]
         positions = self._caches[0].positions
         stride = self._shapes.fit_keys(max(s.limit for s in ahead))
@@ -83,11 +92,16 @@ class Scheduler:
         self._stride = stride
         for cache in self._caches:
             cache.partition(stride, slots)
+        self._cut = self._caches[0].cuts
         self._contents = [[] for _ in range(slots)]
 
     def _sibling_reading(self, seq: Sequence) -> bool:
         """Whether another sample of the request is reading the prompt that this one will share."""
-        return seq.sample > 0 and any(s.request is seq.request and s.reading for s in self.live.values())
+        return (
+            self._prefix_reuse
+            and seq.sample > 0
+            and any(s.request is seq.request and s.reading for s in self.live.values())
+        )
 
     def _place(self, seq: Sequence) -> None:
         free = [i for i in range(len(self._contents)) if i not in self.live]
@@ -96,7 +110,7 @@ class Scheduler:
             ((i, common_prefix(held, prompt)) for i, held in enumerate(self._contents)), key=lambda found: found[1]
         )
         slot = source if source in free else free[0]
-        if shared < _WORTH_COPYING:
+        if shared < _WORTH_COPYING or not self._prefix_reuse:
             shared = 0
         elif source != slot:
             self._caches[0].copy_prefix(source, slot, shared)
@@ -136,17 +150,18 @@ class Scheduler:
             batch.append(window)
             free -= len(window.tokens)
         for seq in sorted(self.live.values(), key=lambda s: s.prompt_length - s.cached):
-            end = seq.prompt_length
-            at = seq.cached
+            at, end = seq.cached, seq.prompt_length
             if at >= end or seq.generated:
                 continue
+            if self._prefill_chunk is not None:
+                end = min(end, at + self._prefill_chunk)  # the next chunk is the next round's
             while at < end:
                 if not free:
                     yield batch
                     batch, free = [], room
                 part = seq.tokens[at : min(at + free, end)]
                 at += len(part)
-                batch.append(Window(seq.slot, at - len(part), part, int(at == end)))
+                batch.append(Window(seq.slot, at - len(part), part, int(at == seq.prompt_length)))
                 free -= len(part)
         if batch:
             yield batch

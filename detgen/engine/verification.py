@@ -28,13 +28,13 @@ class Verdict:
     rolled_back: list[int]
 
 
-def verify(drafted: list[int], chosen: list[int], ends: Callable[[int, int], bool]) -> Verdict:
+def verify(drafted: list[int], chosen: list[int], ends: Callable[[int], bool]) -> Verdict:
     """Compare a draft with the canonical choices.
 
     Args:
         drafted: k drafted tokens.
         chosen: k + 1 canonical choices: the one in place of each drafted token, and the one behind them all.
-        ends: whether the sequence ends with its i-th committed token: called once for each, in order.
+        ends: whether the sequence ends with this committed token: called once for each, in order.
 
     Returns:
         The verdict; committing stops at a token that ends the sequence.
@@ -45,7 +45,7 @@ def verify(drafted: list[int], chosen: list[int], ends: Callable[[int, int], boo
         agrees = i < len(drafted) and drafted[i] == token
         tokens.append(token)
         statuses.append("accepted" if agrees else "corrected" if i < len(drafted) else "bonus" if drafted else "plain")
-        if ends(i, token) or not agrees:
+        if ends(token) or not agrees:
             break
     return Verdict(tokens, statuses, drafted[len(tokens) :])
 

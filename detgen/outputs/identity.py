@@ -51,6 +51,8 @@ def model_stamp(config: EngineConfig) -> str | None:
     files: list[tuple[str, int, int]] | str | None
     if config.target is None:
         files = _files(Path(detgen.__file__).parent / "demo_models")
+    elif not isinstance(config.target, str | Path):
+        files = None
     elif Path(config.target).is_dir():
         files = _files(Path(config.target))
     else:

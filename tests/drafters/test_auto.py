@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
+from detgen.drafters.protocol import Draft
 from detgen.kernels.cost import PassCost
 
 
@@ -62,9 +63,8 @@ def test_within_limits(
         auto.learn(name, accepted, 4)
     seqs = [draftable(i, tokens) for i, (tokens, _) in enumerate(some)]
     lengths = [n for _, n in some]
-    drafts, names = auto.draft(seqs, lengths)
     looked_up = NgramDrafter().draft(seqs, lengths)
-    for seq, n, found, name, other in zip(seqs, lengths, drafts, names, looked_up, strict=True):
+    for seq, n, (found, name), (other, _) in zip(seqs, lengths, auto.draft(seqs, lengths), looked_up, strict=True):
         assert len(found) <= n
         assert depth is None or len(found) <= depth
         assert (name == "none") == (not found)
@@ -81,7 +81,7 @@ def test_a_useless_draft_model_is_left_alone(predictable: Any, draftable: Callab
     for _ in range(200):
         auto.learn("model", 0, 4)
     seq = draftable(0, [1, 2, 3], {"model": (0.0, 20.0)})
-    assert auto.draft([seq], [8]) == ([[]], ["none"])
+    assert auto.draft([seq], [8]) == [Draft([], "none")]
     assert predictable.passes == []
 
 
@@ -91,9 +91,9 @@ def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Calla
     for _ in range(200):
         auto.learn("model", 4, 4)
     seq = draftable(0, [1, 2, 3], {"model": (20.0, 20.0)})
-    drafts, names = auto.draft([seq], [8])
-    assert names == ["model"]
-    assert len(drafts[0]) >= 6
+    (draft,) = auto.draft([seq], [8])
+    assert draft.drafter == "model"
+    assert len(draft.tokens) >= 6
 
 
 def test_rows_that_cost_too_much(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -102,14 +102,14 @@ def test_rows_that_cost_too_much(predictable: Any, draftable: Callable[..., Any]
     seq = draftable(0, [1, 2, 3, 1, 2], {"ngram": (1.0, 20.0)})
     for _ in range(200):
         auto.learn("ngram", 0, 4)
-    assert auto.draft([seq], [8]) == ([[]], ["none"])
+    assert auto.draft([seq], [8]) == [Draft([], "none")]
 
 
 def test_free_look_up_is_used(predictable: Any, draftable: Callable[..., Any]) -> None:
     """Where rows are free, whatever the look-up finds is tried."""
     auto = make(predictable, line(0.05, 0.0), None)
     seqs = [draftable(0, [1, 2, 3, 1, 2]), draftable(1, [7, 8, 9])]
-    drafts, names = auto.draft(seqs, [8, 8])
-    assert names == ["ngram", "none"]
-    assert len(drafts[0]) == 6 or len(drafts[0]) == 8
-    assert drafts[0] == [3, 1, 2, 3, 1, 2, 3, 1][: len(drafts[0])]
+    found, nothing = auto.draft(seqs, [8, 8])
+    assert (found.drafter, nothing.drafter) == ("ngram", "none")
+    assert len(found.tokens) == 6 or len(found.tokens) == 8
+    assert found.tokens == [3, 1, 2, 3, 1, 2, 3, 1][: len(found.tokens)]

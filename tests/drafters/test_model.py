@@ -43,7 +43,7 @@ def test_drafts_what_the_model_says(
     for length, accepted, skip in rounds:
         some = [s for s in seqs if not (skip and rng.random() < 0.5)]
         lengths = [rng.randrange(length + 1) for _ in some]
-        drafts = drafter.draft(some, lengths)
+        drafts = [d.tokens for d in drafter.draft(some, lengths)]
         for seq, n, draft in zip(some, lengths, drafts, strict=True):
             assert draft == seq.wanted(n)
         for seq in seqs:
@@ -73,7 +73,7 @@ def test_long_prompts_take_several_passes(predictable: Any, draftable: Callable[
     seqs = [draftable(i, [(i + j) % VOCABULARY for j in range(n)]) for i, n in enumerate((most, 3, 2 * most + 1, 9))]
     for seq in seqs:
         drafter.start(seq.slot, None, 0)
-    assert drafter.draft(seqs, [2] * 4) == [s.wanted(2) for s in seqs]
+    assert [d.tokens for d in drafter.draft(seqs, [2] * 4)] == [s.wanted(2) for s in seqs]
 
 
 def test_a_slot_changes_hands(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -85,14 +85,14 @@ def test_a_slot_changes_hands(predictable: Any, draftable: Callable[..., Any]) -
     shared = draftable(1, [1, 2, 3, 4, 9, 9])
     drafter.start(1, 0, 4)
     predictable.passes.clear()
-    assert drafter.draft([shared], [3]) == [shared.wanted(3)]
+    assert [d.tokens for d in drafter.draft([shared], [3])] == [shared.wanted(3)]
     assert predictable.passes[0][0].start == 4, "what is shared is not read again"
     anew = draftable(0, [8, 8])
     drafter.start(0, None, 0)
-    assert drafter.draft([anew], [3]) == [anew.wanted(3)]
+    assert [d.tokens for d in drafter.draft([anew], [3])] == [anew.wanted(3)]
     again = draftable(1, [1, 2, 3, 7])
     drafter.start(1, 1, 3)
-    assert drafter.draft([again], [3]) == [again.wanted(3)]
+    assert [d.tokens for d in drafter.draft([again], [3])] == [again.wanted(3)]
 
 
 def test_shared_beyond_a_rolled_back_draft(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -100,11 +100,11 @@ def test_shared_beyond_a_rolled_back_draft(predictable: Any, draftable: Callable
     drafter = make(predictable)
     first = draftable(0, [1, 2, 3])
     drafter.start(0, None, 0)
-    draft = drafter.draft([first], [5])[0]
+    draft = drafter.draft([first], [5])[0].tokens
     first.tokens += [(draft[0] + 1) % VOCABULARY, 5, 6, 7, 8]
     follower = draftable(1, list(first.tokens))
     drafter.start(1, 0, len(first.tokens) - 1)
-    assert drafter.draft([follower], [3]) == [follower.wanted(3)]
+    assert [d.tokens for d in drafter.draft([follower], [3])] == [follower.wanted(3)]
 
 
 def test_nothing_behind_an_end(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -114,12 +114,12 @@ def test_nothing_behind_an_end(predictable: Any, draftable: Callable[..., Any]) 
     drafter = make(predictable, eos=frozenset({want[2]}))
     drafter.start(0, None, 0)
     cut = want.index(want[2]) + 1
-    assert drafter.draft([seq], [6]) == [want[:cut]]
+    assert [d.tokens for d in drafter.draft([seq], [6])] == [want[:cut]]
     short = make(predictable, context=5)
     short.start(0, None, 0)
-    assert short.draft([seq], [6]) == [want[:2]]
+    assert [d.tokens for d in short.draft([seq], [6])] == [want[:2]]
     seq.tokens += [4, 5, 6]
-    assert short.draft([seq], [6]) == [[]]
+    assert [d.tokens for d in short.draft([seq], [6])] == [[]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -35,18 +35,18 @@ def test_equals_a_search(draftable: Callable[..., Any], tokens: list[int], steps
     seq = draftable(0, tokens[:1])
     at = 1
     for step in [*steps, len(tokens)]:
-        assert drafter.draft([seq], [length]) == [naive(seq.tokens, length)]
+        assert [d.tokens for d in drafter.draft([seq], [length])] == [naive(seq.tokens, length)]
         seq.tokens += tokens[at : at + step]
         at += step
-    assert drafter.draft([seq], [length]) == [naive(tokens, length)]
+    assert [d.tokens for d in drafter.draft([seq], [length])] == [naive(tokens, length)]
 
 
 def test_sequences_do_not_meet(draftable: Callable[..., Any]) -> None:
     """Each sequence is looked up in its own tokens, with its own length."""
     drafter = NgramDrafter()
     a, b, c = draftable(0, [1, 2, 3, 4, 1, 2]), draftable(1, [1, 2, 9, 9, 1, 2]), draftable(2, [1, 2])
-    assert drafter.draft([a, b, c], [2, 3, 5]) == [[3, 4], [9, 9, 1], []]
-    assert drafter.draft([b, a], [1, 1]) == [[9], [3]]
+    assert [d.tokens for d in drafter.draft([a, b, c], [2, 3, 5])] == [[3, 4], [9, 9, 1], []]
+    assert [d.tokens for d in drafter.draft([b, a], [1, 1])] == [[9], [3]]
 
 
 def test_a_finished_sequence_is_forgotten(draftable: Callable[..., Any]) -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from detgen import Engine, EngineError, Request, RequestError, SamplingParams
-from detgen.drafters.ngram import NgramDrafter
+from detgen.drafters.protocol import Draft
 from detgen.engine.stats import DrafterStats, count_records
 
 SAMPLES = Path(__file__).parents[2] / "sample_prompts"
@@ -96,6 +96,51 @@ def test_bad_requests_are_completions(engines: Callable[..., Engine]) -> None:
     for c in found.values():
         if c.error:
             assert (c.token_ids, c.text, c.finish_reason, c.records) == ((), "", None, ())
+
+
+def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
+    """Engines that share models and caches take turns: each its own drafter and packing, all the same output."""
+    base = engines(drafter="auto", batch_size=3)
+    requests = [
+        Request(i, i, prompt=p, params=SamplingParams(max_tokens=9, n=2, temperature=0.5 * (i % 2)))
+        for i, p in enumerate([*PROMPTS, PROMPTS[0] * 9, PROMPTS[0] * 9 + "x"])
+    ]
+    want = [c.token_ids for c in base.generate(requests)]
+    others = [
+        base.with_settings(drafter="none", batch_size=1),
+        base.with_settings(drafter="model", draft_tokens=2),
+        base.with_settings(drafter="self", threads=1, verify_window=3),
+        base.with_settings(prefill_chunk=1, batch_size=16),
+        base.with_settings(prefix_reuse=False),
+    ]
+    for engine in [*others, base, *others]:
+        assert [c.token_ids for c in engine.generate(requests)] == want
+    torch.set_num_threads(2)
+    assert others[-1].stats.reused_tokens == 0 < others[0].stats.reused_tokens
+    assert others[3].stats.target_passes > others[1].stats.target_passes
+    with pytest.raises(EngineError, match="kv_memory"):
+        base.with_settings(kv_memory=1 << 20)
+    with pytest.raises(EngineError, match="this engine has none"):
+        engines(drafter="none", batch_size=16).with_settings(drafter="model")
+
+
+def test_chunks_of_prompts(engines: Callable[..., Engine]) -> None:
+    """No pass reads more of a prompt than the chunk: a prompt of 50 tokens takes 50 passes of one."""
+    engine = engines(drafter="none", batch_size=16).with_settings(prefill_chunk=1, batch_size=1)
+    engine.generate([Request(0, 0, token_ids=ids(50), params=SamplingParams(max_tokens=1))])
+    assert engine.stats.target_passes == 50
+
+
+def test_a_drafter_of_ones_own(engines: Callable[..., Engine]) -> None:
+    """A drafter from outside, given the engine's own by name: whatever it drafts, the output stays."""
+    base = engines(drafter="auto", batch_size=3)
+    given: list[Any] = []
+    engine = base.with_settings(drafter=lambda named: given.append(sorted(named)) or Adversary(), draft_tokens=5)
+    done = engine.generate(PROMPTS, max_tokens=8)
+    assert given == [["model", "ngram", "self"]]
+    assert [c.token_ids for c in done] == [c.token_ids for c in base.generate(PROMPTS, max_tokens=8)]
+    wrong = engine.stats.drafters["adversary"]
+    assert wrong.rolled_back > wrong.drafted / 2
 
 
 def test_only_bad_requests(engines: Callable[..., Engine]) -> None:
@@ -396,22 +441,26 @@ class Allocations(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("settings", [{"drafter": "ngram", "draft_tokens": 6}, {"drafter": "self", "verify_window": 6}])
+class Adversary:
+    """A drafter most of whose tokens are wrong."""
+
+    name = "adversary"
+
+    def draft(self, seqs: Any, lengths: list[int]) -> list[Draft]:
+        """Tokens that nothing predicts."""
+        return [
+            Draft([(s.tokens[-1] * 7 + i + 1) % 4096 for i in range(n)], self.name)
+            for s, n in zip(seqs, lengths, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"drafter": lambda _: Adversary(), "draft_tokens": 6}, {"drafter": "self", "verify_window": 6}]
+)
 def test_truncation_allocates_nothing(
-    engines: Callable[..., Engine],
-    observe: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any],
+    engines: Callable[..., Engine], observe: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
-    """Through hundreds of roll-backs the cache's tensors stay where they are, and none of their size is made.
-
-    The drafter is an adversary: most of what it drafts is wrong.
-    """
-
-    def wrong(_: Any, seqs: Any, lengths: list[int]) -> list[list[int]]:
-        return [[(s.tokens[-1] * 7 + i + 1) % 4096 for i in range(n)] for s, n in zip(seqs, lengths, strict=True)]
-
-    monkeypatch.setattr(NgramDrafter, "draft", wrong)
+    """Through hundreds of roll-backs the cache's tensors stay where they are, and none of their size is made."""
     engine = Engine(batch_size=16, kv_memory=128 << 20, **settings)
     cache = engine.canonical[0].cache
     tensors = [*cache.keys, *cache.values]
@@ -425,7 +474,7 @@ def test_truncation_allocates_nothing(
     now = [*cache.keys, *cache.values]
     assert [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in now] == identities
     assert 0 < made.largest < min(size for _, _, size in identities) / 2
-    if settings["drafter"] == "ngram":
+    if settings["drafter"] != "self":
         assert engine.stats.total().rolled_back > 500
     want = observe(engines(drafter="none", batch_size=1), some)
     for key, one in want.items():

@@ -11,7 +11,7 @@ from detgen.engine.stats import count_records
 from detgen.engine.verification import record, verify
 
 
-def never(_: int, __: int) -> bool:
+def never(_: int) -> bool:
     return False
 
 
@@ -39,7 +39,7 @@ def test_no_draft_is_plain_decoding() -> None:
 
 def test_an_end_inside_the_draft() -> None:
     """Nothing stands behind a token that ends the sequence, agreeing drafts included."""
-    verdict = verify([1, 2, 3], [1, 2, 3, 4], lambda _, token: token == 2)
+    verdict = verify([1, 2, 3], [1, 2, 3, 4], lambda token: token == 2)
     assert (verdict.tokens, verdict.statuses, verdict.rolled_back) == ([1, 2], ["accepted"] * 2, [3])
 
 
@@ -57,10 +57,10 @@ def rounds(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 def test_equals_one_token_at_a_time(both: tuple[list[int], list[int]], last: int | None) -> None:
     """Committed is what decoding step by step commits while the draft predicts it, and one token more."""
     drafted, chosen = both
-    asked: list[tuple[int, int]] = []
+    asked: list[int] = []
 
-    def ends(i: int, token: int) -> bool:
-        asked.append((i, token))
+    def ends(token: int) -> bool:
+        asked.append(token)
         return token == last
 
     verdict = verify(drafted, chosen, ends)
@@ -70,7 +70,7 @@ def test_equals_one_token_at_a_time(both: tuple[list[int], list[int]], last: int
         if token == last or len(want) > len(drafted) or drafted[len(want) - 1] != token:
             break
     assert verdict.tokens == want
-    assert asked == list(enumerate(want)), "asked once for each committed token, in order"
+    assert asked == want, "asked once for each committed token, in order"
     assert verdict.rolled_back == drafted[len(want) :]
     for i, (token, status) in enumerate(zip(verdict.tokens, verdict.statuses, strict=True)):
         if status == "accepted":
