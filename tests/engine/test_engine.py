@@ -461,7 +461,7 @@ def test_truncation_allocates_nothing(
     engines: Callable[..., Engine], observe: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
     """Through hundreds of roll-backs the cache's tensors stay where they are, and none of their size is made."""
-    engine = Engine(batch_size=16, kv_memory=128 << 20, **settings)
+    engine = Engine(batch_size=16, kv_memory=256 << 20, **settings)
     cache = engine.canonical[0].cache
     tensors = [*cache.keys, *cache.values]
     identities = [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in tensors]
