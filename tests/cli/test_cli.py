@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 import detgen.run
 from detgen import __version__, cli
+from detgen.cli import options
 from detgen.engine.config import DrafterName, DTypeName, EngineConfig, EngineError, QuantName
 from detgen.engine.request import RequestError, SamplingParams
 from detgen.run import RunConfig, RunError, RunSummary
@@ -153,7 +154,7 @@ def test_every_option_arrives(run_with: Invoke) -> None:
 
 def test_every_engine_and_sampling_setting_has_an_option() -> None:
     """All but the two that only a line of the input can set."""
-    names = set(inspect.signature(cli.run_command).parameters)
+    names = set(inspect.signature(cli.run.run_command).parameters)
     settings = {*SamplingParams.__slots__, *EngineConfig.__slots__} - {"logprobs", "deterministic"}
     assert settings <= names
 
@@ -172,13 +173,13 @@ def test_every_engine_and_sampling_setting_has_an_option() -> None:
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert cli.parse_size(text) == size
+    assert options.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "0", "-1", "4 PiB", "4Gi", "1e9", "0.1b", "inf"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="amount of memory"):
-        cli.parse_size(text)
+        options.parse_size(text)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""The command line: parse, call, show. It knows options and exit codes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from detgen import __version__
+from detgen.cli import run
+
+app = typer.Typer(
+    name="detgen",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line; it ends the process."""
+    app(prog_name="detgen")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"detgen {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: [bold]detgen run prompts.jsonl -o out --max-tokens 200[/]")
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Batch text generation that writes the same bytes every time.
+
+    Whatever the batch size, the order of the prompts, the draft model, the number of threads, or a crash and a resume.
+    """
+
+
+app.command("run", no_args_is_help=True, epilog=run.EPILOG)(run.run_command)

@@ -1,0 +1,164 @@
+"""`detgen run`: a prompt file in, a folder of outputs out.
+
+What a run does is in `detgen.run`, how it looks in `detgen.display`; both are imported inside the command, since they
+bring torch and rich, and `--help` answers without them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detgen.cli import options
+
+EPILOG = "\n".join(
+    (
+        "Examples:",
+        "  [bold]detgen run prompts.jsonl[/]",
+        "  [bold]detgen run prompts.jsonl -o out --max-tokens 200 --temperature 0.8 --seed 7[/]",
+        "  [bold]detgen run chats.jsonl --target models/large --draft models/small[/]",
+        "  [bold]zcat prompts.jsonl.gz | detgen run - -o out --stop $'\\n\\n'[/]",
+        "",
+        "Exit status: 0 done, 1 some prompts failed (--strict), 2 refused, 130 interrupted.",
+    )
+)
+
+
+def run_command(
+    prompts: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPTS",
+            show_default=False,
+            help="A .jsonl (also .gz, .zst), .json, .txt (a prompt a line), .csv or .parquet file; - for JSON lines on"
+            " standard input; or a dataset, as hf://NAME?split=test&column=prompt or a local folder.",
+        ),
+    ],
+    target: options.Target = None,
+    draft: options.Draft = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    target_quant: options.TargetQuant = "none",
+    draft_quant: options.DraftQuant = "none",
+    drafter: options.Drafter = "auto",
+    draft_tokens: options.DraftTokens = None,
+    verify_window: options.VerifyWindow = 8,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Sampling", help="Most tokens to generate for a sample.")
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", rich_help_panel="Sampling", help="0 always takes the most likely token.")
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            metavar="P", rich_help_panel="Sampling", help="Keep the most likely tokens that add up to P; 1 is off."
+        ),
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(metavar="K", rich_help_panel="Sampling", help="Keep the K most likely tokens; 0 is off.")
+    ] = 0,
+    min_p: Annotated[
+        float,
+        typer.Option(
+            metavar="P", rich_help_panel="Sampling", help="Drop tokens less likely than P times the best; 0 is off."
+        ),
+    ] = 0.0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Sampling", help="Another seed gives another sample.")
+    ] = 0,
+    n: Annotated[int, typer.Option("--n", metavar="N", rich_help_panel="Sampling", help="Samples a prompt.")] = 1,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            show_default=False,
+            rich_help_panel="Sampling",
+            help="End the text before TEXT; may be given several times. Taken as it is: write a newline as $'\\n'.",
+        ),
+    ] = None,
+    batch_size: options.BatchSize = 16,
+    threads: options.Threads = None,
+    kv_memory: options.KvMemory = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            show_default="<stem>-out",
+            rich_help_panel="Run",
+            help="Folder for outputs.jsonl, acceptance.jsonl and manifest.json. An unfinished run in it is resumed.",
+        ),
+    ] = None,
+    limit: options.Limit = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", rich_help_panel="Run", help="Start afresh: delete what a former run wrote.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", rich_help_panel="Run", help="Exit with 1 if any prompt could not be run.")
+    ] = False,
+    quiet: options.Quiet = False,
+    allow_nondeterministic: Annotated[
+        bool,
+        typer.Option(
+            "--allow-nondeterministic",
+            rich_help_panel="Run",
+            help="Run a model that is not deterministic on this device, without the guarantee.",
+        ),
+    ] = False,
+) -> None:
+    """Generate a text for every prompt of a file.
+
+    A line's own settings (max_tokens, temperature, ...) win over the options.
+    A line that cannot be run becomes an error in the output; the others run.
+    """
+    from detgen.display import open_display
+    from detgen.engine.config import EngineConfig, EngineError
+    from detgen.engine.request import RequestError, SamplingParams
+
+    with open_display(quiet=quiet) as display:
+        from detgen.run import RunConfig, RunError, run
+
+        try:
+            params = SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                seed=seed,
+                n=n,
+                stop=tuple(stop or ()),
+            )
+            engine = EngineConfig(
+                target=target,
+                draft=draft,
+                drafter=drafter,
+                draft_tokens=draft_tokens,
+                verify_window=verify_window,
+                batch_size=batch_size,
+                device=device,
+                dtype=dtype,
+                target_quant=target_quant,
+                draft_quant=draft_quant,
+                threads=threads,
+                kv_memory=kv_memory,
+                allow_nondeterministic=allow_nondeterministic,
+            )
+            summary = run(RunConfig(prompts, output, params, engine, limit, overwrite), display)
+        except (EngineError, RequestError, RunError) as error:
+            display.error(str(error))
+            raise typer.Exit(options.REFUSED) from None
+        except KeyboardInterrupt:
+            display.interrupted(options.same_command())
+            raise typer.Exit(options.INTERRUPTED) from None
+
+    if summary.status == "interrupted":
+        display.interrupted(options.same_command())
+        raise typer.Exit(options.INTERRUPTED)
+    display.summary(summary)
+    if strict and summary.errors:
+        raise typer.Exit(options.FAILED)
