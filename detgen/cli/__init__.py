@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from detgen import __version__
-from detgen.cli import run
+from detgen.cli import bench, run
 
 app = typer.Typer(
     name="detgen",
@@ -43,3 +43,4 @@ def root(
 
 
 app.command("run", no_args_is_help=True, epilog=run.EPILOG)(run.run_command)
+app.command("bench", epilog=bench.EPILOG)(bench.bench_command)

@@ -1,0 +1,183 @@
+"""The figures as PNG and SVG. Lines differ in markers and strokes, bars in hatches, so that no colour is needed."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from detgen.bench.interface import BenchError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Data = dict[str, Any]
+
+_STROKES = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
+_HATCHES = ("", "///", "...", "xxx")
+
+
+def need_matplotlib() -> None:
+    """See that figures can be drawn, before anything is measured for them.
+
+    Raises:
+        BenchError: if matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise BenchError("--figures needs matplotlib: pip install 'detgen[plots]'") from None
+    matplotlib.use("Agg")
+
+
+def draw(number: int, data: Data, folder: Path, machine: str) -> list[Path]:
+    """Draw one figure.
+
+    Args:
+        number: as in the paper.
+        data: what its measurement returned.
+        folder: for the files.
+        machine: stands below the figure.
+
+    Returns:
+        The files.
+    """
+    from matplotlib import pyplot
+
+    figure = _DRAWERS[number](data)
+    figure.text(0.5, 0.005, machine, ha="center", va="bottom", fontsize=7, color="0.35")
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    paths = [folder / f"figure-{number:02}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    return paths
+
+
+def _axes(columns: int, width: float = 5.0) -> tuple[Figure, list[Axes]]:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, columns, figsize=(width * columns, 3.8), squeeze=False)
+    for ax in axes[0]:
+        ax.grid(True, color="0.9", linewidth=0.8)
+        ax.set_axisbelow(True)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+    return figure, list(axes[0])
+
+
+def _rows_axis(ax: Axes, rows: list[int], label: str) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(rows, [str(n) for n in rows], rotation=45, fontsize=8)
+    ax.set_xlabel(label)
+
+
+def _linear_layers(data: Data) -> Figure:
+    figure, (left, right) = _axes(2)
+    for (marker, stroke), name in zip(_STROKES, ("invariant", "plain"), strict=False):
+        word = {"invariant": "row-invariant", "plain": "plain (F.linear)"}[name]
+        left.plot(data["rows"], data[name], marker=marker, linestyle=stroke, color="black", label=word)
+    left.set_yscale("log")
+    left.set_ylabel("time of the layer (ms)")
+    left.legend()
+    ratio = [a / b for a, b in zip(data["invariant"], data["plain"], strict=True)]
+    right.plot(data["rows"], ratio, marker="o", color="black")
+    right.axhline(1.0, linestyle=":", color="0.4")
+    right.set_ylim(bottom=0)
+    right.set_ylabel("time, row-invariant over plain")
+    for ax in (left, right):
+        _rows_axis(ax, data["rows"], "rows (tokens)")
+    out, in_ = data["shape"]
+    figure.suptitle(f"Cost of a row-invariant linear layer, {in_} x {out}, {data['dtype']}", fontsize=11)
+    return figure
+
+
+def _spans(data: Data) -> Figure:
+    figure, (ax,) = _axes(1, 6.0)
+    for (marker, stroke), name in zip(_STROKES, ("first", "second"), strict=False):
+        values = sorted(data[name])
+        if values:
+            shares = [(i + 1) / len(values) for i in range(len(values))]
+            ax.step(values, shares, where="post", linestyle=stroke, color="black", marker=marker, markersize=4,
+                    label=f"{name} consistent span ({len(values)} requests)")  # fmt: skip
+    whole = sum(a == b for a, b in zip(data["first"], data["output"], strict=True))
+    ax.set_xlabel("consistent span (tokens)")
+    ax.set_ylabel("share of requests at most that long")
+    ax.set_ylim(0, 1.05)
+    ax.set_xlim(left=0)
+    ax.legend(loc="center left")
+    figure.suptitle(
+        f"Agreement with the canonical output without verification, batch {data['batch_size']}:\n"
+        f"{whole} of {len(data['first'])} requests agree to the end",
+        fontsize=11,
+    )
+    return figure
+
+
+def _pass_costs(data: Data) -> Figure:
+    figure, (left, right) = _axes(2)
+    per_token = [ms / n for ms, n in zip(data["ms"], data["rows"], strict=True)]
+    left.plot(data["rows"], per_token, marker="o", color="black", label="a token")
+    left.plot(data["rows"], data["ms"], marker="s", linestyle="--", color="black", label="a pass")
+    left.set_yscale("log")
+    left.set_ylabel("latency (ms)")
+    left.legend()
+    _rows_axis(left, data["rows"], "rows of a canonical pass")
+    part = data["windows"]
+    for (marker, stroke), (i, size) in zip(cycle(_STROKES), enumerate(part["requests"]), strict=False):
+        shares = [100 * row[i] for row in part["recomputed"]]
+        right.plot(part["windows"], shares, marker=marker, linestyle=stroke, color="black", label=f"{size} at a time")
+    right.set_ylabel("recomputed tokens (% of computed)")
+    right.set_ylim(0, max(1.0, *(100 * share for row in part["recomputed"] for share in row)) * 1.05)
+    right.legend()
+    _rows_axis(right, part["windows"], "window (tokens between verifications)")
+    figure.suptitle("What a canonical pass costs, and what windows waste (drafter self)", fontsize=11)
+    return figure
+
+
+def _fractions(data: Data) -> Figure:
+    figure, axes = _axes(max(len(data), 1), 4.2)
+    for ax, (name, drafters) in zip(axes, data.items(), strict=False):
+        width = 0.8 / len(drafters)
+        for i, (drafter, points) in enumerate(drafters.items()):
+            places = [at + (i - (len(drafters) - 1) / 2) * width for at in range(len(points))]
+            ax.bar(places, [speed for _, speed in points], width, label=drafter, hatch=_HATCHES[i % len(_HATCHES)],
+                   facecolor=str(0.95 - 0.25 * i), edgecolor="black", linewidth=0.8)  # fmt: skip
+            ax.set_xticks(range(len(points)), [f"{percent:g}" for percent, _ in points])
+        ax.axhline(1.0, linestyle="--", color="black", linewidth=1)
+        ax.set_title(name, fontsize=9)
+        ax.set_xlabel("verified requests (%)")
+        ax.set_ylabel("throughput over the unverified fast path")
+        ax.legend(fontsize=8)
+    figure.suptitle("What verification costs, by share of verified requests", fontsize=11)
+    return figure
+
+
+def _heat_maps(data: Data) -> Figure:
+    figure, axes = _axes(2)
+    maps = (
+        ("recomputed", "recomputed tokens (% of all computed)", "{:.1f}", 100.0),
+        ("speed", "throughput (output tokens/s)", "{:,.0f}", 1.0),
+    )
+    for ax, (key, label, pattern, factor) in zip(axes, maps, strict=True):
+        values = [[factor * v for v in row] for row in data[key]]
+        highest = max(max(row) for row in values) or 1.0
+        ax.grid(False)
+        image = ax.imshow(values, cmap="Greys", vmin=0, vmax=highest, aspect="auto", origin="lower")
+        for y, row in enumerate(values):
+            for x, value in enumerate(row):
+                dark = value > 0.55 * highest
+                ax.text(x, y, pattern.format(value), ha="center", va="center", fontsize=8,
+                        color="white" if dark else "black")  # fmt: skip
+        ax.set_xticks(range(len(data["requests"])), data["requests"])
+        ax.set_yticks(range(len(data["windows"])), data["windows"])
+        ax.set_xlabel("requests a pass")
+        ax.set_ylabel("window (tokens)")
+        ax.set_title(label, fontsize=10)
+        figure.colorbar(image, ax=ax)
+    figure.suptitle("Windows and requests a pass (drafter self)", fontsize=11)
+    return figure
+
+
+_DRAWERS = {4: _linear_layers, 6: _spans, 9: _pass_costs, 10: _fractions, 13: _heat_maps}

@@ -1,0 +1,56 @@
+"""Whether outputs are what they should be: between batch sizes, and beside the canonical ones.
+
+Fast and wrong is wrong: a verified row that differs from `none`, or from itself at another batch size, says so, and
+so does any row most of whose first tokens differ from the canonical ones. A float32 peer that picks another token at a
+near-tie later on is not wrong; how many of its prompts are equal is shown.
+"""
+
+from __future__ import annotations
+
+from detgen.bench.cells import is_verified
+from detgen.bench.interface import Row
+from detgen.bench.measuring import Outputs, Tokens
+
+REFERENCE = "detgen none"
+
+
+def judge(rows: list[Row], outputs: Outputs) -> None:
+    """Fill in what the rows' outputs have in common with others, and what is wrong with them."""
+    for row in rows:
+        own = outputs.of(row.workload, row.label)
+        if row.error is not None or row.batch_size not in own:
+            continue
+        tokens = own[row.batch_size]
+        others = [size for size in own if size != row.batch_size]
+        share = 1.0 if row.fraction is None or row.fraction == 0 else row.fraction
+        if others:
+            # The furthest batch size is the likeliest to run other kernels.
+            other = max(others, key=lambda size: max(size, row.batch_size) / min(size, row.batch_size))
+            row.same_bytes = (*_equal(tokens, own[other], share), other)
+        reference = outputs.of(row.workload, REFERENCE)
+        canonical = reference.get(row.batch_size) or next(iter(reference.values()), None)
+        if canonical is not None:
+            row.agreement = _equal(tokens, canonical, share)
+        row.wrong = row.wrong or _wrong(row, tokens, canonical)
+
+
+def _equal(a: Tokens, b: Tokens, share: float) -> tuple[int, int]:
+    """How many of the verified prompts that both have got the same tokens, and how many there are."""
+    pairs = [(x, y) for i, (x, y) in enumerate(zip(a, b, strict=False)) if is_verified(i, share)]
+    return sum(x == y for x, y in pairs), len(pairs)
+
+
+def _wrong(row: Row, tokens: Tokens, canonical: Tokens | None) -> str | None:
+    if row.fraction:
+        if row.agreement is not None and row.agreement[0] < row.agreement[1]:
+            return (
+                f"{row.agreement[1] - row.agreement[0]} of {row.agreement[1]} verified prompts differ from drafter none"
+            )
+        if row.same_bytes is not None and row.same_bytes[0] < row.same_bytes[1]:
+            return f"verified prompts differ between batch sizes {row.batch_size} and {row.same_bytes[2]}"
+    if canonical is None:
+        return None
+    firsts = [a[0] == b[0] for a, b in zip(tokens, canonical, strict=False)]
+    if firsts and sum(firsts) < len(firsts) / 2:
+        return f"only {sum(firsts)} of {len(firsts)} first tokens are right"
+    return None

@@ -1,0 +1,81 @@
+"""A model as a GGUF file, without a vocabulary: llama.cpp is given token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from detgen.bench.interface import ModelSource
+from detgen.bench.models import loaded
+
+# Model types of transformers, and what GGUF calls them.
+_KINDS = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
+
+
+def write_gguf(source: ModelSource, path: Path, quantized: str | None) -> None:
+    """Write the target.
+
+    Args:
+        source: the models.
+        path: of the file.
+        quantized: name of the type that matrices get; None leaves float32.
+
+    Raises:
+        ValueError: if the kind of model cannot be converted here.
+    """
+    import gguf
+
+    model = loaded(source, "target").model
+    config = model.config
+    if config.model_type not in _KINDS:
+        raise ValueError(f"models of type {config.model_type} are not converted to GGUF; {', '.join(_KINDS)} are")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"rotary embeddings of type {rope['rope_type']} are not converted to GGUF")
+    kind = getattr(gguf.MODEL_ARCH, _KINDS[config.model_type])
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
+    _write_settings(writer, config, rope.get("rope_theta", 10000.0))
+    tied = config.tie_word_embeddings
+    for name, tensor in model.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if target is None:
+            raise ValueError(f"GGUF has no name for {name}")
+        values = _rotated(name, tensor.float().cpu(), config, kind == gguf.MODEL_ARCH.LLAMA).contiguous().numpy()
+        if quantized is not None and values.ndim > 1:
+            type_ = gguf.GGMLQuantizationType[quantized]
+            writer.add_tensor(target, gguf.quants.quantize(values, type_), raw_dtype=type_)
+        else:
+            writer.add_tensor(target, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_settings(writer: Any, config: Any, theta: float) -> None:
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_freq_base(theta)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("none")
+
+
+def _rotated(name: str, weight: Any, config: Any, interleaved: bool) -> Any:
+    """Rows of query and key in the order in which llama.cpp rotates them: pairs side by side for Llama."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if not interleaved or heads is None:
+        return weight
+    shape = weight.shape
+    return weight.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).transpose(1, 2).reshape(shape)

@@ -1,0 +1,79 @@
+"""What this machine can do at best: bytes a second of a copy, operations a second of a matrix product."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from detgen.bench.interface import Row
+
+if TYPE_CHECKING:
+    import torch
+
+_SECONDS = 0.5  # for each of the two
+
+# Bytes a weight takes in each precision, scales of its block included.
+_WEIGHT_BYTES = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "int8": 1.0,
+    "q8_0": 34 / 32,
+    "nf4": 0.5 + 4 / 64,
+}
+
+
+def measure_roofline(device: str, dtype: str, threads: int) -> dict[str, float]:
+    """Measure both; the best of several tries, since a roof is meant.
+
+    Returns:
+        `copy_bytes` a second, read and written; `product_operations` a second, multiplications and additions.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    kind = getattr(torch, dtype)
+    big = device.startswith("cuda")
+    source = torch.ones((1 << 30 if big else 1 << 26), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    size = 8192 if big else 1024
+    a = torch.randn(size, size, device=device).to(kind)
+    b = torch.randn(size, size, device=device).to(kind)
+    out = torch.empty_like(a)
+    copy = _best(lambda: target.copy_(source), device)
+    product = _best(lambda: torch.matmul(a, b, out=out), device)
+    return {"copy_bytes": 2 * source.numel() / copy, "product_operations": 2 * size**3 / product}
+
+
+def _best(function: Callable[[], torch.Tensor], device: str) -> float:
+    """Fewest seconds of a call."""
+    import torch
+
+    best = float("inf")
+    until = time.perf_counter() + _SECONDS
+    while time.perf_counter() < until:
+        started = time.perf_counter()
+        function()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def place_under_roof(row: Row, seconds: float, weights: float, roof: dict[str, float]) -> None:
+    """Fill in a row's shares: bytes of the weights that its passes read, arithmetic that its tokens needed.
+
+    Caches and activations are left out of the bytes, drafts and padding out of the arithmetic.
+
+    Args:
+        row: changed in place.
+        seconds: of one run.
+        weights: how many each pass reads and each token is multiplied by.
+        roof: what `measure_roofline` gave.
+    """
+    each = _WEIGHT_BYTES.get(row.precision)
+    if each is not None and row.passes is not None:
+        row.bandwidth_share = row.passes * weights * each / seconds / roof["copy_bytes"]
+    tokens = row.prompt_tokens + row.output_tokens
+    row.arithmetic_share = 2 * weights * tokens / seconds / roof["product_operations"]

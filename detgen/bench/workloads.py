@@ -1,0 +1,122 @@
+"""What the peers are given to continue: prompts as token ids, each with the number of tokens to generate.
+
+`sample` and `file:PATH` are real prompts. The synthetic ones have the shapes that the field reports, at random ids:
+fixed lengths (input x output), and mixes drawn from log-normal distributions, which are given here by median and
+spread (the standard deviation of the logarithm). Nobody's data set is needed for them, and a seed draws them again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from detgen.bench.interface import BenchError, Prompt, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIXED = {"1024x256": (1024, 256), "1024x1024": (1024, 1024), "4096x1024": (4096, 1024)}
+
+
+class Spread(NamedTuple):
+    """A log-normal distribution of lengths."""
+
+    median: float
+    sigma: float
+
+    def draw(self, random_: random.Random) -> float:
+        """One length; never more than three standard deviations off."""
+        return self.median * math.exp(self.sigma * max(min(random_.gauss(0, 1), 3.0), -3.0))
+
+
+# Means of `sharegpt`: 161 tokens in and 338 out, as the vLLM paper (SOSP 2023) reports. `arxiv`: median and 90th
+# percentile of 7059 and 12985 tokens in, 208 and 371 out, as the Sarathi-Serve paper (OSDI 2024) reports.
+MIXES = {
+    "sharegpt": (Spread(98, 1.0), Spread(282, 0.6)),
+    "arxiv": (Spread(7059, 0.476), Spread(208, 0.452)),
+}
+SYNTHETIC = (*FIXED, *MIXES)
+
+
+def make_workload(
+    name: str, *, requests: int, max_tokens: int, scale: float, seed: int, vocabulary: int, encode: Callable[[str], Any]
+) -> Workload:
+    """A workload by its name.
+
+    Args:
+        name: `sample`, `file:PATH` or one of SYNTHETIC.
+        requests: how many prompts; real ones start over where there are fewer.
+        max_tokens: tokens to generate behind a real prompt.
+        scale: factor of synthetic lengths.
+        seed: of synthetic lengths and ids.
+        vocabulary: ids are below it.
+        encode: text to token ids.
+
+    Raises:
+        BenchError: an unknown name, or a file without prompts.
+    """
+    if name in SYNTHETIC:
+        prompts, shape = _synthetic(name, requests, scale, random.Random(f"{seed} {name}"), vocabulary)
+        return Workload(name, prompts, f"random ids, {shape}, scale {scale:g}, seed {seed}")
+    if name == "sample":
+        texts, origin = _sample(), "the embedded prompts"
+    elif name.startswith("file:"):
+        texts, origin = _from_file(name.removeprefix("file:")), name.removeprefix("file:")
+    else:
+        raise BenchError(f"no workload {name!r}; use sample, file:PATH, {', '.join(SYNTHETIC)}")
+    ids = [tuple(int(t) % vocabulary for t in encode(text)) for text in texts[:requests]]
+    ids = [i for i in ids if i]
+    if not ids:
+        raise BenchError(f"{origin} has no prompts")
+    chosen = [ids[i % len(ids)] for i in range(requests)]
+    return Workload(name, tuple(Prompt(c, max_tokens) for c in chosen), f"{origin}, {max_tokens} tokens each")
+
+
+def _synthetic(
+    name: str, requests: int, scale: float, random_: random.Random, vocabulary: int
+) -> tuple[tuple[Prompt, ...], str]:
+    """Prompts of a synthetic workload, and its shape in words."""
+    prompts = []
+    for _ in range(requests):
+        if name in FIXED:
+            lengths: tuple[float, float] = FIXED[name]
+        else:
+            lengths = (MIXES[name][0].draw(random_), MIXES[name][1].draw(random_))
+        size, output = (max(round(n * scale), least) for n, least in zip(lengths, (4, 2), strict=True))
+        prompts.append(Prompt(tuple(random_.choices(range(vocabulary), k=size)), output))
+    if name in FIXED:
+        return tuple(prompts), "{} in and {} out".format(*FIXED[name])
+    sides = (f"{s.median:g} (spread {s.sigma:g}) {word}" for s, word in zip(MIXES[name], ("in", "out"), strict=True))
+    return tuple(prompts), f"log-normal lengths of median {', '.join(sides)}"
+
+
+def _sample() -> list[str]:
+    """The prompts that come with the package."""
+    path = Path(__file__).with_name("sample.jsonl")
+    return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _from_file(path: str) -> list[str]:
+    """The prompts of a file that `detgen run` reads; chats and bad lines are refused."""
+    from detgen.engine.request import SamplingParams
+    from detgen.prompts import PromptsError, open_prompts
+
+    try:
+        return list(_texts(open_prompts(path).read(SamplingParams(), None)))
+    except PromptsError as error:
+        raise BenchError(str(error)) from error
+
+
+def _texts(items: Iterator[Any]) -> Iterator[str]:
+    from detgen.prompts import BadLine
+
+    for item in items:
+        if isinstance(item, BadLine):
+            raise BenchError(f"{item.error}; a benchmark takes only files without bad lines")
+        if item.prompt is None:
+            raise BenchError(f"line {item.line} is a chat; a benchmark takes prompts")
+        yield item.prompt

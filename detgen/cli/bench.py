@@ -1,0 +1,225 @@
+"""`detgen bench`: what determinism costs here, beside what people would use instead.
+
+What is measured is in `detgen.bench`, which is imported inside the command, since it brings rich and torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detgen.cli import options
+
+_PIPED_WIDTH = 160  # characters a line where there is no terminal
+
+EPILOG = "\n".join(
+    (
+        "Workloads: sample (the embedded prompts), file:PATH, and random prompts of the shapes 1024x256, 1024x1024,"
+        " 4096x1024 (tokens in x out), sharegpt and arxiv (mixed lengths).",
+        "",
+        "Examples:",
+        "  [bold]detgen bench[/]",
+        "  [bold]detgen bench --workload file:prompts.jsonl --target models/large --draft models/small[/]",
+        "  [bold]detgen bench --random-weights llama-3.2-1b --synthetic-acceptance 0.6,0.8 --batch-size 4[/]",
+        "  [bold]detgen bench -o after --compare before/bench.json[/]",
+        "",
+        "Exit status: 0 measured (rows may have failed), 2 refused, 130 interrupted.",
+    )
+)
+
+
+def _numbers(text: str | None, option: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 0.5,20", param_hint=option) from None
+
+
+def _whole_numbers(text: str | None, option: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 1,4", param_hint=option) from None
+
+
+def bench_command(
+    target: options.Target = None,
+    draft: options.Draft = None,
+    random_weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIG",
+            show_default=False,
+            rich_help_panel="Models",
+            help="Random weights instead of models: llama-3.1-8b, llama-3.2-1b, qwen3-0.6b, llama-89m, tiny, or the"
+            " path of a config.json.",
+        ),
+    ] = None,
+    synthetic_acceptance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES",
+            show_default="none",
+            rich_help_panel="Drafting",
+            help="Also measure a drafter that is right at these rates, such as 0.5,0.7,0.9, at a draft model's cost."
+            " Its rows are labelled synthetic.",
+        ),
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    target_quant: options.TargetQuant = "none",
+    draft_quant: options.DraftQuant = "none",
+    threads: options.Threads = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="sample; all with --full",
+            rich_help_panel="Workload",
+            help="What is generated; may be given several times.",
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", show_default="two batches", rich_help_panel="Workload", help="Requests at each batch size."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            show_default="16,1; 1,4,16,32 with --full",
+            rich_help_panel="Workload",
+            help="Most requests at a time.",
+        ),
+    ] = None,
+    deterministic_fraction: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            show_default="100; 2,5,10,20,50,100 with --full",
+            rich_help_panel="Workload",
+            help="Percentages of requests that are verified, for none, self and auto; the others ride unverified.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Workload", help="Tokens a request of sample and file:.")
+    ] = 64,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            metavar="F",
+            show_default="1 on CUDA, else 1/16",
+            rich_help_panel="Workload",
+            help="Factor of the lengths of random prompts.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Workload", help="Of random prompts, lengths and weights.")
+    ] = 0,
+    full: Annotated[
+        bool,
+        typer.Option("--full/--quick", rich_help_panel="Run", help="The whole grid, or what three minutes allow."),
+    ] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="all that are installed",
+            rich_help_panel="Run",
+            help="Measure only this: detgen, transformers, transformers-assisted, transformers-continuous, openvino,"
+            " llama.cpp, vllm, sglang; may be given several times.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", show_default="3 to 7, as time allows", rich_help_panel="Run", help="Measured runs of each row."
+        ),
+    ] = None,
+    figures: Annotated[
+        bool,
+        typer.Option("--figures", rich_help_panel="Run", help="Measure and draw the figures, too (detgen[plots])."),
+    ] = False,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OLD.json",
+            show_default=False,
+            rich_help_panel="Run",
+            help="Tell what has changed beyond noise since this bench.json.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="DIR", rich_help_panel="Run", help="Folder for bench.json and bench.md."
+        ),
+    ] = Path("bench-out"),
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure detgen on this machine, beside transformers and whatever else is installed.
+
+    Peers take turns on the same prompts; outputs are compared while they run.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from detgen.bench.interface import BenchConfig, BenchError
+    from detgen.bench.progress import BenchProgress
+    from detgen.engine.config import EngineError
+
+    config = BenchConfig(
+        output=output,
+        full=full,
+        workloads=tuple(workload or ()),
+        requests=requests,
+        batch_sizes=_whole_numbers(batch_size, "--batch-size"),
+        fractions=_numbers(deterministic_fraction, "--deterministic-fraction"),
+        scale=scale,
+        max_tokens=max_tokens,
+        acceptances=_numbers(synthetic_acceptance, "--synthetic-acceptance"),
+        peers=tuple(peer or ()),
+        rounds=rounds,
+        seed=seed,
+        target=target,
+        draft=draft,
+        random_weights=random_weights,
+        device=device,
+        dtype=dtype,
+        target_quant=target_quant,
+        draft_quant=draft_quant,
+        threads=threads,
+        figures=figures,
+        compare=compare,
+    )
+    console = Console(stderr=True, highlight=False)
+    try:
+        with BenchProgress(console, quiet=quiet) as observer:
+            from detgen.bench.comparing import compare as compare_results
+            from detgen.bench.results import load
+            from detgen.bench.session import bench
+
+            old = load(config.compare) if config.compare else None
+            results = bench(config, observer)
+    except (BenchError, EngineError) as error:
+        console.print(Text(f"detgen: error: {error}", style="red"), soft_wrap=True)
+        raise typer.Exit(options.REFUSED) from None
+    except KeyboardInterrupt:
+        console.print("detgen: interrupted; nothing was kept", soft_wrap=True)
+        raise typer.Exit(options.INTERRUPTED) from None
+    from detgen.bench.tables import render
+
+    screen = Console(highlight=False)
+    if not screen.is_terminal:
+        screen.width = _PIPED_WIDTH
+    screen.print(render(results))
+    if old is not None:
+        changes = compare_results(old, results)
+        screen.print(Text("\n".join(changes) or f"no change beyond noise since {config.compare}"), soft_wrap=True)
+    screen.print(Text(f"written: {config.output}/bench.json, {config.output}/bench.md"), soft_wrap=True)
