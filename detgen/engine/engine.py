@@ -100,14 +100,23 @@ class Engine:
             config.prefill_chunk,
             config.prefix_reuse,
         )
-        stopping = Stopping(self.tokenizer, self._target.eos)
-        self._decoding = Decoding(self._forward, self._shapes, self._scheduler, stopping, self.stats)
+        self._decoding = Decoding(self._forward, self._shapes, self._scheduler, self.stopping, self.stats)
         fast = FastPath(self._fast_forward, self._decoding.riders, self._decoding.commit_riders)
         self._decoding.fast = fast
         named: dict[str, Drafter] = {"self": SelfDrafter(fast, self._target.eos), "ngram": NgramDrafter()}
         if model:
             named["model"] = model
         self._join(named, model)
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the logits."""
+        return self._target.vocabulary
+
+    @property
+    def stopping(self) -> Stopping:
+        """Where sequences end, and their texts."""
+        return Stopping(self.tokenizer, self._target.eos)
 
     @property
     def canonical(self) -> tuple[Forward, Shapes]:
@@ -186,7 +195,7 @@ class Engine:
                         more = False
                         break
                     try:
-                        scheduler.waiting.extend(self._sequences(request))
+                        scheduler.waiting.extend(self.sequences(request))
                     except RequestError as e:
                         refused.append(Completion(request, error=str(e)))
                 done = self._decoding.step()
@@ -205,8 +214,8 @@ class Engine:
         s.draft_passes = self._draft_forward.passes if self._draft_forward else 0
         s.reused_tokens = self._scheduler.reused
 
-    def _sequences(self, request: Request) -> list[Sequence]:
-        """The request's samples, tokenized and checked.
+    def sequences(self, request: Request) -> list[Sequence]:
+        """The request's samples before their first token, tokenized and checked.
 
         Raises:
             RequestError: if the request can never run.
