@@ -1,0 +1,286 @@
+"""`detgen verify-determinism`: the contract tried on one's own machine, and audits of finished runs.
+
+What it does is in `detgen.determinism`, how it looks in `detgen.determinism.report`; both are imported inside the
+command, since they bring torch and rich, and `--help` answers without them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from detgen.cli import options
+
+if TYPE_CHECKING:
+    from detgen.engine.config import EngineConfig
+    from detgen.engine.request import Request
+
+EPILOG = "\n".join(
+    (
+        "Examples:",
+        "  [bold]detgen verify-determinism[/]",
+        "  [bold]detgen verify-determinism prompts.jsonl --target models/large --minutes 10[/]",
+        "  [bold]detgen verify-determinism --axis threads --axis batch[/]",
+        "  [bold]detgen verify-determinism --against out[/]",
+        "",
+        "Exit status: 0 all equal, 1 something differs, 2 wrong usage, 130 interrupted.",
+    )
+)
+
+
+def verify_command(
+    prompts: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPTS]",
+            show_default="the embedded ones",
+            help="Prompts in any form that run takes. With --against, where the run's own prompts are now.",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            rich_help_panel="What to do",
+            help="Audit the output folder of a run: judge each token without generating.",
+        ),
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", rich_help_panel="What to do", help="Show which row counts give the same bits."),
+    ] = False,
+    contrast: Annotated[
+        bool,
+        typer.Option(
+            "--contrast",
+            rich_help_panel="What to do",
+            help="Show what happens to the texts without the guarantee.",
+        ),
+    ] = False,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel="What to do",
+            help="Try again what a reproduction file (--save) holds.",
+        ),
+    ] = None,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full/--quick",
+            rich_help_panel="Extent",
+            help="Pairs of all settings and many random combinations, or the pairs alone.",
+        ),
+    ] = False,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.01,
+            show_default=False,
+            rich_help_panel="Extent",
+            help="Try as many combinations as fit.",
+        ),
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            rich_help_panel="Extent",
+            help="Turn only this axis; may be given several times: batch, order, neighbours, slot, drafter, length,"
+            " window, chunk, reuse, threads, process, sampling, riders, quant.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, rich_help_panel="Extent", help="Another seed selects other settings.")
+    ] = 0,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    target_quant: options.TargetQuant = "none",
+    draft_quant: options.DraftQuant = "none",
+    threads: options.Threads = None,
+    kv_memory: options.KvMemory = None,
+    limit: options.Limit = None,
+    save: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", rich_help_panel="Results", help="Where to write what replays a difference, if there is one."
+        ),
+    ] = Path("detgen-difference.json"),
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", show_default=False, rich_help_panel="Results", help="Write the result as JSON."
+        ),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Try to break the guarantee on this machine, with these models and prompts.
+
+    A reference is generated one prompt at a time without drafts. Then everything is generated again in other batches,
+    orders, company, with other drafters, threads and processes, and tokens, logits and KV entries are compared bit
+    for bit.
+    """
+    from detgen.display import open_display
+    from detgen.engine.config import EngineConfig, EngineError
+    from detgen.engine.request import RequestError
+
+    chosen = [name for name, given in _modes(against, probe, contrast, replay) if given]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"{' and '.join(chosen)} cannot be given together")
+    with open_display(quiet=True) as display:
+        from detgen.determinism.audit import AuditError
+        from detgen.determinism.checking import NoPromptsError
+        from detgen.determinism.replay import ReplayError
+        from detgen.determinism.session import AxisError
+        from detgen.prompts import PromptsError
+
+        try:
+            config = EngineConfig(
+                target=target,
+                draft=draft,
+                device=device,
+                dtype=dtype,
+                target_quant=target_quant,
+                draft_quant=draft_quant,
+                threads=threads,
+                kv_memory=kv_memory,
+            )
+            if against is not None:
+                result, equal = _audit(against, config, prompts)
+            elif replay is not None:
+                result, equal = _replay(replay, quiet)
+            elif probe:
+                result, equal = _probe(config)
+            elif contrast:
+                result, equal = _contrast(config, _requests(prompts, limit), quiet)
+            else:
+                requests = _requests(prompts, limit)
+                result, equal = _check(config, requests, full, seed, minutes, axis or [], save, quiet)
+            if json_file is not None:
+                json_file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
+        except (
+            AuditError, AxisError, EngineError, NoPromptsError, PromptsError, ReplayError, RequestError
+        ) as error:  # fmt: skip
+            display.error(str(error))
+            raise typer.Exit(options.REFUSED) from None
+        except OSError as error:
+            display.error(f"cannot write {error.filename}: {error.strerror}")
+            raise typer.Exit(options.REFUSED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(options.INTERRUPTED) from None
+    if not equal:
+        raise typer.Exit(options.FAILED)
+
+
+def _modes(against: Path | None, probe: bool, contrast: bool, replay: Path | None) -> list[tuple[str, bool]]:
+    return [
+        ("--against", against is not None),
+        ("--probe", probe),
+        ("--contrast", contrast),
+        ("--replay", replay is not None),
+    ]
+
+
+def _requests(prompts: str | None, limit: int | None) -> list[Request]:
+    """The prompts that can be read; the embedded ones where none are named.
+
+    Raises:
+        PromptsError: none can be read.
+    """
+    from detgen.engine.request import SamplingParams
+    from detgen.models import DEMO
+    from detgen.prompts import BadLine, PromptsError, open_prompts
+
+    source = open_prompts(prompts or str(DEMO / "prompts.jsonl"))
+    most = limit or 96  # no check uses more
+    items = list(source.read(SamplingParams(), most))
+    found = [item for item in items if not isinstance(item, BadLine)]
+    if not found:
+        bad = next((item.error for item in items if isinstance(item, BadLine)), "it is empty")
+        raise PromptsError(f"no prompts in {source.given}: {bad}")
+    return found
+
+
+def _check(
+    config: EngineConfig,
+    requests: list[Request],
+    full: bool,
+    seed: int,
+    minutes: float | None,
+    axes: list[str],
+    save: Path,
+    quiet: bool,
+) -> tuple[dict[str, Any], bool]:
+    from detgen.determinism import replay, report
+    from detgen.determinism.session import read_pool, run_check
+
+    extent: Any = "full" if full else "quick"
+    pool = read_pool(requests, extent)
+    session = run_check(config, pool, extent, seed, minutes, axes, report.Progress(quiet=quiet))
+    console = report.make_console()
+    report.show_check(session, console)
+    for finding in session.findings:
+        replay.save(save, finding, session.check.config, pool, seed, session.engine.profile())
+        console.print(f"detgen verify-determinism --replay {save}", soft_wrap=True)
+    return session.as_dict(), not session.result.failures
+
+
+def _replay(path: Path, quiet: bool) -> tuple[dict[str, Any], bool]:
+    from detgen.determinism import replay, report
+
+    finding = replay.again(path, report.Progress(quiet=quiet))
+    console = report.make_console()
+    if finding is None:
+        console.print("every bit equal: the difference did not show again")
+        return {"equal": True, "findings": []}, True
+    report.show_finding(finding, console)
+    return {"equal": False, "findings": [finding.as_dict()]}, False
+
+
+def _audit(folder: Path, config: EngineConfig, prompts: str | None) -> tuple[dict[str, Any], bool]:
+    from dataclasses import asdict
+
+    from detgen.determinism import audit, report
+    from detgen.engine import Engine
+
+    manifest = audit.read_manifest(folder)
+    engine = Engine(audit.config_of(manifest, config))
+    result = audit.Audit(folder, manifest, engine, prompts).run()
+    report.show_audit(result, str(folder), report.make_console())
+    return {"equal": not result.faults, **asdict(result)}, not result.faults
+
+
+def _probe(config: EngineConfig) -> tuple[dict[str, Any], bool]:
+    from dataclasses import replace
+
+    from detgen.determinism import probe_view, report
+    from detgen.engine import Engine
+
+    engine = Engine(replace(config, drafter="none", draft=None))
+    found = probe_view.view(engine)
+    report.show_probe(found, report.make_console())
+    return {"equal": True, **engine.probe_report(), **found.as_dict()}, True
+
+
+def _contrast(config: EngineConfig, requests: list[Request], quiet: bool) -> tuple[dict[str, Any], bool]:
+    from dataclasses import asdict, replace
+
+    from detgen.determinism import report
+    from detgen.determinism.contrast import SIZES, contrast
+    from detgen.engine import Engine
+
+    engine = Engine(replace(config, batch_size=max(SIZES)))
+    found = contrast(config, engine, requests[:64], 128, report.Progress(quiet=quiet).message)
+    report.show_contrast(found, report.make_console())
+    equal = not any(found[-1].changed.values())
+    return {"equal": equal, "contrast": [asdict(c) for c in found]}, equal

@@ -1,0 +1,94 @@
+"""Drafters that know the reference: one proposes wrong tokens on purpose, the other is always right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from detgen.drafters.protocol import Draft, Drafting
+from detgen.kernels.sampling import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A sample of the reference.
+
+    Attributes:
+        choice: how its first token is chosen; tells samples of one prompt apart.
+        tokens: prompt and completion.
+    """
+
+    choice: Choice
+    tokens: tuple[int, ...]
+
+
+class OracleDrafter:
+    """Proposes what the reference says.
+
+    Args:
+        known: samples of the reference.
+    """
+
+    name = "oracle"
+
+    def __init__(self, known: Iterable[Known]) -> None:
+        self._known: dict[Choice, list[list[int]]] = {}
+        for k in known:
+            self._known.setdefault(replace(k.choice, position=0), []).append(list(k.tokens))
+        self._found: WeakKeyDictionary[Drafting, list[int] | None] = WeakKeyDictionary()
+
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """The next lengths[i] tokens of the reference of seqs[i]; none for a sequence that it does not know."""
+        return [Draft(self.ahead(seq, n), self.name) for seq, n in zip(seqs, lengths, strict=True)]
+
+    def ahead(self, seq: Drafting, length: int) -> list[int]:
+        """The reference's next tokens, as many as there are."""
+        whole = self._found.get(seq)
+        at = len(seq.tokens)
+        if whole is None or whole[:at] != seq.tokens:
+            whole = self._look_up(seq)
+            if whole is not None:
+                self._found[seq] = whole
+        return whole[at : at + length] if whole is not None else []
+
+    def _look_up(self, seq: Drafting) -> list[int] | None:
+        candidates = self._known.get(replace(seq.choice(0), position=0), [])
+        at = len(seq.tokens)
+        return max((c for c in candidates if c[:at] == seq.tokens), key=len, default=None)
+
+
+class AdversaryDrafter:
+    """Proposes the reference with a wrong token at a random depth, so that verification rolls back at every depth.
+
+    Behind the wrong token stands the right continuation, which must not be taken over, or noise.
+
+    Args:
+        oracle: knows the right tokens.
+        vocabulary: entries of the logits.
+        seed: another one is wrong elsewhere.
+    """
+
+    name = "adversary"
+
+    def __init__(self, oracle: OracleDrafter, vocabulary: int, seed: int) -> None:
+        self._oracle = oracle
+        self._vocabulary = vocabulary
+        self._random = random.Random(seed)
+
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """lengths[i] tokens for seqs[i], at least one of them wrong where the sequence is known."""
+        return [Draft(self._wrong(seq, n), self.name) for seq, n in zip(seqs, lengths, strict=True)]
+
+    def _wrong(self, seq: Drafting, length: int) -> list[int]:
+        rng = self._random
+        right = self._oracle.ahead(seq, length)
+        tokens = right + [rng.randrange(self._vocabulary) for _ in range(length - len(right))]
+        if not tokens:
+            return []
+        depth = rng.randrange(len(tokens))
+        tokens[depth] = (tokens[depth] + rng.randrange(1, self._vocabulary)) % self._vocabulary
+        if rng.random() < 0.5:
+            tokens[depth + 1 :] = [rng.randrange(self._vocabulary) for _ in tokens[depth + 1 :]]
+        return tokens

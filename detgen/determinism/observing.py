@@ -1,0 +1,209 @@
+"""What a generation commits, as digests a position; and where two generations differ.
+
+A digest is eight bytes of BLAKE2b over the raw bits of a row, so that -0.0 differs from 0.0 and memory stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import torch
+
+from detgen.engine.request import Completion
+from detgen.engine.sequence import Sequence
+from detgen.kernels.probe import bits
+
+Key = tuple[str | int, int]  # request id, sample
+
+
+@dataclass(slots=True)
+class Observed:
+    """One sample: what it says, and digests of the canonical values behind it.
+
+    Attributes:
+        prompt: tokens of the prompt.
+        tokens: the completion's.
+        text: its text.
+        finish: why it ended.
+        logits: a digest a token of the completion; None where nobody watched (taken from a journal).
+        keys: a digest a cached position, prompt first; likewise.
+        values: as keys.
+    """
+
+    prompt: int
+    tokens: tuple[int, ...]
+    text: str = ""
+    finish: str | None = None
+    logits: list[bytes] | None = None
+    keys: list[bytes] | None = None
+    values: list[bytes] | None = None
+
+
+def digests(x: torch.Tensor) -> list[bytes]:
+    """A digest of each x[i]."""
+    rows = bits(x).reshape(len(x), -1).cpu().numpy()
+    return [blake2b(row, digest_size=8).digest() for row in rows]
+
+
+class Watching:
+    """A trace that keeps digests."""
+
+    def __init__(self) -> None:
+        self._logits: dict[Key, list[bytes]] = {}
+        self._entries: dict[Key, tuple[list[bytes], list[bytes]]] = {}
+
+    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+        """See `Trace`; unverified sequences are left out, since nothing is promised of them."""
+        if seq.deterministic:
+            known = self._logits.setdefault((seq.request.id, seq.sample), [])
+            known[first:] = digests(logits)
+
+    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """See `Trace`."""
+        by_position = [digests(x.transpose(0, 1)) for x in (keys, values)]
+        self._entries[seq.request.id, seq.sample] = by_position[0], by_position[1]
+
+    def observed(self, done: Completion) -> Observed:
+        """A finished sample with its digests."""
+        key = done.request.id, done.sample
+        keys, values = self._entries.get(key, (None, None))
+        return Observed(
+            done.prompt_tokens, done.token_ids, done.text, done.finish_reason, self._logits.get(key), keys, values
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing in which a sample differs from its reference.
+
+    Attributes:
+        id: of the request.
+        sample: which of its samples.
+        what: "token", "logits", "keys", "values", "text" or "missing".
+        position: place in prompt and completion of the row from which on it differs (its logits choose the token
+            behind it).
+        place: index in the completion of the token which that row chooses; negative within the prompt.
+        tokens: that token in the reference and here; None where there is none.
+    """
+
+    id: str | int
+    sample: int
+    what: str
+    position: int
+    place: int
+    tokens: tuple[int | None, int | None] = (None, None)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was compared and what was equal; tallies add up.
+
+    Attributes:
+        settings: generations.
+        samples: samples of them.
+        positions: cached positions compared.
+        entries_equal: those whose keys and values have equal bits.
+        logits: committed tokens whose logits were compared.
+        logits_equal: those whose logits have equal bits.
+        tokens: committed tokens compared.
+        tokens_different: those that are others.
+    """
+
+    settings: int = 0
+    samples: int = 0
+    positions: int = 0
+    entries_equal: int = 0
+    logits: int = 0
+    logits_equal: int = 0
+    tokens: int = 0
+    tokens_different: int = 0
+
+    def add(self, other: Tally) -> None:
+        """Count another one in."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def equal(self) -> bool:
+        """Whether every bit that was compared is equal."""
+        return self.positions == self.entries_equal and self.logits == self.logits_equal and not self.tokens_different
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What came of comparing one generation with its reference."""
+
+    tally: Tally = field(default_factory=Tally)
+    differences: list[Difference] = field(default_factory=list)
+
+
+def compare(reference: Mapping[Key, Observed], found: Mapping[Key, Observed]) -> Comparison:
+    """Compare the samples of a generation with those of the reference.
+
+    Args:
+        reference: of all samples that should be there.
+        found: those that are.
+    """
+    result = Comparison()
+    for key, want in reference.items():
+        got = found.get(key)
+        if got is None:
+            result.differences.append(Difference(*key, "missing", 0, -want.prompt))
+            result.tally.tokens += len(want.tokens)
+            result.tally.tokens_different += len(want.tokens)
+            continue
+        _count(result.tally, want, got)
+        if (difference := _first(key, want, got)) is not None:
+            result.differences.append(difference)
+    return result
+
+
+def _count(tally: Tally, want: Observed, got: Observed) -> None:
+    tally.samples += 1
+    longest = max(len(want.tokens), len(got.tokens))
+    tally.tokens += longest
+    tally.tokens_different += longest - _equal(want.tokens, got.tokens)
+    if got.logits is not None and want.logits is not None:
+        tally.logits += longest
+        tally.logits_equal += _equal(want.logits, got.logits)
+    if got.keys is not None and got.values is not None and want.keys is not None and want.values is not None:
+        tally.positions += max(len(want.keys), len(got.keys))
+        both = zip(zip(want.keys, want.values, strict=True), zip(got.keys, got.values, strict=True), strict=False)
+        tally.entries_equal += sum(a == b for a, b in both)
+
+
+def _equal(a: tuple[int, ...] | list[bytes], b: tuple[int, ...] | list[bytes]) -> int:
+    return sum(x == y for x, y in zip(a, b, strict=False))
+
+
+def _first(key: Key, want: Observed, got: Observed) -> Difference | None:
+    """The difference at the earliest row; of one row the cause before its effects."""
+    row = want.prompt - 1  # it chooses the first token
+    found: list[tuple[int, int, str]] = []
+    parts = (
+        ("keys", want.keys, got.keys, 0),
+        ("values", want.values, got.values, 0),
+        ("logits", want.logits, got.logits, row),
+        ("token", want.tokens, got.tokens, row),
+    )
+    for rank, (what, a, b, offset) in enumerate(parts):
+        if a is not None and b is not None and (at := _differ(a, b)) is not None:
+            found.append((offset + at, rank, what))
+    if not found:
+        if (want.text, want.finish) == (got.text, got.finish):
+            return None
+        end = len(want.tokens) - 1
+        return Difference(*key, "text", row + end, end)
+    position, _, what = min(found)
+    place = position - row
+    token = lambda o: o.tokens[place] if 0 <= place < len(o.tokens) else None  # noqa: E731
+    return Difference(*key, what, position, place, (token(want), token(got)))
+
+
+def _differ(a: tuple[int, ...] | list[bytes], b: tuple[int, ...] | list[bytes]) -> int | None:
+    """The first index at which two lists differ, also by ending."""
+    if a == b:
+        return None
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
