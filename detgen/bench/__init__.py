@@ -5,7 +5,8 @@ peer. Peers live in child processes that stay alive, so that the rows of a cell 
 engines and files, no command line.
 """
 
-from detgen.bench.interface import BenchConfig, BenchError, Row
+from detgen.bench.interface import BenchConfig, BenchError
+from detgen.bench.rows import Row
 from detgen.bench.session import bench
 
 __all__ = ["BenchConfig", "BenchError", "Row", "bench"]

@@ -99,4 +99,5 @@ def _peak_gpu_memory() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return None
-    return int(torch.cuda.max_memory_reserved())
+    # Nothing where the library computes in processes of its own.
+    return int(torch.cuda.max_memory_reserved()) or None

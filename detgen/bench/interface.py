@@ -1,10 +1,10 @@
-"""What a benchmark is told, what a peer is asked and answers, and what a row of the results holds. Plain data."""
+"""What a benchmark is told, what a peer is asked, and what it answers. Plain data and protocols."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from detgen.engine.config import DTypeName, QuantName
 
@@ -185,8 +185,8 @@ class Outcome:
     Attributes:
         tokens: generated token ids of each prompt.
         seconds: from the first request's submission to the last token.
-        first: seconds from the start to each prompt's first token.
-        last: seconds from the start to each prompt's last token.
+        first: seconds from the start to each prompt's first token; None where the time was not taken.
+        last: likewise to its last token.
         passes: passes of the target model; None where the peer does not tell.
         counts: further counts: of drafts, of rows.
         memory: peak bytes of the peer's process during the job; GPU memory in `gpu_memory`.
@@ -194,8 +194,8 @@ class Outcome:
 
     tokens: list[list[int]]
     seconds: float
-    first: list[float]
-    last: list[float]
+    first: list[float | None]
+    last: list[float | None]
     passes: int | None = None
     counts: dict[str, int] = field(default_factory=dict)
     memory: int | None = None
@@ -239,93 +239,3 @@ class Observer(Protocol):
     def progress(self, done: int, total: int, what: str, seconds_left: float | None) -> None:
         """`done` of `total` runs are over and `what` is next."""
         ...
-
-
-@dataclass(slots=True)
-class Row:
-    """One setting in one cell, measured.
-
-    Lists hold one entry a measured round. Ratios are of the same round's runs.
-
-    Attributes:
-        workload: name of the workload.
-        batch_size: most requests at a time.
-        peer: who ran it.
-        label: the peer with its variant.
-        precision: of weights and arithmetic.
-        synthetic: whether the drafts were made to be accepted at a stated rate.
-        fraction: share of requests that are verified.
-        requests: how many.
-        prompt_tokens: of all requests together.
-        output_tokens: of all requests together.
-        error: why there are no measurements; the lists are empty then.
-        wrong: what is wrong with its outputs; None if nothing was found.
-        seconds: one run.
-        ttft: p50 and p99 of the time to first token, in seconds.
-        tpot: p50 and p99 of the time per output token behind the first, in seconds.
-        over_fast: speed over that of detgen's unverified fast path in the same round.
-        over_transformers: speed over the fastest transformers row of the same round.
-        passes: passes of the target model in one run.
-        counts: see `Outcome`; of the last run.
-        same_bytes: prompts whose tokens two batch sizes gave alike, of how many, and the other batch size.
-        agreement: prompts whose tokens equal the reference's, of how many.
-        memory: peak bytes of the peer's process.
-        gpu_memory: peak bytes on the GPU.
-        bandwidth_share: weight bytes read over what a copy moves in the time.
-        arithmetic_share: useful arithmetic over what a matrix product does in the time.
-    """
-
-    workload: str
-    batch_size: int
-    peer: str
-    label: str
-    precision: str
-    synthetic: bool
-    fraction: float | None
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-    error: str | None = None
-    wrong: str | None = None
-    seconds: list[float] = field(default_factory=list)
-    ttft: list[tuple[float, float]] = field(default_factory=list)
-    tpot: list[tuple[float, float]] = field(default_factory=list)
-    over_fast: list[float] = field(default_factory=list)
-    over_transformers: list[float] = field(default_factory=list)
-    passes: int | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-    same_bytes: tuple[int, int, int] | None = None
-    agreement: tuple[int, int] | None = None
-    memory: int | None = None
-    gpu_memory: int | None = None
-    bandwidth_share: float | None = None
-    arithmetic_share: float | None = None
-
-    @property
-    def key(self) -> tuple[str, int, str]:
-        """What names the row in any run of the same benchmark."""
-        return self.workload, self.batch_size, self.label
-
-    @property
-    def speeds(self) -> list[float]:
-        """Output tokens a second of each round."""
-        return [self.output_tokens / s for s in self.seconds]
-
-
-@dataclass(slots=True)
-class Results:
-    """A whole benchmark.
-
-    Attributes:
-        environment: machine, versions, models, settings.
-        roofline: bytes a second of a copy, operations a second of a matrix product.
-        workloads: names, and where they come from.
-        rows: in the order in which they were measured.
-        notes: what was left out and why.
-    """
-
-    environment: dict[str, Any]
-    roofline: dict[str, float]
-    workloads: dict[str, str]
-    rows: list[Row]
-    notes: list[str]

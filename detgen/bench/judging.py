@@ -8,8 +8,8 @@ near-tie later on is not wrong; how many of its prompts are equal is shown.
 from __future__ import annotations
 
 from detgen.bench.cells import is_verified
-from detgen.bench.interface import Row
 from detgen.bench.measuring import Outputs, Tokens
+from detgen.bench.rows import Row
 
 REFERENCE = "detgen none"
 

@@ -12,9 +12,10 @@ from statistics import median, quantiles
 from typing import Protocol
 
 from detgen.bench.cells import Cell
-from detgen.bench.interface import BenchConfig, Job, Observer, Outcome, Row, Setting, Variant
+from detgen.bench.interface import BenchConfig, Job, Observer, Outcome, Setting, Variant
 from detgen.bench.peers.detgen_engine import FAST
 from detgen.bench.processes import PeerError
+from detgen.bench.rows import Row
 
 Tokens = list[list[int]]
 LEAST_ROUNDS, MOST_ROUNDS = 3, 7
@@ -180,10 +181,13 @@ def _fail(row: Row, error: str) -> None:
 def _take(row: Row, outcome: Outcome, cell: Cell) -> None:
     """Add one measured run to its row."""
     row.seconds.append(outcome.seconds)
-    outputs = [p.output for p in cell.workload.prompts]
-    row.ttft.append(_p50_p99(outcome.first))
-    each = [(b - a) / (n - 1) for a, b, n in zip(outcome.first, outcome.last, outputs, strict=True) if n > 1]
-    row.tpot.append(_p50_p99(each))
+    timed = [
+        (first, last, prompt.output)
+        for first, last, prompt in zip(outcome.first, outcome.last, cell.workload.prompts, strict=True)
+        if first is not None and last is not None
+    ]
+    row.ttft.append(_p50_p99([first for first, _, _ in timed]))
+    row.tpot.append(_p50_p99([(last - first) / (n - 1) for first, last, n in timed if n > 1]))
     row.passes, row.counts = outcome.passes, outcome.counts
     row.memory = max(row.memory or 0, outcome.memory or 0) or None
     row.gpu_memory = max(row.gpu_memory or 0, outcome.gpu_memory or 0) or None

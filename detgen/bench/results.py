@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import detgen
-from detgen.bench.interface import BenchConfig, BenchError, ModelSource, Results, Row
+from detgen.bench.interface import BenchConfig, BenchError, ModelSource
+from detgen.bench.rows import Results, Row
 
 FORMAT = 1
 _TUPLES = ("same_bytes", "agreement")

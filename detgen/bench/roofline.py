@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from detgen.bench.interface import Row
+from detgen.bench.rows import Row
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from detgen.bench.interface import Results, Row
+from detgen.bench.rows import Results, Row
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import detgen
 from detgen.bench.interface import BenchError, Prompt, Workload
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _synthetic(
 
 def _sample() -> list[str]:
     """The prompts that come with the package."""
-    path = Path(__file__).with_name("sample.jsonl")
+    path = Path(detgen.__file__).parent / "demo_models" / "prompts.jsonl"
     return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from detgen.bench.interface import Row
+from detgen.bench.rows import Row
 
 DRAFTERS = ("none", "self", "auto")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from detgen.bench.figures.draw import draw
 from detgen.bench.figures.fractions import by_fraction
-from detgen.bench.interface import BenchConfig, ModelSource, Observer, Prompt, Row
+from detgen.bench.interface import BenchConfig, ModelSource, Observer, Prompt
 from detgen.bench.processes import Child, PeerError
+from detgen.bench.rows import Row
 
 _MODULE = "detgen.bench.figures.measure"
 

@@ -17,8 +17,8 @@ class Clock:
     def __init__(self, job: Job) -> None:
         self._wanted = [p.output for p in job.prompts]
         self._count = [0] * len(self._wanted)
-        self._first = [0.0] * len(self._wanted)
-        self._last = [0.0] * len(self._wanted)
+        self._first: list[float | None] = [None] * len(self._wanted)
+        self._last: list[float | None] = [None] * len(self._wanted)
         self._started = time.perf_counter()
 
     def tokens(self, index: int, count: int, at: float | None = None) -> None:

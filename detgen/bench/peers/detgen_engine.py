@@ -1,11 +1,12 @@
 """detgen itself: its drafters, its unverified fast path, and drafts of a stated acceptance.
 
 A prompt's beginning is never taken over from an earlier prompt here: every round runs the same prompts, and the peers
-read them anew too.
+read them anew too. In partly verified batches the times of tokens are those of the verified requests.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,8 @@ from detgen.bench.peers.clock import Clock
 from detgen.engine.request import Request, SamplingParams
 
 if TYPE_CHECKING:
-    import torch
-
     from detgen.drafters.protocol import Drafter
     from detgen.engine import Engine
-    from detgen.engine.sequence import Sequence
 
 FAST, SYNTHETIC = "fast path", "synthetic"
 
@@ -115,27 +113,23 @@ class DetgenPeer:
         ]
         tokens: list[list[int]] = [[] for _ in requests]
         before = _counts(engine)
+        mixed = any(job.deterministic) and not all(job.deterministic)
+        moments: list[float] = []  # the end of each round
         clock = Clock(job)
-        for completions in engine.stream(requests, trace=_Times(clock)):
+        for completions in engine.stream(requests):
+            moments.append(time.perf_counter())
             for completion in completions:
                 if completion.error is not None:
                     raise RuntimeError(completion.error)
-                tokens[completion.request.index] = list(completion.token_ids)
+                index = completion.request.index
+                tokens[index] = list(completion.token_ids)
+                if job.deterministic[index] or not mixed:
+                    # A request commits in every round from its first token on, so its rounds tell when.
+                    rounds = completion.records[-1].round - completion.records[0].round
+                    clock.tokens(index, 1, moments[-1 - rounds])
+                    clock.tokens(index, len(tokens[index]) - 1, moments[-1])
         counts = {name: n - before.get(name, 0) for name, n in _counts(engine).items()}
         return clock.outcome(tokens, counts["target_passes"] + counts["fast_passes"], counts)
-
-
-class _Times:
-    """A trace that keeps the time alone."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
-        self._clock.tokens(seq.request.index, len(logits))
-
-    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
-        pass
 
 
 def _counts(engine: Engine) -> dict[str, int]:

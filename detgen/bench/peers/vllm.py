@@ -68,9 +68,7 @@ class VllmPeer:
                 tokens[index] = made
                 if output.finished:
                     del live[output.request_id]
-        outcome = clock.outcome(tokens, passes)
-        outcome.gpu_memory = _used()
-        return outcome
+        return clock.outcome(tokens, passes)
 
     def _submit(self, job: Job, index: int) -> str:
         from vllm import SamplingParams
@@ -80,10 +78,3 @@ class VllmPeer:
         params = SamplingParams(temperature=0.0, max_tokens=prompt.output, ignore_eos=True, detokenize=False)
         self._engine.add_request(name, {"prompt_token_ids": list(prompt.tokens)}, params)
         return name
-
-
-def _used() -> int:
-    """Bytes that this process has taken of the GPU, its graphs included."""
-    import torch
-
-    return int(torch.cuda.max_memory_reserved())

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from detgen.bench.cells import Cell, check, find_peers, is_verified, requests_at, settings_for
+from detgen.bench.interface import BenchConfig, BenchError, ModelSource, Prompt, Workload
+
+
+def labels(config: BenchConfig, source: ModelSource, batch_size: int = 16) -> list[str]:
+    return [s.label for s in settings_for(config, find_peers(config, source), batch_size)]
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.05, 0.1, 0.5, 1.0])
+def test_the_share_of_verified_requests_is_as_asked_and_never_none(fraction: float) -> None:
+    chosen = [is_verified(i, fraction) for i in range(200)]
+    assert sum(chosen) == round(200 * fraction)
+    assert chosen[0], "even a single request has a verified one"
+    assert not is_verified(0, 0.0)
+
+
+def test_quick_has_every_drafter_and_the_baseline(source: ModelSource) -> None:
+    embedded = replace(source, random_weights=None)
+    found = labels(BenchConfig(peers=("detgen", "transformers", "transformers-assisted")), embedded)
+    drafters = ("fast path", "none", "model", "self", "ngram", "auto")
+    assert found == [*(f"detgen {d}" for d in drafters), "transformers generate"]
+    assert "transformers-assisted generate" in labels(BenchConfig(peers=("transformers-assisted",)), embedded, 1)
+
+
+def test_random_weights_have_no_draft_model_but_synthetic_ones(source: ModelSource) -> None:
+    config = BenchConfig(peers=("detgen",), random_weights="tiny", acceptances=(0.5, 0.9))
+    found = labels(config, source)
+    assert "detgen model" not in found
+    assert found[-2:] == ["detgen synthetic 0.5 (synthetic)", "detgen synthetic 0.9 (synthetic)"]
+
+
+def test_fractions_are_measured_for_the_drafters_that_mix(source: ModelSource) -> None:
+    found = labels(BenchConfig(peers=("detgen",), fractions=(50.0, 100.0)), source)
+    assert "detgen none, 50% verified" in found
+    assert "detgen ngram" in found
+    assert "detgen ngram, 50% verified" not in found
+
+
+def test_a_cell_marks_the_verified_requests(source: ModelSource) -> None:
+    settings = settings_for(config := BenchConfig(peers=("detgen",), fractions=(50.0,)), find_peers(config, source), 2)
+    cell = Cell(Workload("w", (Prompt((1,), 2),) * 4, ""), 2, settings)
+    mixed = next(s for s in settings if s.fraction == 0.5)
+    assert cell.job(mixed).deterministic == (True, False, True, False)
+    assert cell.job(mixed, 4).batch_size == 4
+
+
+def test_a_peer_that_is_not_installed_is_a_note_or_an_error_if_asked_for(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    from detgen.bench import peers
+
+    def version(package: str) -> str:
+        if package in ("vllm", "gguf"):
+            raise PackageNotFoundError
+        return "1.0"
+
+    monkeypatch.setattr(peers, "version", version)
+    found = find_peers(BenchConfig(), source)
+    assert "vllm skipped: vllm not installed (pip install vllm)" in found.notes
+    assert any(note.startswith("sglang skipped: it does not run these models on cpu") for note in found.notes)
+    assert "llama.cpp" not in found.variants
+    assert found.versions["torch"] == "1.0"
+    with pytest.raises(BenchError, match="pip install vllm"):
+        find_peers(BenchConfig(peers=("vllm",)), source)
+    with pytest.raises(BenchError, match="no peer 'vlm'"):
+        find_peers(BenchConfig(peers=("vlm",)), source)
+
+
+def test_requests_fill_batches() -> None:
+    assert [requests_at(BenchConfig(), n) for n in (1, 16)] == [8, 32]
+    assert requests_at(BenchConfig(requests=3), 16) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_sizes": (0,)}, "--batch-size"),
+        ({"fractions": (120.0,)}, "--deterministic-fraction"),
+        ({"acceptances": (1.0,)}, "--synthetic-acceptance must be"),
+        ({"requests": -1}, "--requests"),
+        ({"random_weights": "tiny", "target": "x"}, "one or the other"),
+        ({"random_weights": "tiny", "target_quant": "int8"}, "not quantized"),
+        ({"target": "x", "acceptances": (0.5,)}, "--draft"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(BenchError, match=said):
+        check(BenchConfig(**settings))

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detgen.bench.figures.draw import draw, need_matplotlib
+from detgen.bench.figures.fractions import by_fraction
+from detgen.bench.figures.measure import _spans, consistent_spans, linear_layers, pass_costs, windows
+from detgen.bench.interface import BenchError, Job, ModelSource
+from detgen.bench.rows import Row
+
+WINDOWS = {"windows": [2, 4], "requests": [1, 2], "recomputed": [[0.0, 0.01], [0.1, 0.2]], "speed": [[9, 8], [7, 6]]}
+DATA: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {
+    4: (
+        {"rows": [1, 2], "invariant": [1.0, 1.1], "plain": [2.0, 2.1], "shape": [8, 4], "dtype": "float32"},
+        ("rows (tokens)", "time of the layer (ms)"),
+    ),
+    6: (
+        {"first": [3, 8], "second": [1], "output": [8, 8], "batch_size": 2},
+        ("consistent span (tokens)", "share of requests"),
+    ),
+    9: ({"rows": [1, 2], "ms": [1.0, 1.5], "windows": WINDOWS}, ("latency (ms)", "recomputed tokens (%")),
+    10: (
+        {"sample, batch 4": {"none": [[50, 0.9], [100, 1.1]], "self": [[50, 0.8], [100, 0.7]]}},
+        ("verified requests (%)", "throughput over the unverified fast path"),
+    ),
+    13: (WINDOWS, ("requests a pass", "window (tokens)")),
+}
+
+
+@pytest.mark.parametrize("number", sorted(DATA))
+def test_figures_are_drawn_with_units_on_their_axes(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    need_matplotlib()
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # text stays text
+    data, texts = DATA[number]
+    png, svg = draw(number, data, tmp_path, "some machine")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    for text in (*texts, "some machine"):
+        assert text in svg.read_text()
+
+
+def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def fail(name: str, *rest: Any) -> Any:
+        if name == "matplotlib":
+            raise ImportError
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", fail)
+    with pytest.raises(BenchError, match=r"pip install 'detgen\[plots\]'"):
+        need_matplotlib()
+
+
+def test_spans_end_at_the_first_and_second_difference() -> None:
+    canonical = [1, 2, 3, 4, 5, 6]
+    assert _spans(canonical, canonical) == (6, None)
+    assert _spans([1, 2, 9, 4, 5, 9], canonical) == (2, 2)
+    assert _spans([1, 2, 9, 9, 5, 6], canonical) == (2, 0)
+    assert _spans([1, 2, 9, 4, 5, 6], canonical) == (2, 3)
+
+
+def test_measurements_have_a_value_for_every_point(source: ModelSource, job: Job) -> None:
+    found = linear_layers(source, 1, most_rows=256)
+    assert found["rows"] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert found["shape"] == [128, 64]
+    assert all(ms > 0 for ms in found["invariant"] + found["plain"])
+    assert len(found["invariant"]) == len(found["plain"]) == 9
+    spans = consistent_spans(source, job.prompts, 2)
+    assert len(spans["first"]) == 5
+    assert all(a <= b for a, b in zip(spans["first"], spans["output"], strict=True))
+    costs = pass_costs(source, 1)
+    assert len(costs["ms"]) == len(costs["rows"]) > 3
+    grid = windows(source, job.prompts, [2, 4], [1, 2], 1)
+    assert [len(line) for line in grid["speed"]] == [2, 2]
+    assert all(0 <= share < 1 for line in grid["recomputed"] for share in line)
+
+
+def test_fractions_are_taken_from_the_rows(make_row: Callable[..., Row]) -> None:
+    rows = [
+        make_row(over_fast=[1.0, 1.2, 1.1]),
+        make_row("detgen none, 50% verified", fraction=0.5, over_fast=[0.8]),
+        make_row("detgen fast path", fraction=0.0, over_fast=[1.0]),
+        make_row("detgen ngram", over_fast=[2.0]),
+        make_row("transformers generate", fraction=None, over_fast=[0.5]),
+    ]
+    assert by_fraction(rows) == {"sample, batch 4": {"none": [[50.0, 0.8], [100.0, 1.1]]}}

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from detgen.bench.interface import Job, ModelSource, Outcome
+from detgen.bench.peers import NAMES, make_peer
+from detgen.bench.peers.clock import Clock
+
+
+def run(name: str, variant: str, source: ModelSource, job: Job, *, device: str = "cpu") -> Outcome:
+    """Run a variant that there is on a device; the models are on the CPU all the same."""
+    peer = make_peer(name)
+    chosen = next(v for v in peer.variants(replace(source, device=device)) if v.name == variant)
+    peer.load(source, chosen, (1, 2, 4))
+    return peer.run(chosen, job)
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[list[list[int]]]:
+    """The tokens of the first peer that has run, to be equal to all others."""
+    return []
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("transformers", "generate"),
+        ("transformers-continuous", "generate_batch"),
+        ("detgen", "fast path"),
+        ("detgen", "none"),
+        ("detgen", "self"),
+        ("detgen", "auto"),
+        ("detgen", "synthetic"),
+    ],
+)
+def test_all_peers_give_the_same_tokens_as_many_as_asked_for(
+    name: str, variant: str, source: ModelSource, job: Job, reference: list[list[list[int]]]
+) -> None:
+    if variant == "synthetic":
+        job = replace(job, acceptance=0.5)
+    outcome = run(name, variant, source, job)
+    assert [len(t) for t in outcome.tokens] == [p.output for p in job.prompts]
+    reference.append(outcome.tokens)
+    assert outcome.tokens == reference[0]
+    assert all(0 < first <= last <= outcome.seconds for first, last in zip(outcome.first, outcome.last, strict=True))
+    if name == "detgen":
+        assert outcome.passes == outcome.counts["target_passes"] + outcome.counts["fast_passes"]
+        assert (outcome.counts["fast_passes"] > 0) == (variant in ("fast path", "self"))
+    if variant == "synthetic":
+        assert outcome.counts["draft_passes"] > 0
+        assert 0 < outcome.counts["accepted"] < outcome.counts["drafted"]
+
+
+def test_counts_are_those_of_the_job_alone(source: ModelSource, job: Job) -> None:
+    peer = make_peer("detgen")
+    none = next(v for v in peer.variants(source) if v.name == "none")
+    peer.load(source, none, (2,))
+    first, second = (peer.run(none, job) for _ in range(2))
+    assert first.counts == second.counts
+    assert second.counts["target_passes"] > 0
+
+
+def test_partly_verified_jobs_mix(source: ModelSource, job: Job) -> None:
+    mixed = replace(job, deterministic=(True, False, True, False, True), batch_size=4)
+    outcome = run("detgen", "none", source, mixed)
+    assert outcome.counts["fast_passes"] > 0
+    assert outcome.counts["target_passes"] > 0
+
+
+def test_assisted_generation_runs_the_embedded_pair_alone(source: ModelSource, job: Job) -> None:
+    assert make_peer("transformers-assisted").variants(source) == []
+    embedded = replace(source, random_weights=None)
+    assisted = run("transformers-assisted", "generate", embedded, replace(job, batch_size=1))
+    plain = run("transformers", "generate", embedded, replace(job, batch_size=1))
+    assert assisted.tokens == plain.tokens
+    assert assisted.passes is not None
+    assert plain.passes is not None
+    assert assisted.passes < plain.passes
+
+
+def test_peers_tell_where_they_do_not_run(source: ModelSource) -> None:
+    for name in NAMES:
+        variants = make_peer(name).variants(source)
+        assert (not variants) == (name in ("transformers-assisted", "vllm", "sglang")), name
+        if name in ("vllm", "sglang"):
+            there = make_peer(name).variants(replace(source, device="cuda", dtype="bfloat16"))
+            assert [v.precision for v in there] == ["bfloat16"] * 2
+            assert there[0].process != there[1].process
+    invariant = make_peer("vllm").variants(replace(source, device="cuda"))[1]
+    assert dict(invariant.environment)["VLLM_BATCH_INVARIANT"] == "1"
+
+
+def test_the_clock_times_tokens_up_to_their_number(job: Job) -> None:
+    clock = Clock(job)
+    for index, prompt in enumerate(job.prompts):
+        clock.tokens(index, prompt.output, at=clock._started + 1.0)
+        clock.tokens(index, 1, at=clock._started + 9.0)
+    outcome = clock.outcome([[0] * p.output for p in job.prompts], 3)
+    assert outcome.first == outcome.last == pytest.approx([1.0] * 5)
+    with pytest.raises(RuntimeError, match="prompt 0 got 0 tokens instead of 6"):
+        clock.outcome([[] for _ in job.prompts], 3)
+
+
+class _FakeVllm:
+    """Continues each prompt by its last token plus one, and plus one again."""
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments
+        self.live: dict[str, Any] = {}
+        self.most = 0
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> None:
+        self.live[name] = [prompt["prompt_token_ids"][-1], params.max_tokens, []]
+        self.most = max(self.most, len(self.live))
+
+    def step(self) -> list[Any]:
+        outputs = []
+        for name, (last, wanted, made) in list(self.live.items()):
+            made.append(last + len(made) + 1)
+            done = len(made) == wanted
+            part = SimpleNamespace(token_ids=tuple(made))
+            outputs.append(SimpleNamespace(request_id=name, outputs=[part], finished=done))
+            if done:
+                del self.live[name]
+        return outputs
+
+
+def test_vllm_keeps_no_more_than_a_batch_under_way(
+    source: ModelSource, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = ModuleType("vllm")
+    module.EngineArgs, module.SamplingParams = SimpleNamespace, SimpleNamespace
+    engines: list[_FakeVllm] = []
+    module.LLMEngine = SimpleNamespace(from_engine_args=lambda a: engines.append(_FakeVllm(a)) or engines[-1])
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    outcome = run("vllm", "plain", source, job, device="cuda")
+    assert outcome.tokens == [[p.tokens[-1] + i + 1 for i in range(p.output)] for p in job.prompts]
+    assert engines[0].most == job.batch_size
+    assert engines[0].arguments.max_num_seqs == 4
+    assert (source.scratch / "random-target" / "model.safetensors").is_file()
+
+
+def test_sglang_streams_no_more_than_a_batch(source: ModelSource, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        live = most = 0
+
+        def __init__(self, **settings: Any) -> None:
+            Engine.settings = settings
+
+        async def async_generate(self, input_ids: list[int], sampling_params: dict[str, Any], stream: bool) -> Any:
+            async def parts() -> AsyncIterator[dict[str, list[int]]]:
+                Engine.live += 1
+                Engine.most = max(Engine.most, Engine.live)
+                for n in range(1, sampling_params["max_new_tokens"] + 1):
+                    yield {"output_ids": input_ids[-1:] * n}
+                Engine.live -= 1
+
+            return parts()
+
+    module: Any = ModuleType("sglang")
+    module.Engine = Engine
+    monkeypatch.setitem(sys.modules, "sglang", module)
+    outcome = run("sglang", "deterministic", source, job, device="cuda")
+    assert outcome.tokens == [[p.tokens[-1]] * p.output for p in job.prompts]
+    assert outcome.passes is None
+    assert Engine.most <= job.batch_size
+    assert Engine.settings["enable_deterministic_inference"] is True
+
+
+@pytest.mark.parametrize(("name", "module"), [("openvino", "openvino_genai"), ("llama.cpp", "llama_cpp")])
+def test_peers_beside_torch_give_the_same_tokens_in_float32(
+    name: str, module: str, source: ModelSource, job: Job
+) -> None:
+    pytest.importorskip(module)
+    assert run(name, "f32", source, job).tokens == run("transformers", "generate", source, job).tokens

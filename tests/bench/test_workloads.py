@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import pytest
+
+from detgen.bench.interface import BenchError, Workload
+from detgen.bench.workloads import make_workload
+
+
+def make(name: str, **changes: Any) -> Workload:
+    settings: dict[str, Any] = {"requests": 8, "max_tokens": 5, "scale": 1.0, "seed": 0, "vocabulary": 100}
+    return make_workload(name, **(settings | changes), encode=lambda text: [ord(c) for c in text])
+
+
+def test_fixed_shapes_have_their_lengths_times_the_scale() -> None:
+    for name, scale, shape in (("1024x256", 1.0, (1024, 256)), ("4096x1024", 1 / 16, (256, 64))):
+        workload = make(name, scale=scale)
+        assert {(len(p.tokens), p.output) for p in workload.prompts} == {shape}
+        assert workload.longest == sum(shape)
+    assert all(0 <= t < 100 for p in workload.prompts for t in p.tokens)
+
+
+def test_mixes_follow_their_stated_distributions() -> None:
+    prompts = make("sharegpt", requests=4000).prompts
+    assert mean(len(p.tokens) for p in prompts) == pytest.approx(161, rel=0.07)
+    assert mean(p.output for p in prompts) == pytest.approx(338, rel=0.07)
+    prompts = make("arxiv", requests=300).prompts
+    assert median(len(p.tokens) for p in prompts) == pytest.approx(7059, rel=0.1)
+    assert "log-normal" in make("arxiv").origin
+
+
+def test_a_seed_draws_the_same_prompts_again_and_another_one_others() -> None:
+    assert make("sharegpt", seed=3) == make("sharegpt", seed=3)
+    assert make("sharegpt", seed=3).prompts != make("sharegpt", seed=4).prompts
+
+
+def test_fewer_requests_are_the_first_ones() -> None:
+    for name in ("sharegpt", "sample"):
+        assert make(name, requests=5).prompts == make(name, requests=8).prompts[:5]
+
+
+def test_sample_holds_the_embedded_prompts_and_starts_over() -> None:
+    workload = make("sample", requests=70, vocabulary=10**6)
+    assert len(workload.prompts) == 70
+    assert workload.prompts[0] == workload.prompts[64] != workload.prompts[1]
+    assert "".join(map(chr, workload.prompts[0].tokens)).startswith("def insort_right")
+
+
+def test_a_file_gives_its_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "two.txt"
+    path.write_text("ab\ncd\n")
+    assert [p.tokens for p in make(f"file:{path}", requests=2).prompts] == [(97, 98), (99, 0)]
+
+
+CHAT = '{"messages": [{"role": "user", "content": "x"}]}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "missing.jsonl"), ('{"prompt": 3}\n', "without bad lines"), (CHAT, "is a chat")],
+)
+def test_a_file_that_is_no_workload_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "missing.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(BenchError, match=said):
+        make(f"file:{path}")
+
+
+def test_an_unknown_workload_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(BenchError, match="sample, file:PATH, 1024x256"):
+        make("sharegtp")
