@@ -1,24 +1,25 @@
 """Chooses drafter and draft length for each sequence and round, from measured cost and acceptance.
 
 Candidates are no draft, the n-gram look-up and the draft model. (The fast path of the target is none: its pass costs
-what a canonical pass over as few rows costs, so it cannot win.) A round is priced with the passes' measured cost as a
-function of their rows, its gain with each sequence's running acceptance; the round of the most tokens a second is
-taken. The choice depends on timing; the output does not depend on the choice.
+what a canonical pass over as few rows costs, so it cannot win.) A drafted token is worth its row of the canonical pass
+while the chance that it is accepted exceeds the row's cost times the speed so far; the draft model drafts where what
+it gains over the look-up is worth its passes. The choice depends on timing; the output does not depend on the choice.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
 from detgen.drafters.protocol import Draft, Drafting
 from detgen.kernels.cost import PassCost
+from detgen.kernels.tiles import tile_area
 
 _MODEL_DEPTHS = (1, 2, 3, 4, 6)
 _PRIOR = {"model": (2.0, 3.0), "ngram": (1.0, 2.0)}  # accepted and tried, before anything was seen
+_NOTHING = Draft([], "none")
 
 
 class AutoDrafter:
@@ -40,22 +41,63 @@ class AutoDrafter:
         self._model = model
         self._cost = target_cost
         self._depth = depth
-        self._depths = () if model is None else _MODEL_DEPTHS if depth is None else (depth,)
+        self._depths = _MODEL_DEPTHS if depth is None else (depth,)
         self._speed = 0.0  # expected tokens a second of the last round
         self._seen = dict(_PRIOR)
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; a draft of none is by \"none\"."""
+        """At most lengths[i] tokens for seqs[i]; a draft of none is by "none"."""
+        keys = max(len(seq.tokens) for seq in seqs)
+        plain = self._rate(len(seqs), [0] * len(seqs), keys, 0.0)
+        self._speed = max(self._speed, plain)
         found = self._ngram.draft(seqs, lengths)
-        room, looked_up = np.array(lengths), np.array([len(f.tokens) for f in found])
-        model_depths, ngram_depths = self._best(room, looked_up, self._rates(seqs, "model"), self._rates(seqs, "ngram"))
-        chosen = [Draft(f.tokens[:n], "ngram" if n else "none") for f, n in zip(found, ngram_depths, strict=True)]
-        if self._model is not None and model_depths.any():
-            picks = np.flatnonzero(model_depths).tolist()
-            drafts = self._model.draft([seqs[i] for i in picks], [int(model_depths[i]) for i in picks])
-            for i, draft in zip(picks, drafts, strict=True):
-                chosen[i] = draft if draft.tokens else Draft([], "none")
-        return chosen
+        rates = [self._acceptance(seq, "ngram") for seq in seqs]
+        worth = [min(len(d.tokens), self._worthwhile(r)) for d, r in zip(found, rates, strict=True)]
+        depths, gain, self._speed = [0] * len(seqs), 0.0, plain
+        # Tiles are as wide as the longest draft, so the longest ones are cut to what pays for all of them.
+        for cap in range(1, max(worth) + 1):
+            cut = [min(w, cap) for w in worth]
+            more = gain + sum(r**cap for r, w in zip(rates, worth, strict=True) if w >= cap)
+            speed = self._rate(len(seqs) + more, cut, keys, 0.0)
+            gain = more
+            if speed > self._speed:
+                depths, self._speed = cut, speed
+        drafts = [Draft(f.tokens[:n], "ngram") if n else _NOTHING for f, n in zip(found, depths, strict=True)]
+        if self._model is not None:
+            gains = [_expected(r, n) for r, n in zip(rates, depths, strict=True)]
+            self._draft_by_model(self._model, seqs, lengths, drafts, gains)
+        return drafts
+
+    def _draft_by_model(
+        self, model: ModelDrafter, seqs: Sequence[Drafting], lengths: list[int], drafts: list[Draft], gains: list[float]
+    ) -> None:
+        """Let the draft model write instead, where and as far as that makes the round faster; `drafts` in place."""
+        count, keys = len(seqs), max(len(seq.tokens) for seq in seqs)
+        rates = [self._acceptance(seq, "model") for seq in seqs]
+        worthwhile = [min(n, self._worthwhile(rate)) for n, rate in zip(lengths, rates, strict=True)]
+        best: dict[int, int] = {}
+        for depth in self._depths:
+            picks: dict[int, int] = {}
+            tokens, read = count + sum(gains), 0.0
+            cut = [len(d.tokens) for d in drafts]
+            for i, rate in enumerate(rates):
+                length = min(depth, worthwhile[i])
+                gain = _expected(rate, length)
+                if gain > gains[i]:
+                    picks[i] = length
+                    tokens += gain - gains[i]
+                    cut[i] = length
+                    # What it has to read first serves all of the sequence's rounds to come.
+                    read += model.behind(seqs[i]) * min((gain + 1) / lengths[i], 1.0)
+            if picks:
+                first = model.cost.predict(max(read, len(picks)))
+                speed = self._rate(tokens, cut, keys, first + (depth - 1) * model.cost.predict(len(picks)))
+                if speed > self._speed:
+                    best, self._speed = picks, speed
+        if best:
+            written = model.draft([seqs[i] for i in best], list(best.values()))
+            for i, draft in zip(best, written, strict=True):
+                drafts[i] = draft if draft.tokens else _NOTHING
 
     def learn(self, drafter: str, accepted: int, tried: int) -> None:
         """Take in one verified window."""
@@ -63,56 +105,27 @@ class AutoDrafter:
             hits, tries = self._seen[drafter]
             self._seen[drafter] = (hits * 0.995 + accepted, tries * 0.995 + tried)
 
-    def _rates(self, seqs: Sequence[Drafting], name: str) -> np.ndarray:
-        """Estimated acceptance of one drafted token, float64 [sequences]: each one's own, drawn to that of all."""
+    def _acceptance(self, seq: Drafting, name: str) -> float:
+        """Estimated acceptance of one drafted token: the sequence's own, drawn to that of all."""
         hits, tries = self._seen[name]
-        overall = hits / tries
-        own = np.array([s.acceptance.get(name, (0.0, 0.0)) for s in seqs]).reshape(-1, 2)
-        rates: np.ndarray = np.clip((own[:, 0] + 2 * overall) / (own[:, 1] + 2), 0.02, 0.98)
-        return rates
+        own_hits, own_tries = seq.acceptance.get(name, (0.0, 0.0))
+        return min(max((own_hits + 2 * hits / tries) / (own_tries + 2), 0.02), 0.98)
 
-    def _best(
-        self, room: np.ndarray, looked_up: np.ndarray, model_rates: np.ndarray, ngram_rates: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Draft lengths by model and by look-up, int [sequences] each; at most one of the two is above 0."""
-        none = np.zeros_like(room)
-        plain = self._price(none, none, 0.0)
-        self._speed = max(self._speed, plain)
-        by_ngram = np.minimum(looked_up, self._worthwhile(ngram_rates))
-        ngram_gain = _expected(ngram_rates, by_ngram)
-        worthwhile = np.minimum(room, self._worthwhile(model_rates))
-        best, self._speed = (none, by_ngram), self._price(by_ngram, ngram_gain, 0.0)
-        if plain > self._speed:
-            best, self._speed = (none, none), plain
-        if self._model is None:
-            return best
-        for depth in self._depths:
-            by_model = np.minimum(depth, worthwhile)
-            model_gain = _expected(model_rates, by_model)
-            modelled = model_gain > ngram_gain
-            if modelled.any():
-                rows = np.where(modelled, by_model, by_ngram)
-                drafting = depth * self._model.cost.predict(int(modelled.sum()))
-                speed = self._price(rows, np.where(modelled, model_gain, ngram_gain), drafting)
-                if speed > self._speed:
-                    best, self._speed = (np.where(modelled, by_model, 0), np.where(modelled, 0, by_ngram)), speed
-        return best
-
-    def _worthwhile(self, rates: np.ndarray) -> np.ndarray:
+    def _worthwhile(self, rate: float) -> int:
         """How many tokens are worth drafting: until the next one gains less than its row costs, at the last speed."""
         if self._depth is not None:
-            return np.full(len(rates), self._depth)
-        least = np.clip(self._speed * self._cost.slope, 1e-3, 0.9)
-        depths: np.ndarray = np.floor(np.log(least) / np.log(rates)).astype(np.int64)
-        return depths
+            return self._depth
+        least = min(max(self._speed * self._cost.slopes()[0], 1e-3), 0.9)
+        return int(math.log(least) / math.log(rate))
 
-    def _price(self, drafted: np.ndarray, gain: np.ndarray, drafting: float) -> float:
-        """Expected tokens a second of a round of these drafts, which took `drafting` seconds to make."""
-        seconds = self._cost.predict(float(len(drafted) + drafted.sum())) + drafting
-        return float((len(drafted) + gain.sum()) / seconds) if seconds else 0.0
+    def _rate(self, tokens: float, drafted: list[int], keys: int, drafting: float) -> float:
+        """Tokens a second of a round that commits `tokens`, by a pass over these drafts after `drafting` seconds."""
+        count = len(drafted)
+        area = tile_area(count, 1 + max(drafted), keys)
+        seconds = self._cost.predict(count + sum(drafted), area) + drafting
+        return tokens / seconds if seconds else 0.0
 
 
-def _expected(rate: np.ndarray, length: np.ndarray) -> np.ndarray:
+def _expected(rate: float, length: int) -> float:
     """Expected accepted tokens of a draft: rate + rate**2 + ... + rate**length."""
-    total: np.ndarray = rate * (1 - rate**length) / (1 - rate)
-    return total
+    return rate * (1 - rate**length) / (1 - rate)

@@ -51,6 +51,10 @@ class ModelDrafter:
             self.forward.cache.copy_prefix(source, slot, length)
         self._held[slot] = held[:length]
 
+    def behind(self, seq: Drafting) -> int:
+        """About how many of the sequence's tokens it has still to read before it can draft."""
+        return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
+
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token or at the context's end."""
         lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]

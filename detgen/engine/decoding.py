@@ -236,8 +236,10 @@ def _judge(
     logits: torch.Tensor, score: torch.Tensor, picked: torch.Tensor, rows: list[int]
 ) -> tuple[torch.Tensor, list[float], list[float]]:
     """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins."""
-    best = picked[rows]
-    logprobs = torch.log_softmax(logits[rows], dim=-1)
+    at = torch.tensor(rows, device=logits.device)
+    best = picked.index_select(0, at)
+    own = logits.index_select(0, at)
+    logprobs = torch.log_softmax(own, dim=-1)
     chosen: list[float] = logprobs.gather(-1, best[:, None])[:, 0].tolist()
-    margins: list[float] = leads(score[rows], best).tolist()
+    margins: list[float] = leads(own if score is logits else score.index_select(0, at), best).tolist()
     return logprobs, chosen, margins

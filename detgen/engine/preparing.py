@@ -13,12 +13,14 @@ from pathlib import Path
 import psutil
 import torch
 
+from detgen.engine.attachment import PlainDecoder, attach, attend_current
 from detgen.engine.config import EngineConfig, EngineError, QuantName
-from detgen.engine.forward import Forward, attach, attend_current
+from detgen.engine.forward import Forward
 from detgen.engine.kv_cache import KVCache
 from detgen.engine.probing import ProbeReport, probe, reference_logits
-from detgen.kernels.decoder_layer import lean_layers
+from detgen.kernels.activation import align_activations
 from detgen.kernels.experts import pack_experts
+from detgen.kernels.lean_decoder import lean_decoder
 from detgen.kernels.linear import pack_linears
 from detgen.kernels.norm import fuse_norms
 from detgen.kernels.packing import FREE_SHAPES, Shapes
@@ -62,15 +64,19 @@ def prepare(config: EngineConfig) -> Prepared:
     for loaded in models:
         pack_linears(loaded.model)
         fuse_norms(loaded.model)
+        align_activations(loaded.model)
         pack_experts(loaded.model)
-        layout = attach(loaded.model, loaded.name)
-        lean_layers(loaded.model, attend_current, layout.traits)
-        layouts.append(layout)
+        layouts.append(attach(loaded.model, loaded.name))
     parts = list(zip(models, layouts, strict=True))
     held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in parts)
     positions = _positions(config, device, target.context, held)
     passes = tuple(
-        Forward(m.model, KVCache(layout.cached, positions, m.dtype, device), layout.group) for m, layout in parts
+        Forward(
+            lean_decoder(m.model, attend_current, layout.traits) or PlainDecoder(m.model),
+            KVCache(layout.cached, positions, m.dtype, device),
+            layout.group,
+        )
+        for m, layout in parts
     )
     shapes, report = probe(passes[0], layouts[0].group, reference)
     if shapes is None:

@@ -19,11 +19,15 @@ from detgen.kernels.attention import attend_blocks, attend_fused
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.probe import key_lengths, same_bits
 
-_SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 48, 64, 96, 128)
+_SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
+_FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
+_LARGE = (511,)  # of small models only: where a pass costs little more than its start
 _PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with another count is taken
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
 _TILE_ROWS = 4  # a tile of one row takes a matrix-vector kernel
 _SLOW = 0.1  # seconds a pass from which fewer shapes are tried
+_FAST = 0.02  # seconds a pass below which large ones are tried
+_SPAN = 128  # positions of a slot that passes up to that size use
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,8 @@ class _Prober:
         self.positions = 0
         cache = forward.cache
         for entries in (*cache.keys, *cache.values):
-            noise = torch.randn(3 * 128, *entries.shape[1:], generator=self._random)
-            at = torch.cat([torch.arange(128) + slot * cache.stride for slot in range(3)])
+            noise = torch.randn(3 * _SPAN, *entries.shape[1:], generator=self._random)
+            at = torch.cat([torch.arange(_SPAN) + slot * cache.stride for slot in range(3)])
             entries[at.to(entries.device)] = noise.to(entries.device, entries.dtype)
 
     def _draw(self, count: int) -> list[int]:
@@ -123,7 +127,7 @@ class _Prober:
         windows = [Window(1, _HEAD + start, self.tokens[start : start + width], width)]
         for slot, count in ((0, before), (2, behind)):
             if count:
-                at = int(torch.randint(0, 129 - count, (1,), generator=self._random))
+                at = int(torch.randint(0, max(_SPAN - count, 0) + 1, (1,), generator=self._random))
                 windows.insert(slot // 2 * len(windows), Window(slot, at, self._draw(count), 1))
         logits = self.forward.run(windows, _exact(rows, like))
         skip = 1 if before else 0
@@ -183,8 +187,10 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
             started = time.perf_counter()
             if not prober.agrees(pivot, like):
                 continue
-            slow = time.perf_counter() - started > 4 * _SLOW
-            tried = tuple(n for n in _SIZES if not slow or n & (n - 1) == 0)
+            seconds = (time.perf_counter() - started) / 4
+            tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
+            if seconds < _FAST:
+                tried += tuple(n for n in _LARGE if n <= prober.forward.cache.stride)
             agreeing = set(tried)
             for count in counts:
                 torch.set_num_threads(count)
@@ -221,13 +227,12 @@ def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> 
     Raises:
         EngineError: if it is larger than rounding explains.
     """
-    model = prober.forward.model
     packed = prober.forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
     error = float((reference - packed).abs().max() / reference.abs().max().clamp_min(1e-6))
-    limit = 1e-3 if model.dtype == torch.float32 else 0.1
+    limit = 1e-3 if prober.forward.cache.keys[0].dtype == torch.float32 else 0.1
     if not error <= limit:
         raise EngineError(
-            f"{type(model).__name__} is not supported: packed rows give other logits than the model's own "
+            f"{prober.forward.model.kind} is not supported: packed rows give other logits than the model's own "
             f"forward (largest difference {error:.1e} of the largest logit)"
         )
     return error

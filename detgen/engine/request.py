@@ -6,7 +6,7 @@ Plain data. It knows neither files nor tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length"]
 Status = Literal["accepted", "corrected", "bonus", "plain", "rolled_back", "unverified"]
@@ -109,8 +109,7 @@ class Request:
         return replace(self, params=replace(self.params, **changes))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRecord:
+class TokenRecord(NamedTuple):
     """One line of the acceptance log: a committed token, or a drafted one that was rolled back.
 
     Attributes:

@@ -1,38 +1,56 @@
-"""What a pass costs: seconds as a linear function of its rows, learnt while it runs."""
+"""What a pass costs: seconds over its rows and the area of its attention tiles, learnt while it runs."""
 
 from __future__ import annotations
 
 
 class PassCost:
-    """Least squares of seconds over rows, in which old passes fade."""
+    """Least squares of seconds over rows and area, in which old passes fade.
+
+    The area of a pass is that of `Tiles`: places in tiles, with what a tile and its keys cost beside them.
+    """
 
     _FADE = 0.98
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._n = self._x = self._y = self._z = 0.0
+        self._xx = self._xy = self._xz = self._zz = self._zy = 0.0
 
-    def update(self, rows: int, seconds: float) -> None:
+    def update(self, rows: int, seconds: float, area: float | None = None) -> None:
         """Take in one pass. One far slower than expected (a pause of the machine) counts as twice the expected."""
+        area = rows if area is None else area
         if self._n > 3:
-            seconds = min(seconds, 2 * self.predict(rows))
+            seconds = min(seconds, 2 * self.predict(rows, area))
         f = self._FADE
         self._n = f * self._n + 1
         self._x = f * self._x + rows
         self._y = f * self._y + seconds
+        self._z = f * self._z + area
         self._xx = f * self._xx + rows * rows
         self._xy = f * self._xy + rows * seconds
+        self._xz = f * self._xz + rows * area
+        self._zz = f * self._zz + area * area
+        self._zy = f * self._zy + area * seconds
 
-    @property
-    def slope(self) -> float:
-        """Seconds a further row costs, at least 0."""
-        spread = self._n * self._xx - self._x * self._x
-        if self._n < 2 or spread <= 1e-9 * self._n * self._xx:
-            return 0.0
-        return max((self._n * self._xy - self._x * self._y) / spread, 0.0)
+    def slopes(self) -> tuple[float, float]:
+        """Seconds that a further row and a further unit of area cost, at least 0 each."""
+        n = max(self._n, 1.0)
+        xx, zz = self._xx - self._x * self._x / n, self._zz - self._z * self._z / n
+        xy, zy = self._xy - self._x * self._y / n, self._zy - self._z * self._y / n
+        xz = self._xz - self._x * self._z / n
+        spread = xx > 1e-9 * self._xx
+        apart = xx * zz - xz * xz
+        if spread and apart > 0.02 * xx * zz:  # else rows and area went together: all of it is the rows'
+            by_row, by_area = (xy * zz - zy * xz) / apart, (zy * xx - xy * xz) / apart
+            if by_row >= 0 and by_area >= 0:
+                return by_row, by_area
+        return (max(xy / xx, 0.0) if spread else 0.0), 0.0
 
-    def predict(self, rows: float) -> float:
-        """Seconds of a pass over `rows` rows; 0 before the first update."""
+    def predict(self, rows: float, area: float | None = None) -> float:
+        """Seconds of a pass over `rows` rows; 0 before the first update. The area is as usual if none is given."""
         if not self._n:
             return 0.0
-        slope = self.slope
-        return max((self._y - slope * self._x) / self._n + slope * rows, 1e-9)
+        by_row, by_area = self.slopes()
+        if area is None:
+            area = rows * self._z / self._x
+        rest = self._y - by_row * self._x - by_area * self._z
+        return max(rest / self._n + by_row * rows + by_area * area, 1e-9)

@@ -99,5 +99,6 @@ def leads(score: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     Returns:
         float64 [rows]; inf where there is no other candidate.
     """
-    top = score.gather(-1, best[:, None])[:, 0].double()
-    return top - score.scatter_(-1, best[:, None], -torch.inf).amax(-1).double()
+    best = best[:, None]
+    top = score.gather(-1, best)[:, 0].double()
+    return top - score.scatter_(-1, best, -torch.inf).amax(-1).double()

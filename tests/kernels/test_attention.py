@@ -74,27 +74,18 @@ def shapes(attend: Attend, size: int, group: int) -> Shapes:
 def run(windows: list[Window], like: Shapes, size: int, group: int, window: int | None) -> list[torch.Tensor]:
     """Attention of the windows' rows, packed into one pass: [tokens, kv_heads, group, size] a window."""
     packed = pack(windows, like, STRIDE, SLOTS * STRIDE, group, CPU)
-    rows = packed.ids.shape[1]
-    q = torch.zeros(rows, KV_HEADS, group, size)
+    q = torch.zeros(len(packed.ids), KV_HEADS, group, size)
     at = 0
     for w in windows:
         q[at : at + len(w.tokens)] = queries(size, group)[w.slot, w.start : w.start + len(w.tokens)]
         at += len(w.tokens)
     k, v = arena(size)
-    outs = []
-    for tile in packed.tiles:
-        slots = tile.last - tile.first
-        part = q if tile.gather is None else q[tile.gather]
-        part = part.view(slots, tile.width, KV_HEADS, group, size).permute(0, 2, 3, 1, 4)
-        part = part.reshape(slots, KV_HEADS, group * tile.width, size)
-        mask = tile.mask(window, group, torch.float32)
-        keys, values = (x[tile.first : tile.last, : tile.length] for x in (k, v))
-        out = like.attend(part, keys, values, mask, size**-0.5, None)
-        out = out.view(slots, KV_HEADS, group, tile.width, size).permute(0, 3, 1, 2, 4)
-        outs.append(out.reshape(slots * tile.width, KV_HEADS, group, size))
-    flat = torch.cat(outs)
-    if packed.back is not None:
-        flat = flat[packed.back]
+
+    def read(first: int, last: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return k[first:last, :length], v[first:last, :length]
+
+    out = packed.tiles.attend(q.flatten(1, 2), KV_HEADS, read, like.attend, size**-0.5, window, None)
+    flat = out.view(len(q), KV_HEADS, group, size)
     ends = [sum(len(x.tokens) for x in windows[: i + 1]) for i in range(len(windows))]
     return [flat[end - len(w.tokens) : end] for w, end in zip(windows, ends, strict=True)]
 

@@ -16,9 +16,20 @@ def test_fits_a_line() -> None:
     for _ in range(200):
         rows = rng.randint(1, 64)
         cost.update(rows, 0.01 + 0.002 * rows)
-    assert cost.slope == pytest.approx(0.002)
+    assert cost.slopes()[0] == pytest.approx(0.002)
     for rows in (1, 10, 128):
         assert cost.predict(rows) == pytest.approx(0.01 + 0.002 * rows)
+
+
+def test_tells_rows_from_area() -> None:
+    """Where tiles are wider or narrower than the rows ask for, both get their own share of the cost."""
+    cost = PassCost()
+    rng = random.Random(0)
+    for _ in range(200):
+        rows, width = rng.randint(1, 64), rng.randint(1, 9)
+        cost.update(rows, 0.01 + 0.002 * rows + 0.0005 * 16 * width, 16 * width)
+    assert cost.slopes() == pytest.approx((0.002, 0.0005))
+    assert cost.predict(10, 160) == pytest.approx(0.01 + 0.02 + 0.08)
 
 
 def test_nothing_seen_costs_nothing() -> None:
@@ -34,7 +45,7 @@ def test_equal_rows_have_no_slope() -> None:
     cost = PassCost()
     for i in range(100):
         cost.update(33, 0.1 + 1e-3 * (i % 2))
-    assert cost.slope == 0
+    assert cost.slopes()[0] == 0
     assert cost.predict(64) == pytest.approx(0.1, abs=2e-3)
 
 
@@ -43,7 +54,7 @@ def test_never_below_zero() -> None:
     cost = PassCost()
     for rows in range(1, 50):
         cost.update(rows, 1.0 / rows)
-    assert cost.slope == 0
+    assert cost.slopes()[0] == 0
     assert cost.predict(1000) > 0
 
 

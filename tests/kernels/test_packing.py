@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
-from detgen.kernels.packing import FREE_SHAPES, Packed, Shapes, Window, pack
+from detgen.kernels.packing import FREE_SHAPES, Shapes, Window, pack
 
 SLOTS, STRIDE = 8, 2 * PERIOD
 SCRATCH = SLOTS * STRIDE
@@ -54,9 +54,9 @@ def test_rows(found: list[Window], shapes: Shapes, group: int) -> None:
     """Ids, positions and arena places are those of the windows in order; padding goes to the scratch position."""
     packed = pack(found, shapes, STRIDE, SCRATCH, group, CPU)
     rows = rows_of(found)
-    n, total = len(rows), packed.ids.shape[1]
-    assert packed.ids[0, :n].tolist() == [t for _, _, t in rows]
-    assert packed.positions[0, :n].tolist() == [p for _, p, _ in rows]
+    n, total = len(rows), len(packed.ids)
+    assert packed.ids[:n].tolist() == [t for _, _, t in rows]
+    assert packed.positions[:n].tolist() == [p for _, p, _ in rows]
     assert packed.arena[:n].tolist() == [s * STRIDE + p for s, p, _ in rows]
     assert packed.padding == total - n
     assert set(packed.arena[n:].tolist()) <= {SCRATCH}
@@ -77,57 +77,7 @@ def test_wanted_logits(found: list[Window], shapes: Shapes, group: int) -> None:
     assert packed.count == len(want)
     assert packed.wanted[: packed.count].tolist() == want
     assert len(packed.wanted) == shapes.fit_rows(max(len(want), 1))
-    assert int(packed.wanted.max()) < packed.ids.shape[1]
-
-
-def through_tiles(packed: Packed, rows: torch.Tensor) -> torch.Tensor:
-    """Rows taken into the tiles and put back."""
-    parts = [rows if tile.gather is None else rows[tile.gather] for tile in packed.tiles]
-    flat = torch.cat(parts)
-    return flat if packed.back is None else flat[packed.back]
-
-
-@settings(max_examples=200)
-@given(found=windows(), shapes=SHAPES, group=st.integers(1, 5))
-def test_tiles(found: list[Window], shapes: Shapes, group: int) -> None:
-    """Each row meets its own slot and position in a tile that reads enough keys, and comes back to its place."""
-    packed = pack(found, shapes, STRIDE, SCRATCH, group, CPU)
-    rows = rows_of(found)
-    n = len(rows)
-    total = packed.ids.shape[1]
-    back = through_tiles(packed, torch.arange(total))
-    assert back[:n].tolist() == list(range(n)), "gather and back are inverse"
-    assert len(back) == total
-
-    where: list[tuple[int, int, int]] = []  # slot, position and keys of each place in the tiles
-    for tile in packed.tiles:
-        assert 0 <= tile.first < tile.last <= SLOTS
-        assert tile.positions.shape == (tile.last - tile.first, tile.width)
-        assert tile.gather is None or tile.gather.shape == (tile.positions.numel(),)
-        assert tile.width * group >= shapes.tile_rows
-        assert tile.length <= STRIDE
-        assert tile.length == shapes.fit_keys(tile.length), "a length of the class"
-        for slot in range(tile.first, tile.last):
-            where += [(slot, int(p), tile.length) for p in tile.positions[slot - tile.first]]
-    places = range(total) if packed.back is None else packed.back.tolist()
-    for (slot, position, _), place in zip(rows, places, strict=False):
-        assert where[place][:2] == (slot, position)
-        assert where[place][2] > position
-
-
-@settings(max_examples=60)
-@given(found=windows(), group=st.integers(1, 4), window=st.sampled_from([None, 1, 7, 300]))
-def test_masks(found: list[Window], group: int, window: int | None) -> None:
-    """A row sees its own position and those before it, as far back as the sliding window reaches; so do its heads."""
-    for tile in pack(found, FREE_SHAPES, STRIDE, SCRATCH, group, CPU).tiles:
-        mask = tile.mask(window, group, torch.float32)
-        assert mask.shape == (tile.last - tile.first, 1, group * tile.width, tile.length)
-        keys = torch.arange(tile.length)
-        at = tile.positions[:, None, :, None]
-        visible = (keys <= at) & ((keys > at - window) if window else True)
-        for heads in mask.view(tile.last - tile.first, group, tile.width, tile.length).unbind(1):
-            assert torch.equal(heads[:, None] == 0, visible)
-            assert torch.equal(heads[:, None] == -torch.inf, ~visible)
+    assert int(packed.wanted.max()) < len(packed.ids)
 
 
 @given(rows=st.integers(1, 128), keys=st.integers(1, 5 * PERIOD))

@@ -1,0 +1,244 @@
+"""How the rows of a pass stand in attention tiles, and attention through them.
+
+A tile is a range of slots with as many tokens each; its attention is one call over views of the cache. Rows are
+taken into tiles and put back by one gather each, for all heads and tiles together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from detgen.kernels.attention import Attend
+
+# What a tile costs beside its places: one more tile, and 64 keys more of a slot, in places.
+_CALL, _KEYS = 15, 2
+
+# Views [slots, length, kv_heads, head_size] of a layer's keys and values: read(first slot, last slot + 1, length).
+Read = Callable[[int, int, int], tuple[torch.Tensor, torch.Tensor]]
+
+
+def tile_area(slots: int, width: int, keys: int) -> int:
+    """What a tile costs, in places: `slots` slots of `width` tokens that read `keys` keys."""
+    return _CALL + slots * (width + _KEYS * keys // 64)
+
+
+class Piece(NamedTuple):
+    """Tokens of one window that stand in one tile; `whole` if they are all of it or its end."""
+
+    tokens: int
+    slot: int
+    start: int
+    row: int
+    whole: bool
+
+
+@dataclass(slots=True)
+class Tile:
+    """Slots first..last-1 with `width` tokens each, reading `length` keys.
+
+    Attributes:
+        rows: int64 [slots, width], the row of the pass at each place; 0 where a slot has fewer tokens.
+        positions: int64 [slots, width], likewise.
+    """
+
+    first: int
+    last: int
+    width: int
+    length: int
+    rows: np.ndarray
+    positions: np.ndarray
+    masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, group: int, like: torch.Tensor) -> torch.Tensor:
+        """[slots, 1, group * width, length]: 0 where visible, -inf elsewhere; made once a pass and window size.
+
+        In dtype and on the device of `like`.
+        """
+        found = self.masks.get((window, group))
+        if found is None:
+            reach = self.length if window is None else min(window, self.length)
+            slots, width = self.positions.shape
+            rows = np.repeat(self.length + reach - 1 - self.positions[:, None], group, axis=1)
+            at = torch.from_numpy(rows.reshape(-1)).to(like.device)
+            band = _band(self.length, reach, like.dtype, like.device)
+            found = band.index_select(0, at).view(slots, 1, group * width, self.length)
+            self.masks[window, group] = found
+        return found
+
+
+@functools.lru_cache(maxsize=64)
+def _band(length: int, reach: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Masks [length + reach, length] of every position: row length + reach - 1 - p sees keys p - reach + 1 to p.
+
+    All rows are views of one line: -inf, zeros in the middle, -inf.
+    """
+    line = torch.full((2 * length + reach,), -torch.inf, dtype=dtype, device=device)
+    line[length : length + reach] = 0
+    return line.as_strided((length + reach, length), (1, 1))
+
+
+class Tiles:
+    """The tiles of a pass.
+
+    Args:
+        pieces: what stands in each tile; no slot twice in one.
+        rows: rows of the pass, padding included.
+        fit_width: the least allowed width that holds some tokens.
+        fit_keys: the least allowed key length that holds some keys.
+        device: where the tensors go.
+
+    Attributes:
+        tiles: the tiles.
+        area: what they cost, in places; see `tile_area`.
+    """
+
+    def __init__(
+        self,
+        pieces: list[list[Piece]],
+        rows: int,
+        fit_width: Callable[[int], int],
+        fit_keys: Callable[[int], int],
+        device: torch.device,
+    ) -> None:
+        self.tiles: list[Tile] = []
+        self.area = 0
+        self._device = device
+        # Of each row: tokens in the tiles before its own, its slot's number there, the tile's width, its place.
+        self._where = np.zeros((4, rows), dtype=np.int64)
+        self._gathers: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        before = 0
+        for members in pieces:
+            table = np.array(members, dtype=np.int64)
+            tokens, slots, starts, firsts = table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+            first, last = int(slots.min()), int(slots.max()) + 1
+            width = fit_width(int(tokens.max()))
+            place = np.arange(int(tokens.sum())) - np.repeat(np.cumsum(tokens) - tokens, tokens)
+            slot = np.repeat(slots - first, tokens)
+            row = np.repeat(firsts, tokens) + place
+            taken = np.zeros((last - first, width), dtype=np.int64)
+            taken[slot, place] = row
+            positions = np.zeros((last - first, width), dtype=np.int64)
+            positions[slot, place] = np.repeat(starts, tokens) + place
+            self._where[0, row], self._where[1, row] = before, slot
+            self._where[2, row], self._where[3, row] = width, place
+            length = fit_keys(int((starts + tokens).max()))
+            self.tiles.append(Tile(first, last, width, length, taken, positions))
+            self.area += tile_area(last - first, width, length)
+            before += taken.size
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv_heads: int,
+        read: Read,
+        implementation: Attend,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Attention of all rows.
+
+        Args:
+            q: [rows, heads, head_size]; a slice of more heads a row will do.
+            kv_heads: heads of the cache.
+            read: the layer's cache.
+            implementation: computes a tile.
+            scale: factor of the scores.
+            window: size of the sliding window, None for full attention.
+            softcap: see `attend_blocks`.
+
+        Returns:
+            [rows, heads, value head_size].
+        """
+        rows, heads, size = q.shape
+        flat, stride = _flat(q)
+        take, back = self._gather(stride, heads, kv_heads)
+        taken = flat.index_select(0, take)
+        outs = []
+        at = 0
+        for tile in self.tiles:
+            slots = tile.last - tile.first
+            count = slots * tile.width * heads
+            part = taken[at : at + count].view(slots, kv_heads, -1, size)
+            keys, values = read(tile.first, tile.last, tile.length)
+            mask = tile.mask(window, heads // kv_heads, q)
+            out = implementation(part, keys, values, mask, scale, softcap)
+            outs.append(out.transpose(1, 2).reshape(count, -1))  # a view, as torch's fused kernel lays it out
+            at += count
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return out.index_select(0, back).view(rows, heads, -1)
+
+    def _gather(self, stride: int, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the tiles' queries are among heads of rows `stride` apart, and where each row's results are.
+
+        Queries of a tile stand in the order [slots, kv_heads, group, width], results in [slots, group, width,
+        kv_heads]. Both int64, made once a pass.
+        """
+        found = self._gathers.get((stride, heads, kv_heads))
+        if found is None:
+            group = heads // kv_heads
+            head = np.arange(heads)
+            own = head.reshape(kv_heads, group, 1)
+            take = [((tile.rows * stride)[:, None, None] + own).reshape(-1) for tile in self.tiles]
+            before, slot, width, place = self._where
+            base = before * heads + slot * width * heads + place * kv_heads
+            back = base[:, None] + width[:, None] * (head % group * kv_heads) + head // group
+            found = (
+                torch.from_numpy(np.concatenate(take)).to(self._device),
+                torch.from_numpy(back.reshape(-1)).to(self._device),
+            )
+            self._gathers[stride, heads, kv_heads] = found
+        return found
+
+
+def _flat(q: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """q, [rows, heads, head_size], as [places, head_size], and how many places apart its rows are."""
+    rows, heads, size = q.shape
+    row, head, one = q.stride()
+    if one != 1 or head != size or row % size:
+        return q.reshape(rows * heads, size), heads
+    stride = row // size
+    return q.as_strided(((rows - 1) * stride + heads, size), (size, 1)), stride
+
+
+def pieces(spans: list[tuple[int, int, int]], most: int) -> list[Piece]:
+    """Windows cut to at most `most` tokens.
+
+    Args:
+        spans: slot, start and tokens of each window, in the order of the rows.
+        most: tokens.
+    """
+    found = []
+    row = 0
+    for slot, start, tokens in spans:
+        for at in range(0, tokens, most):
+            n = min(most, tokens - at)
+            found.append(Piece(n, slot, start + at, row + at, at + n == tokens))
+        row += tokens
+    return found
+
+
+def group_pieces(found: list[Piece]) -> list[list[Piece]]:
+    """The pieces that share a tile: the shorter ones together, the longer ones alone.
+
+    A shared tile is as wide as its longest piece over all slots that it spans; a tile of its own costs a call. No
+    slot has two pieces in one tile.
+    """
+    order = sorted(p for p in found if p.whole)
+    keys = max(p.start + p.tokens for p in found)
+    alone = best = sum(tile_area(1, p.tokens, p.start + p.tokens) for p in order)
+    first, last, shared = order[0].slot, -1, 0
+    for count, p in enumerate(order, 1):
+        first, last = min(first, p.slot), max(last, p.slot)
+        alone -= tile_area(1, p.tokens, p.start + p.tokens)
+        cost = tile_area(last + 1 - first, p.tokens, keys) + alone
+        if cost < best:
+            best, shared = cost, count
+    together = [order[:shared]] if shared else []
+    return together + [[p] for p in order[shared:]] + [[p] for p in found if not p.whole]
