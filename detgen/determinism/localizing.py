@@ -27,14 +27,14 @@ class Tapped:
     """What the wanted row met in its last pass.
 
     Attributes:
-        outputs: output of each module for that row, in the order of the calls.
+        outputs: each module, its output for that row, and the rows that it saw, in the order of the calls.
         rows: rows of the pass.
         row: place of the row in it.
         logits: float32 [vocabulary] behind the row, where they were computed.
         entries: keys and values of the position when the sequence had finished.
     """
 
-    outputs: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    outputs: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     rows: int = 0
     row: int = 0
     logits: torch.Tensor | None = None
@@ -50,7 +50,7 @@ class Origin:
         row: place of the row in the failing pass.
         ulp: largest distance, in representable numbers.
         elements: elements of the row that differ.
-        rows: rows of the reference's pass and of the failing one.
+        rows: rows that the module saw in the reference and in the failing pass.
         note: what is to be said where no module differs.
     """
 
@@ -84,6 +84,8 @@ class Tap:
         self._by_slot: dict[int, Tapped] = {}
         self._pass: dict[int, Tapped] = {}  # by row of the pass in progress
         self._rows = 0
+        self._padded = 0  # rows of the last layers
+        self._late = False  # behind the last attention
         self._wanted: list[int] = []
         self.found: Tapped | None = None
         self._logits: torch.Tensor | None = None
@@ -127,6 +129,7 @@ class Tap:
                 self._take(f"attention {layer}, {name}", x)
             out = attend(layer, *args)
             self._take(f"attention {layer}", out)
+            self._late = layer == len(forward.cache.keys) - 1
             return out
 
         instance: Any = forward
@@ -159,22 +162,27 @@ class Tap:
                 self._pass[row + at] = self._by_slot[w.slot] = Tapped(rows=self._rows, row=row + at)
             row += len(w.tokens)
             self._wanted += range(row - w.logits, row)
+        self._padded = shapes.fit_rows(max(len(self._wanted), 1))
+        self._late = False
 
     def _take(self, name: str, x: object) -> None:
-        """Keep the wanted rows of an output: [rows, ...], [1, rows, ...] or, of attention, [1, heads, rows, size]."""
+        """Keep the wanted rows of an output: [rows, ...] or [1, rows, ...]."""
         if not self._pass or not isinstance(x, torch.Tensor):
             return
         sizes = list(x.shape)
+        padded = self._padded != self._rows
         if self._rows in sizes[:-1] or sizes == [self._rows]:
-            dim, places = sizes.index(self._rows), range(self._rows)
-        elif len(sizes) >= 2 and sizes[-2] >= len(self._wanted):  # the last layers see the wanted rows alone
-            dim, places = len(sizes) - 2, self._wanted  # type: ignore[assignment]
+            if not padded and self._late and self._wanted != list(range(self._rows)):
+                return  # all rows or the wanted ones, padded to as many: there is no telling
+            dim, places = sizes.index(self._rows), list(range(self._rows))
+        elif len(sizes) >= 2 and sizes[-2] == self._padded:  # the last layers see the wanted rows alone
+            dim, places = len(sizes) - 2, self._wanted
         else:
             return
         order = {row: i for i, row in enumerate(places)}
         for row, tapped in self._pass.items():
             if row in order:
-                tapped.outputs.append((name, x.select(dim, order[row]).detach().clone()))
+                tapped.outputs.append((name, x.select(dim, order[row]).detach().clone(), sizes[dim]))
 
 
 def locate(reference: Tapped | None, found: Tapped | None) -> Origin:
@@ -185,9 +193,9 @@ def locate(reference: Tapped | None, found: Tapped | None) -> Origin:
     if not found.outputs or not reference.outputs:
         note = "no pass computed this position in its slot: its entries were taken over from another prompt"
         return Origin(None, 0, 0, 0, rows, note)
-    for (name, a), (other, b) in zip(reference.outputs, found.outputs, strict=False):
+    for (name, a, few), (other, b, many) in zip(reference.outputs, found.outputs, strict=False):
         if name == other and a.shape == b.shape and not same_bits(a, b):
-            return Origin(name, found.row, *_distance(a, b), rows)
+            return Origin(name, found.row, *_distance(a, b), (few, many))
     pairs = zip(reference.entries or (), found.entries or (), strict=False)
     if not all(same_bits(a, b) for a, b in pairs):
         note = "every module agrees at this row, but its cached keys and values were changed behind the pass"

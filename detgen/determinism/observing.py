@@ -43,7 +43,7 @@ class Observed:
 
 def digests(x: torch.Tensor) -> list[bytes]:
     """A digest of each x[i]."""
-    rows = bits(x).reshape(len(x), -1).cpu().numpy()
+    rows = bits(x).flatten(1).cpu().numpy()
     return [blake2b(row, digest_size=8).digest() for row in rows]
 
 

@@ -46,11 +46,12 @@ class Subject:
 
     Args:
         config: how to build it.
+        engine: one that is there already, with the quantization of `config`.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, engine: Engine | None = None) -> None:
         self._config = config
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, Engine] = {"none": engine} if engine is not None else {}
 
     def engine(self, quant: str = "none") -> Engine:
         """The engine with this quantization of the target; "none" is the one that was asked for.
