@@ -18,7 +18,7 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.engine.verification import record, verify
+from detgen.engine.verification import Verdict, record, verify
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.sampling import choose, leads, scores
 
@@ -120,7 +120,7 @@ class Decoding:
     def _verify(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft]) -> None:
         """Commit what the canonical logits say of each window, roll back the rest."""
         judged = [(w, self._scheduler.live[w.slot]) for w in batch]
-        choices = [seq.choice(i) for w, seq in judged for i in range(w.logits)]
+        choices = [choice for w, seq in judged for choice in seq.choices(w.logits)]
         if not choices:
             for w, seq in judged:
                 self._read(w, seq)
@@ -155,7 +155,7 @@ class Decoding:
             self._keep_logprobs(seq, committed[at : at + n], chosen[at : at + n])
             if seq.deterministic:
                 record(seq, verdict, drafted, name, chosen[at : at + n], margins[at : at + n])
-                self._count(verdict.statuses.count("accepted"), len(drafted), name, seq)
+                self._count(verdict, len(drafted), name)
             else:
                 self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[at])
             at += n
@@ -191,19 +191,18 @@ class Decoding:
         self._stats.of("fast").unverified += 1
         self._stats.of("fast").rounds += 1
 
-    def _count(self, accepted: int, drafted: int, name: str, seq: Sequence) -> None:
-        """Add the sequence's last round to the counters."""
+    def _count(self, verdict: Verdict, drafted: int, name: str) -> None:
+        """Add a round of a sequence to the counters."""
         stats = self._stats.of(name)
         stats.rounds += 1
         stats.drafted += drafted
-        tried = accepted
-        for r in reversed(seq.records):
-            if r.round != seq.rounds - 1:
-                break
-            setattr(stats, r.status, getattr(stats, r.status) + 1)
-            tried += r.status == "corrected"
+        stats.accepted += verdict.accepted
+        stats.rolled_back += len(verdict.rolled_back)
+        last = verdict.statuses[-1]
+        if last != "accepted":
+            setattr(stats, last, getattr(stats, last) + 1)
         if self.verified is not None and drafted:
-            self.verified(name, accepted, tried)
+            self.verified(name, verdict.accepted, verdict.tried)
 
     def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float]) -> None:
         wanted = seq.request.params.logprobs

@@ -67,5 +67,11 @@ class Sequence:
             return _GREEDY
         return Choice(p.temperature, p.top_p, p.top_k, p.min_p, p.seed, self.sample, self.generated + ahead)
 
+    def choices(self, count: int) -> list[Choice]:
+        """How the next `count` tokens are chosen."""
+        if self.request.params.temperature == 0:
+            return [_GREEDY] * count
+        return [self.choice(i) for i in range(count)]
+
 
 _GREEDY = Choice()

@@ -15,7 +15,7 @@ from detgen.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a window commits.
+    """What a window commits: accepted tokens, and one of the verifier's own unless the sequence ended before it.
 
     Attributes:
         tokens: committed tokens, at least one.
@@ -26,6 +26,16 @@ class Verdict:
     tokens: list[int]
     statuses: list[Status]
     rolled_back: list[int]
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that stand."""
+        return len(self.statuses) - (self.statuses[-1] != "accepted")
+
+    @property
+    def tried(self) -> int:
+        """Drafted tokens that were compared with a canonical choice."""
+        return self.accepted + (self.statuses[-1] == "corrected")
 
 
 def verify(drafted: list[int], chosen: list[int], ends: Callable[[int], bool]) -> Verdict:
@@ -74,10 +84,8 @@ def record(
     seq.tokens += verdict.tokens
     seq.rounds += 1
     if drafted:
-        accepted = verdict.statuses.count("accepted")
-        tried = accepted + verdict.statuses.count("corrected")
         hits, tries = seq.acceptance.get(drafter, (0.0, 0.0))
-        seq.acceptance[drafter] = (hits * _FADE + accepted, tries * _FADE + tried)
+        seq.acceptance[drafter] = (hits * _FADE + verdict.accepted, tries * _FADE + verdict.tried)
 
 
 _FADE = 0.8  # weight of a past round against the next one in a sequence's running acceptance
