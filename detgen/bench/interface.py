@@ -190,6 +190,7 @@ class Outcome:
         passes: passes of the target model; None where the peer does not tell.
         counts: further counts: of drafts, of rows.
         memory: peak bytes of the peer's process during the job; GPU memory in `gpu_memory`.
+        precision: what the library chose, where the variant leaves it the choice.
     """
 
     tokens: list[list[int]]
@@ -200,6 +201,7 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     memory: int | None = None
     gpu_memory: int | None = None
+    precision: str | None = None
 
 
 class Peer(Protocol):

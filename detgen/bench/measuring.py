@@ -189,6 +189,7 @@ def _take(row: Row, outcome: Outcome, cell: Cell) -> None:
     row.ttft.append(_p50_p99([first for first, _, _ in timed]))
     row.tpot.append(_p50_p99([(last - first) / (n - 1) for first, last, n in timed if n > 1]))
     row.passes, row.counts = outcome.passes, outcome.counts
+    row.precision = outcome.precision or row.precision
     row.memory = max(row.memory or 0, outcome.memory or 0) or None
     row.gpu_memory = max(row.gpu_memory or 0, outcome.gpu_memory or 0) or None
 

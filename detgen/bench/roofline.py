@@ -11,7 +11,7 @@ from detgen.bench.rows import Row
 if TYPE_CHECKING:
     import torch
 
-_SECONDS = 0.5  # for each of the two
+_SECONDS = 0.3  # for each thing that is timed
 
 # Bytes a weight takes in each precision, scales of its block included.
 _WEIGHT_BYTES = {
@@ -37,13 +37,28 @@ def measure_roofline(device: str, dtype: str, threads: int) -> dict[str, float]:
     big = device.startswith("cuda")
     source = torch.ones((1 << 30 if big else 1 << 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    size = 8192 if big else 1024
-    a = torch.randn(size, size, device=device).to(kind)
-    b = torch.randn(size, size, device=device).to(kind)
-    out = torch.empty_like(a)
     copy = _best(lambda: target.copy_(source), device)
-    product = _best(lambda: torch.matmul(a, b, out=out), device)
-    return {"copy_bytes": 2 * source.numel() / copy, "product_operations": 2 * size**3 / product}
+    operations = 0.0
+    for size in (4096, 8192) if big else (512, 1024, 2048):
+        a = torch.randn(size, size, device=device).to(kind)
+        b = torch.randn(size, size, device=device).to(kind)
+        for product in _products(a, b):
+            operations = max(operations, 2 * size**3 / _best(product, device))
+    return {"copy_bytes": 2 * source.numel() / copy, "product_operations": operations}
+
+
+def _products(a: torch.Tensor, b: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
+    """Ways to multiply two matrices; which one is the fastest depends on the processor."""
+    import torch
+
+    from detgen.kernels.linear import PackedLinear, can_pack
+
+    out = torch.empty_like(a)
+    found: list[Callable[[], torch.Tensor]] = [lambda: torch.matmul(a, b, out=out)]
+    if can_pack(b):
+        packed = PackedLinear(b, None)
+        found.append(lambda: packed(a))
+    return found
 
 
 def _best(function: Callable[[], torch.Tensor], device: str) -> float:
@@ -61,19 +76,22 @@ def _best(function: Callable[[], torch.Tensor], device: str) -> float:
     return best
 
 
-def place_under_roof(row: Row, seconds: float, weights: float, roof: dict[str, float]) -> None:
+def place_under_roof(row: Row, seconds: float, weights: float, roof: dict[str, float], dtype: str) -> None:
     """Fill in a row's shares: bytes of the weights that its passes read, arithmetic that its tokens needed.
 
-    Caches and activations are left out of the bytes, drafts and padding out of the arithmetic.
+    Caches and activations are left out of the bytes, drafts and padding out of the arithmetic. Rows of another
+    precision than the product's have no share of it.
 
     Args:
         row: changed in place.
         seconds: of one run.
         weights: how many each pass reads and each token is multiplied by.
         roof: what `measure_roofline` gave.
+        dtype: that it was measured in.
     """
     each = _WEIGHT_BYTES.get(row.precision)
     if each is not None and row.passes is not None:
         row.bandwidth_share = row.passes * weights * each / seconds / roof["copy_bytes"]
-    tokens = row.prompt_tokens + row.output_tokens
-    row.arithmetic_share = 2 * weights * tokens / seconds / roof["product_operations"]
+    if row.precision == dtype:
+        tokens = row.prompt_tokens + row.output_tokens
+        row.arithmetic_share = 2 * weights * tokens / seconds / roof["product_operations"]

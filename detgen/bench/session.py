@@ -57,7 +57,7 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
             notes += draw_figures(config, source, prompts, rows, _machine(source), observer, logs)
     for row in rows:
         if row.seconds and roof:
-            place_under_roof(row, median(row.seconds), target.weights, roof)
+            place_under_roof(row, median(row.seconds), target.weights, roof, target.dtype)
     results = Results(
         environment=environment(config, source, _all_versions(peers)),
         roofline=roof,
@@ -106,11 +106,17 @@ def _source(config: BenchConfig, target: Target, workloads: list[Workload], scra
         dtype=target.dtype,
         target_quant=config.target_quant,
         draft_quant=config.draft_quant,
-        threads=config.threads or len(os.sched_getaffinity(0)),
+        threads=config.threads or _cores(),
         seed=config.seed,
         positions=max(w.longest for w in workloads) + 1,
         scratch=scratch,
     )
+
+
+def _cores() -> int:
+    """Processors that this process may run on."""
+    allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def _folder(path: Path) -> Path:

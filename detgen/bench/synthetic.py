@@ -54,7 +54,7 @@ class SyntheticDrafter:
         index, at = seq.request.index, seq.generated
         known = self._continuations[index][at : at + length]
         return [
-            token if random.Random(f"{self._seed} {index} {at + i}").random() < self._acceptance
+            token if random.Random(f"error {self._seed} {index} {at + i}").random() < self._acceptance
             else (token + 1) % self._vocabulary
             for i, token in enumerate(known)
         ]  # fmt: skip

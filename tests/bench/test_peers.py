@@ -179,3 +179,11 @@ def test_peers_beside_torch_give_the_same_tokens_in_float32(
 ) -> None:
     pytest.importorskip(module)
     assert run(name, "f32", source, job).tokens == run("transformers", "generate", source, job).tokens
+
+
+def test_openvino_tells_the_precision_that_it_chose(source: ModelSource, job: Job) -> None:
+    pytest.importorskip("openvino_genai")
+    assert run("openvino", "f32", source, job).precision is None
+    chosen = run("openvino", "default", source, job).precision
+    assert chosen is not None
+    assert chosen.endswith(" cache")

@@ -124,12 +124,13 @@ def test_same_bytes_reads_as_a_sentence(make_row: MakeRow) -> None:
 
 def test_shares_of_the_roof(make_row: MakeRow) -> None:
     row = make_row(passes=10)
-    place_under_roof(row, median(row.seconds), 1e8, {"copy_bytes": 1e10, "product_operations": 1e11})
+    place_under_roof(row, median(row.seconds), 1e8, {"copy_bytes": 1e10, "product_operations": 1e11}, "float32")
     assert row.bandwidth_share == pytest.approx(10 * 1e8 * 4 / 1e10)
     assert row.arithmetic_share == pytest.approx(2 * 1e8 * 140 / 1e11)
     unknown = make_row("openvino default", precision="default", passes=10)
-    place_under_roof(unknown, 1.0, 1e8, {"copy_bytes": 1e10, "product_operations": 1e11})
+    place_under_roof(unknown, 1.0, 1e8, {"copy_bytes": 1e10, "product_operations": 1e11}, "float32")
     assert unknown.bandwidth_share is None
+    assert unknown.arithmetic_share is None
 
 
 def test_the_roof_is_measured() -> None:

@@ -63,3 +63,22 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, told: Any) 
     (tmp_path / "file").write_text("")
     with pytest.raises(BenchError, match="choose another folder with -o"):
         bench(BenchConfig(output=tmp_path / "file" / "out", random_weights="tiny", peers=("detgen",)), told)
+
+
+@pytest.mark.cuda
+def test_a_small_benchmark_on_a_gpu(tmp_path: Path, told: Any) -> None:
+    config = BenchConfig(
+        output=tmp_path,
+        random_weights="tiny",
+        device="cuda",
+        peers=("detgen", "transformers"),
+        batch_sizes=(4,),
+        scale=1 / 64,
+        workloads=("1024x256",),
+        requests=8,
+        rounds=1,
+    )
+    results = bench(config, told)
+    assert [(row.label, row.error, row.wrong) for row in results.rows if row.error or row.wrong] == []
+    assert all(row.precision == "bfloat16" for row in results.rows)
+    assert all(row.gpu_memory for row in results.rows)

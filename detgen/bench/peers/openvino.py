@@ -32,8 +32,13 @@ class OpenVinoPeer:
 
     def load(self, source: ModelSource, variant: Variant, batch_sizes: tuple[int, ...]) -> None:
         """Convert and compile."""
+        import openvino
+
         from detgen.bench.peers.openvino_model import write_model
 
+        core = openvino.Core()
+        arithmetic, cached = (str(core.get_property("CPU", name)) for name in _F32)
+        self._chosen = f"{_short(arithmetic)}, {_short(cached)} cache"
         self._properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": source.threads}
         if variant.name != "default":
             self._properties |= _F32
@@ -89,7 +94,10 @@ class OpenVinoPeer:
         while pipeline.has_non_finished_requests():
             pipeline.step()
         made = [row[: p.output] for row, p in zip(tokens, job.prompts, strict=True)]
-        return clock.outcome(made, passes)
+        outcome = clock.outcome(made, passes)
+        if variant.name == "default":
+            outcome.precision = self._chosen
+        return outcome
 
     def _config(self, output: int) -> Any:
         import openvino_genai as genai
@@ -99,3 +107,9 @@ class OpenVinoPeer:
         if self._speculative:
             config.num_assistant_tokens = _DRAFTED
         return config
+
+
+def _short(element: str) -> str:
+    """`bf16` from `<Type: 'bfloat16'>`."""
+    name = element.split("'")[1] if "'" in element else element
+    return {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "uint8_t": "u8"}.get(name, name)
