@@ -18,8 +18,29 @@ from detgen.kernels.cost import PassCost
 from detgen.kernels.tiles import tile_area
 
 _MODEL_DEPTHS = (1, 2, 3, 4, 6)
-_PRIOR = {"model": (2.0, 3.0), "ngram": (1.0, 2.0)}  # accepted and tried, before anything was seen
+# Acceptance before anything was seen: of the draft model, and of the look-up by the length of its match, from 1.
+_MODEL_PRIOR = 0.67
+_NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
+_WEIGHT = 4.0  # of a prior, in tokens tried
 _NOTHING = Draft([], "none")
+
+
+class _Rate:
+    """An acceptance rate, in which old tries fade."""
+
+    __slots__ = ("hits", "tries")
+
+    def __init__(self, prior: float) -> None:
+        self.hits, self.tries = _WEIGHT * prior, _WEIGHT
+
+    def learn(self, hits: int, tries: int) -> None:
+        self.hits = self.hits * 0.995 + hits
+        self.tries = self.tries * 0.995 + tries
+
+    @property
+    def value(self) -> float:
+        """Within bounds that keep every choice open."""
+        return min(max(self.hits / self.tries, 0.02), 0.98)
 
 
 class AutoDrafter:
@@ -43,38 +64,57 @@ class AutoDrafter:
         self._depth = depth
         self._depths = _MODEL_DEPTHS if depth is None else (depth,)
         self._speed = 0.0  # expected tokens a second of the last round
-        self._seen = dict(_PRIOR)
+        self._by_model = _Rate(_MODEL_PRIOR)
+        self._by_match = [_Rate(prior) for prior in _NGRAM_PRIOR]
+        self._matched: dict[int, int] = {}  # by slot
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; a draft of none is by "none"."""
-        keys = max(len(seq.tokens) for seq in seqs)
-        plain = self._rate(len(seqs), [0] * len(seqs), keys, 0.0)
+        count, keys = len(seqs), max(len(seq.tokens) for seq in seqs)
+        plain = self._rate(count, [0] * count, keys, 0.0)
         self._speed = max(self._speed, plain)
-        found = self._ngram.draft(seqs, lengths)
-        rates = [self._acceptance(seq, "ngram") for seq in seqs]
-        worth = [min(len(d.tokens), self._worthwhile(r)) for d, r in zip(found, rates, strict=True)]
-        depths, gain, self._speed = [0] * len(seqs), 0.0, plain
+        least = self._least()
+        found = []
+        chances = []  # of each token of each draft: that it and all before it are accepted
+        for seq, length in zip(seqs, lengths, strict=True):
+            tokens, matched = self._ngram.look_up(seq, length)
+            self._matched[seq.slot] = matched
+            found.append(tokens)
+            chances.append(self._chances(matched, len(tokens), least))
+        depths, gain, self._speed = [0] * count, 0.0, plain
         # Tiles are as wide as the longest draft, so the longest ones are cut to what pays for all of them.
-        for cap in range(1, max(worth) + 1):
-            cut = [min(w, cap) for w in worth]
-            more = gain + sum(r**cap for r, w in zip(rates, worth, strict=True) if w >= cap)
-            speed = self._rate(len(seqs) + more, cut, keys, 0.0)
-            gain = more
+        for cap in range(1, max(map(len, chances)) + 1):
+            gain += sum(chance[cap - 1] for chance in chances if len(chance) >= cap)
+            cut = [min(len(chance), cap) for chance in chances]
+            speed = self._rate(count + gain, cut, keys, 0.0)
             if speed > self._speed:
                 depths, self._speed = cut, speed
-        drafts = [Draft(f.tokens[:n], "ngram") if n else _NOTHING for f, n in zip(found, depths, strict=True)]
+        drafts = [Draft(tokens[:n], "ngram") if n else _NOTHING for tokens, n in zip(found, depths, strict=True)]
         if self._model is not None:
-            gains = [_expected(r, n) for r, n in zip(rates, depths, strict=True)]
+            gains = [sum(chance[:n]) for chance, n in zip(chances, depths, strict=True)]
             self._draft_by_model(self._model, seqs, lengths, drafts, gains)
         return drafts
+
+    def _chances(self, matched: int, length: int, least: float) -> list[float]:
+        """Chances that the tokens behind a match are accepted, each with all before it, down to `least`."""
+        chances: list[float] = []
+        chance = 1.0
+        for i in range(length):
+            # A token that is accepted makes the match one longer.
+            chance *= self._by_match[min(matched + i, len(self._by_match)) - 1].value
+            if chance < least:
+                break
+            chances.append(chance)
+        return chances
 
     def _draft_by_model(
         self, model: ModelDrafter, seqs: Sequence[Drafting], lengths: list[int], drafts: list[Draft], gains: list[float]
     ) -> None:
         """Let the draft model write instead, where and as far as that makes the round faster; `drafts` in place."""
         count, keys = len(seqs), max(len(seq.tokens) for seq in seqs)
-        rates = [self._acceptance(seq, "model") for seq in seqs]
-        worthwhile = [min(n, self._worthwhile(rate)) for n, rate in zip(lengths, rates, strict=True)]
+        rates = [self._acceptance(seq) for seq in seqs]
+        least = math.log(self._least())
+        worthwhile = [min(n, int(least / math.log(rate))) for n, rate in zip(lengths, rates, strict=True)]
         best: dict[int, int] = {}
         for depth in self._depths:
             picks: dict[int, int] = {}
@@ -99,24 +139,25 @@ class AutoDrafter:
             for i, draft in zip(best, written, strict=True):
                 drafts[i] = draft if draft.tokens else _NOTHING
 
-    def learn(self, drafter: str, accepted: int, tried: int) -> None:
-        """Take in one verified window."""
-        if drafter in self._seen:
-            hits, tries = self._seen[drafter]
-            self._seen[drafter] = (hits * 0.995 + accepted, tries * 0.995 + tried)
+    def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
+        """Take in a verified window."""
+        if drafter == "model":
+            self._by_model.learn(accepted, tried)
+        elif drafter == "ngram":
+            matched = self._matched[seq.slot]
+            for i in range(tried):
+                self._by_match[min(matched + i, len(self._by_match)) - 1].learn(int(i < accepted), 1)
 
-    def _acceptance(self, seq: Drafting, name: str) -> float:
-        """Estimated acceptance of one drafted token: the sequence's own, drawn to that of all."""
-        hits, tries = self._seen[name]
-        own_hits, own_tries = seq.acceptance.get(name, (0.0, 0.0))
-        return min(max((own_hits + 2 * hits / tries) / (own_tries + 2), 0.02), 0.98)
+    def _acceptance(self, seq: Drafting) -> float:
+        """Estimated acceptance of a token of the draft model: the sequence's own, drawn to that of all."""
+        hits, tries = seq.acceptance.get("model", (0.0, 0.0))
+        return min(max((hits + 2 * self._by_model.value) / (tries + 2), 0.02), 0.98)
 
-    def _worthwhile(self, rate: float) -> int:
-        """How many tokens are worth drafting: until the next one gains less than its row costs, at the last speed."""
+    def _least(self) -> float:
+        """The chance from which on a drafted token gains more than its row costs, at the last speed."""
         if self._depth is not None:
-            return self._depth
-        least = min(max(self._speed * self._cost.slopes()[0], 1e-3), 0.9)
-        return int(math.log(least) / math.log(rate))
+            return 1e-9  # the length is given
+        return min(max(self._speed * sum(self._cost.slopes()), 1e-3), 0.9)
 
     def _rate(self, tokens: float, drafted: list[int], keys: int, drafting: float) -> float:
         """Tokens a second of a round that commits `tokens`, by a pass over these drafts after `drafting` seconds."""

@@ -1,4 +1,4 @@
-"""Prompt look-up: the continuation of the latest earlier occurrence of the last n tokens.
+"""Prompt look-up: the continuation of the latest earlier occurrence of the last few tokens.
 
 After "prompt lookup decoding" (Saxena, 2023): no model, no cost. The index of a sequence grows with its committed
 tokens, so nothing has to be rolled back.
@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 
 from detgen.drafters.protocol import Draft, Drafting
 
-_LONGEST, _SHORTEST = 3, 2  # lengths of n-gram that are looked up, longest first
+_LONGEST, _SHORTEST = 3, 1  # lengths of n-gram that are looked up, longest first
+MOST_MATCHED = 8  # a longer match predicts no better
 
 
 class _Index:
@@ -41,19 +42,23 @@ class NgramDrafter:
         self._indexes: WeakKeyDictionary[Drafting, _Index] = WeakKeyDictionary()
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; none where its last tokens have not occurred before."""
-        return [Draft(self._continuation(seq, n), self.name) for seq, n in zip(seqs, lengths, strict=True)]
+        """At most lengths[i] tokens for seqs[i]; none where its last token has not occurred before."""
+        return [Draft(self.look_up(seq, n)[0], self.name) for seq, n in zip(seqs, lengths, strict=True)]
 
-    def _continuation(self, seq: Drafting, length: int) -> list[int]:
+    def look_up(self, seq: Drafting, length: int) -> tuple[list[int], int]:
+        """`length` tokens, or none, and how many tokens before them match the sequence's last, up to MOST_MATCHED."""
         index = self._indexes.get(seq)
         if index is None:
             index = self._indexes[seq] = _Index()
         tokens = seq.tokens
         index.update(tokens)
-        for n in range(_LONGEST, _SHORTEST - 1, -1):
-            at = index.after.get(tuple(tokens[-n:])) if len(tokens) >= n else None
+        for n in range(min(_LONGEST, len(tokens)), _SHORTEST - 1, -1):
+            at = index.after.get(tuple(tokens[-n:]))
             if at is not None:
+                most = min(at, MOST_MATCHED)
+                while n < most and tokens[at - 1 - n] == tokens[-1 - n]:
+                    n += 1
                 # A repetition shorter than the draft goes on by repeating itself.
                 period = len(tokens) - at
-                return [tokens[at + i % period] for i in range(length)]
-        return []
+                return [tokens[at + i % period] for i in range(length)], n
+        return [], 0

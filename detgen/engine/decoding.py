@@ -52,7 +52,7 @@ class Decoding:
         drafter: who drafts; None for nobody.
         draft_length: most tokens drafted a round.
         fast: the fast path; set, like the drafter, before the first step.
-        verified: told the drafter, its accepted tokens and those tried (accepted or corrected) of each draft.
+        verified: told sequence, drafter, accepted tokens and those tried (accepted or corrected) of each draft.
         trace: sees canonical values; None for nobody.
     """
 
@@ -72,7 +72,7 @@ class Decoding:
         self.drafter: Drafter | None = None
         self.draft_length = 0
         self.fast: FastPath | None = None
-        self.verified: Callable[[str, int, int], None] | None = None
+        self.verified: Callable[[Sequence, str, int, int], None] | None = None
         self.trace: Trace | None = None
         self._done: list[Sequence] = []
 
@@ -155,7 +155,7 @@ class Decoding:
             self._keep_logprobs(seq, committed[at : at + n], chosen[at : at + n])
             if seq.deterministic:
                 record(seq, verdict, drafted, name, chosen[at : at + n], margins[at : at + n])
-                self._count(verdict, len(drafted), name)
+                self._count(seq, verdict, len(drafted), name)
             else:
                 self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[at])
             at += n
@@ -191,7 +191,7 @@ class Decoding:
         self._stats.of("fast").unverified += 1
         self._stats.of("fast").rounds += 1
 
-    def _count(self, verdict: Verdict, drafted: int, name: str) -> None:
+    def _count(self, seq: Sequence, verdict: Verdict, drafted: int, name: str) -> None:
         """Add a round of a sequence to the counters."""
         stats = self._stats.of(name)
         stats.rounds += 1
@@ -202,7 +202,7 @@ class Decoding:
         if last != "accepted":
             setattr(stats, last, getattr(stats, last) + 1)
         if self.verified is not None and drafted:
-            self.verified(name, verdict.accepted, verdict.tried)
+            self.verified(seq, name, verdict.accepted, verdict.tried)
 
     def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float]) -> None:
         wanted = seq.request.params.logprobs

@@ -71,13 +71,13 @@ class Forward:
         Returns:
             float32 [sum of the windows' `logits`, vocabulary], in the order of the windows.
         """
+        started = time.perf_counter()
         packed = pack(windows, shapes, self.cache.stride, self.cache.scratch, self._group, self.device)
         rows = len(packed.ids)
         self.passes += 1
         self.rows += rows
         self.padding += packed.padding
         self._packed, self._shapes = packed, shapes
-        started = time.perf_counter()
         with torch.inference_mode(), attending(self.attend):
             logits: torch.Tensor = self.model(packed.ids, packed.positions, packed.wanted)[: packed.count].float()
         if self.device.type == "cuda":
