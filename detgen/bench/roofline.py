@@ -35,7 +35,7 @@ def measure_roofline(device: str, dtype: str, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     kind = getattr(torch, dtype)
     big = device.startswith("cuda")
-    source = torch.ones((1 << 30 if big else 1 << 26), dtype=torch.uint8, device=device)
+    source = torch.ones((1 << 30 if big else 1 << 28), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = _best(lambda: target.copy_(source), device)
     operations = 0.0
