@@ -19,7 +19,7 @@ from detgen.engine import Engine
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.probe import same_bits
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _TIMED = 5  # passes timed a row count; the quickest counts
 
 Compute = Callable[[int], torch.Tensor]
@@ -60,7 +60,7 @@ def view(engine: Engine) -> ProbeView:
     before = torch.get_num_threads()
     threads = tuple(sorted({1, before})) if forward.device.type == "cpu" else (before,)
     rows = tuple(n for n in _ROWS if n <= max(shapes.most_rows, 16))
-    forward.cache.partition(shapes.fit_keys(rows[-1]), 1)
+    forward.cache.partition(shapes.fit_keys(rows[-1]), 1)  # each pass is one window
     operations = {**_linears(engine, rows[-1]), "attention": _attention(engine, rows[-1])}
     free = Shapes((1, rows[-1]), True, shapes.tile_rows, shapes.key_lengths, shapes.attend)
     tokens = torch.randint(engine.vocabulary, (rows[-1],), generator=torch.Generator().manual_seed(1)).tolist()
@@ -77,7 +77,7 @@ def view(engine: Engine) -> ProbeView:
                 milliseconds[n, count] = min(_milliseconds(operations["pass"], n) for _ in range(_TIMED))
     finally:
         torch.set_num_threads(before)
-    allowed = frozenset(n for n in rows if shapes.fit_rows(n) == n)
+    allowed = frozenset(n for n in rows if n <= shapes.most_rows and shapes.fit_rows(n) == n)
     return ProbeView(list(operations), rows, threads, letters, milliseconds, allowed)
 
 
@@ -127,7 +127,7 @@ def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
 
     handles = [m.register_forward_hook(hook) for m in forward.model.modules() if not list(m.children())]
     try:
-        forward.run([Window(0, 0, [0] * shapes.rows[-1], 1)], shapes)
+        forward.run([Window(0, 0, [0] * rows, 1)], shapes)
     finally:
         for handle in handles:
             handle.remove()

@@ -87,7 +87,7 @@ class Pool:
     def _neighbours(self, setting: Setting) -> list[Request]:
         kinds: dict[str, list[dict[str, Any]]] = {
             "none": [],
-            "others": [{"max_tokens": 8, "temperature": 1.0, "seed": i} for i in range(3)],
+            "others": [{"max_tokens": 5, "temperature": 1.0, "seed": i} for i in range(3)],
             "long": [{"max_tokens": 4}],
             "early": [{"max_tokens": 1}, {"max_tokens": 2}, {"max_tokens": 1, "temperature": 1.5}],
         }
@@ -98,7 +98,7 @@ class Pool:
         return made
 
     def _riders(self, setting: Setting) -> list[Request]:
-        params = SamplingParams(max_tokens=8, temperature=0.8, deterministic=False)
+        params = SamplingParams(max_tokens=5, temperature=0.8, deterministic=False)
         return [
             Request(i, f"rider {i}", prompt=self._other(7 + i), params=replace(params, seed=i))
             for i in range(setting.riders)

@@ -180,30 +180,30 @@ def show_audit(result: AuditResult, folder: str, console: Console) -> None:
 
 
 def show_probe(found: ProbeView, console: Console) -> None:
-    """The grid of classes."""
+    """The grid of classes; each cell has a letter for each thread count."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("rows", justify="right")
+    for name in found.columns:
+        table.add_column(name)
     for count in found.threads:
-        for name in found.columns:
-            table.add_column(name)
         table.add_column(f"ms, {count} thread{'s' if count > 1 else ''}", justify="right")
     for n in found.rows:
-        cells: list[Text | str] = []
-        for count in found.threads:
-            for name in found.columns:
-                letter = found.letters[n, count, name]
-                colour = _COLOURS[(ord(letter) - ord("A")) % len(_COLOURS)]
-                cells.append(Text(letter, style=colour))
-            cells.append(f"{found.milliseconds[n, count]:.2f}")
-        table.add_row(Text(str(n), style="bold" if n in found.canonical else "dim"), *cells)
+        letters = [[found.letters[n, count, name] for count in found.threads] for name in found.columns]
+        cells = [Text(" ").join(Text(x, style=_colour(x)) for x in cell) for cell in letters]
+        times = [f"{found.milliseconds[n, count]:.2f}" for count in found.threads]
+        table.add_row(Text(str(n), style="bold" if n in found.canonical else "dim"), *cells, *times)
     console.print(table)
     console.print()
-    allowed = sorted(found.canonical)
+    threads = " and ".join(f"{n} thread{'s' if n > 1 else ''}" for n in found.threads)
+    allowed = ", ".join(map(str, sorted(found.canonical)))
     console.print(
         Text(
-            "Columns are the model's linear layers (inputs→outputs), attention and the whole pass. Cells of a column "
-            "with the same letter give the same bits. "
-            f"Canonical passes may have {', '.join(map(str, allowed))} of these rows."
+            "Columns: the model's linear layers (inputs→outputs), attention, the whole pass and its time. "
+            f"A letter is a class of equal bits, with {threads}. Canonical passes may have {allowed} of these rows."
         ),
         soft_wrap=True,
     )
+
+
+def _colour(letter: str) -> str:
+    return _COLOURS[(ord(letter) - ord("A")) % len(_COLOURS)]

@@ -24,12 +24,12 @@ _RANDOM = 300  # random settings of a full check without a time
 _EXPLAINING = 20.0  # seconds for shrinking a difference
 # (requests, tokens each) of the first requests, the next ones, and so on; batches of 64 need many short ones.
 _TOKENS: dict[Extent, tuple[tuple[int, int], ...]] = {
-    "quick": ((1, 40), (3, 10), (12, 5), (1, 2)),
+    "quick": ((1, 24), (3, 8), (12, 4), (1, 2)),
     "full": ((4, 80), (12, 40), (1, 16)),
 }
 _PROMPTS: dict[Extent, int] = {"quick": 66, "full": 96}
-_LONG: dict[Extent, int] = {"quick": 500, "full": 4000}  # characters of a long neighbour
-_CUT: dict[Extent, int | None] = {"quick": 60, "full": None}
+_LONG: dict[Extent, int] = {"quick": 400, "full": 4000}  # characters of a long neighbour
+_CUT: dict[Extent, int | None] = {"quick": 40, "full": None}
 
 
 class AxisError(ValueError):
