@@ -51,8 +51,20 @@ class LeanDecoderLayer(nn.Module):
         self.down_proj: PackedLinear = mlp.down_proj
         self._attend = attend
 
-    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> [rows, hidden]; cos and sin [rows, 1, head_size], the first half of the sines negated."""
+    def forward(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states of all rows, or of those wanted: their keys and values are stored in any case.
+
+        Args:
+            hidden: [rows, hidden].
+            cos: [rows, 1, head_size].
+            sin: likewise, the first half negated.
+            wanted: int64 [n], None for all.
+
+        Returns:
+            [rows or n, hidden].
+        """
         rows = hidden.shape[0]
         heads = self.qkv_proj(self.input_layernorm(hidden)).view(rows, -1, self.head_size)
         turned, v = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
@@ -60,7 +72,10 @@ class LeanDecoderLayer(nn.Module):
         turned = torch.addcmul(turned * cos, turned.roll(self.head_size // 2, -1), sin)
         q, k = turned[:, : -self.kv_heads], turned[:, -self.kv_heads :]
         mixed = self._attend(self.index, q, k, v, self.scale, self.window, None)
-        hidden = hidden + self.o_proj(mixed.view(rows, -1))
+        mixed = mixed.view(rows, -1)
+        if wanted is not None:
+            hidden, mixed = hidden.index_select(0, wanted), mixed.index_select(0, wanted)
+        hidden = hidden + self.o_proj(mixed)
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         out: torch.Tensor = hidden + self.down_proj(rowwise(F.silu, gate).mul_(up))
         return out
@@ -88,9 +103,10 @@ class LeanDecoder(nn.Module):
         cos, sin = (x[0].unsqueeze(1) for x in self.rotary_emb(hidden[None], positions[None]))
         half = sin.shape[-1] // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             hidden = layer(hidden, cos, sin)
-        out: torch.Tensor = self.lm_head(self.norm(hidden.index_select(0, wanted)))
+        out: torch.Tensor = self.lm_head(self.norm(last(hidden, cos, sin, wanted)))
         return out
 
 
