@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from transformers import PreTrainedModel
 
 from detgen.engine.attachment import PlainDecoder, attach, attend_current
 from detgen.engine.config import EngineConfig, EngineError, QuantName
@@ -60,19 +61,13 @@ def prepare(config: EngineConfig) -> Prepared:
     target, draft = _load(config, device)
     models = [target] + ([draft] if draft else [])
     reference = reference_logits(target.model, target.vocabulary)
-    layouts = []
-    for loaded in models:
-        pack_linears(loaded.model)
-        fuse_norms(loaded.model)
-        align_activations(loaded.model)
-        pack_experts(loaded.model)
-        layouts.append(attach(loaded.model, loaded.name))
+    layouts = [attach(loaded.model, loaded.name) for loaded in models]
     parts = list(zip(models, layouts, strict=True))
     held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in parts)
     positions = _positions(config, device, target.context, held)
     passes = tuple(
         Forward(
-            lean_decoder(m.model, attend_current, layout.traits) or PlainDecoder(m.model),
+            lean_decoder(m.model, attend_current, layout.traits) or _plain_decoder(m.model),
             KVCache(layout.cached, positions, m.dtype, device),
             layout.group,
         )
@@ -89,6 +84,15 @@ def prepare(config: EngineConfig) -> Prepared:
     if draft:
         passes[1].learn_cost(config.batch_size)
     return Prepared(device, target, draft, passes, shapes, report)
+
+
+def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:
+    """The model's own forward, on operators that give a row the same bits in any company."""
+    pack_linears(model)
+    fuse_norms(model)
+    align_activations(model)
+    pack_experts(model)
+    return PlainDecoder(model)
 
 
 def _load(config: EngineConfig, device: torch.device) -> tuple[LoadedModel, LoadedModel | None]:

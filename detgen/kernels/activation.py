@@ -1,8 +1,8 @@
-"""Activations that give a row the same bits wherever it stands.
+"""Elementwise functions that give a row the same bits wherever it stands.
 
 torch divides a large elementwise operation among its threads at any element, and the elements that are left over at
-the end of a thread's part go through scalar code, in which SiLU and GELU round otherwise. Divided between rows, every
-row goes the same way.
+the end of a thread's part go through scalar code, in which SiLU, GELU and complex products round otherwise. Divided
+between rows, every row goes the same way.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ def _whole_rows(rows: int, columns: int, threads: int) -> int:
     return rows
 
 
-def rowwise(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """An elementwise function of x, [..., columns], on the CPU divided among threads between rows."""
-    columns = x.shape[-1]
-    rows = x.numel() // columns
-    if 2 * rows * columns <= _GRAIN or x.device.type != "cpu":
-        return function(x)
-    n = _whole_rows(rows, columns, torch.get_num_threads())
+def rowwise(function: Callable[..., torch.Tensor], *xs: torch.Tensor) -> torch.Tensor:
+    """An elementwise function of tensors [rows, ...], on the CPU divided among threads between rows."""
+    rows = xs[0].shape[0]
+    size = xs[0].numel()
+    if 2 * size <= _GRAIN or xs[0].device.type != "cpu":
+        return function(*xs)
+    n = _whole_rows(rows, size // rows, torch.get_num_threads())
     if n == rows:
-        return function(x)
-    flat = x.reshape(rows, columns)
-    return torch.cat([function(flat[:n]), rowwise(function, flat[n:])]).view(x.shape)
+        return function(*xs)
+    return torch.cat([function(*(x[:n] for x in xs)), rowwise(function, *(x[n:] for x in xs))])
 
 
 class RowwiseActivation(nn.Module):
@@ -47,7 +46,7 @@ class RowwiseActivation(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., columns] -> [..., columns]."""
-        return rowwise(self.activation, x)
+        return rowwise(self.activation, x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
 def align_activations(model: nn.Module) -> int:

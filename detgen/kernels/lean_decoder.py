@@ -1,13 +1,14 @@
 """A Llama decoder in as few operators as it takes.
 
 At the row counts of decoding, transformers' forward spends more time between its operators than in them. This one
-does the same arithmetic: query, key and value in one product, their rotation in three operators for both at once,
-rows without a batch axis, no modules in between. It stands in for the decoders named in `_PLAIN`, whose forward is
-just that; the probe compares the result with the model's own forward.
+does the same arithmetic with fewer: query, key and value in one product, norm weights folded into the products behind
+them, the rotation as one complex product, rows without a batch axis. It stands in for the decoders named in `_PLAIN`,
+in float32 on the CPU; the probe compares the result with the model's own forward.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from detgen.kernels.activation import RowwiseActivation, rowwise
-from detgen.kernels.linear import JoinedLinear, PackedLinear
-from detgen.kernels.norm import FusedRMSNorm
+from detgen.kernels.activation import rowwise
+from detgen.kernels.linear import PackedLinear, can_pack
 
 # Attention of the pass in progress: layer, q, k, v, scale, window, softcap; see `Forward.attend`.
 AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None, float | None], torch.Tensor]
@@ -26,8 +26,43 @@ AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int
 _PLAIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"}
 
 
+class _NormedLinear(nn.Module):
+    """Linear layers on a root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467), in one product.
+
+    Args:
+        norm: the norm, whose weight goes into the product's.
+        linears: layers that read the same rows.
+        order: order of the outputs; None leaves it.
+    """
+
+    def __init__(self, norm: Any, linears: list[Any], order: torch.Tensor | None = None) -> None:
+        super().__init__()
+        weight = torch.cat([linear.weight for linear in linears])
+        size = weight.shape[1]
+        # x / sqrt(mean(x ** 2) + e) is sqrt(size) * x / sqrt(sum(x ** 2) + size * e).
+        weight = weight * (norm.weight * math.sqrt(size))
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        bias = torch.cat(biases) if biases else None
+        if order is not None:
+            weight, bias = weight[order], None if bias is None else bias[order]
+        self.linear = PackedLinear(weight, bias)
+        self._floor = size * norm.variance_epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, in_features] -> [rows, out_features]."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        out: torch.Tensor = self.linear(x * length.mul_(length).add_(self._floor).rsqrt_())
+        return out
+
+
+def _turn(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Heads [rows, heads, head_size], as pairs of neighbours, turned by complex [rows, 1, head_size / 2]."""
+    pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotation).flatten(-2)
+
+
 class LeanDecoderLayer(nn.Module):
-    """One layer, whose linears are joined and norms fused.
+    """One layer.
 
     Args:
         layer: the transformers layer.
@@ -43,94 +78,100 @@ class LeanDecoderLayer(nn.Module):
         self.head_size: int = attention.head_dim
         self.kv_heads: int = attention.k_proj.out_features // self.head_size
         self.scale, self.window = scale, window
-        self.input_layernorm: nn.Module = layer.input_layernorm
-        self.qkv_proj: PackedLinear = attention.q_proj.joined.packed
-        self.o_proj: PackedLinear = attention.o_proj
-        self.post_attention_layernorm: nn.Module = layer.post_attention_layernorm
-        self.gate_up_proj: PackedLinear = mlp.gate_proj.joined.packed
-        self.down_proj: PackedLinear = mlp.down_proj
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        turned = (attention.q_proj.out_features // self.head_size + self.kv_heads) * self.head_size
+        outputs = turned + attention.v_proj.out_features
+        # transformers turns entry i of a head with entry i + head_size / 2; here the two stand beside each other.
+        order = torch.arange(outputs)
+        order[:turned] = order[:turned].view(-1, 2, self.head_size // 2).transpose(1, 2).reshape(-1)
+        self.qkv_proj = _NormedLinear(layer.input_layernorm, projections, order)
+        self.o_proj = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
+        self.gate_up_proj = _NormedLinear(layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj])
+        self.down_proj = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
         self._attend = attend
 
-    def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, wanted: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, rotation: torch.Tensor, wanted: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states of all rows, or of those wanted: their keys and values are stored in any case.
 
         Args:
             hidden: [rows, hidden].
-            cos: [rows, 1, head_size].
-            sin: likewise, the first half negated.
+            rotation: complex [rows, 1, head_size / 2].
             wanted: int64 [n], None for all.
 
         Returns:
             [rows or n, hidden].
         """
         rows = hidden.shape[0]
-        heads = self.qkv_proj(self.input_layernorm(hidden)).view(rows, -1, self.head_size)
-        turned, v = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
-        # With half of the sines negated, a roll does what transformers' rotate_half does.
-        turned = torch.addcmul(turned * cos, turned.roll(self.head_size // 2, -1), sin)
-        q, k = turned[:, : -self.kv_heads], turned[:, -self.kv_heads :]
-        mixed = self._attend(self.index, q, k, v, self.scale, self.window, None)
-        mixed = mixed.view(rows, -1)
+        heads = self.qkv_proj(hidden).view(rows, -1, self.head_size)
+        turned = rowwise(_turn, heads[:, : -self.kv_heads], rotation)
+        q, k, v = turned[:, : -self.kv_heads], turned[:, -self.kv_heads :], heads[:, -self.kv_heads :]
+        mixed = self._attend(self.index, q, k, v, self.scale, self.window, None).view(rows, -1)
         if wanted is not None:
             hidden, mixed = hidden.index_select(0, wanted), mixed.index_select(0, wanted)
         hidden = hidden + self.o_proj(mixed)
-        gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
+        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
         out: torch.Tensor = hidden + self.down_proj(rowwise(F.silu, gate).mul_(up))
         return out
 
 
 class LeanDecoder(nn.Module):
-    """A whole decoder; takes the parts of `model`.
+    """A whole decoder; the layers of `model` are let go, their weights are in this one.
 
     Attributes:
         kind: class of the model.
     """
 
-    def __init__(self, model: Any, layers: list[LeanDecoderLayer]) -> None:
+    def __init__(self, model: Any, attend: AttendRows, traits: Sequence[tuple[float, int | None]]) -> None:
         super().__init__()
+        inner = model.model
         self.kind = type(model).__name__
-        self.embed_tokens: nn.Module = model.model.embed_tokens
-        self.rotary_emb: nn.Module = model.model.rotary_emb
-        self.layers = nn.ModuleList(layers)
-        self.norm: nn.Module = model.model.norm
-        self.lm_head: nn.Module = model.lm_head
+        self.embed_tokens: nn.Module = inner.embed_tokens
+        self.layers = nn.ModuleList(
+            LeanDecoderLayer(layer, attend, *traits[layer.self_attn.layer_idx]) for layer in inner.layers
+        )
+        self.lm_head = _NormedLinear(inner.norm, [model.lm_head])
+        self._frequencies: torch.Tensor = inner.rotary_emb.inv_freq
+        self._amplitude: float = inner.rotary_emb.attention_scaling
+        inner.layers = nn.ModuleList()
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
         hidden = self.embed_tokens(ids)
-        cos, sin = (x[0].unsqueeze(1) for x in self.rotary_emb(hidden[None], positions[None]))
-        half = sin.shape[-1] // 2
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        angles = positions[:, None, None] * self._frequencies
+        rotation = torch.polar(torch.full_like(angles, self._amplitude), angles)
         *layers, last = self.layers
         for layer in layers:
-            hidden = layer(hidden, cos, sin)
-        out: torch.Tensor = self.lm_head(self.norm(last(hidden, cos, sin, wanted)))
+            hidden = layer(hidden, rotation)
+        out: torch.Tensor = self.lm_head(last(hidden, rotation, wanted))
         return out
 
 
 def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[tuple[float, int | None]]) -> LeanDecoder | None:
-    """A lean decoder of a model whose linears, norms and activations have been replaced; None if it is of another kind.
+    """A lean decoder of a model as it was loaded; None, and the model unchanged, if it is of another kind.
 
     Args:
         model: a transformers decoder.
         attend: attention of the pass in progress.
         traits: scale and sliding window that each layer was seen to ask of its attention.
     """
-    if type(model).__name__ not in _PLAIN or not all(_prepared(layer) for layer in model.model.layers):
+    known = type(model).__name__ in _PLAIN and all(_is_plain(layer) for layer in model.model.layers)
+    if not known or model.model.rotary_emb.rope_type not in _FIXED_ROPE:
         return None
-    layers = [LeanDecoderLayer(layer, attend, *traits[layer.self_attn.layer_idx]) for layer in model.model.layers]
-    return LeanDecoder(model, layers)
+    return LeanDecoder(model, attend, traits)
 
 
-def _prepared(layer: Any) -> bool:
-    """Whether the layer has just the parts that the lean one takes over."""
+_FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies that do not depend on the positions of a pass
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether the layer has just the parts that the lean one takes over, unquantized and in float32."""
     attention, mlp = layer.self_attn, layer.mlp
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    same_bias = len({linear.bias is None for linear in linears[:3]}) == 1
     return (
-        all(isinstance(m, JoinedLinear) for m in (attention.q_proj, attention.k_proj, mlp.gate_proj))
-        and all(isinstance(m, PackedLinear) for m in (attention.o_proj, mlp.down_proj))
-        and all(isinstance(m, FusedRMSNorm) for m in (layer.input_layernorm, layer.post_attention_layernorm))
-        and isinstance(mlp.act_fn, RowwiseActivation)
-        and type(mlp.act_fn.activation).__name__ in ("SiLU", "SiLUActivation")
+        same_bias
+        and all(type(m) is nn.Linear and m.weight.dtype == torch.float32 and can_pack(m.weight) for m in linears)
+        and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
+        and attention.head_dim % 2 == 0
     )
