@@ -77,7 +77,7 @@ class AutoDrafter:
         found = []
         chances = []  # of each token of each draft: that it and all before it are accepted
         for seq, length in zip(seqs, lengths, strict=True):
-            tokens, matched = self._ngram.look_up(seq, length)
+            tokens, matched = self._ngram.look_up(seq, length if self._depth is None else min(length, self._depth))
             self._matched[seq.slot] = matched
             found.append(tokens)
             chances.append(self._chances(matched, len(tokens), least))

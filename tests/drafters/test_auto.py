@@ -59,10 +59,11 @@ def test_within_limits(
     """Never more than asked for, and each draft is what the drafter named beside it would write."""
     predictable.slots.clear()
     auto = make(predictable, line(fixed, row), None if draft is None else line(draft, draft / 10), depth)
-    for name, accepted in learnt:
-        auto.learn(name, accepted, 4)
     seqs = [draftable(i, tokens) for i, (tokens, _) in enumerate(some)]
     lengths = [n for _, n in some]
+    auto.draft(seqs, lengths)
+    for name, accepted in learnt:
+        auto.learn(seqs[0], name, accepted, 4)
     looked_up = NgramDrafter().draft(seqs, lengths)
     for seq, n, (found, name), (other, _) in zip(seqs, lengths, auto.draft(seqs, lengths), looked_up, strict=True):
         assert len(found) <= n
@@ -78,9 +79,9 @@ def test_within_limits(
 def test_a_useless_draft_model_is_left_alone(predictable: Any, draftable: Callable[..., Any]) -> None:
     """If nothing is ever accepted, soon nothing is drafted."""
     auto = make(predictable, line(0.01, 0.001), line(0.005, 0.0))
-    for _ in range(200):
-        auto.learn("model", 0, 4)
     seq = draftable(0, [1, 2, 3], {"model": (0.0, 20.0)})
+    for _ in range(200):
+        auto.learn(seq, "model", 0, 4)
     assert auto.draft([seq], [8]) == [Draft([], "none")]
     assert predictable.passes == []
 
@@ -88,9 +89,9 @@ def test_a_useless_draft_model_is_left_alone(predictable: Any, draftable: Callab
 def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Callable[..., Any]) -> None:
     """If nearly everything is accepted and the draft costs little, drafts are long."""
     auto = make(predictable, line(0.05, 0.0001), line(0.001, 0.0))
-    for _ in range(200):
-        auto.learn("model", 4, 4)
     seq = draftable(0, [1, 2, 3], {"model": (20.0, 20.0)})
+    for _ in range(200):
+        auto.learn(seq, "model", 4, 4)
     (draft,) = auto.draft([seq], [8])
     assert draft.drafter == "model"
     assert len(draft.tokens) >= 6
@@ -99,10 +100,24 @@ def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Calla
 def test_rows_that_cost_too_much(predictable: Any, draftable: Callable[..., Any]) -> None:
     """Where a pass costs by the row, guesses are not worth their rows."""
     auto = make(predictable, line(0.0, 0.01), None)
-    seq = draftable(0, [1, 2, 3, 1, 2], {"ngram": (1.0, 20.0)})
+    seq = draftable(0, [1, 2, 3, 1, 2])
     for _ in range(200):
-        auto.learn("ngram", 0, 4)
+        auto.draft([seq], [8])
+        auto.learn(seq, "ngram", 0, 4)
     assert auto.draft([seq], [8]) == [Draft([], "none")]
+
+
+def test_long_matches_are_trusted_more(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """What is learnt of matches of one token says nothing of long ones: those are drafted further."""
+    auto = make(predictable, line(0.01, 0.0012), None)
+    short, long = draftable(0, [7, 1, 8, 1]), draftable(1, [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2)
+    for _ in range(100):
+        auto.draft([short, long], [8, 8])
+        auto.learn(short, "ngram", 0, 1)
+        auto.learn(long, "ngram", 8, 8)
+    few, many = auto.draft([short, long], [8, 8])
+    assert few.tokens == []
+    assert len(many.tokens) >= 4
 
 
 def test_free_look_up_is_used(predictable: Any, draftable: Callable[..., Any]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detgen.drafters.ngram import NgramDrafter
+from detgen.drafters.ngram import MOST_MATCHED, NgramDrafter
 
 
 def naive(tokens: list[int], length: int) -> list[int]:
-    """Search from the end, three tokens first, then two; what follows goes on by repeating itself."""
-    for n in (3, 2):
+    """Search from the end, three tokens first, then two, then one; what follows goes on by repeating itself."""
+    for n in (3, 2, 1):
         for at in range(len(tokens) - 1, n - 1, -1):
             if len(tokens) > n and tokens[at - n : at] == tokens[-n:]:
                 found = tokens[at:]
@@ -39,6 +39,22 @@ def test_equals_a_search(draftable: Callable[..., Any], tokens: list[int], steps
         seq.tokens += tokens[at : at + step]
         at += step
     assert [d.tokens for d in drafter.draft([seq], [length])] == [naive(tokens, length)]
+
+
+@given(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=40))
+def test_length_of_the_match(draftable: Callable[..., Any], tokens: list[int]) -> None:
+    """As many tokens before the continuation equal the last ones as it says, and no more up to the most it counts."""
+    found, matched = NgramDrafter().look_up(draftable(0, tokens), 1)
+    assert bool(found) == bool(matched)
+    if found:
+        places = [at for at in range(1, len(tokens)) if tokens[at] == found[0]]
+        assert any(tokens[max(at - matched, 0) : at] == tokens[-matched:] for at in places)
+        longest = min(matched, 3)
+        at = max(at for at in range(1, len(tokens)) if tokens[max(at - longest, 0) : at] == tokens[-longest:])
+        whole = 0
+        while whole < min(at, MOST_MATCHED) and tokens[at - 1 - whole] == tokens[-1 - whole]:
+            whole += 1
+        assert matched == whole
 
 
 def test_sequences_do_not_meet(draftable: Callable[..., Any]) -> None:
