@@ -17,7 +17,7 @@ from detgen.drafters.protocol import Draft, Drafting
 from detgen.kernels.cost import PassCost
 from detgen.kernels.tiles import tile_area
 
-_MODEL_DEPTHS = (1, 2, 3, 4, 6)
+_MODEL_DEPTHS = (1, 3, 6)
 # Acceptance before anything was seen: of the draft model, and of the look-up by the length of its match, from 1.
 _MODEL_PRIOR = 0.67
 _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)

@@ -109,28 +109,36 @@ class Tiles:
         self.tiles: list[Tile] = []
         self.area = 0
         self._device = device
-        # Of each row: tokens in the tiles before its own, its slot's number there, the tile's width, its place.
-        self._where = np.zeros((4, rows), dtype=np.int64)
         self._gathers: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        # Of each piece: its first row, tokens, first position, first place among those of all tiles, its tile's width.
+        table: list[tuple[int, int, int, int, int]] = []
+        spans: list[tuple[int, int, int, int]] = []
         before = 0
         for members in pieces:
-            table = np.array(members, dtype=np.int64)
-            tokens, slots, starts, firsts = table[:, 0], table[:, 1], table[:, 2], table[:, 3]
-            first, last = int(slots.min()), int(slots.max()) + 1
-            width = fit_width(int(tokens.max()))
-            place = np.arange(int(tokens.sum())) - np.repeat(np.cumsum(tokens) - tokens, tokens)
-            slot = np.repeat(slots - first, tokens)
-            row = np.repeat(firsts, tokens) + place
-            taken = np.zeros((last - first, width), dtype=np.int64)
-            taken[slot, place] = row
-            positions = np.zeros((last - first, width), dtype=np.int64)
-            positions[slot, place] = np.repeat(starts, tokens) + place
-            self._where[0, row], self._where[1, row] = before, slot
-            self._where[2, row], self._where[3, row] = width, place
-            length = fit_keys(int((starts + tokens).max()))
-            self.tiles.append(Tile(first, last, width, length, taken, positions))
+            first, last = min(p.slot for p in members), max(p.slot for p in members) + 1
+            width = fit_width(max(p.tokens for p in members))
+            length = fit_keys(max(p.start + p.tokens for p in members))
+            table += [(p.row, p.tokens, p.start, before + (p.slot - first) * width, width) for p in members]
+            spans.append((first, last, width, length))
+            before += (last - first) * width
             self.area += tile_area(last - first, width, length)
-            before += taken.size
+        row, tokens, start, at, width_of = np.array(sorted(table), dtype=np.int64).T
+        count = int(tokens.sum())
+        # Of each row: the first place of its piece, its own, and the width of its tile; padding rows are at place 0.
+        self._where = np.zeros((3, rows), dtype=np.int64)
+        firsts, places, widths = self._where
+        firsts[:count], widths[:count] = np.repeat(at, tokens), np.repeat(width_of, tokens)
+        along = np.arange(count)
+        places[:count] = along + np.repeat(at - row, tokens)
+        both = np.zeros((2, before), dtype=np.int64)
+        both[0, places[:count]] = along
+        both[1, places[:count]] = along + np.repeat(start - row, tokens)
+        before = 0
+        for first, last, width, length in spans:
+            end = before + (last - first) * width
+            taken, seen = both[:, before:end].reshape(2, last - first, width)
+            self.tiles.append(Tile(first, last, width, length, taken, seen))
+            before = end
 
     def attend(
         self,
@@ -186,9 +194,9 @@ class Tiles:
             head = np.arange(heads)
             own = head.reshape(kv_heads, group, 1)
             take = [((tile.rows * stride)[:, None, None] + own).reshape(-1) for tile in self.tiles]
-            before, slot, width, place = self._where
-            base = before * heads + slot * width * heads + place * kv_heads
-            back = base[:, None] + width[:, None] * (head % group * kv_heads) + head // group
+            firsts, places, widths = self._where
+            base = firsts * heads + (places - firsts) * kv_heads
+            back = base[:, None] + widths[:, None] * (head % group * kv_heads) + head // group
             found = (
                 torch.from_numpy(np.concatenate(take)).to(self._device),
                 torch.from_numpy(back.reshape(-1)).to(self._device),
