@@ -6,17 +6,20 @@ samples side by side; each committed token must be what its logits, parameters a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from detgen.engine import Engine
+from detgen.engine.forward import Forward
 from detgen.engine.sequence import Sequence
-from detgen.kernels.packing import Window
-from detgen.kernels.sampling import Choice, choose, scores
+from detgen.kernels.attention import BLOCK
+from detgen.kernels.packing import Shapes, Window
+from detgen.kernels.sampling import choose, scores
 
-_SLOTS = 64  # most samples that are read at a time
+_AHEAD = 256  # samples that are read and sorted at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,21 @@ class Audited:
 
 @dataclass(slots=True)
 class _Reading:
-    """A sample that holds a slot, and how far it is read."""
+    """A sample in a slot, and the tokens whose logits choose its completion."""
 
     audited: Audited
     slot: int
     tokens: list[int]
-    at: int = 0
+
+    def window(self, start: int, width: int) -> Window:
+        """The next tokens, with the logits of those that choose a token of the completion."""
+        part = self.tokens[start : start + width]
+        first = self.audited.sequence.prompt_length - 1
+        return Window(self.slot, start, part, max(min(start + len(part) - first, len(part)), 0))
+
+    def place(self, window: Window) -> int:
+        """The place in the completion of the first token that a window's logits choose."""
+        return window.start + len(window.tokens) - window.logits - self.audited.sequence.prompt_length + 1
 
 
 def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
@@ -74,72 +86,81 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
         samples: each with at least one token.
 
     Yields:
-        Each sample when it has been read, in no particular order.
+        Each sample when it has been read, the longest of the next few hundred first.
     """
+    cache, shapes = engine.canonical[0].cache, engine.canonical[1]
     source = iter(samples)
-    batch: list[Audited] = []
-    for sample in source:
-        batch.append(sample)
-        if len(batch) == 4 * _SLOTS:
-            yield from _judge(engine, batch)
-            batch = []
-    if batch:
-        yield from _judge(engine, batch)
+    while some := list(itertools.islice(source, _AHEAD)):
+        some.sort(key=lambda a: a.sequence.prompt_length + len(a.tokens), reverse=True)
+        while some:
+            stride = shapes.fit_keys(some[0].sequence.prompt_length + len(some[0].tokens))
+            slots = min(max(cache.positions // stride, 1), len(some))
+            cache.partition(stride, slots)
+            _judge(engine, [_Reading(a, i, [*a.sequence.tokens, *a.tokens[:-1]]) for i, a in enumerate(some[:slots])])
+            yield from some[:slots]
+            del some[:slots]
 
 
-def _judge(engine: Engine, batch: list[Audited]) -> Iterator[Audited]:
+def _judge(engine: Engine, readings: list[_Reading]) -> None:
+    """Read samples, the longest first, all up to the same position before any goes on.
+
+    The windows of a pass then begin at the same position and stand in neighbouring slots, so that one attention tile
+    holds them all and has hardly a place to spare.
+    """
     forward, shapes = engine.canonical
-    cache = forward.cache
-    longest = max(a.sequence.prompt_length + len(a.tokens) for a in batch)
-    stride = shapes.fit_keys(longest)
-    slots = max(min(_SLOTS, cache.positions // stride), 1)
-    cache.partition(stride, slots)
-    waiting = [_Reading(a, -1, [*a.sequence.tokens, *a.tokens[:-1]]) for a in reversed(batch)]
-    free = list(range(slots))
-    live: list[_Reading] = []
-    while waiting or live:
-        room = shapes.most_rows
-        windows, read = [], []
-        while room and (live or (waiting and free)):
-            reading = live.pop() if live else waiting.pop()
-            if reading.slot < 0:
-                reading.slot = free.pop()
-            part = reading.tokens[reading.at : reading.at + room]
-            end = reading.at + len(part)
-            judged = min(end - reading.audited.sequence.prompt_length + 1, len(part))
-            windows.append(Window(reading.slot, reading.at, part, max(judged, 0)))
-            reading.at = end
-            room -= len(part)
+    most = shapes.most_rows
+    start = 0
+    while readings:
+        width = most // min(len(readings), -(-most // BLOCK))
+        room, read = most, list[_Reading]()
+        for reading in readings:
+            size = min(len(reading.tokens) - start, width)
+            if size > room:
+                _pass(forward, shapes, read, start, width)
+                room, read = most, []
+            room -= size
             read.append(reading)
-        _compare(forward.run(windows, shapes), windows, read)
-        for reading in read:
-            if reading.at == len(reading.tokens):
-                free.append(reading.slot)
-                yield reading.audited
-            else:
-                live.append(reading)
+        _pass(forward, shapes, read, start, width)
+        start += width
+        readings = [r for r in readings if len(r.tokens) > start]
 
 
-def _compare(logits: torch.Tensor, windows: list[Window], read: list[_Reading]) -> None:
-    """Compare the choices of a pass's rows with the tokens that were committed."""
-    choices: list[Choice] = []
-    committed: list[int] = []
-    places: list[tuple[_Reading, int]] = []
-    for window, reading in zip(windows, read, strict=True):
-        first = reading.at - window.logits - reading.audited.sequence.prompt_length + 1
-        for place in range(first, first + window.logits):
-            choices.append(reading.audited.sequence.choice(place))
-            committed.append(reading.audited.tokens[place])
-            places.append((reading, place))
-    if not choices:
+def _pass(forward: Forward, shapes: Shapes, read: list[_Reading], start: int, width: int) -> None:
+    """One pass, and its choices beside the tokens that were committed."""
+    windows = [r.window(start, width) for r in read]
+    logits = forward.run(windows, shapes)
+    wanted = [(r, r.place(w), w.logits) for r, w in zip(read, windows, strict=True) if w.logits]
+    if not wanted:
         return
-    score = scores(logits, choices)
-    picked = choose(score)
-    wrong = (picked != torch.tensor(committed, device=picked.device)).nonzero()[:, 0].tolist()
+    committed = torch.tensor([t for r, place, count in wanted for t in r.audited.tokens[place : place + count]])
+    picked = _choose(logits, [(r.audited.sequence, place, count) for r, place, count in wanted])
+    wrong = (picked != committed.to(picked.device)).nonzero()[:, 0].tolist()
+    if not wrong:
+        return
+    places = [(r.audited, place + i) for r, place, count in wanted for i in range(count)]
     for i in wrong:
-        reading, place = places[i]
-        token, expected = committed[i], int(picked[i])
-        known = 0 <= token < score.shape[-1]
-        margin = float(score[i, expected] - score[i, token]) if known else float("inf")
-        scale = float(logits[i].abs().max())
-        reading.audited.mismatches.append(Mismatch(place, token, expected, margin, scale))
+        audited, place = places[i]
+        audited.mismatches.append(_mismatch(logits[i : i + 1], audited, place, int(picked[i])))
+
+
+def _choose(logits: torch.Tensor, rows: list[tuple[Sequence, int, int]]) -> torch.Tensor:
+    """The tokens that logits give, int64 [rows]; rows of a sequence, from a place in its completion, so many."""
+    picked = choose(logits)
+    sampled, choices, at = [], [], 0
+    for seq, place, count in rows:
+        if seq.request.params.temperature > 0:
+            sampled += range(at, at + count)
+            choices += [seq.choice(place + i) for i in range(count)]
+        at += count
+    if sampled:
+        picked[sampled] = choose(scores(logits[sampled], choices))
+    return picked
+
+
+def _mismatch(logits: torch.Tensor, audited: Audited, place: int, expected: int) -> Mismatch:
+    """A token beside what its logits, float32 [1, vocabulary], give."""
+    token = audited.tokens[place]
+    score = scores(logits, [audited.sequence.choice(place)])[0]
+    known = 0 <= token < len(score)
+    margin = float(score[expected] - score[token]) if known else float("inf")
+    return Mismatch(place, token, expected, margin, float(logits.abs().max()))

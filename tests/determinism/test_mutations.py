@@ -237,11 +237,11 @@ def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: P
     assert failure is not None
     finding = explain(check, failure, seconds=30)
     assert finding.error is None
-    # The output layer alone sees the one row whose logits are wanted; two prompts make it two.
+    # Behind the last attention only the one row whose logits are wanted goes on; two prompts make it two.
     assert finding.case.setting.changed() == {"batch": 2}
     assert len(finding.case.watched) == 2
     assert finding.origin is not None
-    assert finding.origin.module == "lm_head"
+    assert finding.origin.module == "layers.5.o_proj"
     assert 1 <= finding.origin.ulp < 10
     assert finding.origin.rows == (1, 2)
-    assert finding.as_dict()["origin"]["text"].startswith("lm_head: row ")
+    assert finding.as_dict()["origin"]["text"].startswith("layers.5.o_proj: row ")
