@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import detgen  # noqa: F401, I001 - before torch: it settles how long OpenMP's threads spin
 import torch
 from generate_peer import random_29m
 from torch import nn

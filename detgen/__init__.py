@@ -7,6 +7,7 @@ transformers.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from detgen.engine.request import Completion, Request, RequestError, SamplingParams
 
 __version__ = "0.1.0"
+
+# OpenMP's threads spin while they wait for each other, by default so long that a run beside another busy process takes
+# ten times its time and more. Read when torch is loaded.
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 __all__ = [
     "Completion",
