@@ -49,10 +49,15 @@ def batch_sizes(config: BenchConfig) -> tuple[int, ...]:
 
 
 def requests_at(config: BenchConfig, batch_size: int) -> int:
-    """How many requests a cell has: two whole batches, and at least enough to compare outputs."""
+    """How many requests a cell has: two whole batches, enough to compare outputs, enough for the smallest share."""
     if config.requests is not None:
         return config.requests
-    return max(2 * batch_size, 16 if config.full else 8)
+    return max(2 * batch_size, 16 if config.full else 8, ceil(100 / min(_fractions(config))))
+
+
+def _fractions(config: BenchConfig) -> tuple[float, ...]:
+    """Percentages of verified requests that were asked for, or those of the grid."""
+    return config.fractions or (_FULL_FRACTIONS if config.full or config.figures else (100.0,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +104,16 @@ def settings_for(config: BenchConfig, peers: Peers, batch_size: int) -> tuple[Se
     settings: list[Setting] = []
     for name, variants in peers.variants.items():
         if name == "detgen":
-            settings += _detgen_settings(config, variants)
+            settings += _detgen_settings(config, variants, requests_at(config, batch_size))
             continue
         fitting = [v for v in variants if v.most_batch is None or batch_size <= v.most_batch]
         settings += [Setting(name, v) for v in (fitting if config.full or config.peers else fitting[:1])]
     return tuple(settings)
 
 
-def _detgen_settings(config: BenchConfig, variants: list[Variant]) -> list[Setting]:
-    fractions = config.fractions or (_FULL_FRACTIONS if config.full or config.figures else (100.0,))
+def _detgen_settings(config: BenchConfig, variants: list[Variant], requests: int) -> list[Setting]:
+    # Whole requests are verified, so a row is named by the share that it really has.
+    shares = sorted({ceil(f / 100 * requests - 1e-9) / requests for f in _fractions(config)})
     settings = []
     for variant in variants:
         if variant.name == FAST:
@@ -115,8 +121,10 @@ def _detgen_settings(config: BenchConfig, variants: list[Variant]) -> list[Setti
         elif variant.name == SYNTHETIC:
             settings += [Setting("detgen", variant, 1.0, rate) for rate in config.acceptances]
         else:
-            mixed = variant.name in _MIXED
-            settings += [Setting("detgen", variant, f / 100) for f in fractions if f == 100 or mixed]
+            mixed = shares if variant.name in _MIXED else []
+            # All else is compared with `none` on every request, so that one is always there.
+            whole = [1.0] if variant.name == "none" or 1.0 in shares else []
+            settings += [Setting("detgen", variant, share) for share in dict.fromkeys((*mixed, *whole))]
     return settings
 
 
@@ -128,7 +136,7 @@ def check(config: BenchConfig) -> None:
     """
     for option, values, least, most in (
         ("--batch-size", config.batch_sizes, 1, 4096),
-        ("--deterministic-fraction", config.fractions, 0.01, 100),
+        ("--deterministic-fraction", config.fractions, 1, 100),
         ("--synthetic-acceptance", config.acceptances, 0.01, 0.99),
         ("--requests", [config.requests or 1], 1, 10**6),
         ("--rounds", [config.rounds or 1], 1, 1000),

@@ -39,7 +39,6 @@ class BenchConfig:
         draft_quant: quantization of the draft model.
         threads: CPU threads of every peer; None is one a core.
         figures: draw the figures too.
-        compare: a former bench.json to compare with.
     """
 
     output: Path = Path("bench-out")
@@ -63,7 +62,6 @@ class BenchConfig:
     draft_quant: QuantName = "none"
     threads: int | None = None
     figures: bool = False
-    compare: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ class Setting:
         """How tables call it, batch size aside."""
         label = f"{self.peer} {self.variant.name}"
         if self.acceptance is not None:
-            label += f" {self.acceptance:g} (synthetic)"
+            label += f" {self.acceptance:g}"
         if self.fraction is not None and 0 < self.fraction < 1:
             label += f", {self.fraction:.0%} verified"
         return label

@@ -40,10 +40,9 @@ class Outputs:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], dict[int, Tokens]] = {}
 
-    def keep(self, workload: str, label: str, batch_size: int, tokens: Tokens) -> bool:
-        """Keep a run's tokens; whether they are those of the first run of the same kind."""
-        runs = self._kept.setdefault((workload, label), {})
-        return runs.setdefault(batch_size, tokens) == tokens
+    def keep(self, workload: str, label: str, batch_size: int, tokens: Tokens) -> Tokens:
+        """Keep the tokens of the first run of a kind; later ones get those of the first."""
+        return self._kept.setdefault((workload, label), {}).setdefault(batch_size, tokens)
 
     def of(self, workload: str, label: str) -> dict[int, Tokens]:
         """By batch size."""
@@ -51,7 +50,7 @@ class Outputs:
 
 
 class Progress:
-    """Counts runs and tells how long the rest will take, from how long each setting's last run took.
+    """Counts runs and tells how long the rest will take, from how long those so far took.
 
     Args:
         observer: who is told.
@@ -143,13 +142,15 @@ class _Turns:
             self._progress.next(f"{self._cell.workload.name}, batch {self._cell.batch_size}: {setting.label}")
             if row.error is not None:
                 continue
+            job = self._cell.job(setting)
             try:
-                outcome = self._runner.run(setting.peer, setting.variant, self._cell.job(setting))
+                outcome = self._runner.run(setting.peer, setting.variant, job)
             except PeerError as error:
                 _fail(row, str(error))
                 continue
-            same = self._outputs.keep(row.workload, row.label, row.batch_size, outcome.tokens)
-            if not same and setting.fraction == 1.0:
+            before = self._outputs.keep(row.workload, row.label, row.batch_size, outcome.tokens)
+            pairs = zip(job.deterministic, before, outcome.tokens, strict=True)
+            if setting.fraction and any(verified and a != b for verified, a, b in pairs):
                 row.wrong = "two rounds gave different tokens"
             if measured:
                 _take(row, outcome, self._cell)

@@ -16,7 +16,8 @@ NOTE = (
     "Speeds are medians of interleaved rounds, with the lowest and highest round in brackets; ratios are medians of"
     " ratios within a round. All prompts of a cell are submitted at once, so times to the first token contain waiting"
     " for a slot. Every prompt gets its number of tokens, end-of-sequence tokens included. Greedy; loading is left out;"
-    " memory is the peak of the peer's process while it ran the row."
+    " memory is the peak of the peer's process while it ran the row. Bandwidth counts the weights once a pass; weights"
+    " that stay in the caches can pass what a copy moves."
 )
 
 
@@ -27,17 +28,25 @@ class Column(NamedTuple):
     value: Callable[[Row], str]
 
 
+def _label(row: Row) -> str:
+    return f"{row.label} (WRONG)" if row.wrong else row.label
+
+
 def _speed(row: Row) -> str:
+    if row.error:
+        return "failed"
     return span(row.speeds, "{:,.0f}")
 
 
 def _total(row: Row) -> str:
+    if not row.seconds:
+        return "-"
     factor = (row.prompt_tokens + row.output_tokens) / row.output_tokens
     return f"{median(row.speeds) * factor:,.0f}"
 
 
 def _pair(values: list[tuple[float, float]], unit: float) -> str:
-    return " / ".join(f"{median(v) / unit:.3g}" for v in zip(*values, strict=True))
+    return " / ".join(f"{median(v) / unit:.3g}" for v in zip(*values, strict=True)) or "-"
 
 
 def _share(part: int | None, whole: int | None) -> str:
@@ -68,7 +77,7 @@ def _memory(number: int | None) -> str:
     return "-" if number is None else f"{number / 2**30:.2f}"
 
 
-_LABEL = Column("setting", lambda r: r.label)
+_LABEL = Column("setting", _label)
 
 SPEED = (
     _LABEL,
@@ -118,8 +127,9 @@ def cells(results: Results) -> Iterator[tuple[str, list[Row]]]:
 
 
 def used(columns: tuple[Column, ...], rows: list[Row]) -> tuple[list[Column], list[list[str]]]:
-    """The columns that have something to say, and the measured rows in text."""
-    texts = [[c.value(r) for c in columns] for r in rows if r.seconds]
+    """The columns that have something to say, and in text the rows that have."""
+    texts = [[c.value(r) for c in columns] for r in rows]
+    texts = [text for text in texts if any(value != "-" for value in text[1:])]
     keep = [i for i in range(len(columns)) if i == 0 or any(text[i] != "-" for text in texts)]
     return [columns[i] for i in keep], [[text[i] for i in keep] for text in texts]
 
@@ -153,8 +163,17 @@ def render(results: Results) -> RenderableType:
                 table.add_row(*(Text(value) for value in text))
             parts += [table, Text("")]
         parts += [Text(line, style="red") for line in remarks(rows)]
-    parts += [Text(line, style="dim") for line in (roof_line(results), *results.notes)]
+    parts += [Text(line, style="dim") for line in (roof_line(results), *_notes(results))]
     return Group(*parts)
+
+
+def _notes(results: Results) -> Iterator[str]:
+    yield from results.notes
+    if any(row.synthetic for row in results.rows):
+        yield (
+            "synthetic rows: the drafter is told the continuation and is right at the rate in the row's name, at a"
+            " draft model's cost; fewer drafts are accepted, since none counts behind a wrong one"
+        )
 
 
 def roof_line(results: Results) -> str:
@@ -191,6 +210,6 @@ def _markdown(results: Results) -> Iterator[str]:
         for line in remarks(rows):
             yield f"\n**{line}**"
     yield ""
-    yield from (f"- {note}" for note in results.notes)
+    yield from (f"- {note}" for note in _notes(results))
     yield from (f"- workload {name}: {origin}" for name, origin in results.workloads.items())
     yield f"\n{NOTE}"

@@ -132,14 +132,17 @@ def bench_command(
             metavar="NAME",
             show_default="all that are installed",
             rich_help_panel="Run",
-            help="Measure only this: detgen, transformers, transformers-assisted, transformers-continuous, openvino,"
-            " llama.cpp, vllm, sglang; may be given several times.",
+            help="Measure only this, in each of its precisions: detgen, transformers, transformers-assisted,"
+            " transformers-continuous, openvino, llama.cpp, vllm, sglang; may be given several times.",
         ),
     ] = None,
     rounds: Annotated[
         int | None,
         typer.Option(
-            metavar="N", show_default="3 to 7, as time allows", rich_help_panel="Run", help="Measured runs of each row."
+            metavar="N",
+            show_default="3 to 7, as time allows",
+            rich_help_panel="Run",
+            help="Measured runs of each row; more of them state a truer spread, which --compare goes by.",
         ),
     ] = None,
     figures: Annotated[
@@ -196,7 +199,6 @@ def bench_command(
         draft_quant=draft_quant,
         threads=threads,
         figures=figures,
-        compare=compare,
     )
     console = Console(stderr=True, highlight=False)
     try:
@@ -205,7 +207,7 @@ def bench_command(
             from detgen.bench.results import load
             from detgen.bench.session import bench
 
-            old = load(config.compare) if config.compare else None
+            old = load(compare) if compare else None
             results = bench(config, observer)
     except (BenchError, EngineError) as error:
         console.print(Text(f"detgen: error: {error}", style="red"), soft_wrap=True)
@@ -221,5 +223,5 @@ def bench_command(
     screen.print(render(results))
     if old is not None:
         changes = compare_results(old, results)
-        screen.print(Text("\n".join(changes) or f"no change beyond noise since {config.compare}"), soft_wrap=True)
+        screen.print(Text("\n".join(changes) or f"no change beyond noise since {compare}"), soft_wrap=True)
     screen.print(Text(f"written: {config.output}/bench.json, {config.output}/bench.md"), soft_wrap=True)

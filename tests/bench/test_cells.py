@@ -33,7 +33,7 @@ def test_random_weights_have_no_draft_model_but_synthetic_ones(source: ModelSour
     config = BenchConfig(peers=("detgen",), random_weights="tiny", acceptances=(0.5, 0.9))
     found = labels(config, source)
     assert "detgen model" not in found
-    assert found[-2:] == ["detgen synthetic 0.5 (synthetic)", "detgen synthetic 0.9 (synthetic)"]
+    assert found[-2:] == ["detgen synthetic 0.5", "detgen synthetic 0.9"]
 
 
 def test_fractions_are_measured_for_the_drafters_that_mix(source: ModelSource) -> None:
@@ -41,6 +41,13 @@ def test_fractions_are_measured_for_the_drafters_that_mix(source: ModelSource) -
     assert "detgen none, 50% verified" in found
     assert "detgen ngram" in found
     assert "detgen ngram, 50% verified" not in found
+    assert "detgen none" in labels(BenchConfig(peers=("detgen",), fractions=(50.0,)), source), "others need it"
+
+
+def test_shares_are_those_that_whole_requests_make(source: ModelSource) -> None:
+    config = BenchConfig(peers=("detgen",), fractions=(2.0, 5.0, 50.0), requests=16)
+    found = [s for s in labels(config, source) if s.startswith("detgen none")]
+    assert found == ["detgen none, 6% verified", "detgen none, 50% verified", "detgen none"]
 
 
 def test_a_cell_marks_the_verified_requests(source: ModelSource) -> None:
@@ -78,6 +85,7 @@ def test_a_peer_that_is_not_installed_is_a_note_or_an_error_if_asked_for(
 def test_requests_fill_batches() -> None:
     assert [requests_at(BenchConfig(), n) for n in (1, 16)] == [8, 32]
     assert requests_at(BenchConfig(requests=3), 16) == 3
+    assert requests_at(BenchConfig(fractions=(2.0, 100.0)), 16) == 50, "one of them is verified"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +93,7 @@ def test_requests_fill_batches() -> None:
     [
         ({"batch_sizes": (0,)}, "--batch-size"),
         ({"fractions": (120.0,)}, "--deterministic-fraction"),
+        ({"fractions": (0.5,)}, "--deterministic-fraction"),
         ({"acceptances": (1.0,)}, "--synthetic-acceptance must be"),
         ({"requests": -1}, "--requests"),
         ({"random_weights": "tiny", "target": "x"}, "one or the other"),

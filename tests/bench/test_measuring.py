@@ -115,6 +115,14 @@ def test_a_verified_row_whose_rounds_differ_is_wrong() -> None:
     assert rows[0].wrong == "two rounds gave different tokens"
 
 
+@pytest.mark.parametrize(("differs", "wrong"), [(0, True), (1, False)])
+def test_of_a_partly_verified_row_the_verified_requests_must_not_differ(differs: int, wrong: bool) -> None:
+    fake = Fake(none=1.0)
+    fake.tokens = lambda variant, job: [[len(fake.calls) if i == differs else 7] * 3 for i in range(len(job.prompts))]
+    ((row,), _) = measure(fake, setting("detgen", "none", 0.5))
+    assert row.wrong == ("two rounds gave different tokens" if wrong else None)
+
+
 def test_a_second_batch_size_is_run_where_no_cell_has_one() -> None:
     fake = Fake(none=1.0, generate=1.0)
     fake.tokens = lambda variant, job: [[job.batch_size if variant == "generate" else 7] * 3 for _ in job.prompts]

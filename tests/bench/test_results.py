@@ -63,6 +63,8 @@ def test_markdown_has_every_row_its_figures_and_what_is_wrong(
     assert "| 2.50 | 75% | 3 | 5 (5%) | 10% | 1.00 | 50% |" in text
     assert "no: 3 of 4 (with 1)" in text
     assert "**WRONG transformers generate: something**" in text
+    assert "| transformers generate (WRONG) |" in text
+    assert "| vllm plain | float32 | failed | - |" in text
     assert "**FAILED vllm plain: out of memory**" in text
     assert "- vllm skipped: not installed" in text
     assert "GPU memory" not in text, "a column without values is left out"

@@ -26,8 +26,8 @@ def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: 
     results = bench(config, told)
     rows = {row.label: row for row in results.rows}
     assert set(rows) == {
-        "detgen fast path", "detgen none", "detgen none, 50% verified", "detgen self", "detgen self, 50% verified",
-        "detgen ngram", "detgen auto", "detgen auto, 50% verified", "detgen synthetic 0.8 (synthetic)",
+        "detgen fast path", "detgen none", "detgen none, 67% verified", "detgen self", "detgen self, 67% verified",
+        "detgen ngram", "detgen auto", "detgen auto, 67% verified", "detgen synthetic 0.8",
         "transformers generate",
     }  # fmt: skip
     for row in rows.values():
@@ -39,12 +39,12 @@ def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: 
         assert row.memory is not None
         assert row.over_transformers
     assert rows["detgen none"].same_bytes == (3, 3, 1)
-    assert rows["detgen none, 50% verified"].agreement == (2, 2)
-    assert rows["detgen synthetic 0.8 (synthetic)"].synthetic
+    assert rows["detgen none, 67% verified"].agreement == (2, 2)
+    assert rows["detgen synthetic 0.8"].synthetic
     assert load(tmp_path / "out" / "bench.json").rows == results.rows
     stored = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert {"torch", "transformers"} <= stored["environment"]["versions"].keys()
-    assert "detgen synthetic 0.8 (synthetic)" in (tmp_path / "out" / "bench.md").read_text()
+    assert "detgen synthetic 0.8" in (tmp_path / "out" / "bench.md").read_text()
     assert told.steps[-1][0] + 1 == told.steps[-1][1], "the last run was expected"
 
 
