@@ -20,13 +20,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import detgen  # noqa: F401, I001 - before torch: it settles how long OpenMP's threads spin
+from detgen import Engine  # isort: skip  # before torch: it settles how long OpenMP's threads spin
 import torch
 from generate_peer import random_29m
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from detgen import Engine
 from detgen.kernels.linear import pack_linears
 from detgen.kernels.packing import Window
 from detgen.models import DEMO

@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import detgen  # noqa: F401, I001 - before torch: it settles how long OpenMP's threads spin
+from detgen import Engine  # isort: skip  # before torch: it settles how long OpenMP's threads spin
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from detgen import Engine
 from detgen.models import DEMO
 
 ROOT = Path(__file__).resolve().parent.parent
