@@ -350,7 +350,8 @@ def test_a_full_disk_is_reported_and_loses_nothing(
 # --- folder ---
 
 
-MANIFEST = {"detgen": "1", "status": "running", "input": {}, "parameters": {}}
+INPUT = {"path": "p.jsonl", "format": "jsonl", "sha256": "00"}
+MANIFEST = {"detgen": "1", "status": "running", "input": INPUT, "parameters": {}}
 
 
 def test_only_one_run_may_have_a_folder(tmp_path: Path) -> None:
@@ -380,7 +381,17 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, name: str) -> N
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "not JSON", '{"status": "finished", "name": "other tool"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "not JSON",
+        '{"status": "finished", "name": "other tool"}',
+        json.dumps(MANIFEST | {"input": {}}),
+        json.dumps(MANIFEST | {"input": "p.jsonl"}),
+    ],
+)
 def test_a_manifest_of_another_tool_is_left_alone(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(OutputError, match=r"manifest\.json"):

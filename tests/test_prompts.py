@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -459,6 +460,12 @@ def test_names_that_nothing_can_be_read_from(tmp_path: Path) -> None:
         open_prompts("Write a poem. " * 40)
     with pytest.raises(PromptsError, match="a dataset's name is missing"):
         open_prompts("hf://?split=test")
+
+
+def test_a_named_pipe_is_refused_since_it_could_be_read_only_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.jsonl")
+    with pytest.raises(PromptsError, match=r"p\.jsonl is no file that can be read twice; pipe JSON lines in"):
+        open_prompts(str(tmp_path / "p.jsonl"))
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,9 @@ def run_command(
     if summary.status == "interrupted":
         display.interrupted(options.same_command())
         raise typer.Exit(options.INTERRUPTED)
-    display.summary(summary)
+    try:
+        display.summary(summary)
+    except OSError as error:  # such as a full disk that standard output goes to; the run itself is complete
+        display.error(f"cannot write the summary: {error.strerror}; the outputs are complete in {summary.output}")
     if strict and summary.errors:
         raise typer.Exit(options.FAILED)

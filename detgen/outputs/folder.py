@@ -14,6 +14,8 @@ from detgen.outputs.base import OutputError, sync_folder, write_all, write_atomi
 
 _ELSEWHERE = "choose another folder with -o"
 _DATA = ("outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl")
+_KEYS = {"detgen", "status", "input", "parameters"}
+_INPUT_KEYS = {"path", "format", "sha256"}
 _DRAFTS = (".lock", "stdin.jsonl.tmp", "manifest.json.tmp")  # all that may be there before the manifest is
 
 
@@ -93,7 +95,8 @@ class OutputFolder:
             return None
         except (OSError, ValueError) as error:
             raise OutputError(f"cannot read {self._manifest}: {error}; {_ELSEWHERE}") from None
-        if not isinstance(manifest, dict) or not {"detgen", "status", "input", "parameters"} <= manifest.keys():
+        described = manifest.get("input") if isinstance(manifest, dict) and manifest.keys() >= _KEYS else None
+        if not isinstance(described, dict) or not described.keys() >= _INPUT_KEYS:
             raise OutputError(f"{self._manifest} is not a manifest of detgen; {_ELSEWHERE}")
         return manifest
 

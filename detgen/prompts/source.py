@@ -29,6 +29,8 @@ def open_prompts(given: str) -> Prompts:
         raise PromptsError(f"cannot read {given}: {error.strerror}; name a file with prompts in it") from None
     if not found:
         raise PromptsError(f"there is no file {given}")
+    if not path.is_file():  # a pipe would be empty when it is read again
+        raise PromptsError(f"{given} is no file that can be read twice; pipe JSON lines in, with - for the name")
     stem, *suffixes = _split_name(path.name)
     format = suffixes[0] if suffixes else ""
     if format == "parquet" and len(suffixes) == 1:
