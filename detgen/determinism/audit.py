@@ -1,4 +1,4 @@
-"""The audit of a finished or stopped run: manifest, files, lines, tokens."""
+"""The audit of a finished or stopped run: its manifest, its files, then its lines and their tokens."""
 
 from __future__ import annotations
 
@@ -6,81 +6,25 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from detgen.determinism.audit_lines import Lines
+from detgen.determinism.audit_result import AuditResult
 from detgen.determinism.auditing import Audited, Mismatch, judge
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Request, RequestError, SamplingParams
-from detgen.engine.sequence import Sequence
-from detgen.outputs import differences, read_entries
-from detgen.prompts import BadLine, Prompts, PromptsError, open_prompts, spooled_prompts
+from detgen.engine.request import RequestError, SamplingParams
+from detgen.outputs import differences
+from detgen.prompts import Prompts, PromptsError, open_prompts, spooled_prompts
 
 # Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-_FOUND = 100  # findings that are kept
 
 
 class AuditError(ValueError):
     """A folder that cannot be audited; the message names it and the remedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as the run must have written it.
-
-    Attributes:
-        where: file, and line where there is one.
-        what: in words.
-        kind: "file", "line", "differs" or "tie"; a tie is no fault.
-    """
-
-    where: str
-    what: str
-    kind: str
-
-
-@dataclass(slots=True)
-class AuditResult:
-    """What an audit found.
-
-    Attributes:
-        findings: the first hundred, ties among them.
-        faults: all findings that are no ties.
-        ties: tokens whose margin is within the tolerance, under another profile.
-        differing: tokens that differ.
-        samples: samples audited.
-        tokens: tokens of them.
-        unverified: samples of unverified requests, of which nothing is promised.
-        missing: prompts that the run has not written, where it was stopped.
-        other_profile: in what the profile differs; empty if bit equality is promised.
-        tolerance: share of a row's largest logit within which a token is a tie.
-        seconds: time taken by the tokens.
-        run_speed: tokens a second of the run itself; None if unknown.
-    """
-
-    findings: list[Finding] = field(default_factory=list)
-    faults: int = 0
-    ties: int = 0
-    differing: int = 0
-    samples: int = 0
-    tokens: int = 0
-    unverified: int = 0
-    missing: int = 0
-    other_profile: list[str] = field(default_factory=list)
-    tolerance: float = 0.0
-    seconds: float = 0.0
-    run_speed: float | None = None
-
-    def add(self, where: str, what: str, kind: str) -> None:
-        """Note a finding."""
-        if len(self.findings) < _FOUND:
-            self.findings.append(Finding(where, what, kind))
-        self.ties += kind == "tie"
-        self.differing += kind == "differs"
-        self.faults += kind != "tie"
 
 
 def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
@@ -204,105 +148,23 @@ class Audit:
             defaults = SamplingParams(**parameters)
         except (TypeError, RequestError) as error:
             raise AuditError(f"{self._folder / 'manifest.json'}: the parameters are damaged: {error}") from None
-        lines = self._lines()
+        finished = self._manifest["status"] == "finished"
+        checker = Lines(self._engine, self.result)
+        lines = checker.read(self._folder, stopped=not finished)
         for item in prompts.read(defaults, limit):
-            for expected, label in self._expected(item):
+            for expected, label in checker.expected(item):
                 found = next(lines, None)
                 if found is None:
-                    if self._manifest["status"] == "finished":
+                    if finished:
                         self.result.add("outputs.jsonl", f"ends before {label}", "line")
                         return
                     self.result.missing += 1
                     continue
-                audited = self._line(*found, expected, label, item)
+                audited = checker.check(*found, expected, label, item)
                 if audited is not None:
                     yield audited
         for where, _ in lines:
             self.result.add(where, "stands behind the last prompt's output", "line")
-
-    def _expected(self, item: Request | BadLine) -> list[tuple[Sequence | str, str]]:
-        """What the lines of a prompt must be: a sequence, or an error."""
-        if isinstance(item, BadLine):
-            return [(item.error, f"prompt {item.index}, sample 0")]
-        try:
-            sequences = self._engine.sequences(item)
-        except RequestError as error:
-            return [(str(error), f"prompt {item.index}, sample 0")]
-        return [(seq, f"prompt {item.index}, sample {seq.sample}") for seq in sequences]
-
-    def _lines(self) -> Iterator[tuple[str, Any]]:
-        """The output lines in order, then those that only the journal of a stopped run has."""
-        last = (-1, -1)
-        path = self._folder / "outputs.jsonl"
-        stopped = self._manifest["status"] != "finished"
-        if path.is_file():
-            with path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
-                    if stopped and not line.endswith(b"\n"):
-                        break  # torn by a kill; the journal has it
-                    try:
-                        parsed = json.loads(line)
-                        last = (parsed["index"], parsed["sample"])
-                    except (ValueError, TypeError, KeyError):
-                        self.result.add(f"outputs.jsonl:{number}", "is no output line", "line")
-                        continue
-                    yield f"outputs.jsonl:{number}", parsed
-        journal = self._folder / "journal.jsonl"
-        if stopped and journal.is_file():
-            entries = {(e.index, e.sample): e.output for e in read_entries(journal)}
-            for key in sorted(k for k in entries if k > last):
-                yield "journal.jsonl", json.loads(entries[key])
-
-    def _line(
-        self, where: str, line: Any, expected: Sequence | str, label: str, item: Request | BadLine
-    ) -> Audited | None:
-        """Check all of a line but its tokens' choice; None if there are none to judge."""
-        place = f"prompt {line.get('index')}, sample {line.get('sample')}"
-        if place != label or line.get("id") != item.id:
-            self.result.add(where, f"is of {place}, where {label} (id {item.id!r}) must stand", "line")
-            return None
-        if isinstance(expected, str):
-            if not str(line.get("error", "")).endswith(expected):
-                self.result.add(where, f"must be the error {expected!r}", "line")
-            return None
-        if "error" in line:
-            self.result.add(where, f"is an error, but the prompt can run: {line['error']}", "line")
-            return None
-        tokens = line.get("token_ids")
-        if not isinstance(tokens, list) or not tokens or not all(isinstance(t, int) for t in tokens):
-            self.result.add(where, "has no tokens", "line")
-            return None
-        if not expected.deterministic:
-            self.result.unverified += 1
-            return None
-        self.result.samples += 1
-        self.result.tokens += len(tokens)
-        for name, want in self._fields(expected, tokens).items():
-            if line.get(name) != want:
-                what = f"{name} is {line.get(name)!r}, its tokens give {want!r}"
-                self.result.add(where, what[:300], "line")
-        return Audited(expected, tokens, where)
-
-    def _fields(self, seq: Sequence, tokens: list[int]) -> dict[str, Any]:
-        """What the other fields of a line must be, given its tokens."""
-        stopping = self._engine.stopping
-        prompt = list(seq.tokens)
-        seq.finish_reason = None
-        for count, token in enumerate(tokens, start=1):
-            ended = stopping.ends(seq, [token])
-            seq.tokens.append(token)
-            if ended and count < len(tokens):
-                seq.finish_reason = None
-                break
-        fields = {
-            "text": stopping.text(seq),
-            "finish_reason": seq.finish_reason,
-            "prompt_tokens": seq.prompt_length,
-            "completion_tokens": seq.generated,
-            "seed": seq.request.params.seed,
-        }
-        seq.tokens[:] = prompt
-        return fields
 
     def _report(self, audited: Audited) -> None:
         """Note the tokens that are not what the logits give."""

@@ -17,7 +17,7 @@ from detgen.engine.forward import Forward
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.packing import Shapes, Window
-from detgen.kernels.sampling import choose, scores
+from detgen.kernels.sampling import Choice, choose, scores
 
 _AHEAD = 256  # samples that are read and sorted at a time
 
@@ -48,7 +48,7 @@ class Audited:
 
     Attributes:
         sequence: before its first token.
-        tokens: its completion as the run wrote it.
+        tokens: its completion as the run wrote it, ids of the vocabulary.
         label: whatever the caller knows it by.
         mismatches: filled by `judge`.
     """
@@ -83,7 +83,7 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
 
     Args:
         engine: its cache's contents are forgotten.
-        samples: each with at least one token.
+        samples: each with at least one token, and no more than it may have.
 
     Yields:
         Each sample when it has been read, the longest of the next few hundred first.
@@ -146,7 +146,9 @@ def _pass(forward: Forward, shapes: Shapes, read: list[_Reading], start: int, wi
 def _choose(logits: torch.Tensor, rows: list[tuple[Sequence, int, int]]) -> torch.Tensor:
     """The tokens that logits give, int64 [rows]; rows of a sequence, from a place in its completion, so many."""
     picked = choose(logits)
-    sampled, choices, at = [], [], 0
+    sampled: list[int] = []
+    choices: list[Choice] = []
+    at = 0
     for seq, place, count in rows:
         if seq.request.params.temperature > 0:
             sampled += range(at, at + count)
@@ -161,6 +163,4 @@ def _mismatch(logits: torch.Tensor, audited: Audited, place: int, expected: int)
     """A token beside what its logits, float32 [1, vocabulary], give."""
     token = audited.tokens[place]
     score = scores(logits, [audited.sequence.choice(place)])[0]
-    known = 0 <= token < len(score)
-    margin = float(score[expected] - score[token]) if known else float("inf")
-    return Mismatch(place, token, expected, margin, float(logits.abs().max()))
+    return Mismatch(place, token, expected, float(score[expected] - score[token]), float(logits.abs().max()))

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detgen.determinism.audit import AuditResult
+from detgen.determinism.audit_result import AuditResult
 from detgen.determinism.axes import TITLES, name_value
 from detgen.determinism.contrast import SIZES, Contrast, side_by_side
 from detgen.determinism.explaining import Finding
@@ -169,7 +169,8 @@ def show_audit(result: AuditResult, folder: str, console: Console) -> None:
     if result.missing:
         console.print(f"the run was stopped: {result.missing:,} samples are not there yet")
     speed = result.tokens / result.seconds if result.seconds else 0.0
-    beside = f" (the run: {result.run_speed:,.0f})" if result.run_speed else ""
+    own = result.run_speed
+    beside = f" ({speed / own:.1f} times the run's own {own:,.0f})" if own and result.tokens else ""
     line = f"{folder}: {result.samples:,} samples, {result.tokens:,} tokens at {speed:,.0f} a second{beside}: "
     if not result.faults:
         ties = f", {result.ties:,} ties" if result.ties else ""

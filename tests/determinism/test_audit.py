@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from detgen import Engine, EngineConfig, SamplingParams
-from detgen.determinism.audit import Audit, AuditError, AuditResult, config_of, read_manifest
+from detgen.determinism.audit import Audit, AuditError, config_of, read_manifest
+from detgen.determinism.audit_result import AuditResult
 from detgen.run import RunConfig, run
 
 LINES: list[dict[str, Any]] = [
@@ -120,10 +121,12 @@ def test_digest_of_outputs(folder: Path, audit: Callable[[Path], AuditResult]) -
         (lambda lines: lines[0].update(text="nothing"), "outputs.jsonl:1", "text is 'nothing'"),
         (lambda lines: lines[0]["token_ids"].pop(), "outputs.jsonl:1", "finish_reason is 'length'"),
         (lambda lines: lines[2].update(seed=5), "outputs.jsonl:3", "seed is 5"),
+        (lambda lines: lines[0]["token_ids"].__setitem__(0, 10**6), "outputs.jsonl:1", "others than the model's"),
+        (lambda lines: lines[0]["token_ids"].extend([5] * 9000), "outputs.jsonl:1", "9,024 tokens, where 24 end it"),
         (lambda lines: lines[7].update(error="no"), "outputs.jsonl:8", "must be the error"),
         (lambda lines: lines[0].update(error="no"), "outputs.jsonl:1", "the prompt can run"),
     ],
-    ids=["swapped", "dropped", "added", "text", "shorter", "seed", "other error", "hidden"],
+    ids=["swapped", "dropped", "added", "text", "shorter", "seed", "unknown", "longer", "other error", "hidden"],
 )
 def test_lines(
     folder: Path,
