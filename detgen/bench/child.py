@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,13 @@ from detgen.bench.interface import Job, ModelSource, Outcome, Peer, Variant
 from detgen.bench.peers import make_peer
 
 
-def serve(connection: Connection, environment: dict[str, str], log: Path) -> None:
+def serve(connection: Connection, environment: Mapping[str, str | None], log: Path) -> None:
     """Answer requests until the parent hangs up; each answer is (True, what it is) or (False, what went wrong)."""
-    os.environ.update(environment)
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

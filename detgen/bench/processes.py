@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,11 +28,11 @@ class Child:
 
     Args:
         name: of the process and its log.
-        environment: variables that it is started with.
+        environment: variables that it is started with; without those that are None.
         logs: folder for the log.
     """
 
-    def __init__(self, name: str, environment: dict[str, str], logs: Path) -> None:
+    def __init__(self, name: str, environment: Mapping[str, str | None], logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / (re.sub(r"[^\w.-]+", "-", name) + ".log")
         context = multiprocessing.get_context("spawn")
@@ -129,7 +130,11 @@ class Processes:
             if child is not None:
                 child.close()
                 self._loaded = {key for key in self._loaded if key[0] != variant.process}
-            environment = {"OMP_NUM_THREADS": str(self._source.threads), **dict(variant.environment)}
+            environment: dict[str, str | None] = {"OMP_NUM_THREADS": str(self._source.threads)}
+            if peer != "detgen":
+                # How long OpenMP's threads spin is detgen's choice for itself; its peers run as they do alone.
+                environment["GOMP_SPINCOUNT"] = None
+            environment |= dict(variant.environment)
             child = self._children[variant.process] = Child(variant.process, environment, self._logs)
         key = variant.process, peer, variant.name
         if key not in self._loaded:

@@ -58,3 +58,13 @@ def test_errors_are_one_line() -> None:
 
 def test_peak_memory_is_that_of_this_process() -> None:
     assert 10 << 20 < peak_memory() < 1 << 40
+
+
+def test_what_detgen_sets_for_itself_is_not_set_for_its_peers(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    with Processes(source, (1,), tmp_path) as processes:
+        for peer, spins in (("detgen", "1000"), ("transformers", None)):
+            processes.load(peer, Variant("none" if peer == "detgen" else "generate", "float32", peer))
+            assert processes._children[peer].ask("call", "os:getenv", {"key": "GOMP_SPINCOUNT"}) == spins
