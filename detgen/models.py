@@ -89,6 +89,8 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
     path = Path(source)
     if path.is_dir() and not (path / "config.json").is_file():
         raise EngineError(f"{source}: no config.json in this folder; give a folder in the Hugging Face layout")
+    if not path.exists() and str(source).startswith((".", "/", "~")):
+        raise EngineError(f"cannot load the model {name}: there is no such folder")
     chosen: Any = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"dtype": chosen}
     if quant != "none":
@@ -96,11 +98,14 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
         options["device_map"] = {"": device}
     try:
         config = AutoConfig.from_pretrained(source)
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        except ValueError as e:
+            raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json beside config.json") from e
         model = AutoModelForCausalLM.from_pretrained(source, config=config, **options)
     except ImportError as e:
         raise EngineError(f"{name}: {str(e).strip().splitlines()[0]}") from e
-    except (OSError, ValueError, KeyError, SafetensorError) as e:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as e:
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         where = "" if path.exists() else " (it is no folder here, and could not be had from the hub)"
         raise EngineError(f"cannot load the model {name}{where}: {reason}") from e

@@ -199,3 +199,17 @@ def test_quantized_models_run_or_are_refused(small: Path, quant: str) -> None:
     one, three = (e.generate(prompts, max_tokens=8, temperature=0.8) for e in engines)
     assert [c.token_ids for c in one] == [c.token_ids for c in three]
     assert [[r.logprob for r in c.records] for c in one] == [[r.logprob for r in c.records] for c in three]
+
+
+def test_what_cannot_be_loaded(copy: Path) -> None:
+    """Weights of another shape, no tokenizer, no folder: each is one message that names the remedy or the reason."""
+    edit(copy / "config.json", lambda c: c.update(hidden_size=2 * c["hidden_size"]))
+    with pytest.raises(EngineError, match="cannot load the model"):
+        load_model(copy, "copy", CPU, "auto", "none")
+    edit(copy / "config.json", lambda c: c.update(hidden_size=c["hidden_size"] // 2))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink(missing_ok=True)
+    with pytest.raises(EngineError, match=r"tokenizer\.json"):
+        load_model(copy, "copy", CPU, "auto", "none")
+    with pytest.raises(EngineError, match="no such folder"):
+        load_model("./nowhere", "./nowhere", CPU, "auto", "none")

@@ -186,16 +186,21 @@ class Engine:
             torch.set_num_threads(self.config.threads)
         self._decoding.trace = trace
         more = True
+        samples: Iterator[Sequence] = iter(())  # of the request that was read last
         try:
             while more or scheduler.waiting or scheduler.live:
                 refused: list[Completion] = []
                 while more and scheduler.wants() > 0:
+                    sample = next(samples, None)
+                    if sample is not None:
+                        scheduler.waiting.append(sample)
+                        continue
                     request = next(source, None)
                     if request is None:
                         more = False
                         break
                     try:
-                        scheduler.waiting.extend(self.sequences(request))
+                        samples = self.sequences(request)
                     except RequestError as e:
                         refused.append(Completion(request, error=str(e)))
                 done = self._decoding.step()
@@ -214,8 +219,8 @@ class Engine:
         s.draft_passes = self._draft_forward.passes if self._draft_forward else 0
         s.reused_tokens = self._scheduler.reused
 
-    def sequences(self, request: Request) -> list[Sequence]:
-        """The request's samples before their first token, tokenized and checked.
+    def sequences(self, request: Request) -> Iterator[Sequence]:
+        """The request's samples before their first token, made one by one; it is tokenized and checked at once.
 
         Raises:
             RequestError: if the request can never run.
@@ -230,7 +235,7 @@ class Engine:
                 f"the prompt has {len(tokens)} tokens and may grow to {limit}, the KV cache holds sequences of "
                 f"{capacity}; give it more with --kv-memory, or ask for fewer --max-tokens"
             )
-        return [Sequence(request, i, list(tokens), len(tokens), limit) for i in range(request.params.n)]
+        return (Sequence(request, i, list(tokens), len(tokens), limit) for i in range(request.params.n))
 
     def encode(self, request: Request) -> list[int]:
         """The token ids of a request's prompt.

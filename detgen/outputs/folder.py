@@ -90,7 +90,7 @@ class OutputFolder:
             OutputError: there is a manifest, but not one of detgen's.
         """
         try:
-            manifest = json.loads(self._manifest.read_bytes())
+            manifest: dict[str, Any] = json.loads(self._manifest.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -70,6 +70,20 @@ def test_more_samples_than_slots(engines: Callable[..., Engine]) -> None:
     assert len({c.token_ids for c in done[0]}) > 4
 
 
+def test_samples_are_made_when_there_is_room(engines: Callable[..., Engine]) -> None:
+    """A billion samples of one prompt start at once, and take the memory of those that run."""
+    engine = engines(drafter="none", batch_size=16)
+    params = SamplingParams(n=10**9, temperature=1.0, max_tokens=2, seed=1)
+    stream = engine.stream([Request(0, 0, prompt="def ", params=params)])
+    done: list[int] = []
+    for batch in stream:
+        done += [c.sample for c in batch]
+        if len(done) > 40:
+            break
+    stream.close()  # type: ignore[attr-defined]
+    assert done == list(range(len(done)))
+
+
 def test_bad_requests_are_completions(engines: Callable[..., Engine]) -> None:
     """A request that cannot run says why; those beside it run as if it were not there."""
     engine = engines(drafter="auto", batch_size=3)
