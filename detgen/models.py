@@ -112,9 +112,24 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
     if quant == "none":
         model = model.to(device)
     model.eval().requires_grad_(False)
-    text = model.config.get_text_config()
-    context = int(getattr(text, "max_position_embeddings", 0) or getattr(text, "n_positions", 2048))
+    context = _context(model.config.get_text_config())
     return LoadedModel(name, model, tokenizer, _digest(source), context, _eos(model, tokenizer), model.dtype)
+
+
+def _context(config: Any) -> int:
+    """Most positions of a sequence.
+
+    Rotary frequencies that change where a pass has a position beyond the original context would make a row depend on
+    its neighbours' positions: such models are held to that context.
+    """
+    context = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048))
+    rope = getattr(config, "rope_parameters", None) or {}
+    for settings in (rope, *(r for r in rope.values() if isinstance(r, dict))):
+        if settings.get("rope_type") in ("dynamic", "longrope"):
+            original = settings.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            context = min(context, int(original or context))
+    return context
 
 
 def _quantization(quant: QuantName, dtype: Any) -> Any:

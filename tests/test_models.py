@@ -213,3 +213,13 @@ def test_what_cannot_be_loaded(copy: Path) -> None:
         load_model(copy, "copy", CPU, "auto", "none")
     with pytest.raises(EngineError, match="no such folder"):
         load_model("./nowhere", "./nowhere", CPU, "auto", "none")
+
+
+def test_context_of_stretched_rotary_embeddings(copy: Path) -> None:
+    """Frequencies that depend on the longest neighbour of a pass: only the original context is used."""
+    for kind in ("dynamic", "longrope", "linear"):
+        rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+        rope |= {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16} if kind == "longrope" else {}
+        edit(copy / "config.json", lambda c, rope=rope: c.update(rope_parameters=rope))
+        loaded = load_model(copy, "copy", CPU, "auto", "none")
+        assert loaded.context == (256 if kind == "linear" else 64)
