@@ -22,6 +22,7 @@ _MODEL_DEPTHS = (1, 3, 6)
 _MODEL_PRIOR = 0.67
 _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
 _WEIGHT = 4.0  # of a prior, in tokens tried
+_RECONSIDERED = 8  # rounds after which a draft model that did not pay is considered again
 _NOTHING = Draft([], "none")
 
 
@@ -67,6 +68,8 @@ class AutoDrafter:
         self._by_model = _Rate(_MODEL_PRIOR)
         self._by_match = [_Rate(prior) for prior in _NGRAM_PRIOR]
         self._matched: dict[int, int] = {}  # by slot
+        self._rounds = 0
+        self._modelled = True  # whether the draft model paid when it was last considered
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; a draft of none is by "none"."""
@@ -90,7 +93,8 @@ class AutoDrafter:
             if speed > self._speed:
                 depths, self._speed = cut, speed
         drafts = [Draft(tokens[:n], "ngram") if n else _NOTHING for tokens, n in zip(found, depths, strict=True)]
-        if self._model is not None:
+        self._rounds += 1
+        if self._model is not None and (self._modelled or self._rounds % _RECONSIDERED == 0):
             gains = [sum(chance[:n]) for chance, n in zip(chances, depths, strict=True)]
             self._draft_by_model(self._model, seqs, lengths, drafts, gains)
         return drafts
@@ -134,6 +138,7 @@ class AutoDrafter:
                 speed = self._rate(tokens, cut, keys, first + (depth - 1) * model.cost.predict(len(picks)))
                 if speed > self._speed:
                     best, self._speed = picks, speed
+        self._modelled = bool(best)
         if best:
             written = model.draft([seqs[i] for i in best], list(best.values()))
             for i, draft in zip(best, written, strict=True):
