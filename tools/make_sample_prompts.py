@@ -66,14 +66,15 @@ def chosen(tokenizer: Tokenizer, count: int = COUNT) -> list[dict[str, str | int
 
 
 def main() -> None:
-    """Write the prompts and say how many there are."""
+    """Write the prompts, once more into the package for what runs without a file, and say how many there are."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", type=Path, default=MODELS / "target" / "tokenizer.json")
     parser.add_argument("--out", type=Path, default=SAMPLES / "code.jsonl")
     options = parser.parse_args()
     records = chosen(Tokenizer.from_file(str(options.tokenizer)))
     text = "".join(json.dumps(record) + "\n" for record in records)
-    options.out.write_text(text, encoding="utf-8")
+    for path in (options.out, MODELS / "prompts.jsonl"):
+        path.write_text(text, encoding="utf-8")
     print(f"{len(records)} prompts")
 
 
