@@ -115,7 +115,7 @@ class LeanDecoderLayer(nn.Module):
 
 
 class LeanDecoder(nn.Module):
-    """A whole decoder; the layers of `model` are let go, their weights are in this one.
+    """A whole decoder; layers and output layer of `model` are let go, their weights are in this one.
 
     Attributes:
         kind: class of the model.
@@ -126,13 +126,17 @@ class LeanDecoder(nn.Module):
         inner = model.model
         self.kind = type(model).__name__
         self.embed_tokens: nn.Module = inner.embed_tokens
-        self.layers = nn.ModuleList(
-            LeanDecoderLayer(layer, attend, *traits[layer.self_attn.layer_idx]) for layer in inner.layers
-        )
+        self.layers = nn.ModuleList()
+        for i in range(
+            len(inner.layers)
+        ):  # each let go before the next is made, so that memory holds one twice at most
+            index = inner.layers[i].self_attn.layer_idx
+            self.layers.append(LeanDecoderLayer(inner.layers[i], attend, *traits[index]))
+            inner.layers[i] = nn.Identity()
         self.lm_head = _NormedLinear(inner.norm, [model.lm_head])
         self._frequencies: torch.Tensor = inner.rotary_emb.inv_freq
         self._amplitude: float = inner.rotary_emb.attention_scaling
-        inner.layers = nn.ModuleList()
+        model.lm_head = nn.Identity()
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
@@ -154,8 +158,10 @@ def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[tuple[float, i
         attend: attention of the pass in progress.
         traits: scale and sliding window that each layer was seen to ask of its attention.
     """
-    known = type(model).__name__ in _PLAIN and all(_is_plain(layer) for layer in model.model.layers)
-    if not known or model.model.rotary_emb.rope_type not in _FIXED_ROPE:
+    if type(model).__name__ not in _PLAIN or not all(_is_plain(layer) for layer in model.model.layers):
+        return None
+    rope, head_size = model.model.rotary_emb, model.model.layers[0].self_attn.head_dim
+    if rope.rope_type not in _FIXED_ROPE or 2 * len(rope.inv_freq) != head_size:
         return None
     return LeanDecoder(model, attend, traits)
 
@@ -173,5 +179,4 @@ def _is_plain(layer: Any) -> bool:
         same_bias
         and all(type(m) is nn.Linear and m.weight.dtype == torch.float32 and can_pack(m.weight) for m in linears)
         and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
-        and attention.head_dim % 2 == 0
     )
