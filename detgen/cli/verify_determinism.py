@@ -138,10 +138,7 @@ def verify_command(
     if len(chosen) > 1:
         raise typer.BadParameter(f"{' and '.join(chosen)} cannot be given together")
     with open_display(quiet=True) as display:
-        from detgen.determinism.audit import AuditError
-        from detgen.determinism.checking import NoPromptsError
-        from detgen.determinism.replay import ReplayError
-        from detgen.determinism.session import AxisError
+        from detgen.determinism import CheckError
         from detgen.prompts import PromptsError
 
         try:
@@ -169,7 +166,7 @@ def verify_command(
             if json_file is not None:
                 json_file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
         except (
-            AuditError, AxisError, EngineError, NoPromptsError, PromptsError, ReplayError, RequestError
+            CheckError, EngineError, PromptsError, RequestError
         ) as error:  # fmt: skip
             display.error(str(error))
             raise typer.Exit(options.REFUSED) from None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from detgen.determinism import CheckError
 from detgen.determinism.audit_lines import Lines
 from detgen.determinism.audit_result import AuditResult
 from detgen.determinism.auditing import Audited, Mismatch, judge
@@ -21,10 +22,6 @@ from detgen.prompts import Prompts, PromptsError, open_prompts, spooled_prompts
 
 # Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-
-
-class AuditError(ValueError):
-    """A folder that cannot be audited; the message names it and the remedy."""
 
 
 def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
@@ -44,17 +41,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run.
 
     Raises:
-        AuditError: if the folder holds no run.
+        CheckError: if the folder holds no run.
     """
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
     except FileNotFoundError:
-        raise AuditError(f"{folder} holds no manifest.json; give the output folder of a detgen run") from None
+        raise CheckError(f"{folder} holds no manifest.json; give the output folder of a detgen run") from None
     except (OSError, ValueError) as error:
-        raise AuditError(f"cannot read {folder / 'manifest.json'}: {error}") from None
+        raise CheckError(f"cannot read {folder / 'manifest.json'}: {error}") from None
     needed = {"detgen", "status", "input", "parameters", "profile"}
     if not isinstance(manifest, dict) or not needed <= manifest.keys():
-        raise AuditError(f"{folder / 'manifest.json'} is not a manifest of a run that detgen has begun")
+        raise CheckError(f"{folder / 'manifest.json'} is not a manifest of a run that detgen has begun")
     return manifest
 
 
@@ -77,7 +74,7 @@ class Audit:
         """Check everything.
 
         Raises:
-            AuditError: if the prompts cannot be had, or a file cannot be read.
+            CheckError: if the prompts cannot be had, or a file cannot be read.
         """
         self._check_files()
         self._check_profile()
@@ -133,7 +130,7 @@ class Audit:
                 prompts = open_prompts(self._given or described["path"])
             found = prompts.inspect().sha256
         except PromptsError as error:
-            raise AuditError(f"the run's prompts are needed: {error}; give them as PROMPTS") from None
+            raise CheckError(f"the run's prompts are needed: {error}; give them as PROMPTS") from None
         if found != described["sha256"]:
             what = f"the input's SHA-256 is {found[:16]}..., the manifest says {described['sha256'][:16]}..."
             self.result.add("manifest.json", f"{what} ({prompts.given})", "file")
@@ -147,7 +144,7 @@ class Audit:
         try:
             defaults = SamplingParams(**parameters)
         except (TypeError, RequestError) as error:
-            raise AuditError(f"{self._folder / 'manifest.json'}: the parameters are damaged: {error}") from None
+            raise CheckError(f"{self._folder / 'manifest.json'}: the parameters are damaged: {error}") from None
         finished = self._manifest["status"] == "finished"
         checker = Lines(self._engine, self.result)
         lines = checker.read(self._folder, stopped=not finished)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from detgen.determinism import CheckError
 from detgen.determinism.axes import Axis, Setting, Value
 from detgen.determinism.observing import Comparison, Difference, Key, Observed, Tally, compare
 from detgen.determinism.processes import Companion
@@ -28,10 +29,6 @@ class Observer(Protocol):
 
     def tried(self, done: int, total: int | None, positions: int) -> None:
         """So many settings are done; the total is not known where time decides."""
-
-
-class NoPromptsError(ValueError):
-    """No prompt can run with this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +118,12 @@ class Check:
 
         Raises:
             EngineError: as building the engine does.
-            NoPromptsError: if no prompt can run; the message says why the first one cannot.
+            CheckError: if no prompt can run; the message says why the first one cannot.
         """
         greedy = self.reference(Case(Setting(), self.pool.requests))
         engine = self.subject.engine()
         if not greedy:
-            raise NoPromptsError(engine.generate(self.pool.requests[:1])[0].error or "no prompts")
+            raise CheckError(engine.generate(self.pool.requests[:1])[0].error or "no prompts")
         self.pool.learn(greedy, {r.id: engine.encode(r) for r in self.pool.requests if (r.id, 0) in greedy})
 
     def run(self, settings: Iterable[Setting], total: int | None, deadline: float | None = None) -> CheckResult:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from detgen.determinism import CheckError
 from detgen.determinism.axes import Setting
 from detgen.determinism.checking import Case, Check, Observer
 from detgen.determinism.explaining import Finding, explain
@@ -16,10 +17,6 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request, SamplingParams
 
 _CONFIG = ("target", "draft", "device", "dtype", "target_quant", "draft_quant", "threads", "kv_memory", "batch_size")
-
-
-class ReplayError(ValueError):
-    """A file that cannot be replayed; the message names it and the reason."""
 
 
 def save(path: Path, finding: Finding, config: EngineConfig, pool: Pool, seed: int, profile: dict[str, Any]) -> None:
@@ -46,27 +43,27 @@ def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
     """What a file replays: how to build the engine, the prompts, the seed, and the case.
 
     Raises:
-        ReplayError: if it is no such file.
+        CheckError: if it is no such file.
     """
     try:
         content = json.loads(path.read_bytes())
         if content["detgen"] != "verify-determinism":
-            raise ReplayError(f"{path} is no reproduction file of detgen verify-determinism")
+            raise CheckError(f"{path} is no reproduction file of detgen verify-determinism")
         watched = [_request(r) for r in content["requests"]]
         case = Case(Setting(**content["setting"]), watched)
         config = EngineConfig(**content["config"])
         return config, Pool(watched, content["long"]), int(content["seed"]), case
     except OSError as error:
-        raise ReplayError(f"cannot read {path}: {error.strerror}") from None
+        raise CheckError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise ReplayError(f"{path} is no reproduction file of detgen verify-determinism: {error}") from None
+        raise CheckError(f"{path} is no reproduction file of detgen verify-determinism: {error}") from None
 
 
 def again(path: Path, observer: Observer) -> Finding | None:
     """Try what a file holds once more; None if nothing differs.
 
     Raises:
-        ReplayError: if it is no such file.
+        CheckError: if it is no such file.
         EngineError: if the engine cannot be built.
     """
     config, pool, seed, case = load(path)

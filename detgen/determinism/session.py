@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from detgen.determinism import CheckError
 from detgen.determinism.axes import TITLES, Axis, Setting, alone, make_axes, name_value
 from detgen.determinism.checking import Check, CheckResult, Observer
 from detgen.determinism.covering import at_random, pairwise
@@ -30,10 +31,6 @@ _TOKENS: dict[Extent, tuple[tuple[int, int], ...]] = {
 _PROMPTS: dict[Extent, int] = {"quick": 66, "full": 96}
 _LONG: dict[Extent, int] = {"quick": 400, "full": 4000}  # characters of a long neighbour
 _CUT: dict[Extent, int | None] = {"quick": 40, "full": None}
-
-
-class AxisError(ValueError):
-    """An axis that there is not; the message names those that there are."""
 
 
 @dataclass(slots=True)
@@ -123,11 +120,11 @@ def run_check(
 
     Raises:
         EngineError: if the engine cannot be built.
-        AxisError: for an unknown axis.
-        NoPromptsError: if no prompt can run.
+        CheckError: for an unknown axis.
+        CheckError: if no prompt can run.
     """
     if unknown := [name for name in only if name not in TITLES]:
-        raise AxisError(f"there is no axis {unknown[0]!r}; the axes are {', '.join(TITLES)}")
+        raise CheckError(f"there is no axis {unknown[0]!r}; the axes are {', '.join(TITLES)}")
     config = replace(config, drafter="auto", batch_size=len(pool.requests) + 8)
     notes: list[str] = []
     subject = Subject(config)
@@ -136,7 +133,7 @@ def run_check(
     quants = _quants(config, subject, notes)
     axes = make_axes(has_draft=engine.draft_profile() is not None, quants=quants, processes=_elsewhere(config))
     if missing := [name for name in only if name not in {a.name for a in axes}]:
-        raise AxisError(f"the axis {missing[0]} has only one value here")
+        raise CheckError(f"the axis {missing[0]} has only one value here")
     with Check(config, pool, axes, seed, observer, subject) as check:
         session = Session(check, engine, axes, seed, notes)
         check.learn()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from detgen import Engine, EngineConfig, SamplingParams
-from detgen.determinism.audit import Audit, AuditError, config_of, read_manifest
+from detgen.determinism import CheckError
+from detgen.determinism.audit import Audit, config_of, read_manifest
 from detgen.determinism.audit_result import AuditResult
 from detgen.run import RunConfig, run
 
@@ -201,7 +202,7 @@ def test_stopped_run(folder: Path, audit: Callable[[Path], AuditResult]) -> None
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(AuditError, match=r"no manifest\.json; give the output folder"):
+    with pytest.raises(CheckError, match=r"no manifest\.json; give the output folder"):
         read_manifest(tmp_path)
 
 
