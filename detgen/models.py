@@ -112,11 +112,11 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
     if quant == "none":
         model = model.to(device)
     model.eval().requires_grad_(False)
-    context = _context(model.config.get_text_config())
+    context = context_of(model.config.get_text_config())
     return LoadedModel(name, model, tokenizer, _digest(source), context, _eos(model, tokenizer), model.dtype)
 
 
-def _context(config: Any) -> int:
+def context_of(config: Any) -> int:
     """Most positions of a sequence.
 
     Rotary frequencies that change where a pass has a position beyond the original context would make a row depend on

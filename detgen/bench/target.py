@@ -44,7 +44,7 @@ def resolve(config: BenchConfig) -> Target:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from detgen.models import DEMO, pick_device
+    from detgen.models import DEMO, context_of, pick_device
 
     device = pick_device(config.device)
     place = config.target or DEMO / "target"
@@ -72,7 +72,7 @@ def resolve(config: BenchConfig) -> Target:
         device=str(device),
         dtype=dtype,
         vocabulary=int(text.vocab_size),
-        context=int(getattr(text, "max_position_embeddings", 0) or getattr(text, "n_positions", 2048)),
+        context=context_of(text),
         weights=float(sum(p.numel() for p in model.parameters()) - embedding),
         encode=lambda words: tokenizer(words).input_ids,
     )
