@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -261,3 +262,16 @@ def test_a_summary_that_cannot_be_written_does_not_hide_that_the_run_is_done(
 def test_quiet_shows_nothing(run_with: Invoke) -> None:
     result, _ = run_with("prompts.jsonl", "--quiet")
     assert result.output == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["by itself", "a count of one's own", "a policy of one's own"],
+)
+def test_how_long_threads_spin(given: dict[str, str], want: str) -> None:
+    """Set before torch is loaded, unless the person has said something about it."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = "import os, sys, detgen; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=kept | given, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [want, "False"]

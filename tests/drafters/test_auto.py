@@ -97,6 +97,20 @@ def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Calla
     assert len(draft.tokens) >= 6
 
 
+def test_a_draft_model_is_considered_again(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """One that did not pay is left alone for some rounds, and not for ever."""
+    auto = make(predictable, line(0.05, 0.0001), line(0.02, 0.0))
+    seq = draftable(0, [1, 2, 3], {"model": (0.0, 20.0)})
+    auto.draft([seq], [8])
+    assert predictable.passes == []
+    seq.acceptance["model"] = (20.0, 20.0)
+    for _ in range(100):
+        predictable.cost.update(1, 1e-5)  # a draft pass has become cheap
+    drafters = [auto.draft([seq], [8])[0].drafter for _ in range(9)]
+    assert "model" in drafters[1:]
+    assert drafters[0] == "none"
+
+
 def test_rows_that_cost_too_much(predictable: Any, draftable: Callable[..., Any]) -> None:
     """Where a pass costs by the row, guesses are not worth their rows."""
     auto = make(predictable, line(0.0, 0.01), None)

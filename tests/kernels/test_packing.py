@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
-from detgen.kernels.packing import FREE_SHAPES, Shapes, Window, pack
+from detgen.kernels.packing import Shapes, Window, pack
 
 SLOTS, STRIDE = 8, 2 * PERIOD
 SCRATCH = SLOTS * STRIDE
 CPU = torch.device("cpu")
-
-
-@st.composite
-def windows(draw: st.DrawFn, most: int = 128) -> list[Window]:
-    """At most one window a slot, together at most `most` tokens, in any order."""
-    left, found = most, []
-    for slot in draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True)):
-        width = draw(st.integers(0, min(left, draw(st.sampled_from([1, 8, 16, 17, 60, most])))))
-        if not width:
-            continue
-        left -= width
-        tokens = draw(st.lists(st.integers(1, 999), min_size=width, max_size=width))
-        start = draw(st.integers(0, STRIDE - width))
-        found.append(Window(slot, start, tokens, draw(st.integers(0, width))))
-    return found or [Window(0, 0, [1], 1)]
-
-
-def keys_of(lengths: tuple[int, ...]) -> Shapes:
-    return Shapes(rows=(4, 16, 64, 128), dense=False, tile_rows=4, key_lengths=lengths, attend=attend_blocks)
-
-
-SHAPES = st.sampled_from(
-    [
-        FREE_SHAPES,
-        keys_of((PERIOD,)),
-        keys_of((BLOCK, 3 * BLOCK, PERIOD)),
-        Shapes(rows=(4, 128), dense=True, tile_rows=4, key_lengths=(2 * BLOCK, PERIOD), attend=attend_blocks),
-    ]
-)
 
 
 def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
@@ -49,10 +22,11 @@ def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
 
 
 @settings(max_examples=150)
-@given(found=windows(), shapes=SHAPES, group=st.integers(1, 5))
-def test_rows(found: list[Window], shapes: Shapes, group: int) -> None:
+@given(data=st.data(), group=st.integers(1, 5))
+def test_rows(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
     """Ids, positions and arena places are those of the windows in order; padding goes to the scratch position."""
-    packed = pack(found, shapes, STRIDE, SCRATCH, group, CPU)
+    found, like = data.draw(windows), data.draw(shapes)
+    packed = pack(found, like, STRIDE, SCRATCH, group, CPU)
     rows = rows_of(found)
     n, total = len(rows), len(packed.ids)
     assert packed.ids[:n].tolist() == [t for _, _, t in rows]
@@ -60,30 +34,32 @@ def test_rows(found: list[Window], shapes: Shapes, group: int) -> None:
     assert packed.arena[:n].tolist() == [s * STRIDE + p for s, p, _ in rows]
     assert packed.padding == total - n
     assert set(packed.arena[n:].tolist()) <= {SCRATCH}
-    assert total == shapes.fit_rows(n)
+    assert total == like.fit_rows(n)
     assert packed.positions.shape == packed.ids.shape
     assert packed.arena.shape == (total,)
 
 
 @settings(max_examples=150)
-@given(found=windows(), shapes=SHAPES, group=st.integers(1, 5))
-def test_wanted_logits(found: list[Window], shapes: Shapes, group: int) -> None:
+@given(data=st.data(), group=st.integers(1, 5))
+def test_wanted_logits(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
     """The last rows of each window, as many as it asks for, in order; padded to an allowed row count."""
-    packed = pack(found, shapes, STRIDE, SCRATCH, group, CPU)
+    found, like = data.draw(windows), data.draw(shapes)
+    packed = pack(found, like, STRIDE, SCRATCH, group, CPU)
     want, at = [], 0
     for w in found:
         at += len(w.tokens)
         want += list(range(at - w.logits, at))
     assert packed.count == len(want)
     assert packed.wanted[: packed.count].tolist() == want
-    assert len(packed.wanted) == shapes.fit_rows(max(len(want), 1))
+    assert len(packed.wanted) == like.fit_rows(max(len(want), 1))
     assert int(packed.wanted.max()) < len(packed.ids)
 
 
 @given(rows=st.integers(1, 128), keys=st.integers(1, 5 * PERIOD))
 def test_fits(rows: int, keys: int) -> None:
     """The least allowed count that holds what is asked."""
-    some = keys_of((2 * BLOCK, PERIOD))
+    lengths = (2 * BLOCK, PERIOD)
+    some = Shapes(rows=(4, 16, 64, 128), dense=False, tile_rows=4, key_lengths=lengths, attend=attend_blocks)
     assert some.fit_rows(rows) == min(n for n in some.rows if n >= rows)
     allowed = [i * PERIOD + n for i in range(6) for n in (2 * BLOCK, PERIOD)]
     assert some.fit_keys(keys) == min(n for n in allowed if n >= keys)

@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
+from detgen.kernels.attention import PERIOD
 from detgen.kernels.packing import FREE_SHAPES, Shapes, Window, pack
 from detgen.kernels.tiles import Piece, Tiles, group_pieces, pieces, tile_area
 
 SLOTS, STRIDE = 8, 2 * PERIOD
 CPU = torch.device("cpu")
-
-
-@st.composite
-def windows(draw: st.DrawFn, most: int = 128) -> list[Window]:
-    """At most one window a slot, together at most `most` tokens, in any order."""
-    left, found = most, []
-    for slot in draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True)):
-        width = draw(st.integers(0, min(left, draw(st.sampled_from([1, 8, 16, 17, 60, most])))))
-        if not width:
-            continue
-        left -= width
-        tokens = draw(st.lists(st.integers(1, 999), min_size=width, max_size=width))
-        start = draw(st.integers(0, STRIDE - width))
-        found.append(Window(slot, start, tokens, draw(st.integers(0, width))))
-    return found or [Window(0, 0, [1], 1)]
-
-
-def keys_of(lengths: tuple[int, ...]) -> Shapes:
-    return Shapes(rows=(4, 16, 64, 128), dense=False, tile_rows=4, key_lengths=lengths, attend=attend_blocks)
-
-
-SHAPES = st.sampled_from(
-    [
-        FREE_SHAPES,
-        keys_of((PERIOD,)),
-        keys_of((BLOCK, 3 * BLOCK, PERIOD)),
-        Shapes(rows=(4, 128), dense=True, tile_rows=4, key_lengths=(2 * BLOCK, PERIOD), attend=attend_blocks),
-    ]
-)
-
-
-def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
-    """(slot, position, token) of each row, in order."""
-    return [(w.slot, w.start + i, t) for w in found for i, t in enumerate(w.tokens)]
 
 
 def tiles_of(found: list[Window], shapes: Shapes, group: int) -> tuple[Tiles, list[tuple[int, int]], int]:
@@ -57,17 +24,18 @@ def tiles_of(found: list[Window], shapes: Shapes, group: int) -> tuple[Tiles, li
 
 
 @settings(max_examples=150)
-@given(found=windows(), shapes=SHAPES, group=st.integers(1, 5))
-def test_every_row_has_its_place(found: list[Window], shapes: Shapes, group: int) -> None:
+@given(data=st.data(), group=st.integers(1, 5))
+def test_every_row_has_its_place(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
     """Each row stands once, in a tile of its slot at its position, of an allowed width and key length."""
-    tiles, rows, _ = tiles_of(found, shapes, group)
+    found, like = data.draw(windows), data.draw(shapes)
+    tiles, rows, _ = tiles_of(found, like, group)
     places: dict[int, list[tuple[int, int]]] = {}
     for tile in tiles.tiles:
         assert 0 <= tile.first < tile.last <= SLOTS
         assert tile.rows.shape == tile.positions.shape == (tile.last - tile.first, tile.width)
-        assert tile.width == shapes.fit_width(tile.width, group)
+        assert tile.width == like.fit_width(tile.width, group)
         assert tile.length <= STRIDE
-        assert tile.length == shapes.fit_keys(tile.length), "a length of the class"
+        assert tile.length == like.fit_keys(tile.length), "a length of the class"
         assert tile.positions.max() < tile.length
         for slot in range(tile.first, tile.last):
             for row, position in zip(tile.rows[slot - tile.first], tile.positions[slot - tile.first], strict=True):
@@ -98,18 +66,18 @@ def through(tiles: Tiles, q: torch.Tensor, kv_heads: int, group: int) -> torch.T
 
 @settings(max_examples=150)
 @given(
-    found=windows(),
-    shapes=SHAPES,
+    data=st.data(),
     group=st.integers(1, 4),
     kv_heads=st.integers(1, 3),
     beside=st.integers(0, 2),
     turned=st.booleans(),
 )
 def test_there_and_back(
-    found: list[Window], shapes: Shapes, group: int, kv_heads: int, beside: int, turned: bool
+    data: st.DataObject, windows: Any, shapes: Any, group: int, kv_heads: int, beside: int, turned: bool
 ) -> None:
     """Each head of each row reads its own slot and KV head and comes back, whatever the layout of the queries."""
-    tiles, rows, total = tiles_of(found, shapes, group)
+    found, like = data.draw(windows), data.draw(shapes)
+    tiles, rows, total = tiles_of(found, like, group)
     heads = group * kv_heads
     whole = torch.arange(total * (heads + beside) * 2.0).view(total, heads + beside, 2)
     if turned:  # heads first in memory, as transformers' models bring them
@@ -123,9 +91,10 @@ def test_there_and_back(
 
 
 @settings(max_examples=60)
-@given(found=windows(), group=st.integers(1, 4), window=st.sampled_from([None, 1, 7, 300, 5000]))
-def test_masks(found: list[Window], group: int, window: int | None) -> None:
+@given(data=st.data(), group=st.integers(1, 4), window=st.sampled_from([None, 1, 7, 300, 5000]))
+def test_masks(data: st.DataObject, windows: Any, group: int, window: int | None) -> None:
     """A row sees its own position and those before it, as far back as the sliding window reaches; so do its heads."""
+    found = data.draw(windows)
     for tile in tiles_of(found, FREE_SHAPES, group)[0].tiles:
         mask = tile.mask(window, group, torch.zeros(0))
         assert mask.shape == (tile.last - tile.first, 1, group * tile.width, tile.length)
