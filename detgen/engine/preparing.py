@@ -73,7 +73,7 @@ def prepare(config: EngineConfig) -> Prepared:
         )
         for m, layout in parts
     )
-    shapes, report = probe(passes[0], layouts[0].group, reference)
+    shapes, report = probe(passes[0], reference)
     if shapes is None:
         if not config.allow_nondeterministic:
             raise EngineError(

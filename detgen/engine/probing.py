@@ -140,12 +140,11 @@ def _exact(rows: int, like: Shapes) -> Shapes:
     return Shapes((rows,), False, like.tile_rows, like.key_lengths, like.attend)
 
 
-def probe(forward: Forward, group: int, reference: torch.Tensor) -> tuple[Shapes | None, ProbeReport]:
+def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, ProbeReport]:
     """Find the canonical class of a model's passes.
 
     Args:
         forward: its passes; the cache's contents are forgotten.
-        group: query heads a KV head.
         reference: what `reference_logits` gave.
 
     Returns:
@@ -160,7 +159,7 @@ def probe(forward: Forward, group: int, reference: torch.Tensor) -> tuple[Shapes
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
     kv = {(k.shape[1], k.shape[2], k.dtype) for k in cache.keys}
     for name, attend in (("fused", attend_fused), ("blocks", attend_blocks)):
-        found = [key_lengths(attend, h, group, d, dt, forward.device, _TILE_ROWS) for h, d, dt in kv]
+        found = [key_lengths(attend, h, d, dt, forward.device, _TILE_ROWS) for h, d, dt in kv]
         lengths = tuple(sorted(set.intersection(*map(set, found))))
         if not lengths:
             continue

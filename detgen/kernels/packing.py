@@ -7,7 +7,6 @@ window; `tiles` lays windows out for attention. No model is known here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ class Shapes:
     Attributes:
         rows: row counts a pass may have, ascending; every count between the first and the last one if `dense`.
         dense: see rows.
-        tile_rows: the rows of an attention tile (query heads a group x tokens) are a multiple of this.
+        tile_rows: the rows of an attention tile (query heads a group x tokens, and padding) are a multiple of this.
         key_lengths: remainders, in (BLOCK, ..., PERIOD), of the key lengths a tile may read.
         attend: the attention implementation.
     """
@@ -57,14 +56,13 @@ class Shapes:
             return max(rows, self.rows[0])
         return next(n for n in self.rows if n >= rows)
 
-    def fit_width(self, tokens: int, group: int) -> int:
-        """The least tokens a slot that hold `tokens` and make whole tiles of `group` query heads."""
-        step = self.tile_rows // gcd(group, self.tile_rows)
-        return -(-tokens // step) * step
+    def fit_height(self, rows: int) -> int:
+        """The least allowed rows of a tile that hold `rows`."""
+        return -(-rows // self.tile_rows) * self.tile_rows
 
     def most_width(self, group: int) -> int:
         """The most tokens a slot that a tile of `group` query heads may have."""
-        return max(MOST_TILE_ROWS // group // self.fit_width(1, group), 1) * self.fit_width(1, group)
+        return max(MOST_TILE_ROWS // self.tile_rows * self.tile_rows // group, 1)
 
     def fit_keys(self, keys: int) -> int:
         """The least allowed key length that holds `keys`."""
@@ -133,7 +131,8 @@ def pack(windows: list[Window], shapes: Shapes, stride: int, scratch: int, group
     tiles = Tiles(
         group_pieces(pieces(spans, shapes.most_width(group))),
         rows,
-        lambda tokens: shapes.fit_width(tokens, group),
+        group,
+        shapes.fit_height,
         lambda keys: min(shapes.fit_keys(keys), stride),
         device,
     )

@@ -6,8 +6,6 @@ are compared as bits.
 
 from __future__ import annotations
 
-from math import gcd
-
 import torch
 
 from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend
@@ -26,7 +24,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def key_lengths(
-    attend: Attend, heads: int, group: int, size: int, dtype: torch.dtype, device: torch.device, rows: int
+    attend: Attend, heads: int, size: int, dtype: torch.dtype, device: torch.device, rows: int
 ) -> tuple[int, ...]:
     """Key lengths, in multiples of BLOCK up to PERIOD, at which a row has the same bits as at longer ones.
 
@@ -35,7 +33,6 @@ def key_lengths(
     Args:
         attend: the implementation.
         heads: KV heads.
-        group: query heads a KV head.
         size: head size.
         dtype: of queries, keys and values.
         device: where to run.
@@ -47,25 +44,20 @@ def key_lengths(
     """
     g = torch.Generator().manual_seed(0)
     longest = 2 * PERIOD
-    step = rows // gcd(rows, group)
-    few, *ragged = (-(-n // group // step) * step for n in (rows, 36, 68, 100))
-    many = max(MOST_TILE_ROWS // group // step * step, few)
-    ragged = [min(n, many) for n in ragged]
+    many, *ragged = (n // rows * rows for n in (MOST_TILE_ROWS, 36, 68, 100))
     k, v = (torch.randn(2, longest, heads, size, generator=g).to(device, dtype) for _ in range(2))
-    q = torch.randn(2, heads, group, many, size, generator=g).to(device, dtype)
+    q = torch.randn(2, heads, many, size, generator=g).to(device, dtype)
 
-    def result(tokens: int, visible: int, length: int) -> torch.Tensor:
-        mask = torch.zeros(2, 1, group * tokens, length, dtype=dtype, device=device)
+    def result(count: int, visible: int, length: int) -> torch.Tensor:
+        mask = torch.zeros(2, 1, count, length, dtype=dtype, device=device)
         mask[..., visible:] = float("-inf")
-        tile = q[:, :, :, :tokens].reshape(2, heads, group * tokens, size)
-        out = attend(tile, k[:, :length], v[:, :length], mask, size**-0.5, None)
-        return out.view(2, heads, group, tokens, size)
+        return attend(q[:, :, :count].contiguous(), k[:, :length], v[:, :length], mask, size**-0.5, None)
 
     def agrees(length: int) -> bool:
         for visible in (length - BLOCK // 2, length - 3, length):
             want = result(many, visible, longest)
-            for tokens in (few, many, *(ragged if length == PERIOD else ())):
-                if not same_bits(want[:, :, :, :tokens], result(tokens, visible, length)):
+            for count in (rows, 2 * rows, many, *(ragged if length == PERIOD else ())):
+                if not same_bits(want[:, :, :count], result(count, visible, length)):
                     return False
         return True
 
@@ -73,6 +65,6 @@ def key_lengths(
     found = [n for n in lengths if agrees(n) and agrees(PERIOD + n)]
     if dtype != torch.float32:
         # Rounding to 16 bits hides most differences of a sum's order; the float32 kernels are cut the same way.
-        exact = key_lengths(attend, heads, group, size, torch.float32, device, rows)
+        exact = key_lengths(attend, heads, size, torch.float32, device, rows)
         found = [n for n in found if n in exact]
     return tuple(found) if PERIOD in found else ()

@@ -43,6 +43,8 @@ class Tile:
     """Slots first..last-1 with `width` tokens each, reading `length` keys.
 
     Attributes:
+        height: query rows a KV head: `width` tokens of each query head of its group, and padding, which repeats the
+            last of them.
         rows: int64 [slots, width], the row of the pass at each place; 0 where a slot has fewer tokens.
         positions: int64 [slots, width], likewise.
     """
@@ -50,24 +52,29 @@ class Tile:
     first: int
     last: int
     width: int
+    height: int
     length: int
     rows: np.ndarray
     positions: np.ndarray
     masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
+    def lay(self, places: np.ndarray) -> np.ndarray:
+        """[..., group, width] as [..., height]."""
+        flat = places.reshape(*places.shape[:-2], -1)
+        return flat[..., np.minimum(np.arange(self.height), flat.shape[-1] - 1)]
+
     def mask(self, window: int | None, group: int, like: torch.Tensor) -> torch.Tensor:
-        """[slots, 1, group * width, length]: 0 where visible, -inf elsewhere; made once a pass and window size.
+        """[slots, 1, height, length]: 0 where visible, -inf elsewhere; made once a pass and window size.
 
         In dtype and on the device of `like`.
         """
         found = self.masks.get((window, group))
         if found is None:
             reach = self.length if window is None else min(window, self.length)
-            slots, width = self.positions.shape
-            rows = np.repeat(self.length + reach - 1 - self.positions[:, None], group, axis=1)
+            rows = self.lay(np.repeat(self.length + reach - 1 - self.positions[:, None], group, axis=1))
             at = torch.from_numpy(rows.reshape(-1)).to(like.device)
             band = _band(self.length, reach, like.dtype, like.device)
-            found = band.index_select(0, at).view(slots, 1, group * width, self.length)
+            found = band.index_select(0, at).view(len(rows), 1, self.height, self.length)
             self.masks[window, group] = found
         return found
 
@@ -89,7 +96,8 @@ class Tiles:
     Args:
         pieces: what stands in each tile; no slot twice in one.
         rows: rows of the pass, padding included.
-        fit_width: the least allowed width that holds some tokens.
+        group: query heads a KV head.
+        fit_height: the least allowed height that holds some query rows.
         fit_keys: the least allowed key length that holds some keys.
         device: where the tensors go.
 
@@ -102,7 +110,8 @@ class Tiles:
         self,
         pieces: list[list[Piece]],
         rows: int,
-        fit_width: Callable[[int], int],
+        group: int,
+        fit_height: Callable[[int], int],
         fit_keys: Callable[[int], int],
         device: torch.device,
     ) -> None:
@@ -110,34 +119,37 @@ class Tiles:
         self.area = 0
         self._device = device
         self._gathers: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        # Of each piece: its first row, tokens, first position, first place among those of all tiles, its tile's width.
-        table: list[tuple[int, int, int, int, int]] = []
-        spans: list[tuple[int, int, int, int]] = []
-        before = 0
+        # Of each piece: its first row, tokens, first position, first place among those of all tiles, first query row a
+        # KV head of all tiles, its tile's width.
+        table: list[tuple[int, int, int, int, int, int]] = []
+        spans: list[tuple[int, int, int, int, int]] = []
+        before = above = 0
         for members in pieces:
             first, last = min(p.slot for p in members), max(p.slot for p in members) + 1
-            width = fit_width(max(p.tokens for p in members))
+            width = max(p.tokens for p in members)
+            height = fit_height(group * width)
             length = fit_keys(max(p.start + p.tokens for p in members))
-            table += [(p.row, p.tokens, p.start, before + (p.slot - first) * width, width) for p in members]
-            spans.append((first, last, width, length))
+            for p in members:
+                i = p.slot - first
+                table.append((p.row, p.tokens, p.start, before + i * width, above + i * height, width))
+            spans.append((first, last, width, height, length))
             before += (last - first) * width
-            self.area += tile_area(last - first, width, length)
-        row, tokens, start, at, width_of = np.array(sorted(table), dtype=np.int64).T
+            above += (last - first) * height
+            self.area += tile_area(last - first, -(-height // group), length)
+        row, tokens, start, at, height_at, width_of = np.array(sorted(table), dtype=np.int64).T
         count = int(tokens.sum())
-        # Of each row: the first place of its piece, its own, and the width of its tile; padding rows are at place 0.
-        self._where = np.zeros((3, rows), dtype=np.int64)
-        firsts, places, widths = self._where
-        firsts[:count], widths[:count] = np.repeat(at, tokens), np.repeat(width_of, tokens)
         along = np.arange(count)
-        places[:count] = along + np.repeat(at - row, tokens)
+        # Of each row: where its first head's result is among those of all tiles, and its tile's width; padding at 0.
+        self._where = np.zeros((2, rows), dtype=np.int64)
+        self._where[:, :count] = along + np.repeat(height_at - row, tokens), np.repeat(width_of, tokens)
+        places = along + np.repeat(at - row, tokens)
         both = np.zeros((2, before), dtype=np.int64)
-        both[0, places[:count]] = along
-        both[1, places[:count]] = along + np.repeat(start - row, tokens)
+        both[:, places] = along, along + np.repeat(start - row, tokens)
         before = 0
-        for first, last, width, length in spans:
+        for first, last, width, height, length in spans:
             end = before + (last - first) * width
             taken, seen = both[:, before:end].reshape(2, last - first, width)
-            self.tiles.append(Tile(first, last, width, length, taken, seen))
+            self.tiles.append(Tile(first, last, width, height, length, taken, seen))
             before = end
 
     def attend(
@@ -172,7 +184,7 @@ class Tiles:
         at = 0
         for tile in self.tiles:
             slots = tile.last - tile.first
-            count = slots * tile.width * heads
+            count = slots * tile.height * kv_heads
             part = taken[at : at + count].view(slots, kv_heads, -1, size)
             keys, values = read(tile.first, tile.last, tile.length)
             mask = tile.mask(window, heads // kv_heads, q)
@@ -185,18 +197,17 @@ class Tiles:
     def _gather(self, stride: int, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the tiles' queries are among heads of rows `stride` apart, and where each row's results are.
 
-        Queries of a tile stand in the order [slots, kv_heads, group, width], results in [slots, group, width,
-        kv_heads]. Both int64, made once a pass.
+        Queries of a tile stand in the order [slots, kv_heads, height], results in [slots, height, kv_heads], heights
+        in [group, width]. Both int64, made once a pass.
         """
         found = self._gathers.get((stride, heads, kv_heads))
         if found is None:
             group = heads // kv_heads
             head = np.arange(heads)
             own = head.reshape(kv_heads, group, 1)
-            take = [((tile.rows * stride)[:, None, None] + own).reshape(-1) for tile in self.tiles]
-            firsts, places, widths = self._where
-            base = firsts * heads + (places - firsts) * kv_heads
-            back = base[:, None] + widths[:, None] * (head % group * kv_heads) + head // group
+            take = [tile.lay((tile.rows * stride)[:, None, None] + own).reshape(-1) for tile in self.tiles]
+            firsts, widths = self._where[:, :, None]
+            back = (firsts + widths * (head % group)) * kv_heads + head // group
             found = (
                 torch.from_numpy(np.concatenate(take)).to(self._device),
                 torch.from_numpy(back.reshape(-1)).to(self._device),

@@ -65,8 +65,8 @@ def queries(size: int, group: int) -> torch.Tensor:
 
 
 @functools.cache
-def shapes(attend: Attend, size: int, group: int) -> Shapes:
-    lengths = key_lengths(attend, KV_HEADS, group, size, torch.float32, CPU, 4)
+def shapes(attend: Attend, size: int) -> Shapes:
+    lengths = key_lengths(attend, KV_HEADS, size, torch.float32, CPU, 4)
     assert lengths
     return Shapes(rows=(1, 512), dense=True, tile_rows=4, key_lengths=lengths, attend=attend)
 
@@ -93,7 +93,7 @@ def run(windows: list[Window], like: Shapes, size: int, group: int, window: int 
 @functools.cache
 def alone(attend: Attend, size: int, group: int, window: int | None, slot: int, position: int) -> torch.Tensor:
     """A row in a pass of its own."""
-    return run([Window(slot, position, [0], 1)], shapes(attend, size, group), size, group, window)[0][0]
+    return run([Window(slot, position, [0], 1)], shapes(attend, size), size, group, window)[0][0]
 
 
 @st.composite
@@ -119,7 +119,7 @@ def test_a_row_is_the_same_in_every_packing(
     attend: Attend, size: int, group: int, windows: list[Window], window: int | None
 ) -> None:
     """Width, place, slots, neighbours and the neighbours' key lengths do not change a bit of a row."""
-    for w, out in zip(windows, run(windows, shapes(attend, size, group), size, group, window), strict=True):
+    for w, out in zip(windows, run(windows, shapes(attend, size), size, group, window), strict=True):
         for i in range(len(w.tokens)):
             assert same_bits(out[i], alone(attend, size, group, window, w.slot, w.start + i)), (w.slot, i)
 
@@ -128,7 +128,7 @@ def test_a_row_is_the_same_in_every_packing(
 @BOTH
 def test_every_width(attend: Attend, size: int, group: int) -> None:
     """A window of each width from 1 to 128 gives each of its rows the bits that the widest gives it."""
-    like = shapes(attend, size, group)
+    like = shapes(attend, size)
     widest = run([Window(1, 7, [0] * 128, 0)], like, size, group, None)[0]
     wrong = [
         n
@@ -145,7 +145,7 @@ def test_packed_rows_have_the_right_values(attend: Attend) -> None:
     windows = [Window(3, 0, [0] * 3, 0), Window(0, 500, [0] * 40, 0), Window(4, 90, [0], 0), Window(2, 63, [0] * 2, 0)]
     k, v = arena(size)
     for window in (None, 40):
-        for w, out in zip(windows, run(windows, shapes(attend, size, group), size, group, window), strict=True):
+        for w, out in zip(windows, run(windows, shapes(attend, size), size, group, window), strict=True):
             for i in range(len(w.tokens)):
                 at = w.start + i
                 first = 0 if window is None else max(0, at - window + 1)

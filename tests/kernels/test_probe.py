@@ -32,12 +32,12 @@ def test_same_bits_is_stricter_than_equality() -> None:
 
 def test_blocks_agree_at_every_length() -> None:
     """The reference implementation has one class: all key lengths."""
-    assert key_lengths(attend_blocks, 2, 2, 32, torch.float32, CPU, 4) == ALL
+    assert key_lengths(attend_blocks, 2, 32, torch.float32, CPU, 4) == ALL
 
 
 def test_fused_has_the_period() -> None:
     """The fused kernel agrees with itself at whole periods at least, and is never better than all."""
-    found = key_lengths(attend_fused, 2, 2, 64, torch.float32, CPU, 4)
+    found = key_lengths(attend_fused, 2, 64, torch.float32, CPU, 4)
     assert PERIOD in found
     assert set(found) <= set(ALL)
 
@@ -52,7 +52,7 @@ def test_a_length_that_breaks_is_found(broken: int) -> None:
         out = attend_blocks(q, k, v, mask, scale, softcap)
         return torch.where(torch.tensor(k.shape[1] == broken), out * (1 + 2**-22), out)
 
-    assert key_lengths(attend, 1, 2, 16, torch.float32, CPU, 4) == tuple(n for n in ALL if n != broken)
+    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == tuple(n for n in ALL if n != broken)
 
 
 def test_a_broken_period_leaves_nothing() -> None:
@@ -64,7 +64,7 @@ def test_a_broken_period_leaves_nothing() -> None:
         out = attend_blocks(q, k, v, mask, scale, softcap)
         return torch.where(torch.tensor(k.shape[1] == PERIOD), out + 1e-3, out)
 
-    assert key_lengths(attend, 1, 2, 16, torch.float32, CPU, 4) == ()
+    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
 
 
 def test_a_dependence_on_the_rows_is_found() -> None:
@@ -75,7 +75,7 @@ def test_a_dependence_on_the_rows_is_found() -> None:
     ) -> torch.Tensor:
         return attend_blocks(q, k, v, mask, scale, softcap) + 1e-3 * (q.shape[2] < 16)
 
-    assert key_lengths(attend, 1, 2, 16, torch.float32, CPU, 4) == ()
+    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
 
 
 def test_a_ragged_last_block_of_rows_is_found() -> None:
@@ -90,4 +90,4 @@ def test_a_ragged_last_block_of_rows_is_found() -> None:
             out[:, :, whole:] *= 1 + 2**-22
         return out
 
-    assert key_lengths(attend, 1, 1, 16, torch.float32, CPU, 4) == ()
+    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()

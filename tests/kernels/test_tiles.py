@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import PERIOD
-from detgen.kernels.packing import FREE_SHAPES, Shapes, Window, pack
+from detgen.kernels.packing import Shapes, Window, pack
 from detgen.kernels.tiles import Piece, Tiles, group_pieces, pieces, tile_area
 
 SLOTS, STRIDE = 8, 2 * PERIOD
@@ -33,7 +33,9 @@ def test_every_row_has_its_place(data: st.DataObject, windows: Any, shapes: Any,
     for tile in tiles.tiles:
         assert 0 <= tile.first < tile.last <= SLOTS
         assert tile.rows.shape == tile.positions.shape == (tile.last - tile.first, tile.width)
-        assert tile.width == like.fit_width(tile.width, group)
+        assert tile.height == like.fit_height(group * tile.width)
+        assert tile.height % like.tile_rows == 0
+        assert 0 <= tile.height - group * tile.width < like.tile_rows
         assert tile.length <= STRIDE
         assert tile.length == like.fit_keys(tile.length), "a length of the class"
         assert tile.positions.max() < tile.length
@@ -43,7 +45,7 @@ def test_every_row_has_its_place(data: st.DataObject, windows: Any, shapes: Any,
     for i, place in enumerate(rows):
         assert place in places[i]
         assert i == 0 or len(places[i]) == 1
-    assert tiles.area == sum(tile_area(t.last - t.first, t.width, t.length) for t in tiles.tiles)
+    assert tiles.area == sum(tile_area(t.last - t.first, -(-t.height // group), t.length) for t in tiles.tiles)
 
 
 def through(tiles: Tiles, q: torch.Tensor, kv_heads: int, group: int) -> torch.Tensor:
@@ -92,16 +94,18 @@ def test_there_and_back(
 
 @settings(max_examples=60)
 @given(data=st.data(), group=st.integers(1, 4), window=st.sampled_from([None, 1, 7, 300, 5000]))
-def test_masks(data: st.DataObject, windows: Any, group: int, window: int | None) -> None:
+def test_masks(data: st.DataObject, windows: Any, shapes: Any, group: int, window: int | None) -> None:
     """A row sees its own position and those before it, as far back as the sliding window reaches; so do its heads."""
-    found = data.draw(windows)
-    for tile in tiles_of(found, FREE_SHAPES, group)[0].tiles:
+    found, like = data.draw(windows), data.draw(shapes)
+    for tile in tiles_of(found, like, group)[0].tiles:
         mask = tile.mask(window, group, torch.zeros(0))
-        assert mask.shape == (tile.last - tile.first, 1, group * tile.width, tile.length)
+        assert mask.shape == (tile.last - tile.first, 1, tile.height, tile.length)
+        mask, padding = mask.split([group * tile.width, tile.height - group * tile.width], dim=2)
+        assert torch.equal(padding, mask[:, :, -1:].expand_as(padding))
         keys = torch.arange(tile.length)
         at = torch.from_numpy(tile.positions)[:, None, :, None]
         visible = (keys <= at) & ((keys > at - window) if window else True)
-        for heads in mask.view(tile.last - tile.first, group, tile.width, tile.length).unbind(1):
+        for heads in mask.reshape(tile.last - tile.first, group, tile.width, tile.length).unbind(1):
             assert torch.equal(heads[:, None] == 0, visible)
             assert torch.equal(heads[:, None] == -torch.inf, ~visible)
 
