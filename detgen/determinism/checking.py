@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,8 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 
 _ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
-_KILL = 12  # of so many runs that are stopped one is killed: the next process has to load everything anew
+_MORE = 5.0  # seconds in which more of them are looked for once there is one
+_KILL = 24  # of so many runs that are stopped one is killed: the next process has to load everything anew
 
 
 class Observer(Protocol):
@@ -101,17 +103,20 @@ class Check:
         self._companion = Companion(config)
         self._observer = observer
         self._references: dict[tuple[str, str], dict[Key, Observed]] = {}
+        self._last: Setting | None = None
         self.result = CheckResult()
 
     def __enter__(self) -> Check:
-        """Start the second process, if any setting can want it."""
-        if any(axis.name == "process" for axis in self.axes):
-            self._companion.start()
+        """Itself; leaving it ends the second process."""
         return self
 
     def __exit__(self, *error: object) -> None:
         """End the second process."""
         self._companion.close()
+
+    def expect_processes(self) -> None:
+        """Start the second process, so that it loads while others work."""
+        self._companion.start()
 
     def learn(self) -> None:
         """Make the greedy reference of the pool, which other requests are made of.
@@ -129,16 +134,23 @@ class Check:
     def run(self, settings: Iterable[Setting], total: int | None, deadline: float | None = None) -> CheckResult:
         """Try settings until they end, the deadline (as `time.monotonic`) has come, or enough differ."""
         started = time.monotonic()
+        ahead: list[Setting] = []  # those that want the second process, the next one last
+        if isinstance(settings, list):
+            self._last = settings[-1]
+            ahead = [s for s in reversed(settings) if s.process != "this"]
         for setting in settings:
             if deadline is not None and time.monotonic() > deadline:
                 break
-            self._companion.prepare(setting.quant)
-            failure = self._try(setting)
-            if failure is not None:
-                self.result.failures.append(failure)
-            self._observer.tried(self.result.total.settings, total, self.result.total.positions)
             if len(self.result.failures) >= _ENOUGH:
                 break
+            self._companion.prepare(ahead[-1].quant if ahead else setting.quant)
+            failure = self._try(setting)
+            if ahead and ahead[-1] is setting:
+                ahead.pop()
+            if failure is not None:
+                self.result.failures.append(failure)
+                deadline = min(deadline or math.inf, time.monotonic() + _MORE)
+            self._observer.tried(self.result.total.settings, total, self.result.total.positions)
         self.result.seconds += time.monotonic() - started
         return self.result
 
@@ -215,8 +227,8 @@ class Check:
         return self.subject.generate(task)
 
     def _stop_run(self, task: Task, folder: Path) -> None:
-        """Have a run stopped in the second process: each time as a kill would, and now and then by one."""
-        if (self.result.stops + self.result.kills) % _KILL == _KILL - 1:
+        """Have a run stopped in the second process: as a kill would, and now and then, and at last, by one."""
+        if (self.result.stops + self.result.kills) % _KILL == _KILL - 1 or task.setting == self._last:
             self._companion.call_and_die(task, folder)
             self.result.kills += 1
         else:

@@ -64,7 +64,7 @@ def explain(check: Check, failure: Failure, seconds: float) -> Finding:
         except Exception:
             return failure.error is not None
 
-    case = shrink(failure.case, check.axes, differs, deadline)
+    case = shrink(failure.case, check.axes, check.pool, differs, deadline)
     try:
         differences = check.compare(case).differences
     except Exception as error:

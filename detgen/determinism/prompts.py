@@ -42,7 +42,20 @@ class Pool:
         chosen = self.requests[: max(count, _FEW)]
         if self.following is not None and setting.process != "resumed":  # files of prompts have no token ids
             chosen = [*chosen, self.following]
+        if setting.window is not None and setting.window > max(r.params.max_tokens for r in self.requests):
+            chosen = [self._lasting(setting.window), *chosen]
         return [self._sampled(r, setting.sampling) for r in chosen]
+
+    def _lasting(self, window: int) -> Request:
+        """A request that lasts for a whole window, behind the token that its prompt gives and before a last one."""
+        few = self.requests[min(2, len(self.requests) - 1)]
+        params = SamplingParams(max_tokens=window + 2)
+        return replace(few, index=len(self.requests) + 1, id="lasting", params=params)
+
+    def resampled(self, watched: list[Request], kind: str) -> list[Request]:
+        """The same requests with another kind of sampling."""
+        plain = [replace(r, params=SamplingParams(max_tokens=r.params.max_tokens)) for r in watched]
+        return [self._sampled(r, kind) for r in plain]
 
     def learn(self, greedy: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> None:
         """Take a stop string from the middle of each greedy text, and a prompt that follows one of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ from detgen.engine.request import Request
 Extent = Literal["quick", "full"]
 
 _RANDOM = 300  # random settings of a full check without a time
-_EXPLAINING = 20.0  # seconds for shrinking a difference
+_EXPLAINING = 5.0, 20.0  # seconds for shrinking a difference, at least and at most
+_MINUTE = 44.0  # seconds that may have passed then, where the check is that quick
 # (requests, tokens each) of the first requests, the next ones, and so on; batches of 64 need many short ones.
 _TOKENS: dict[Extent, tuple[tuple[int, int], ...]] = {
     "quick": ((1, 24), (3, 8), (12, 4), (1, 2)),
@@ -125,49 +126,67 @@ def run_check(
     """
     if unknown := [name for name in only if name not in TITLES]:
         raise CheckError(f"there is no axis {unknown[0]!r}; the axes are {', '.join(TITLES)}")
+    started = time.monotonic()
     config = replace(config, drafter="auto", batch_size=len(pool.requests) + 8)
     notes: list[str] = []
     subject = Subject(config)
     engine = subject.engine()
     observer.message(f"{len(pool.requests)} prompts, {engine.profile()['target']['name']}, seed {seed}")
-    quants = _quants(config, subject, notes)
-    axes = make_axes(has_draft=engine.draft_profile() is not None, quants=quants, processes=_elsewhere(config))
-    if missing := [name for name in only if name not in {a.name for a in axes}]:
-        raise CheckError(f"the axis {missing[0]} has only one value here")
-    with Check(config, pool, axes, seed, observer, subject) as check:
+    with Check(config, pool, [], seed, observer, subject) as check:
+        processes = _elsewhere(config) and (not only or "process" in only)
+        if processes:
+            check.expect_processes()
+        quants = _quants(config, subject, notes) if not only or "quant" in only else ["none"]
+        axes = make_axes(has_draft=engine.draft_profile() is not None, quants=quants, processes=processes)
+        if missing := [name for name in only if name not in {a.name for a in axes}]:
+            raise CheckError(f"the axis {missing[0]} has only one value here")
+        check.axes = axes
         session = Session(check, engine, axes, seed, notes)
         check.learn()
         settings, total = _settings(session, extent, minutes, only)
         check.run(settings, total, time.monotonic() + 60 * minutes if minutes else None)
         if check.result.failures:
             observer.message("something differs; looking for the smallest setting that does")
-            session.findings.append(explain(check, check.result.failures[0], _EXPLAINING))
+            seconds = _explaining(time.monotonic() - started)
+            session.findings.append(explain(check, check.result.failures[0], seconds))
     return session
+
+
+def _explaining(passed: float) -> float:
+    """Seconds for shrinking: what is left of a minute; where that is over, it may take its time."""
+    least, most = _EXPLAINING
+    return min(max(_MINUTE - passed, least), most) if passed < _MINUTE else most
 
 
 def _settings(
     session: Session, extent: Extent, minutes: float | None, only: list[str]
-) -> tuple[Iterator[Setting], int | None]:
+) -> tuple[Iterable[Setting], int | None]:
     """What to try, and how many that are if time does not decide."""
     axes, seed = session.axes, session.seed
     if only:
         some = ordered([s for a in axes if a.name in only for s in alone(a)], axes)
-        return iter(some), len(some)
+        return some, len(some)
     pairs = ordered(pairwise(axes, seed), axes)
     session.covering = len(pairs)
     if extent == "quick" and minutes is None:
-        return iter(pairs), len(pairs)
+        return pairs, len(pairs)
     more = at_random(axes, seed)
     if minutes is not None:
         return itertools.chain(pairs, more), None
-    rest = ordered(list(itertools.islice(more, _RANDOM)), axes)
-    return itertools.chain(pairs, rest), len(pairs) + len(rest)
+    both = [*pairs, *ordered(list(itertools.islice(more, _RANDOM)), axes)]
+    return both, len(both)
 
 
 def ordered(settings: list[Setting], axes: list[Axis]) -> list[Setting]:
-    """Settings by quantization, so that each model is loaded once."""
-    quants = next((list(a.values) for a in axes if a.name == "quant"), [])
-    return sorted(settings, key=lambda s: quants.index(s.quant) if s.quant in quants else 0)
+    """Settings in an order in which nobody waits for a model to be loaded.
+
+    By quantization; of all but the first, those that need the second process first: it loads the next model while the
+    others are tried. At last a run that is resumed, if there is one: it is killed, and no other process is needed.
+    """
+    quants = next((list(a.values) for a in axes if a.name == "quant"), ["none"])
+    found = sorted(settings, key=lambda s: (quants.index(s.quant), s.quant != quants[0] and s.process == "this"))
+    last = max((i for i, s in enumerate(found) if s.process == "resumed"), default=len(found) - 1)
+    return [*found[:last], *found[last + 1 :], found[last]]
 
 
 def _elsewhere(config: EngineConfig) -> bool:

@@ -8,43 +8,53 @@ from dataclasses import replace
 
 from detgen.determinism.axes import Axis, Setting, consistent
 from detgen.determinism.checking import Case
+from detgen.determinism.prompts import Pool
 
 Differs = Callable[[Case], bool]
 
+_DEAR = ("process", "quant", "sampling")  # turned back first: what makes every further step cheaper
 
-def shrink(case: Case, axes: list[Axis], differs: Differs, deadline: float) -> Case:
+
+def shrink(case: Case, axes: list[Axis], pool: Pool, differs: Differs, deadline: float) -> Case:
     """The smallest case found in the time there is that still differs.
 
     Args:
         case: one that differs.
         axes: what may be turned back.
+        pool: the prompts that the case is made of.
         differs: whether a case does.
         deadline: as `time.monotonic`.
     """
-    changed = True
-    while changed and time.monotonic() < deadline:
-        changed = False
-        for smaller in _smaller(case.setting, axes):
-            if time.monotonic() > deadline:
-                break
-            if differs(replace(case, setting=smaller)):
-                case, changed = replace(case, setting=smaller), True
-                break
+    tried = {case.setting}
+    found: Setting | None = case.setting
+    while found is not None:
+        found = None
+        for axis in sorted(axes, key=lambda a: (a.name not in _DEAR, a.name != "drafter")):
+            for smaller in _smaller(case.setting, axis):
+                if time.monotonic() > deadline:
+                    return case
+                if smaller not in tried and differs(turned := _turned(case, smaller, pool)):
+                    case, found = turned, smaller
+                    break
+                tried.add(smaller)
     return _fewer(case, differs, deadline)
 
 
-def _smaller(setting: Setting, axes: list[Axis]) -> Iterator[Setting]:
+def _turned(case: Case, setting: Setting, pool: Pool) -> Case:
+    """The case under another setting, with requests that are sampled as it says."""
+    same = setting.sampling == case.setting.sampling
+    return Case(setting, case.watched if same else pool.resampled(case.watched, setting.sampling))
+
+
+def _smaller(setting: Setting, axis: Axis) -> Iterator[Setting]:
     """The setting with one axis turned back: to the reference if it can be, else to any value before its own."""
-    if setting.drafter != "none":
-        yield replace(setting, drafter="none", length=None, window=None)
-    dear = ("process", "quant", "sampling")  # first what makes every further step cheaper
-    for axis in sorted(axes, key=lambda a: a.name not in dear):
-        value = getattr(setting, axis.name)
-        before = axis.values[: axis.values.index(value)] if value in axis.values else ()
-        for other in before:
-            smaller = setting.turned(axis.name, other)
-            if consistent(smaller):
-                yield smaller
+    value = getattr(setting, axis.name)
+    for other in axis.values[: axis.values.index(value)] if value in axis.values else ():
+        smaller = setting.turned(axis.name, other)
+        if other == "none" and axis.name == "drafter":
+            smaller = replace(smaller, length=None, window=None)
+        if consistent(smaller):
+            yield smaller
 
 
 def _fewer(case: Case, differs: Differs, deadline: float) -> Case:

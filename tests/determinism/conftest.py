@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from detgen.determinism.running import Subject
 from detgen.engine.request import Request
 from detgen.models import DEMO
 from detgen.prompts import open_prompts
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `faults`, which is a program too
 
 
 class Silent:
