@@ -16,7 +16,7 @@ from detgen.engine.request import Request, SamplingParams
 
 _FEW = 4  # requests of the smallest batches
 _SURPLUS = 2  # more requests than slots, so that slots are used again
-_SEVERAL = 16  # requests that have several samples, where the sampling asks for them
+_SEVERAL = 8  # requests that have several samples, where the sampling asks for them
 
 
 @dataclass(slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from detgen.determinism import CheckError
-from detgen.determinism.axes import Setting
+from detgen.determinism.axes import TITLES, Setting, make_axes
 from detgen.determinism.checking import Case, Check, Observer
 from detgen.determinism.explaining import Finding, explain
 from detgen.determinism.prompts import Pool
 from detgen.determinism.running import Subject
-from detgen.engine.config import EngineConfig
+from detgen.engine.config import EngineConfig, EngineError, QuantName
 from detgen.engine.request import Request, SamplingParams
 
 _CONFIG = ("target", "draft", "device", "dtype", "target_quant", "draft_quant", "threads", "kv_memory", "batch_size")
@@ -45,17 +45,23 @@ def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
     Raises:
         CheckError: if it is no such file.
     """
+    if path.exists() and not path.is_file():
+        raise CheckError(f"{path} is no file")
     try:
         content = json.loads(path.read_bytes())
         if content["detgen"] != "verify-determinism":
-            raise CheckError(f"{path} is no reproduction file of detgen verify-determinism")
+            raise ValueError("another program wrote it")
         watched = [_request(r) for r in content["requests"]]
-        case = Case(Setting(**content["setting"]), watched)
+        if not watched:
+            raise ValueError("it holds no requests")
+        case = Case(_setting(content["setting"]), watched)
         config = EngineConfig(**content["config"])
         return config, Pool(watched, content["long"]), int(content["seed"]), case
     except OSError as error:
         raise CheckError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except KeyError as error:
+        raise CheckError(f"{path} is no reproduction file of detgen verify-determinism: {error} is missing") from None
+    except (ValueError, TypeError, AttributeError, RecursionError, EngineError) as error:
         raise CheckError(f"{path} is no reproduction file of detgen verify-determinism: {error}") from None
 
 
@@ -71,6 +77,19 @@ def again(path: Path, observer: Observer) -> Finding | None:
     with Check(config, pool, [], seed, observer, Subject(config)) as check:
         failure = check.attempt(case)
         return None if failure is None else explain(check, failure, 0.0)
+
+
+def _setting(record: dict[str, Any]) -> Setting:
+    """A setting, if each of its values is one that an axis has.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    setting = Setting(**record)
+    for axis in make_axes(has_draft=True, quants=get_args(QuantName), processes=True, cores=3):
+        if (value := getattr(setting, axis.name)) not in axis.values:
+            raise ValueError(f"there is no {TITLES[axis.name]} {value!r}")
+    return setting
 
 
 def _request(record: dict[str, Any]) -> Request:

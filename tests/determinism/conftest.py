@@ -32,6 +32,11 @@ class Silent:
         pass
 
 
+@pytest.fixture
+def observer() -> Silent:
+    return Silent()
+
+
 @pytest.fixture(scope="session")
 def prompts() -> list[Request]:
     """Eight of the embedded prompts."""
