@@ -7,6 +7,7 @@ command, since they bring torch and rich, and `--help` answers without them.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,6 @@ from detgen.cli import options
 
 if TYPE_CHECKING:
     from detgen.engine.config import EngineConfig
-    from detgen.engine.request import Request
 
 EPILOG = "\n".join(
     (
@@ -134,9 +134,13 @@ def verify_command(
     from detgen.engine.config import EngineConfig, EngineError
     from detgen.engine.request import RequestError
 
-    chosen = [name for name, given in _modes(against, probe, contrast, replay) if given]
-    if len(chosen) > 1:
-        raise typer.BadParameter(f"{' and '.join(chosen)} cannot be given together")
+    modes = {"--against": against, "--probe": probe, "--contrast": contrast, "--replay": replay}
+    extent = {"--full": full, "--minutes": minutes, "--axis": axis, "--seed": seed}
+    read = {} if contrast else {"--limit": limit} if against else {"PROMPTS": prompts, "--limit": limit}
+    models = {"--target": target, "--draft": draft} if replay else {}
+    _refuse_idle(modes, extent | read | models)
+    for path in (json_file, save):
+        _refuse_unwritable(path)
     with open_display(quiet=True) as display:
         from detgen.determinism import CheckError
         from detgen.prompts import PromptsError
@@ -159,58 +163,57 @@ def verify_command(
             elif probe:
                 result, equal = _probe(config)
             elif contrast:
-                result, equal = _contrast(config, _requests(prompts, limit), quiet)
+                result, equal = _contrast(config, prompts, limit, quiet)
             else:
-                requests = _requests(prompts, limit)
-                result, equal = _check(config, requests, full, seed, minutes, axis or [], save, quiet)
-            if json_file is not None:
-                json_file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
-        except (
-            CheckError, EngineError, PromptsError, RequestError
-        ) as error:  # fmt: skip
+                result, equal = _check(config, prompts, limit, full, seed, minutes, axis or [], save, quiet)
+        except (CheckError, EngineError, PromptsError, RequestError) as error:
             display.error(str(error))
             raise typer.Exit(options.REFUSED) from None
         except OSError as error:
-            display.error(f"cannot write {error.filename}: {error.strerror}")
+            display.error(f"cannot write {error.filename or 'the result'}: {error.strerror}")
             raise typer.Exit(options.REFUSED) from None
         except KeyboardInterrupt:
+            display.console.print("detgen: interrupted; nothing was concluded", soft_wrap=True)
             raise typer.Exit(options.INTERRUPTED) from None
-    if not equal:
-        raise typer.Exit(options.FAILED)
+        status = 0 if equal else options.FAILED
+        try:
+            if json_file is not None:
+                json_file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
+        except OSError as error:
+            display.error(f"cannot write {json_file}: {error.strerror}")
+            status = status or options.REFUSED
+    raise typer.Exit(status)
 
 
-def _modes(against: Path | None, probe: bool, contrast: bool, replay: Path | None) -> list[tuple[str, bool]]:
-    return [
-        ("--against", against is not None),
-        ("--probe", probe),
-        ("--contrast", contrast),
-        ("--replay", replay is not None),
-    ]
-
-
-def _requests(prompts: str | None, limit: int | None) -> list[Request]:
-    """The prompts that can be read; the embedded ones where none are named.
+def _refuse_idle(modes: dict[str, Any], others: dict[str, Any]) -> None:
+    """Refuse two things to do at once, and options that what is to be done does not heed.
 
     Raises:
-        PromptsError: none can be read.
+        typer.BadParameter: naming them.
     """
-    from detgen.engine.request import SamplingParams
-    from detgen.models import DEMO
-    from detgen.prompts import BadLine, PromptsError, open_prompts
+    chosen, idle = ([name for name, given in options.items() if given] for options in (modes, others))
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"{' and '.join(chosen)} cannot be given together")
+    if chosen and idle:
+        raise typer.BadParameter(f"{idle[0]} has no effect with {chosen[0]}; leave it out")
 
-    source = open_prompts(prompts or str(DEMO / "prompts.jsonl"))
-    most = limit or 96  # no check uses more
-    items = list(source.read(SamplingParams(), most))
-    found = [item for item in items if not isinstance(item, BadLine)]
-    if not found:
-        bad = next((item.error for item in items if isinstance(item, BadLine)), "it is empty")
-        raise PromptsError(f"no prompts in {source.given}: {bad}")
-    return found
+
+def _refuse_unwritable(path: Path | None) -> None:
+    """Say before the work, not behind it, that a file cannot be written.
+
+    Raises:
+        typer.BadParameter: naming it.
+    """
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"cannot write {path}: it is a folder")
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise typer.BadParameter(f"cannot write {path}: there is no folder {path.absolute().parent} to write to")
 
 
 def _check(
     config: EngineConfig,
-    requests: list[Request],
+    prompts: str | None,
+    limit: int | None,
     full: bool,
     seed: int,
     minutes: float | None,
@@ -219,16 +222,20 @@ def _check(
     quiet: bool,
 ) -> tuple[dict[str, Any], bool]:
     from detgen.determinism import replay, report
-    from detgen.determinism.session import read_pool, run_check
+    from detgen.determinism.session import read_pool, read_requests, run_check
 
     extent: Any = "full" if full else "quick"
-    pool = read_pool(requests, extent)
-    session = run_check(config, pool, extent, seed, minutes, axes, report.Progress(quiet=quiet))
+    progress = report.Progress(quiet=quiet)
+    pool = read_pool(read_requests(prompts, limit, progress), extent)
+    session = run_check(config, pool, extent, seed, minutes, axes, progress)
     console = report.make_console()
     report.show_check(session, console)
     for finding in session.findings:
-        replay.save(save, finding, session.check.config, pool, seed, session.engine.profile())
-        console.print(f"detgen verify-determinism --replay {save}", soft_wrap=True)
+        try:
+            replay.save(save, finding, session.check.config, pool, seed, session.engine.profile())
+            console.print(f"detgen verify-determinism --replay {save}", soft_wrap=True)
+        except OSError as error:
+            console.print(f"cannot write {save}: {error.strerror}", soft_wrap=True)
     return session.as_dict(), not session.result.failures
 
 
@@ -269,15 +276,18 @@ def _probe(config: EngineConfig) -> tuple[dict[str, Any], bool]:
     return {"equal": True, **engine.probe_report(), **found.as_dict()}, True
 
 
-def _contrast(config: EngineConfig, requests: list[Request], quiet: bool) -> tuple[dict[str, Any], bool]:
+def _contrast(config: EngineConfig, prompts: str | None, limit: int | None, quiet: bool) -> tuple[dict[str, Any], bool]:
     from dataclasses import asdict, replace
 
     from detgen.determinism import report
     from detgen.determinism.contrast import SIZES, contrast
+    from detgen.determinism.session import read_requests
     from detgen.engine import Engine
 
+    progress = report.Progress(quiet=quiet)
+    requests = read_requests(prompts, limit, progress)
     engine = Engine(replace(config, batch_size=max(SIZES)))
-    found = contrast(config, engine, requests[:64], 128, report.Progress(quiet=quiet).message)
+    found = contrast(config, engine, requests[:64], 128, progress.message)
     report.show_contrast(found, report.make_console())
     equal = not any(found[-1].changed.values())
     return {"equal": equal, "contrast": [asdict(c) for c in found]}, equal

@@ -17,7 +17,9 @@ from detgen.determinism.prompts import Pool, make_pool
 from detgen.determinism.running import Subject
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig, EngineError
-from detgen.engine.request import Request
+from detgen.engine.request import Request, SamplingParams
+from detgen.models import DEMO
+from detgen.prompts import BadLine, PromptsError, open_prompts
 
 Extent = Literal["quick", "full"]
 
@@ -85,6 +87,28 @@ class Session:
             "profile": self.engine.profile(),
             "probe": self.engine.probe_report(),
         }
+
+
+def read_requests(prompts: str | None, limit: int | None, observer: Observer) -> list[Request]:
+    """The prompts that can be read, no more than a check uses; the embedded ones where none are named.
+
+    Args:
+        prompts: as `run` takes them.
+        limit: most prompts.
+        observer: is told what is left out.
+
+    Raises:
+        PromptsError: none can be read.
+    """
+    source = open_prompts(prompts or str(DEMO / "prompts.jsonl"))
+    items = list(source.read(SamplingParams(), min(limit or _PROMPTS["full"], _PROMPTS["full"])))
+    found = [item for item in items if not isinstance(item, BadLine)]
+    bad = [item.error for item in items if isinstance(item, BadLine)]
+    if not found:
+        raise PromptsError(f"no prompts in {source.given}: {bad[0] if bad else 'it is empty'}")
+    if bad:
+        observer.message(f"{len(bad)} of {len(items)} prompts cannot be read and are left out; {bad[0]}")
+    return found
 
 
 def read_pool(requests: list[Request], extent: Extent) -> Pool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,13 +45,7 @@ def test_one_axis(prompts: Path) -> None:
 
 def test_difference_is_shown_and_replayed(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 1, the finding on the screen, a file that shows it again; once mended, the file says so and exits with 0."""
-    watched = Watching.committed
-
-    def faulty(self: Watching, seq: object, first: int, logits: object) -> None:
-        slot = seq.slot  # type: ignore[attr-defined]
-        watched(self, seq, first, logits + slot)  # type: ignore[arg-type, operator]
-
-    monkeypatch.setattr(Watching, "committed", faulty)
+    monkeypatch.setattr(Watching, "committed", _noisy(Watching.committed))
     result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "batch", "-q", "--save", "d.json"])
     assert result.exit_code == 1, result.output
     assert "settings differ" in result.output
@@ -101,6 +98,15 @@ def test_probe() -> None:
     [
         (["--axis", "weather"], "no axis 'weather'; the axes are batch, order"),
         (["--probe", "--contrast"], "--probe and --contrast cannot be given together"),
+        (["--probe", "--axis", "slot"], "--axis has no effect with --probe; leave it out"),
+        (["prompts.jsonl", "--replay", "prompts.jsonl"], "PROMPTS has no effect with --replay; leave it out"),
+        (["--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
+        (["--json", "."], "cannot write .: it is a folder"),
+        (["--save", "."], "cannot write .: it is a folder"),
+        (["--minutes", "0"], "--minutes"),
+        (["empty.jsonl"], "no prompts in empty.jsonl: it is empty"),
+        (["broken.jsonl"], "broken.jsonl:1: not valid JSON"),
+        (["--replay", "."], ". is no file"),
         (["--against", "nowhere"], "nowhere holds no manifest.json"),
         (["--replay", "nowhere.json"], "cannot read nowhere.json"),
         (["--replay", "prompts.jsonl"], "no reproduction file"),
@@ -109,11 +115,56 @@ def test_probe() -> None:
     ],
 )
 def test_refused(prompts: Path, arguments: list[str], message: str) -> None:
-    """Exit 2 with one line that names what is wrong."""
+    """Exit 2 with one line that names what is wrong, before anything is computed."""
+    Path("empty.jsonl").write_text("")
+    Path("broken.jsonl").write_text('{"prompt": ')
     result = RUNNER.invoke(app, ["verify-determinism", *arguments])
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.replace("│", " ").split())
     assert "Traceback" not in result.output
+
+
+def test_lines_that_are_left_out(prompts: Path) -> None:
+    """The check goes on with the others, and says so."""
+    with prompts.open("a") as file:
+        file.write('{"prompt": \n')
+    result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "slot"])
+    assert result.exit_code == 0, result.output
+    assert "1 of 3 prompts cannot be read and are left out; prompts.jsonl:3: not valid JSON" in result.stderr
+
+
+def test_interrupted(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, and the exit status of an interruption."""
+
+    def interrupt(self: Watching, *arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Watching, "committed", interrupt)
+    result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "slot", "-q"])
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert result.stderr == "detgen: interrupted; nothing was concluded\n"
+
+
+def test_difference_that_cannot_be_saved(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shown all the same, and the exit status says so."""
+    monkeypatch.setattr(Watching, "committed", _noisy(Watching.committed))
+    monkeypatch.setattr(Path, "write_text", _full)
+    arguments = ["verify-determinism", str(prompts), "--axis", "slot", "-q", "--save", "d.json", "--json", "r.json"]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    assert "settings differ" in result.stdout
+    assert "cannot write d.json: No space left on device" in result.stdout
+    assert "cannot write r.json: No space left on device" in result.stderr
+
+
+def _noisy(committed: Callable[..., None]) -> Callable[..., None]:
+    """Another value for each slot."""
+    return lambda self, seq, first, logits: committed(self, seq, first, logits + seq.slot)
+
+
+def _full(path: Path, *arguments: object, **options: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def test_help_is_quick_and_complete() -> None:
