@@ -2,7 +2,8 @@
 
 This is the scheme of LLM-42 (arXiv 2601.17768, section 3): the fast path decodes with whatever kernels the live
 batch happens to take and writes provisional KV entries, which verification overwrites with canonical ones. Requests
-that need no determinism ride in the same batch and are never verified.
+that need no determinism ride in the same batch and are never verified; where another drafter is at work, they ride in
+the canonical passes, which cost less than passes of their own.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ class FastPath:
     Args:
         forward: passes of the target.
         riders: the sequences that are never verified and have a token to decode.
-        commit: takes the riders' logits, float32 [riders, vocabulary], after each pass.
+        commit: takes the riders' windows and logits, float32 [riders, vocabulary], after each pass.
     """
 
     def __init__(
         self,
         forward: Passes,
         riders: Callable[[], Sequence[Drafting]],
-        commit: Callable[[torch.Tensor], None],
+        commit: Callable[[list[Window], torch.Tensor], None],
     ) -> None:
         self._forward = forward
         self._riders = riders
@@ -50,7 +51,7 @@ class FastPath:
             return []
         logits = self._forward.run(windows, FREE_SHAPES)
         if riders:
-            self._commit(logits[len(drafting) :])
+            self._commit(windows[len(drafting) :], logits[len(drafting) :])
         if not drafting:
             return []
         choices = [seq.choice(len(draft)) for seq, draft in drafting]

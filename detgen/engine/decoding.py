@@ -5,7 +5,9 @@ Knows sequences and passes; knows neither text files nor how a model is loaded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -13,7 +15,8 @@ import torch
 from detgen.drafters.fast_path import FastPath
 from detgen.drafters.protocol import Draft, Drafter
 from detgen.engine.forward import Forward
-from detgen.engine.request import TokenLogprobs, TokenRecord
+from detgen.engine.logprobs import token_logprobs
+from detgen.engine.request import TokenRecord
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
@@ -22,6 +25,8 @@ from detgen.engine.verification import Verdict, record, verify
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.sampling import choose, leads, scores
 
+_NO_DRAFT = Draft([], "none")
+
 
 class Trace(Protocol):
     """Sees the canonical values behind what is committed; for proofs and tests."""
@@ -29,7 +34,7 @@ class Trace(Protocol):
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
         """float32 [n, vocabulary] logits behind committed tokens first, first + 1, ... of the completion.
 
-        Those of a sequence that is not deterministic are the fast path's from its second token on.
+        Those of a sequence that is not deterministic may be the fast path's from its second token on.
         """
         ...
 
@@ -76,6 +81,7 @@ class Decoding:
         self.trace: Trace | None = None
         self._done: list[Sequence] = []
 
+    @torch.inference_mode()
     def step(self) -> list[Sequence]:
         """One round.
 
@@ -88,15 +94,17 @@ class Decoding:
         self._stats.peak_live = max(self._stats.peak_live, len(live))
         drafting = [s for s in live if s.generated and s.deterministic]
         drafts = self._draft(drafting)
-        if self.riders() and self.fast is not None and not (self._drafts_by_fast_path and drafting):
-            self.fast.decode([])
         windows = [
             Window(s.slot, len(s.tokens) - 1, [s.tokens[-1], *drafts[s.slot].tokens], len(drafts[s.slot].tokens) + 1)
             for s in drafting
         ]
+        if not drafting and self.fast is not None:
+            self.fast.decode([])
+        elif not self._drafts_by_fast_path:
+            windows += [Window(s.slot, len(s.tokens) - 1, s.tokens[-1:], 1) for s in self.riders()]
         for batch in self._scheduler.pack(windows):
             logits = self._target.run(batch, self._shapes)
-            self._verify(batch, logits, drafts)
+            self.commit(batch, logits, drafts)
         done, self._done = self._done, []
         return done
 
@@ -117,8 +125,14 @@ class Decoding:
         drafts = self.drafter.draft(seqs, lengths)
         return {s.slot: draft for s, draft in zip(seqs, drafts, strict=True)}
 
-    def _verify(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft]) -> None:
-        """Commit what the canonical logits say of each window, roll back the rest."""
+    def commit(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft]) -> None:
+        """Commit what the logits say of each window, roll back the rest.
+
+        Args:
+            batch: the windows of a canonical pass, or those of riders in a pass of the fast path.
+            logits: float32 [sum of the windows' `logits`, vocabulary] of the pass; overwritten.
+            drafts: by slot.
+        """
         judged = [(w, self._scheduler.live[w.slot]) for w in batch]
         choices = [choice for w, seq in judged for choice in seq.choices(w.logits)]
         if not choices:
@@ -137,22 +151,17 @@ class Decoding:
             if not w.logits:
                 continue
             drafted, name = drafts.get(w.slot, _NO_DRAFT)
-            pending: list[int] = []
-
-            def ends(token: int, seq: Sequence = seq, pending: list[int] = pending) -> bool:
-                pending.append(token)
-                return self._stopping.ends(seq, pending)
-
-            verdict = verify(drafted, tokens[row : row + w.logits], ends)
-            verdicts.append((seq, verdict, drafted, name, row))
-            rows += range(row, row + len(verdict.tokens))
+            verdict = verify(drafted, tokens[row : row + w.logits], partial(self._stopping.ends, seq))
+            verdicts.append((seq, verdict, drafted, name))
+            committed = range(row, row + len(verdict.tokens))
+            self._trace(seq, logits, committed)
+            rows += committed
             row += w.logits
-        committed, chosen, margins = _judge(logits, score, picked, rows)
+        logprobs, chosen, margins = _judge(logits, score, picked, rows)
         at = 0
-        for seq, verdict, drafted, name, row in verdicts:
+        for seq, verdict, drafted, name in verdicts:
             n = len(verdict.tokens)
-            self._trace(seq, logits[row : row + n])
-            self._keep_logprobs(seq, committed[at : at + n], chosen[at : at + n])
+            self._keep_logprobs(seq, logprobs, chosen, range(at, at + n))
             if seq.deterministic:
                 record(seq, verdict, drafted, name, chosen[at : at + n], margins[at : at + n])
                 self._count(seq, verdict, len(drafted), name)
@@ -168,28 +177,13 @@ class Decoding:
         self._stats.prompt_tokens += len(window.tokens)
         self._scheduler.advance(seq, window.start + len(window.tokens))
 
-    def commit_riders(self, logits: torch.Tensor) -> None:
-        """Commit one token of the fast path for each rider; logits float32 [riders, vocabulary]."""
-        riders = self.riders()
-        score = scores(logits, [s.choice() for s in riders])
-        picked = choose(score)
-        logprobs, chosen, margins = _judge(logits, score, picked, list(range(len(riders))))
-        for i, (seq, token, margin) in enumerate(zip(riders, picked.tolist(), margins, strict=True)):
-            self._stopping.ends(seq, [token])
-            self._trace(seq, logits[i : i + 1])
-            self._keep_logprobs(seq, logprobs[i : i + 1], chosen[i : i + 1])
-            self._record_unverified(seq, token, chosen[i], margin)
-            self._stats.tokens += 1
-            self._scheduler.advance(seq, len(seq.tokens) - 1)
-            self._finish(seq)
-
-    def _record_unverified(self, seq: Sequence, token: int, logprob: float, margin: float) -> None:
-        lead = margin if margin != float("inf") else None
-        seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, lead))
+    def _record_unverified(self, seq: Sequence, token: int, logprob: float, margin: float | None) -> None:
+        seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, margin))
         seq.tokens.append(token)
         seq.rounds += 1
-        self._stats.of("fast").unverified += 1
-        self._stats.of("fast").rounds += 1
+        stats = self._stats.of("fast")
+        stats.unverified += 1
+        stats.rounds += 1
 
     def _count(self, seq: Sequence, verdict: Verdict, drafted: int, name: str) -> None:
         """Add a round of a sequence to the counters."""
@@ -204,19 +198,17 @@ class Decoding:
         if self.verified is not None and drafted:
             self.verified(seq, name, verdict.accepted, verdict.tried)
 
-    def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float]) -> None:
+    def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float], rows: range) -> None:
+        """Keep those that the request wants, of its rows out of [rows, vocabulary]."""
         wanted = seq.request.params.logprobs
         if wanted is None:
             return
-        # Sorted, not topk: equal values stand in the order of their ids.
-        values, ids = torch.sort(logprobs, dim=-1, descending=True, stable=True)
-        for i, own in enumerate(chosen):
-            top = zip(ids[i, :wanted].tolist(), values[i, :wanted].tolist(), strict=True)
-            seq.logprobs.append(TokenLogprobs(own, tuple(top)))
+        part = slice(rows.start, rows.stop)
+        seq.logprobs += token_logprobs(logprobs[part], chosen[part], wanted)
 
-    def _trace(self, seq: Sequence, logits: torch.Tensor) -> None:
+    def _trace(self, seq: Sequence, logits: torch.Tensor, rows: range) -> None:
         if self.trace is not None:
-            self.trace.committed(seq, seq.generated, logits)
+            self.trace.committed(seq, seq.generated, logits[rows.start : rows.stop])
 
     def _finish(self, seq: Sequence) -> None:
         if seq.finish_reason is None:
@@ -228,17 +220,19 @@ class Decoding:
         self._done.append(seq)
 
 
-_NO_DRAFT = Draft([], "none")
-
-
 def _judge(
     logits: torch.Tensor, score: torch.Tensor, picked: torch.Tensor, rows: list[int]
-) -> tuple[torch.Tensor, list[float], list[float]]:
-    """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins."""
-    at = torch.tensor(rows, device=logits.device)
-    best = picked.index_select(0, at)
-    own = logits.index_select(0, at)
+) -> tuple[torch.Tensor, list[float], list[float | None]]:
+    """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins.
+
+    A margin is None where there was no other candidate. Logits and scores are overwritten.
+    """
+    own, best, plain = logits, picked, score is logits
+    if len(rows) < len(logits):
+        at = torch.tensor(rows, device=logits.device)
+        own, best = logits.index_select(0, at), picked.index_select(0, at)
+        score = own if plain else score.index_select(0, at)
     logprobs = torch.log_softmax(own, dim=-1)
     chosen: list[float] = logprobs.gather(-1, best[:, None])[:, 0].tolist()
-    margins: list[float] = leads(own if score is logits else score.index_select(0, at), best).tolist()
+    margins = [None if math.isinf(lead) else lead for lead in leads(score, best).tolist()]
     return logprobs, chosen, margins

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class Engine:
             config.prefix_reuse,
         )
         self._decoding = Decoding(self._forward, self._shapes, self._scheduler, self.stopping, self.stats)
-        fast = FastPath(self._fast_forward, self._decoding.riders, self._decoding.commit_riders)
+        fast = FastPath(self._fast_forward, self._decoding.riders, partial(self._decoding.commit, drafts={}))
         self._decoding.fast = fast
         named: dict[str, Drafter] = {"self": SelfDrafter(fast, self._target.eos), "ngram": NgramDrafter()}
         if model:

@@ -59,7 +59,9 @@ class EngineStats:
 
     def of(self, drafter: str) -> DrafterStats:
         """The counts of one drafter, made on first use."""
-        return self.drafters.setdefault(drafter, DrafterStats())
+        if drafter not in self.drafters:
+            self.drafters[drafter] = DrafterStats()
+        return self.drafters[drafter]
 
     def total(self) -> DrafterStats:
         """The counts of all drafters together."""

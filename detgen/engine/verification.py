@@ -7,14 +7,13 @@ first that differs from the canonical choice; that choice is committed too, or, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from detgen.engine.request import Status, TokenRecord
 from detgen.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a window commits: accepted tokens, and one of the verifier's own unless the sequence ended before it.
 
     Attributes:
@@ -38,30 +37,38 @@ class Verdict:
         return self.accepted + (self.statuses[-1] == "corrected")
 
 
-def verify(drafted: list[int], chosen: list[int], ends: Callable[[int], bool]) -> Verdict:
+def verify(drafted: list[int], chosen: list[int], ends: Callable[[list[int]], bool]) -> Verdict:
     """Compare a draft with the canonical choices.
 
     Args:
         drafted: k drafted tokens.
         chosen: k + 1 canonical choices: the one in place of each drafted token, and the one behind them all.
-        ends: whether the sequence ends with this committed token: called once for each, in order.
+        ends: whether the sequence ends with the last of the tokens committed so far: called once for each, in order.
 
     Returns:
         The verdict; committing stops at a token that ends the sequence.
     """
+    if not drafted:
+        ends(chosen)
+        return Verdict(chosen, ["plain"], [])
     tokens: list[int] = []
     statuses: list[Status] = []
     for i, token in enumerate(chosen):
         agrees = i < len(drafted) and drafted[i] == token
         tokens.append(token)
-        statuses.append("accepted" if agrees else "corrected" if i < len(drafted) else "bonus" if drafted else "plain")
-        if ends(token) or not agrees:
+        statuses.append("accepted" if agrees else "corrected" if i < len(drafted) else "bonus")
+        if ends(tokens) or not agrees:
             break
     return Verdict(tokens, statuses, drafted[len(tokens) :])
 
 
 def record(
-    seq: Sequence, verdict: Verdict, drafted: list[int], drafter: str, logprobs: list[float], margins: list[float]
+    seq: Sequence,
+    verdict: Verdict,
+    drafted: list[int],
+    drafter: str,
+    logprobs: list[float],
+    margins: list[float | None],
 ) -> None:
     """Append the verdict to the sequence's tokens and acceptance log.
 
@@ -71,13 +78,12 @@ def record(
         drafted: the draft it judged.
         drafter: who drafted.
         logprobs: of each committed token.
-        margins: of each committed token; inf where there was no other candidate.
+        margins: of each committed token; None where there was no other candidate.
     """
     first = seq.generated
     for i, (token, status) in enumerate(zip(verdict.tokens, verdict.statuses, strict=True)):
         seen = drafted[i] if i < len(drafted) else None
-        margin = margins[i] if margins[i] != float("inf") else None
-        seq.records.append(TokenRecord(first + i, seq.rounds, token, drafter, seen, status, logprobs[i], margin))
+        seq.records.append(TokenRecord(first + i, seq.rounds, token, drafter, seen, status, logprobs[i], margins[i]))
     behind = first + len(verdict.tokens)
     for i, token in enumerate(verdict.rolled_back):
         seq.records.append(TokenRecord(behind + i, seq.rounds, None, drafter, token, "rolled_back", None, None))

@@ -29,13 +29,13 @@ def tile_area(slots: int, width: int, keys: int) -> int:
 
 
 class Piece(NamedTuple):
-    """Tokens of one window that stand in one tile; `whole` if they are all of it or its end."""
+    """Tokens of one window that stand in one tile: its `part`-th full piece, counted from 0, or its end, part -1."""
 
     tokens: int
     slot: int
     start: int
     row: int
-    whole: bool
+    part: int
 
 
 @dataclass(slots=True)
@@ -238,19 +238,26 @@ def pieces(spans: list[tuple[int, int, int]], most: int) -> list[Piece]:
     for slot, start, tokens in spans:
         for at in range(0, tokens, most):
             n = min(most, tokens - at)
-            found.append(Piece(n, slot, start + at, row + at, at + n == tokens))
+            found.append(Piece(n, slot, start + at, row + at, -1 if at + n == tokens else at // most))
         row += tokens
     return found
 
 
 def group_pieces(found: list[Piece]) -> list[list[Piece]]:
-    """The pieces that share a tile: the shorter ones together, the longer ones alone.
+    """The pieces that share a tile, of pieces that are the same part of their windows; no slot has two in one."""
+    parts: dict[int, list[Piece]] = {}
+    for p in found:
+        parts.setdefault(p.part, []).append(p)
+    return [group for members in parts.values() for group in _share(members)]
 
-    A shared tile is as wide as its longest piece over all slots that it spans; a tile of its own costs a call. No
-    slot has two pieces in one tile.
+
+def _share(pieces: list[Piece]) -> list[list[Piece]]:
+    """Pieces of different slots: the shorter ones together, the longer ones likewise; alone where that is cheaper.
+
+    A shared tile is as wide as its longest piece over all slots that it spans; a tile of its own costs a call.
     """
-    order = sorted(p for p in found if p.whole)
-    keys = max(p.start + p.tokens for p in found)
+    order = sorted(pieces)
+    keys = max(p.start + p.tokens for p in order)
     alone = best = sum(tile_area(1, p.tokens, p.start + p.tokens) for p in order)
     first, last, shared = order[0].slot, -1, 0
     for count, p in enumerate(order, 1):
@@ -259,5 +266,6 @@ def group_pieces(found: list[Piece]) -> list[list[Piece]]:
         cost = tile_area(last + 1 - first, p.tokens, keys) + alone
         if cost < best:
             best, shared = cost, count
-    together = [order[:shared]] if shared else []
-    return together + [[p] for p in order[shared:]] + [[p] for p in found if not p.whole]
+    if not shared:
+        return [[p] for p in order]
+    return [order[:shared], *(_share(order[shared:]) if shared < len(order) else [])]

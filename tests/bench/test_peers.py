@@ -69,8 +69,8 @@ def test_counts_are_those_of_the_job_alone(source: ModelSource, job: Job) -> Non
 def test_partly_verified_jobs_mix(source: ModelSource, job: Job) -> None:
     mixed = replace(job, deterministic=(True, False, True, False, True), batch_size=4)
     outcome = run("detgen", "none", source, mixed)
-    assert outcome.counts["fast_passes"] > 0
     assert outcome.counts["target_passes"] > 0
+    assert outcome.passes < run("detgen", "none", source, replace(mixed, deterministic=(False,) * 5)).passes
 
 
 def test_assisted_generation_runs_the_embedded_pair_alone(source: ModelSource, job: Job) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from detgen.drafters.fast_path import FastPath, SelfDrafter
+from detgen.kernels.packing import Window
 
 
 def test_drafts_and_riders_share_passes(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -20,7 +21,8 @@ def test_drafts_and_riders_share_passes(predictable: Any, draftable: Callable[..
     ridden = [s.tokens + s.wanted(3) for s in riders]
     before = [list(s.tokens) for s in drafting]
 
-    def commit(logits: torch.Tensor) -> None:
+    def commit(windows: list[Window], logits: torch.Tensor) -> None:
+        assert [w.slot for w in windows] == [s.slot for s in riders]
         assert len(logits) == len(riders)
         for seq, token in zip(riders, logits.argmax(-1).tolist(), strict=True):
             seq.tokens.append(token)
@@ -36,13 +38,13 @@ def test_stops_at_an_end(predictable: Any, draftable: Callable[..., Any]) -> Non
     seq = draftable(0, [1, 2, 3])
     predictable.slots[0] = dict(enumerate(seq.tokens))
     want = seq.wanted(5)
-    drafter = SelfDrafter(FastPath(predictable, lambda: [], lambda _: None), frozenset({want[1]}))
+    drafter = SelfDrafter(FastPath(predictable, lambda: [], lambda *_: None), frozenset({want[1]}))
     assert [d.tokens for d in drafter.draft([seq], [5])] == [want[: want.index(want[1]) + 1]]
     assert [d.tokens for d in drafter.draft([seq], [0])] == [[]]
 
 
 def test_nothing_to_do_runs_no_pass(predictable: Any) -> None:
-    assert FastPath(predictable, lambda: [], lambda _: None).decode([]) == []
+    assert FastPath(predictable, lambda: [], lambda *_: None).decode([]) == []
     assert predictable.passes == []
 
 
@@ -52,6 +54,6 @@ def test_a_round_without_drafts(predictable: Any, draftable: Callable[..., Any])
     predictable.slots[5] = dict(enumerate(rider.tokens))
     want = rider.wanted(1)
     got: list[int] = []
-    fast = FastPath(predictable, lambda: [rider], lambda logits: got.extend(logits.argmax(-1).tolist()))
+    fast = FastPath(predictable, lambda: [rider], lambda _, logits: got.extend(logits.argmax(-1).tolist()))
     assert fast.decode([]) == []
     assert got == want

@@ -286,7 +286,7 @@ def test_stats_add_up(settings: dict[str, Any]) -> None:
     assert 1 < stats.peak_live <= 4
     assert stats.live == 0
     assert stats.rows >= stats.padding_rows + stats.prompt_tokens
-    assert stats.fast_passes > 0
+    assert stats.fast_passes > 0 or settings["drafter"] != "self"
     assert stats.target_passes > 0
     assert (stats.draft_passes > 0) <= (settings["drafter"] in ("model", "auto"))
     for c in done:

@@ -11,7 +11,7 @@ from detgen.engine.stats import count_records
 from detgen.engine.verification import record, verify
 
 
-def never(_: int) -> bool:
+def never(_: list[int]) -> bool:
     return False
 
 
@@ -39,7 +39,7 @@ def test_no_draft_is_plain_decoding() -> None:
 
 def test_an_end_inside_the_draft() -> None:
     """Nothing stands behind a token that ends the sequence, agreeing drafts included."""
-    verdict = verify([1, 2, 3], [1, 2, 3, 4], lambda token: token == 2)
+    verdict = verify([1, 2, 3], [1, 2, 3, 4], lambda tokens: tokens[-1] == 2)
     assert (verdict.tokens, verdict.statuses, verdict.rolled_back) == ([1, 2], ["accepted"] * 2, [3])
 
 
@@ -59,9 +59,10 @@ def test_equals_one_token_at_a_time(both: tuple[list[int], list[int]], last: int
     drafted, chosen = both
     asked: list[int] = []
 
-    def ends(token: int) -> bool:
-        asked.append(token)
-        return token == last
+    def ends(tokens: list[int]) -> bool:
+        asked.append(tokens[-1])
+        assert tokens == asked
+        return tokens[-1] == last
 
     verdict = verify(drafted, chosen, ends)
     want: list[int] = []
@@ -93,7 +94,7 @@ def test_the_log_is_complete(some: list[tuple[tuple[list[int], list[int]], str]]
     for (drafted, chosen), name in some:
         verdict = verify(drafted, chosen, never)
         n = len(verdict.tokens)
-        margins = [float("inf") if t == 0 else float(t) for t in verdict.tokens]
+        margins = [float(t) or None for t in verdict.tokens]
         record(seq, verdict, drafted, name if drafted else "none", [-0.5] * n, margins)
         drafts += len(drafted)
     committed = [r for r in seq.records if r.token is not None]

@@ -123,11 +123,14 @@ def test_groups(spans: list[tuple[int, int, int]], most: int) -> None:
     groups = group_pieces(cut)
     assert sorted(p for g in groups for p in g) == sorted(cut)
     assert all(len({p.slot for p in g}) == len(g) for g in groups)
+    assert all(len({p.part for p in g}) == 1 for g in groups)
+
+    keys = {part: max(p.start + p.tokens for p in cut if p.part == part) for part in {p.part for p in cut}}
 
     @functools.cache
     def area(members: tuple[Piece, ...]) -> int:
         span = max(p.slot for p in members) - min(p.slot for p in members) + 1
-        return tile_area(span, max(p.tokens for p in members), max(p.start + p.tokens for p in cut))
+        return tile_area(span, max(p.tokens for p in members), keys[members[0].part])
 
     shared = sum(area(tuple(g)) for g in groups if len(g) > 1)
     assert shared <= sum(area((p,)) for g in groups if len(g) > 1 for p in g)

@@ -1,0 +1,58 @@
+"""Which passes the loop runs: one a round for all, where there is anything to verify."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from detgen.engine import Engine
+from detgen.engine.request import Request, SamplingParams
+
+TOKENS = 12
+
+
+def request(index: int, *, verified: bool) -> Request:
+    """A prompt that goes on to its limit."""
+    params = SamplingParams(max_tokens=TOKENS, deterministic=verified)
+    return Request(index, index, prompt=f"def add_{index}(a, b):\n", params=params)
+
+
+@pytest.fixture(scope="module")
+def base() -> Engine:
+    return Engine(batch_size=4, kv_memory=32 << 20, prefix_reuse=False)
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+def test_unverified_requests_ride_in_canonical_passes(base: Engine, drafter: str) -> None:
+    """Beside a verified request they take no passes of their own, and change nothing of it."""
+    settings: dict[str, Any] = {} if drafter == "none" else {"draft_tokens": 1}
+    engine = base.with_settings(drafter=drafter, **settings)
+    alone = engine.generate([request(0, verified=True)])[0]
+    rounds = engine.stats.target_passes
+    engine = base.with_settings(drafter=drafter, **settings)
+    beside = engine.generate([request(0, verified=True), *(request(i, verified=False) for i in (1, 2, 3))])
+    assert beside[0].token_ids == alone.token_ids
+    assert {r.status for c in beside[1:] for r in c.records} == {"unverified"}
+    assert engine.stats.target_passes == rounds
+    # Those that the accepted drafts of the verified one have outrun end by the fast path.
+    assert engine.stats.fast_passes == TOKENS - rounds
+    assert engine.stats.tokens == sum(len(c.token_ids) for c in beside) == 4 * TOKENS
+
+
+def test_unverified_requests_alone_take_the_fast_path(base: Engine) -> None:
+    """Their first token is the prompt's pass, the others are the fast path's."""
+    engine = base.with_settings(drafter="none")
+    engine.generate([request(i, verified=False) for i in range(3)])
+    assert (engine.stats.target_passes, engine.stats.fast_passes) == (1, TOKENS - 1)
+
+
+def test_unverified_requests_ride_with_drafts_of_the_fast_path(base: Engine) -> None:
+    """Where the target drafts for itself, its passes carry them, and none is added."""
+    engine = base.with_settings(drafter="self", verify_window=4)
+    engine.generate([request(0, verified=True)])
+    passes = engine.stats.target_passes, engine.stats.fast_passes
+    engine = base.with_settings(drafter="self", verify_window=4)
+    engine.generate([request(0, verified=True), request(1, verified=False)])
+    assert engine.stats.target_passes == passes[0]
+    assert engine.stats.fast_passes >= passes[1]
