@@ -171,6 +171,12 @@ class Audit:
             words = " and ".join(f"{t} {tokenizer.decode([t])!r}" for t in (m.token, m.expected))
             what = f"token {m.position}: {words.replace(' and ', ', the logits give ', 1)} (margin {m.margin:.3g})"
             self.result.add(str(audited.label), what, "tie" if tie else "differs")
+        for w in audited.wrong_logprobs:
+            tie = bool(self.result.other_profile) and w.error <= 2 * self.result.tolerance * w.scale
+            what = f"logprobs of token {w.position}: {w.written.logprob!r}, the logits give {w.expected.logprob!r}"
+            if w.written.logprob == w.expected.logprob:
+                what = f"logprobs of token {w.position}: the most likely tokens are others"
+            self.result.add(str(audited.label), what, "tie" if tie else "line")
 
     def _allowed(self, audited: Audited, mismatch: Mismatch) -> float:
         """The margin under which another profile's rounding explains a mismatch."""

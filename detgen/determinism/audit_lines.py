@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 from detgen.determinism.audit_result import AuditResult
 from detgen.determinism.auditing import Audited
 from detgen.engine import Engine
-from detgen.engine.request import Request, RequestError
+from detgen.engine.request import Request, RequestError, TokenLogprobs
 from detgen.engine.sequence import Sequence
-from detgen.outputs import read_entries
+from detgen.outputs import dump, read_entries
 from detgen.prompts import BadLine
 
 
@@ -104,7 +105,23 @@ class Lines:
             if line.get(name) != want:
                 what = f"{name} is {line.get(name)!r}, its tokens give {want!r}"
                 self.result.add(where, what[:300], "line")
-        return Audited(expected, tokens, where)
+        return Audited(expected, tokens, where, self._logprobs(where, line, expected, tokens))
+
+    def _logprobs(self, where: str, line: Any, seq: Sequence, tokens: list[int]) -> list[TokenLogprobs] | None:
+        """The log-probabilities of a line; None, with a finding if the request wants them, where there are none."""
+        wanted = seq.request.params.logprobs
+        entries = line.get("logprobs")
+        if wanted is None and entries is None:
+            return None
+        try:
+            if wanted is None or [e["token"] for e in entries] != tokens:
+                raise ValueError
+            return [
+                TokenLogprobs(_number(e["logprob"]), tuple((int(t), _number(p)) for t, p in e["top"])) for e in entries
+            ]
+        except (ValueError, TypeError, KeyError):
+            self.result.add(where, "its logprobs are not one for each token", "line")
+            return None
 
     def _fields(self, seq: Sequence, tokens: list[int]) -> dict[str, Any]:
         """What the other fields of a line must be, given its tokens."""
@@ -121,6 +138,7 @@ class Lines:
             "prompt_tokens": seq.prompt_length,
             "completion_tokens": seq.generated,
             "seed": seq.request.params.seed,
+            "metadata": json.loads(dump(seq.request.metadata)) or None,
         }
         seq.tokens[:] = prompt
         return fields
@@ -131,3 +149,8 @@ class Lines:
         if seq.request.params.stop:
             return any(stopping.ends(seq, tokens[:count]) for count in range(1, len(tokens)))
         return not stopping.eos.isdisjoint(tokens[:-1])
+
+
+def _number(value: float | None) -> float:
+    """A log-probability as a line spells it: null for minus infinity."""
+    return -math.inf if value is None else float(value)

@@ -7,13 +7,17 @@ samples side by side; each committed token must be what its logits, parameters a
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
 
 from detgen.engine import Engine
 from detgen.engine.forward import Forward
+from detgen.engine.logprobs import token_logprobs
+from detgen.engine.request import TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.packing import Shapes, Window
@@ -42,6 +46,32 @@ class Mismatch:
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class WrongLogprobs:
+    """Log-probabilities that are not what the canonical logits give.
+
+    Attributes:
+        position: index in the completion.
+        written: what the run wrote.
+        expected: what the logits give.
+        scale: see `Mismatch`.
+    """
+
+    position: int
+    written: TokenLogprobs
+    expected: TokenLogprobs
+    scale: float
+
+    @property
+    def error(self) -> float:
+        """The largest difference of the values at the same rank; inf if there are more or fewer of them."""
+        if len(self.written.top) != len(self.expected.top):
+            return math.inf
+        pairs = [(self.written.logprob, self.expected.logprob)]
+        pairs += [(a, b) for (_, a), (_, b) in zip(self.written.top, self.expected.top, strict=True)]
+        return max(abs(a - b) for a, b in pairs)
+
+
 @dataclass(slots=True)
 class Audited:
     """A sample to be judged, and what came of it.
@@ -50,13 +80,17 @@ class Audited:
         sequence: before its first token.
         tokens: its completion as the run wrote it, ids of the vocabulary.
         label: whatever the caller knows it by.
+        logprobs: as the run wrote them, one a token; None if there are none.
         mismatches: filled by `judge`.
+        wrong_logprobs: likewise; of tokens that are what they must be.
     """
 
     sequence: Sequence
     tokens: list[int]
     label: object = None
+    logprobs: list[TokenLogprobs] | None = None
     mismatches: list[Mismatch] = field(default_factory=list)
+    wrong_logprobs: list[WrongLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -96,18 +130,47 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
             stride = shapes.fit_keys(some[0].sequence.prompt_length + len(some[0].tokens))
             slots = min(max(cache.positions // stride, 1), len(some))
             cache.partition(stride, slots)
-            _judge(engine, [_Reading(a, i, [*a.sequence.tokens, *a.tokens[:-1]]) for i, a in enumerate(some[:slots])])
+            _share(engine, some[:slots])
             yield from some[:slots]
             del some[:slots]
 
 
-def _judge(engine: Engine, readings: list[_Reading]) -> None:
+def _share(engine: Engine, samples: list[Audited]) -> None:
+    """Read samples, the longest first; where there are enough, each thread takes a share of them.
+
+    A thread with passes of its own never waits for the others between two operators.
+    """
+    forward, shapes = engine.canonical
+    threads = torch.get_num_threads()
+    workers = threads if forward.device.type == "cpu" and len(samples) >= threads else 1
+    shares = []
+    slot = 0
+    for i in range(workers):  # the slots of a share are neighbours
+        share = samples[i::workers]
+        tokens = [[*a.sequence.tokens, *a.tokens[:-1]] for a in share]
+        shares.append([_Reading(a, slot + j, t) for j, (a, t) in enumerate(zip(share, tokens, strict=True))])
+        slot += len(share)
+    if workers == 1:
+        _judge(forward, shapes, shares[0])
+        return
+
+    def work(share: list[_Reading]) -> None:
+        torch.set_num_threads(1)
+        _judge(forward.counting(), shapes, share)
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(work, shares))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading]) -> None:
     """Read samples, the longest first, all up to the same position before any goes on.
 
     The windows of a pass then begin at the same position and stand in neighbouring slots, so that one attention tile
     holds them all and has hardly a place to spare.
     """
-    forward, shapes = engine.canonical
     most = shapes.most_rows
     start = 0
     while readings:
@@ -135,6 +198,11 @@ def _pass(forward: Forward, shapes: Shapes, read: list[_Reading], start: int, wi
     committed = torch.tensor([t for r, place, count in wanted for t in r.audited.tokens[place : place + count]])
     picked = _choose(logits, [(r.audited.sequence, place, count) for r, place, count in wanted])
     wrong = (picked != committed.to(picked.device)).nonzero()[:, 0].tolist()
+    at = 0
+    for r, place, count in wanted:
+        if r.audited.logprobs is not None:
+            _check_logprobs(logits[at : at + count], picked[at : at + count], r.audited, place)
+        at += count
     if not wrong:
         return
     places = [(r.audited, place + i) for r, place, count in wanted for i in range(count)]
@@ -157,6 +225,20 @@ def _choose(logits: torch.Tensor, rows: list[tuple[Sequence, int, int]]) -> torc
     if sampled:
         picked[sampled] = choose(scores(logits[sampled], choices))
     return picked
+
+
+def _check_logprobs(logits: torch.Tensor, picked: torch.Tensor, audited: Audited, place: int) -> None:
+    """Log-probabilities beside what logits, float32 [rows, vocabulary], give for the tokens picked by them."""
+    written = (audited.logprobs or [])[place : place + len(logits)]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(-1, picked[:, None])[:, 0].tolist()
+    expected = token_logprobs(logprobs, chosen, audited.sequence.request.params.logprobs or 0)
+    tokens = audited.tokens[place : place + len(logits)]
+    for i, (a, b, same) in enumerate(
+        zip(written, expected, (picked.cpu() == torch.tensor(tokens)).tolist(), strict=True)
+    ):
+        if same and a != b:
+            audited.wrong_logprobs.append(WrongLogprobs(place + i, a, b, float(logits[i].abs().max())))
 
 
 def _mismatch(logits: torch.Tensor, audited: Audited, place: int, expected: int) -> Mismatch:

@@ -11,6 +11,17 @@ from detgen.outputs.base import OutputError
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.identity import differences, model_stamp
 from detgen.outputs.journal import read_entries
+from detgen.outputs.lines import dump
 from detgen.outputs.writer import Digests, Totals, Writer
 
-__all__ = ["Digests", "OutputError", "OutputFolder", "Totals", "Writer", "differences", "model_stamp", "read_entries"]
+__all__ = [
+    "Digests",
+    "OutputError",
+    "OutputFolder",
+    "Totals",
+    "Writer",
+    "differences",
+    "dump",
+    "model_stamp",
+    "read_entries",
+]

@@ -24,7 +24,7 @@ LINES: list[dict[str, Any]] = [
     {"id": "rider", "prompt": "while True:\n", "max_tokens": 8, "deterministic": False},
     {"id": "broken", "prompt": 7},
     {"id": "too long", "prompt": "x = 1\n" * 700},
-    {"id": "last", "prompt": "return ", "max_tokens": 12},
+    {"id": "last", "prompt": "return ", "max_tokens": 12, "logprobs": 2, "note": "kept"},
 ]
 
 
@@ -126,8 +126,20 @@ def test_digest_of_outputs(folder: Path, audit: Callable[[Path], AuditResult]) -
         (lambda lines: lines[0]["token_ids"].extend([5] * 9000), "outputs.jsonl:1", "9,024 tokens, where 24 end it"),
         (lambda lines: lines[7].update(error="no"), "outputs.jsonl:8", "must be the error"),
         (lambda lines: lines[0].update(error="no"), "outputs.jsonl:1", "the prompt can run"),
+        (lambda lines: lines[9].update(metadata={"note": "other"}), "outputs.jsonl:10", "metadata is"),
+        (lambda lines: lines[9].pop("logprobs"), "outputs.jsonl:10", "not one for each token"),
+        (lambda lines: lines[0].update(logprobs=[]), "outputs.jsonl:1", "not one for each token"),
+        (lambda lines: lines[9]["logprobs"][3].update(logprob=-0.5), "outputs.jsonl:10", "logprobs of token 3: -0.5"),
+        (
+            lambda lines: lines[9]["logprobs"][3]["top"].reverse(),
+            "outputs.jsonl:10",
+            "the most likely tokens are others",
+        ),
     ],
-    ids=["swapped", "dropped", "added", "text", "shorter", "seed", "unknown", "longer", "other error", "hidden"],
+    ids=[
+        *("swapped", "dropped", "added", "text", "shorter", "seed", "unknown", "longer", "other error", "hidden"),
+        *("metadata", "no logprobs", "unasked logprobs", "logprob", "top"),
+    ],
 )
 def test_lines(
     folder: Path,
@@ -173,6 +185,13 @@ def test_other_profile(folder: Path, audit: Callable[[Path], AuditResult]) -> No
     result = audit(folder)
     assert any("torch" in line for line in result.other_profile)
     assert result.findings == []
+
+    def nudge(lines: list[dict[str, Any]]) -> None:
+        lines[9]["logprobs"][3]["logprob"] += 1e-6
+
+    edit(folder, nudge)
+    result = audit(folder)
+    assert (result.ties, result.faults) == (1, 0)
 
     edit(folder, lambda lines: lines[0]["token_ids"].__setitem__(2, 5))
     result = audit(folder)
