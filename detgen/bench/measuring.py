@@ -103,11 +103,14 @@ def measure_cell(
     rows = {setting: _row(cell, setting) for setting in cell.settings}
     turn = _Turns(cell, runner, outputs, progress, rows)
     started = time.monotonic()
-    turn.round(measured=False)
-    took = time.monotonic() - started
-    rounds = config.rounds or min(max(_whole((seconds - took) / max(took, 1e-3)), LEAST_ROUNDS), MOST_ROUNDS)
+    turn.round(measured=False)  # models are loaded in it
+    began = time.monotonic()
+    turn.round(measured=True)
+    now = time.monotonic()
+    more = _whole((seconds - (now - started)) / max(now - began, 1e-3))
+    rounds = config.rounds or min(max(1 + more, LEAST_ROUNDS), MOST_ROUNDS)
     progress.expect((rounds - LEAST_ROUNDS) * len(cell.settings))
-    for _ in range(rounds):
+    for _ in range(rounds - 1):
         turn.round(measured=True)
     _ratios(list(rows.values()))
     return list(rows.values())
