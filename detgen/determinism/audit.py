@@ -45,7 +45,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckError(f"{folder} holds no manifest.json; give the output folder of a detgen run") from None
     except (OSError, ValueError) as error:
         raise CheckError(f"cannot read {folder / 'manifest.json'}: {error}") from None

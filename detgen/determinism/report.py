@@ -72,9 +72,13 @@ def show_check(session: Session, console: Console) -> None:
     for note in session.notes:
         console.print(Text(note), soft_wrap=True)
     chosen = f"each pair of values of two axes once (seed {session.seed})" if session.covering else "one axis at a time"
+    if result.total.settings < session.covering:
+        chosen = f"{result.total.settings} of {session.covering} settings that try {chosen}"
     pool = session.check.pool.requests
     tokens = f"{pool[0].params.max_tokens} to {pool[-1].params.max_tokens} new tokens each"
-    stopped = f"; {result.stops + result.kills} runs stopped and resumed" if result.stops + result.kills else ""
+    stopped = (
+        f"; {_count(result.stops + result.kills, 'run')} stopped and resumed" if result.stops + result.kills else ""
+    )
     killed = f", {result.kills} of them by SIGKILL" if result.kills else ""
     line = f"{len(pool)} prompts of {tokens}; {chosen}{stopped}{killed}; {clock(result.seconds)}"
     console.print(Text(line, style="dim"), soft_wrap=True)
@@ -102,8 +106,12 @@ def verdict(session: Session) -> Text:
     tried = f"{total.settings} settings, {total.positions:,} positions"
     if not session.result.failures:
         return Text(f"{tried}: every bit equal", style="bold green")
-    at_least = len(session.result.failures)
-    return Text(f"{tried}: {at_least} settings differ", style="bold red")
+    failed = len(session.result.failures)
+    return Text(f"{tried}: {_count(failed, 'setting')} differ{'s' * (failed == 1)}", style="bold red")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def show_finding(finding: Finding, console: Console) -> None:
@@ -115,7 +123,8 @@ def show_finding(finding: Finding, console: Console) -> None:
         where = f"token {d.place} of the completion" if d.place >= 0 else "within the prompt"
         rows.append(("position", f"{d.position} ({where})"))
         words = [f"{t} {w}" if t is not None else "none" for t, w in zip(d.tokens, finding.words, strict=True)]
-        rows.append(("tokens", f"reference {words[0]}, here {words[1]}"))
+        if d.place >= 0:
+            rows.append(("tokens", f"reference {words[0]}, here {words[1]}"))
     for name, pair in zip(("logits, reference", "logits, here"), finding.logits, strict=False):
         rows.append((name, f"{pair[0]!r} and {pair[1]!r}"))
     rows.append(("found under", str(finding.first.setting)))

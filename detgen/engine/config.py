@@ -15,6 +15,8 @@ DrafterName = Literal["auto", "model", "self", "ngram", "none"]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 QuantName = Literal["none", "nf4", "int8"]
 
+_MOST_THREADS = 1024  # far more than a process can start end it without a word
+
 
 class EngineError(RuntimeError):
     """An engine that cannot be built as asked; the message names what and the remedy."""
@@ -79,3 +81,5 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise EngineError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.threads is not None and self.threads > _MOST_THREADS:
+            raise EngineError(f"threads must be at most {_MOST_THREADS}, got {self.threads}")

@@ -127,9 +127,8 @@ class LeanDecoder(nn.Module):
         self.kind = type(model).__name__
         self.embed_tokens: nn.Module = inner.embed_tokens
         self.layers = nn.ModuleList()
-        for i in range(
-            len(inner.layers)
-        ):  # each let go before the next is made, so that memory holds one twice at most
+        # Each layer is let go before the next is made, so that memory holds one twice at most.
+        for i in range(len(inner.layers)):
             index = inner.layers[i].self_attn.layer_idx
             self.layers.append(LeanDecoderLayer(inner.layers[i], attend, *traits[index]))
             inner.layers[i] = nn.Identity()

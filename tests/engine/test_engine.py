@@ -212,6 +212,8 @@ def test_engine_errors(demo_models: Any) -> None:
         Engine(drafter="oracle")
     with pytest.raises(EngineError, match="batch_size"):
         Engine(batch_size=0)
+    with pytest.raises(EngineError, match="threads must be at most 1024, got 100000"):
+        Engine(threads=100_000)
     with pytest.raises(EngineError, match="--drafter model needs a draft model"):
         Engine(target=demo_models.target, drafter="model")
 
