@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Event
 
 import torch
 
@@ -136,13 +137,13 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
 
 
 def _share(engine: Engine, samples: list[Audited]) -> None:
-    """Read samples, the longest first; where there are enough, each thread takes a share of them.
+    """Read samples, the longest first; where there are enough and the model allows it, a share of them in each thread.
 
     A thread with passes of its own never waits for the others between two operators.
     """
     forward, shapes = engine.canonical
     threads = torch.get_num_threads()
-    workers = threads if forward.device.type == "cpu" and len(samples) >= threads else 1
+    workers = threads if forward.model.concurrent and len(samples) >= threads else 1
     shares = []
     slot = 0
     for i in range(workers):  # the slots of a share are neighbours
@@ -150,22 +151,26 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
         tokens = [[*a.sequence.tokens, *a.tokens[:-1]] for a in share]
         shares.append([_Reading(a, slot + j, t) for j, (a, t) in enumerate(zip(share, tokens, strict=True))])
         slot += len(share)
+    stopped = Event()
     if workers == 1:
-        _judge(forward, shapes, shares[0])
+        _judge(forward, shapes, shares[0], stopped)
         return
 
     def work(share: list[_Reading]) -> None:
         torch.set_num_threads(1)
-        _judge(forward.counting(), shapes, share)
+        _judge(forward.counting(), shapes, share, stopped)
 
     try:
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(work, shares))
+            try:
+                list(pool.map(work, shares))
+            finally:
+                stopped.set()  # an interruption does not wait for whole shares
     finally:
         torch.set_num_threads(threads)
 
 
-def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading]) -> None:
+def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading], stopped: Event) -> None:
     """Read samples, the longest first, all up to the same position before any goes on.
 
     The windows of a pass then begin at the same position and stand in neighbouring slots, so that one attention tile
@@ -173,7 +178,7 @@ def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading]) -> None:
     """
     most = shapes.most_rows
     start = 0
-    while readings:
+    while readings and not stopped.is_set():
         width = most // min(len(readings), -(-most // BLOCK))
         room, read = most, list[_Reading]()
         for reading in readings:
@@ -234,10 +239,8 @@ def _check_logprobs(logits: torch.Tensor, picked: torch.Tensor, audited: Audited
     chosen = logprobs.gather(-1, picked[:, None])[:, 0].tolist()
     expected = token_logprobs(logprobs, chosen, audited.sequence.request.params.logprobs or 0)
     tokens = audited.tokens[place : place + len(logits)]
-    for i, (a, b, same) in enumerate(
-        zip(written, expected, (picked.cpu() == torch.tensor(tokens)).tolist(), strict=True)
-    ):
-        if same and a != b:
+    for i, (a, b, token, best) in enumerate(zip(written, expected, tokens, picked.tolist(), strict=True)):
+        if token == best and a != b:
             audited.wrong_logprobs.append(WrongLogprobs(place + i, a, b, float(logits[i].abs().max())))
 
 

@@ -30,7 +30,7 @@ class Setting:
         threads: CPU threads; 0 is all cores.
         process: "this", "fresh", or "resumed": stopped in a process that dies, finished by this one.
         sampling: kind of sampling of all requests; a reference of its own each.
-        riders: requests with `deterministic: false` in the same fast batch.
+        riders: requests with `deterministic: false` beside the others.
         quant: quantization of the target; a reference of its own each.
     """
 

@@ -26,7 +26,10 @@ class PlainDecoder(nn.Module):
 
     Attributes:
         kind: class of the model.
+        concurrent: several threads may run it at a time; joined and quantized layers keep some of the pass in progress.
     """
+
+    concurrent = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()

@@ -119,7 +119,10 @@ class LeanDecoder(nn.Module):
 
     Attributes:
         kind: class of the model.
+        concurrent: several threads may run it at a time: nothing of a pass is kept in it.
     """
+
+    concurrent = True
 
     def __init__(self, model: Any, attend: AttendRows, traits: Sequence[tuple[float, int | None]]) -> None:
         super().__init__()

@@ -6,12 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
+import torch
 
-from detgen import Engine, EngineConfig, SamplingParams
-from detgen.determinism import CheckError
+from detgen import Engine, EngineConfig, Request, SamplingParams
+from detgen.determinism import CheckError, auditing
 from detgen.determinism.audit import Audit, config_of, read_manifest
 from detgen.determinism.audit_result import AuditResult
 from detgen.run import RunConfig, run
@@ -88,6 +90,59 @@ def test_untouched(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
     assert 60 < result.tokens < 150
     assert result.missing == 0
     assert result.run_speed is not None
+
+
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_threads(
+    folder: Path,
+    engine: Engine,
+    audit: Callable[[Path], AuditResult],
+    monkeypatch: pytest.MonkeyPatch,
+    concurrent: bool,
+) -> None:
+    """Shares go to threads only where the model keeps nothing of a pass; torch's threads are as before."""
+    shares: list[int] = []
+    judge = auditing._judge
+
+    def watched(*args: Any) -> None:
+        shares.append(torch.get_num_threads())
+        judge(*args)
+
+    monkeypatch.setattr(auditing, "_judge", watched)
+    monkeypatch.setattr(type(engine.canonical[0].model), "concurrent", concurrent)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert audit(folder).findings == []
+        assert shares == ([1, 1] if concurrent else [2])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_interruption_stops_the_threads(folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends one share tells the others, which end before their next pass."""
+    events: list[Event] = []
+    judge = auditing._judge
+
+    def interrupted(forward: Any, shapes: Any, readings: Any, stopped: Event) -> None:
+        events.append(stopped)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auditing, "_judge", interrupted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Audit(folder, read_manifest(folder), engine, None).run()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert events[0].is_set()
+    monkeypatch.setattr(auditing, "_pass", lambda *_: pytest.fail("a pass behind the end"))
+    sequence = next(engine.sequences(Request(0, 0, prompt="import os")))
+    forward, shapes = engine.canonical
+    judge(forward, shapes, [auditing._Reading(auditing.Audited(sequence, [5]), 0, list(sequence.tokens))], events[0])
 
 
 @pytest.mark.parametrize("sample", [0, 1, 3, 4, 5])
