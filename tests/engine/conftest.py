@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from detgen import Completion, Engine, Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.probe import same_bits
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `engine_inputs`
 
 Key = tuple[str | int, int]
 

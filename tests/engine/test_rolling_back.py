@@ -1,0 +1,68 @@
+"""Drafts that are wrong: the output stays, and rolling back moves and makes no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engine_inputs import PROMPTS, Adversary, ids
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from detgen import Engine, Request, SamplingParams
+
+
+class Allocations(TorchDispatchMode):
+    """Sizes of the largest tensors that operators return in memory of their own."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()
+        self.known = known
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.known:
+                self.largest = max(self.largest, x.untyped_storage().nbytes())
+        return out
+
+
+def test_a_drafter_of_ones_own(engines: Callable[..., Engine]) -> None:
+    """A drafter from outside, given the engine's own by name: whatever it drafts, the output stays."""
+    base = engines(drafter="auto", batch_size=3)
+    given: list[Any] = []
+    engine = base.with_settings(drafter=lambda named: given.append(sorted(named)) or Adversary(), draft_tokens=5)
+    done = engine.generate(PROMPTS, max_tokens=8)
+    assert given == [["model", "ngram", "self"]]
+    assert [c.token_ids for c in done] == [c.token_ids for c in base.generate(PROMPTS, max_tokens=8)]
+    wrong = engine.stats.drafters["adversary"]
+    assert wrong.rolled_back > wrong.drafted / 2
+
+
+@pytest.mark.parametrize(
+    "settings", [{"drafter": lambda _: Adversary(), "draft_tokens": 6}, {"drafter": "self", "verify_window": 6}]
+)
+def test_truncation_allocates_nothing(
+    engines: Callable[..., Engine], observe: Callable[..., Any], settings: dict[str, Any]
+) -> None:
+    """Through hundreds of roll-backs the cache's tensors stay where they are, and none of their size is made."""
+    engine = Engine(batch_size=16, kv_memory=256 << 20, **settings)
+    caches = [passes.cache for passes in engine._prepared.passes]
+    tensors = [x for cache in caches for x in (*cache.keys, *cache.values)]
+    identities = [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in tensors]
+    some = [
+        Request(i, i, token_ids=ids(n, 3 + i), params=SamplingParams(max_tokens=24, temperature=1.0, n=2))
+        for i, n in enumerate((4, 60, 9, 200, 33, 4, 700))
+    ]
+    with Allocations({x.untyped_storage().data_ptr() for x in tensors}) as made:
+        found = observe(engine, some)
+    now = [x for cache in caches for x in (*cache.keys, *cache.values)]
+    assert [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in now] == identities
+    assert 0 < made.largest < max(size for _, _, size in identities) / 2
+    if settings["drafter"] != "self":
+        assert engine.stats.total().rolled_back > 500
+    want = observe(engines(drafter="none", batch_size=1), some)
+    for key, one in want.items():
+        assert found[key].differs(one) is None

@@ -1,0 +1,65 @@
+"""The engine's counters are those of the acceptance logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engine_inputs import PROMPTS
+
+from detgen import Engine, Request, SamplingParams
+from detgen.engine.stats import DrafterStats, count_records
+
+
+def added_up(records: list[Any]) -> dict[str, DrafterStats]:
+    """The logs of several samples together."""
+    total: dict[str, DrafterStats] = {}
+    for log in records:
+        for name, counts in count_records(log).items():
+            mine = total.setdefault(name, DrafterStats())
+            for field in DrafterStats.__slots__:
+                setattr(mine, field, getattr(mine, field) + getattr(counts, field))
+    return total
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drafter": "none"},
+        {"drafter": "ngram", "draft_tokens": 3},
+        {"drafter": "model", "draft_tokens": 4},
+        {"drafter": "self", "verify_window": 5},
+        {"drafter": "auto"},
+    ],
+    ids=lambda s: s["drafter"],
+)
+def test_stats_add_up(settings: dict[str, Any]) -> None:
+    """The acceptance logs give the engine's counters, the committed tokens, and every drafted token's fate."""
+    engine = Engine(batch_size=4, kv_memory=32 << 20, **settings)
+    some = [
+        Request(
+            i,
+            i,
+            prompt=p,
+            params=SamplingParams(max_tokens=20, temperature=0.4 * (i % 3), deterministic=i != 2, n=1 + i % 2),
+        )
+        for i, p in enumerate(PROMPTS)
+    ]
+    done = engine.generate(some)
+    stats = engine.stats
+    assert {k: v for k, v in stats.drafters.items() if v.rounds} == added_up([c.records for c in done])
+    assert stats.tokens == sum(len(c.token_ids) for c in done)
+    total = stats.total()
+    assert total.drafted == total.accepted + total.corrected + total.rolled_back
+    assert stats.tokens == total.accepted + total.corrected + total.bonus + total.plain + total.unverified
+    assert stats.prompt_tokens + stats.reused_tokens == sum(c.prompt_tokens for c in done)
+    assert stats.reused_tokens >= 3
+    assert 1 < stats.peak_live <= 4
+    assert stats.live == 0
+    assert stats.rows >= stats.padding_rows + stats.prompt_tokens
+    assert stats.fast_passes > 0 or settings["drafter"] != "self"
+    assert stats.target_passes > 0
+    assert (stats.draft_passes > 0) <= (settings["drafter"] in ("model", "auto"))
+    for c in done:
+        assert [r.token for r in c.records if r.token is not None] == list(c.token_ids)
+        assert [r.position for r in c.records if r.token is not None] == list(range(len(c.token_ids)))

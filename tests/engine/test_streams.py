@@ -1,0 +1,93 @@
+"""Streams that are left early or fail: requests are read as it goes, and the next stream has the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from engine_inputs import PROMPTS
+
+from detgen import Engine, Request, SamplingParams
+
+
+def test_a_stream_left_early(observe: Callable[..., Any], engines: Callable[..., Engine]) -> None:
+    """After closing a stream midway the engine serves the next one, with the same bits."""
+    some = [
+        Request(i, i, prompt=p, params=SamplingParams(max_tokens=12, n=2, temperature=0.7))
+        for i, p in enumerate(PROMPTS)
+    ]
+    want = observe(engines(drafter="none", batch_size=1), some)
+    engine = Engine(batch_size=3, drafter="model", draft_tokens=3, kv_memory=32 << 20)
+    for rounds in (1, 2, 5, 9):
+        stream: Any = engine.stream(some)
+        for _ in range(rounds):
+            next(stream)
+        stream.close()
+        assert engine.stats.live == 0
+        found = observe(engine, some[::-1])
+        assert len(found) == len(want)
+        for key, one in want.items():
+            assert found[key].differs(one) is None
+
+
+def test_a_source_that_fails(observe: Callable[..., Any], engines: Callable[..., Engine]) -> None:
+    """An exception while requests are read reaches the caller; the engine goes on afterwards."""
+    engine = engines(drafter="auto", batch_size=3)
+    some = [Request(i, i, prompt=p, params=SamplingParams(max_tokens=9)) for i, p in enumerate(PROMPTS)]
+
+    def broken() -> Any:
+        yield from some
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        observe(engine, broken())
+    want = observe(engines(drafter="none", batch_size=1), some)
+    for key, one in observe(engine, some).items():
+        assert one.differs(want[key]) is None
+
+
+def test_a_pass_that_fails(
+    observe: Callable[..., Any], engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception in the middle of a round, drafts and all, leaves an engine that gives the same bits."""
+    some = [Request(i, i, prompt=p, params=SamplingParams(max_tokens=24)) for i, p in enumerate(PROMPTS)]
+    want = observe(engines(drafter="none", batch_size=1), some)
+    both: list[dict[str, Any]] = [{"drafter": "self", "verify_window": 4}, {"drafter": "model", "draft_tokens": 3}]
+    for settings in both:
+        engine = Engine(batch_size=3, kv_memory=32 << 20, **settings)
+        for after in (2, 5, 8):
+            stream = engine.stream(some)
+            forward, left = engine.canonical[0], [after]
+            run = forward.run
+
+            def fails(*args: Any, run: Any = run, left: list[int] = left) -> Any:
+                out = run(*args)
+                left[0] -= 1
+                if not left[0]:
+                    raise KeyboardInterrupt
+                return out
+
+            monkeypatch.setattr(forward, "run", fails)
+            with pytest.raises(KeyboardInterrupt):
+                list(stream)
+            monkeypatch.undo()
+            for key, one in observe(engine, some).items():
+                assert one.differs(want[key]) is None
+
+
+def test_reads_as_it_goes(engines: Callable[..., Engine]) -> None:
+    """Requests are read about a batch ahead, not the whole file."""
+    engine = engines(drafter="none", batch_size=4)
+    read = []
+
+    def source() -> Any:
+        for i in range(200):
+            read.append(i)
+            yield Request(i, i, prompt=PROMPTS[i % 7], params=SamplingParams(max_tokens=2))
+
+    stream: Any = engine.stream(source())
+    done = sum(len(next(stream)) for _ in range(10))
+    stream.close()
+    assert done > 0
+    assert len(read) <= done + 3 * 4

@@ -1,0 +1,31 @@
+"""Requests and completions to write, and the lines that were written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from detgen.engine.request import Completion, Request, SamplingParams, TokenRecord
+
+
+def request(index: int, n: int = 1, **fields: Any) -> Request:
+    return Request(index=index, id=index + 1, prompt=f"prompt {index}", params=SamplingParams(n=n), **fields)
+
+
+def records(length: int) -> tuple[TokenRecord, ...]:
+    out = []
+    for p in range(length):
+        status, drafted = (("accepted", 100 + p), ("corrected", 7), ("bonus", None), ("plain", None))[p % 4]
+        out.append(TokenRecord(p, p // 4, 100 + p, "ngram" if p % 3 else "model", drafted, status, -0.5 * p, 1.25))
+    out.append(TokenRecord(length, length // 4, None, "ngram", 9, "rolled_back", None, None))
+    return tuple(out)
+
+
+def completion(req: Request, sample: int = 0, length: int = 5) -> Completion:
+    tokens = tuple(100 + p for p in range(length))
+    return Completion(req, sample, f"text {req.index}.{sample}", tokens, "length", 3, None, records(length))
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

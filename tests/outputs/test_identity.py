@@ -1,0 +1,73 @@
+"""What makes two runs the same: whatever can change an output, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detgen.engine.config import EngineConfig
+from detgen.outputs import differences, model_stamp
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    whole: dict[str, Any] = {
+        "detgen": "1",
+        "input": {"path": "p.jsonl", "format": "jsonl", "sha256": "a" * 64},
+        "parameters": {"temperature": 0.0, "limit": None},
+        "profile": {
+            "device": "cpu",
+            "threads": 2,
+            "draft": {"digest": "d"},
+            "draft_quant": "none",
+            "models": {"target": {"digest": "t", "path": "/a"}, "draft": {"digest": "d"}},
+        },
+    }
+    return {**whole, **changes}
+
+
+def test_what_cannot_change_an_output_makes_no_difference() -> None:
+    profile = {"device": "cpu", "threads": 1, "models": {"target": {"digest": "t", "path": "/b", "name": "moved"}}}
+    assert differences(manifest(), manifest(profile=profile, settings={"batch_size": 3})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"detgen": "2"}, "detgen: 1 -> 2"),
+        ({"parameters": {"temperature": 0.5, "limit": None}}, "temperature: 0.0 -> 0.5"),
+        ({"parameters": {"temperature": 0.0, "limit": 4}}, "limit: None -> 4"),
+        (
+            {"input": {"path": "q.jsonl", "format": "jsonl", "sha256": "b" * 64}},
+            "input: p.jsonl (sha256 aaaaaaaaaaaa) -> q.jsonl (sha256 bbbbbbbbbbbb)",
+        ),
+        ({"profile": {**manifest()["profile"], "device": "cuda"}}, "profile.device: cpu -> cuda"),
+        (
+            {"profile": {**manifest()["profile"], "models": {"target": {"digest": "u"}}}},
+            "profile.models.target.digest: t -> u",
+        ),
+    ],
+)
+def test_each_difference_is_named(changes: dict[str, Any], message: str) -> None:
+    assert differences(manifest(), manifest(**changes)) == [message]
+
+
+def test_a_model_stamp_notices_a_change_without_reading_the_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"1234")
+    config = EngineConfig(target=tmp_path)
+    before = model_stamp(config)
+    assert before is not None
+    assert model_stamp(replace(config, batch_size=3, drafter="none", threads=1)) == before
+    assert model_stamp(replace(config, dtype="bfloat16")) != before
+    stat = weights.stat()
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert model_stamp(config) != before
+
+
+@pytest.mark.parametrize("target", ["somebody/never-downloaded", "/missing/folder"])
+def test_a_model_that_is_not_at_hand_has_no_stamp(target: str) -> None:
+    assert model_stamp(EngineConfig(target=target)) is None

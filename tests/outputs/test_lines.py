@@ -1,0 +1,93 @@
+"""The lines of the output files: their keys, their order, their cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import timeit
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from completions import completion, records, request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen.engine.request import Completion, SamplingParams, TokenLogprobs, TokenRecord
+from detgen.outputs.journal import make_entry
+from detgen.outputs.lines import acceptance_lines, bad_line, dump, output_line, request_digest
+from detgen.prompts import BadLine
+
+
+def test_an_output_line_has_its_keys_in_order() -> None:
+    req = replace(request(4, metadata={"b": 1, "a": "é"}), params=SamplingParams(seed=9, logprobs=2))
+    logprobs = (TokenLogprobs(-0.25, ((5, -0.25), (6, -2.0))), TokenLogprobs(-1.5, ((8, -0.5), (7, -1.5))))
+    line = output_line(Completion(req, 2, "ein „Text“\n", (5, 7), "stop", 3, logprobs, ()))
+    assert line == (
+        '{"id":5,"index":4,"sample":2,"text":"ein „Text“\\n","token_ids":[5,7],"finish_reason":"stop",'
+        '"prompt_tokens":3,"completion_tokens":2,"seed":9,'
+        '"logprobs":[{"token":5,"logprob":-0.25,"top":[[5,-0.25],[6,-2.0]]},'
+        '{"token":7,"logprob":-1.5,"top":[[8,-0.5],[7,-1.5]]}],"metadata":{"b":1,"a":"é"}}\n'
+    )
+
+
+def test_an_output_line_leaves_out_what_was_not_asked_for() -> None:
+    keys = ["id", "index", "sample", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "seed"]
+    assert list(json.loads(output_line(completion(request(0))))) == keys
+
+
+def test_the_lines_of_errors() -> None:
+    failed = Completion(request(3, metadata={"k": 1}), error="too long")
+    assert output_line(failed) == '{"id":4,"index":3,"sample":0,"error":"too long","metadata":{"k":1}}\n'
+    assert bad_line(BadLine(0, 1, "x", "p:1: bad")) == '{"id":"x","index":0,"sample":0,"error":"p:1: bad"}\n'
+
+
+def test_an_acceptance_line_has_its_keys_in_order() -> None:
+    record = TokenRecord(1, 0, 8, "self", 9, "corrected", -0.125, 0.5)
+    lines = acceptance_lines(Completion(request(2), 1, "", (8,), "stop", 1, None, (record, records(0)[0])))
+    assert lines == (
+        '{"id":3,"index":2,"sample":1,"position":1,"round":0,"token":8,"drafter":"self","drafted":9,'
+        '"status":"corrected","logprob":-0.125,"margin":0.5}\n'
+        '{"id":3,"index":2,"sample":1,"position":0,"round":0,"token":null,"drafter":"ngram","drafted":9,'
+        '"status":"rolled_back","logprob":null,"margin":null}\n'
+    )
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=())), inner),
+    )
+)
+def test_whatever_is_dumped_is_json_in_utf_8(value: Any) -> None:
+    def expected(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, dict):
+            return {key: expected(part) for key, part in value.items()}
+        return [expected(part) for part in value] if isinstance(value, list) else value
+
+    line = dump(value).encode()
+    assert b"\n" not in line
+    # a lead half beside a trail half cannot be told from the character that both spell
+    assert json.dumps(json.loads(line)) == json.dumps(json.loads(json.dumps(expected(value))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": 7},
+        {"prompt": "other"},
+        {"prompt": None, "messages": [{"role": "user", "content": "prompt 0"}]},
+        {"params": SamplingParams(seed=1)},
+        {"metadata": {"a": 1}},
+    ],
+)
+def test_the_digest_covers_whatever_decides_a_line(change: dict[str, Any]) -> None:
+    assert request_digest(replace(request(0), **change)) != request_digest(request(0))
+    assert request_digest(replace(request(0), line=99)) == request_digest(request(0))
+
+
+def test_lines_cost_little_beside_a_step() -> None:
+    done = completion(request(0), length=64)
+    assert min(timeit.repeat(lambda: make_entry(done), number=20, repeat=5)) / 20 < 1e-3

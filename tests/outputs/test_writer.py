@@ -1,0 +1,163 @@
+"""The writer: any order in, input order out, nothing lost where it is stopped."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from completions import completion, lines_of, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import detgen.outputs.journal
+import detgen.outputs.writer
+from detgen.engine.request import Completion, Request
+from detgen.outputs import OutputError, OutputFolder, Writer
+from detgen.prompts import BadLine
+
+
+@given(
+    samples=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    seed=st.randoms(use_true_random=False),
+    cut=st.floats(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_order_in_input_order_out(
+    tmp_path_factory: pytest.TempPathFactory, samples: list[int], seed: Any, cut: float
+) -> None:
+    """Prompts of 0 (a bad line) to 3 samples, finished in any order, stopped anywhere and resumed."""
+    path = tmp_path_factory.mktemp("out")
+    items: list[Request | BadLine] = [
+        request(index, n=n) if n else BadLine(index, index + 1, index + 1, "bad") for index, n in enumerate(samples)
+    ]
+    expected = [(index, sample) for index, n in enumerate(samples) for sample in range(max(n, 1))]
+    with OutputFolder(path) as folder:
+        for last in (False, True):
+            with closing(Writer(folder)) as writer:
+                left = []
+                for item in items:
+                    if isinstance(item, BadLine):
+                        writer.refuse(item)
+                    elif not writer.recall(item):
+                        left += [completion(item, sample, length=item.index % 5) for sample in range(item.params.n)]
+                seed.shuffle(left)
+                for done in left if last else left[: int(cut * len(left))]:
+                    writer.finish(done)
+                    writer.commit()
+                    written = [(line["index"], line["sample"]) for line in lines_of(folder.outputs)]
+                    assert written == expected[: len(written)]
+                digests = writer.finish_all()
+                totals = writer.totals
+        assert writer.waiting == 0
+        assert writer.done == totals.prompts == len(samples)
+        assert writer.errors == totals.errors == samples.count(0)
+        assert writer.resumed + writer.fresh.samples == totals.samples == sum(samples)
+        assert [(line["index"], line["sample"]) for line in lines_of(folder.outputs)] == expected
+        assert digests.outputs == hashlib.sha256(folder.outputs.read_bytes()).hexdigest()
+        assert digests.acceptance == hashlib.sha256(folder.acceptance.read_bytes()).hexdigest()
+        assert digests.acceptance_bytes == folder.acceptance.stat().st_size
+        log = lines_of(folder.acceptance)
+        counts = Counter(line["status"] for line in log)
+        total = totals.total()
+        assert all(getattr(total, status) == counts[status] for status in ("accepted", "corrected", "bonus", "plain"))
+        assert total.rolled_back == counts["rolled_back"]
+        assert total.drafted == sum(line["drafted"] is not None for line in log)
+        tokens = {(line["index"], line["sample"]): line.get("token_ids", []) for line in lines_of(folder.outputs)}
+        for key, ids in tokens.items():
+            own = [line for line in log if (line["index"], line["sample"]) == key]
+            assert [line["token"] for line in own if line["token"] is not None] == ids
+        assert [(line["index"], line["sample"]) for line in log] == sorted(
+            (line["index"], line["sample"]) for line in log
+        )
+
+
+def test_an_error_ends_all_samples_of_a_prompt(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path / "out") as folder, closing(Writer(folder)) as writer:
+        writer.recall(request(0, n=3))
+        writer.finish(Completion(request(0, n=3), error="too long"))
+        writer.finish(completion(request(0, n=3), 1))
+        writer.finish_all()
+        assert [line.get("error") for line in lines_of(folder.outputs)] == ["too long"]
+        assert (writer.done, writer.errors, writer.totals.samples) == (1, 1, 0)
+
+
+def test_the_errors_of_an_engine_are_tried_again(tmp_path: Path) -> None:
+    """They cost nothing, and whoever gives more memory on resuming expects them to run."""
+    with OutputFolder(tmp_path / "out") as folder:
+        with closing(Writer(folder)) as writer:
+            writer.recall(request(0))
+            writer.finish(Completion(request(0), error="needs more KV memory"))
+            writer.commit()
+        with closing(Writer(folder)) as writer:
+            assert not writer.recall(request(0))
+
+
+def test_a_journal_of_other_requests_is_refused(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path / "out") as folder:
+        with closing(Writer(folder)) as writer:
+            writer.recall(request(0))
+            writer.finish(completion(request(0)))
+            writer.commit()
+        with closing(Writer(folder)) as writer, pytest.raises(OutputError, match="another prompt 1 than the input"):
+            writer.recall(replace(request(0), prompt="other"))
+
+
+def test_a_writer_is_full_when_too_much_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detgen.outputs.writer, "AHEAD_PROMPTS", 3)
+    monkeypatch.setattr(detgen.outputs.writer, "AHEAD_BYTES", 1000)
+    with OutputFolder(tmp_path / "out") as folder, closing(Writer(folder)) as writer:
+        for index in range(3):
+            assert not writer.full
+            writer.recall(request(index))
+        assert writer.full
+        for index in (2, 0, 1):
+            writer.finish(completion(request(index)))
+            writer.commit()
+            assert writer.full == (index == 2)
+        writer.recall(request(3))
+        writer.refuse(BadLine(4, 5, 5, "e" * 2000))
+        assert writer.full
+        writer.finish(completion(request(3)))
+        writer.commit()
+        assert not writer.full
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("victim", ["journal.jsonl", "outputs.jsonl", "acceptance.jsonl"])
+def test_a_full_disk_is_reported_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, number: int
+) -> None:
+    write = os.write
+
+    def half(file: int, data: Any) -> int:
+        if os.readlink(f"/proc/self/fd/{file}").endswith(victim) and len(data) > 1:
+            return write(file, data[: len(data) // 2])
+        if os.readlink(f"/proc/self/fd/{file}").endswith(victim):
+            raise OSError(number, os.strerror(number))
+        return write(file, data)
+
+    with OutputFolder(tmp_path / "out") as folder:
+        with closing(Writer(folder)) as writer:
+            for index in (0, 1):
+                writer.recall(request(index))
+            writer.finish(completion(request(0)))
+            writer.commit()
+            writer.finish(completion(request(1)))
+            monkeypatch.setattr(os, "write", half)
+            with pytest.raises(OutputError, match=rf"cannot write .*{victim}: .*; free some space and run the same"):
+                writer.commit()
+            monkeypatch.undo()
+        with closing(Writer(folder)) as writer:
+            for index in (0, 1):
+                if not writer.recall(request(index)):
+                    writer.finish(completion(request(index)))
+            writer.finish_all()
+            assert writer.resumed == (1 if victim == "journal.jsonl" else 2)
+        assert [line["index"] for line in lines_of(folder.outputs)] == [0, 1]

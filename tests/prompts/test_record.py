@@ -1,0 +1,132 @@
+"""One record: keys that are understood, and lines that cannot run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reading import DEFAULTS, error, json_values, one, read, write
+
+from detgen.engine.request import Request, SamplingParams
+from detgen.prompts import BadLine
+
+
+def test_all_keys_are_understood(tmp_path: Path) -> None:
+    line = {
+        "id": "a", "prompt": "hi", "max_tokens": 3, "temperature": 1, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "seed": 5,
+        "n": 2, "stop": ["x", "y"], "deterministic": False, "logprobs": 3, "task": "t", "tags": [1, {"a": None}],
+    }  # fmt: skip
+    assert one(tmp_path, json.dumps(line)) == Request(
+        index=0,
+        id="a",
+        prompt="hi",
+        params=SamplingParams(3, 1, 0.9, 4, 0.1, 5, 2, ("x", "y"), 3, False),
+        metadata={"task": "t", "tags": [1, {"a": None}]},
+        line=1,
+    )
+
+
+def test_null_and_absence_mean_the_default(tmp_path: Path) -> None:
+    keys = ("id", "messages", "stop", "max_tokens", "temperature", "seed", "n", "deterministic", "logprobs")
+    expected = Request(index=0, id=1, prompt="hi", params=DEFAULTS, line=1)
+    assert one(tmp_path, json.dumps({"prompt": "hi"} | dict.fromkeys(keys))) == expected
+    assert one(tmp_path, '{"prompt": "hi"}') == expected
+
+
+def test_stop_may_be_one_string_or_none_at_all(tmp_path: Path) -> None:
+    items = read(write(tmp_path, "p.jsonl", '{"prompt": "a", "stop": "x"}\n{"prompt": "a", "stop": []}'))
+    assert [item.params.stop for item in items if isinstance(item, Request)] == [("x",), ()]
+
+
+def test_chats_are_carried_whole(tmp_path: Path) -> None:
+    roles = ("system", "developer", "user", "assistant", "tool")
+    messages = [{"role": role, "content": role, "name": "n"} for role in roles]
+    item = one(tmp_path, json.dumps({"messages": messages}))
+    assert isinstance(item, Request)
+    assert item.prompt is None
+    assert item.messages == messages
+
+
+def test_the_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
+    item = one(tmp_path, '{"prompt": "a", "prompt": "b"}')
+    assert isinstance(item, Request)
+    assert item.prompt == "b"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"prompt": "a" "id": 1}', "not valid JSON: Expecting ',' delimiter at column 16"),
+        ('{"prompt": "a"', "not valid JSON: Expecting ',' delimiter at column 15"),
+        ('{"prompt": "a}', "not valid JSON: Unterminated string starting at column 12"),
+        ('{"prompt": "a"} {}', "not valid JSON: Extra data at column 17"),
+        ('{"prompt": "a", "x": NaN}', "not valid JSON: NaN is not a JSON value"),
+        ('{"prompt": "a", "x": -Infinity}', "not valid JSON: -Infinity is not a JSON value"),
+        ('{"prompt": "a", "x": 1e999}', "not valid JSON: the number 1e999 is out of range"),
+        ('{"prompt": "a", "x": ' + "1" * 5000 + "}", "not valid JSON: a number of too many digits"),
+        ("[" * 100_000, "not valid JSON: nested too deeply"),
+        ('{"prompt": "a", "x": ' + "[" * 150 + "]" * 150 + "}", "nested more than 100 deep"),
+        (b'{"prompt": "\xff"}', "not valid UTF-8 at byte 13"),
+        ('["a"]', 'a prompt must be an object such as {"prompt": "..."}, got a list'),
+        ('"a"', 'a prompt must be an object such as {"prompt": "..."}, got a string'),
+        ("null", 'a prompt must be an object such as {"prompt": "..."}, got null'),
+        ("{}", "neither prompt nor messages is given"),
+        ('{"prompt": null}', "neither prompt nor messages is given"),
+        ('{"prompt": "a", "messages": []}', "both prompt and messages are given; give one of them"),
+        ('{"prompt": ""}', "prompt is empty"),
+        ('{"prompt": 3}', "prompt must be a string, got a number"),
+        ('{"prompt": "a\\ud800b"}', r"prompt holds half a character, \ud800 at position 1"),
+        ('{"prompt": "a", "stop": "\\udc00"}', r"stop holds half a character, \udc00 at position 0"),
+        ('{"prompt": "a", "id": 1.5}', "id must be a string or a whole number, got a number"),
+        ('{"prompt": "a", "id": true}', "id must be a string or a whole number, got true or false"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens must be a whole number of at least 1, got 0"),
+        ('{"prompt": "a", "max_tokens": "9"}', "max_tokens must be a whole number of at least 1, got '9'"),
+        ('{"prompt": "a", "temperature": -1}', "temperature must be a number from 0 to 10000, got -1"),
+        ('{"prompt": "a", "stop": 5}', "stop must be a non-empty string or a list of them, got [5]"),
+        ('{"prompt": "a", "stop": ["x", ""]}', "stop must be a non-empty string or a list of them, got ['x', '']"),
+        ('{"prompt": "a", "deterministic": 1}', "deterministic must be true or false, got 1"),
+        ('{"messages": {}}', "messages must be a list, got an object"),
+        ('{"messages": []}', "messages is empty"),
+        ('{"messages": ["hi"]}', "messages[0] must be an object with role and content, got a string"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "robot", "content": "a"}]}',
+            "messages[1].role must be one of system, developer, user, assistant, tool, got 'robot'",
+        ),
+        (
+            '{"messages": [{"content": "a"}]}',
+            "messages[0].role must be one of system, developer, user, assistant, tool, got nothing",
+        ),
+        ('{"messages": [{"role": ["user"], "content": "a"}]}', "messages[0].role must be one of"),
+        ('{"messages": [{"role": "user", "content": null}]}', "messages[0].content must be a string, got null"),
+        (
+            '{"messages": [{"role": "user", "content": "\\ud83d"}]}',
+            r"messages[0].content holds half a character, \ud83d at position 0",
+        ),
+    ],
+)
+def test_a_line_that_cannot_run_says_where_and_why(tmp_path: Path, line: str | bytes, reason: str) -> None:
+    assert error(tmp_path, line).startswith(f"p.jsonl:1: {reason}")
+
+
+def test_a_bad_line_keeps_its_id_and_metadata(tmp_path: Path) -> None:
+    assert one(tmp_path, '{"id": "x", "prompt": 1, "task": "t"}') == BadLine(
+        0, 1, "x", "p.jsonl:1: prompt must be a string, got a number", {"task": "t"}
+    )
+
+
+known_keys = st.sampled_from(["id", "prompt", "messages", "stop", "n", "seed", "temperature", "top_k", "logprobs", "x"])
+
+
+@given(
+    st.lists(st.binary(max_size=40) | st.dictionaries(known_keys, json_values).map(lambda d: json.dumps(d).encode()))
+)
+@settings(max_examples=150, deadline=None)
+def test_no_line_stops_the_reader(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+    path = write(tmp_path_factory.mktemp("any"), "p.jsonl", b"\n".join([b'{"prompt": "a"}', *lines]))
+    items = read(path)
+    shown = [n for n, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
+    assert [item.line for item in items] == shown
+    assert [item.index for item in items] == list(range(len(items)))

@@ -1,0 +1,25 @@
+"""What the tests of runs share: an input with lines of every kind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `fakes`, which child processes import, too
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Good lines of one and more samples, bad lines, and a line that the engine refuses."""
+    texts = [json.dumps({"prompt": f"prompt {n}", "n": 1 + n % 5 // 4, "task": n}) for n in range(16)]
+    texts[3] = '{"prompt": 3, "id": "three"}'
+    texts[7] = "{broken"
+    texts[9] = '{"prompt": "too long", "id": "nine", "task": "t"}'
+    texts[11] = '{"messages": [{"role": "user", "content": "hi"}], "logprobs": 1}'
+    texts[12] = '{"prompt": "x", "metadata": "\\ud800"}'
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(texts))
+    return path

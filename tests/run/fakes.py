@@ -1,0 +1,140 @@
+"""An engine that computes nothing, runs with it, and what they write. Child processes import it, too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Completion, Request, SamplingParams, TokenLogprobs, TokenRecord
+from detgen.engine.stats import EngineStats
+from detgen.run import Progress, RunConfig, RunSummary, run
+
+NAMES = ("outputs.jsonl", "acceptance.jsonl", "manifest.json")
+
+
+class FakeEngine:
+    """Tokens computed from the prompt, requests finished in an order of their own."""
+
+    def __init__(self, config: EngineConfig, *, device: str = "cpu", pause: float = 0.0) -> None:
+        self.stats = EngineStats()
+        self.pulled = 0
+        self.streams = 0
+        self.on_step: Callable[[int], None] = lambda step: None
+        self._config = config
+        self._pause = pause
+        self._device = device
+
+    def profile(self) -> dict[str, Any]:
+        return {"device": self._device, "dtype": "float32", "models": {"target": {"digest": "t"}}}
+
+    def probe_report(self) -> dict[str, Any]:
+        return {"row_invariant": self._device != "odd", "rows": (4, 8)}
+
+    def draft_profile(self) -> dict[str, Any] | None:
+        return {"digest": self._config.draft}
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
+        self.streams += 1
+        source = iter(requests)
+        order = random.Random(self._config.batch_size)
+        live: list[Completion] = []
+        ended = False
+        while not ended or live:
+            while not ended and len(live) < self._config.batch_size:
+                request = next(source, None)
+                if request is None:
+                    ended = True
+                    break
+                self.pulled += 1
+                live += complete(request)
+            if live:
+                self.stats.target_passes += 1
+                self.on_step(self.stats.target_passes)
+                if self._pause:
+                    time.sleep(self._pause)
+                order.shuffle(live)
+                finished = [live.pop() for _ in range(order.randint(0, min(3, len(live))))]
+                self.stats.tokens += sum(len(each.token_ids) for each in finished)
+                yield finished
+
+
+def complete(request: Request) -> list[Completion]:
+    if request.prompt == "too long":
+        return [Completion(request, error="7 tokens, the model has room for 4")]
+    completions = []
+    for sample in range(request.params.n):
+        key = f"{request.prompt}{request.messages}{request.params}{sample}".encode()
+        tokens = tuple(hashlib.sha256(key).digest()[: request.params.max_tokens])
+        records = [
+            TokenRecord(
+                p, p // 2, token, "ngram", token if p % 2 else 0, "accepted" if p % 2 else "corrected", -0.1, 0.3
+            )
+            for p, token in enumerate(tokens)
+        ]
+        records.append(TokenRecord(len(tokens), 1, None, "ngram", 3, "rolled_back", None, None))
+        logprobs = None
+        if request.params.logprobs is not None:
+            logprobs = tuple(TokenLogprobs(-0.1, ((token, -0.1),)) for token in tokens)
+        text = "".join(map(chr, tokens))
+        completions.append(Completion(request, sample, text, tokens, "length", 4, logprobs, tuple(records)))
+    return completions
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.reports: list[Progress] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def progress(self, progress: Progress) -> None:
+        self.reports.append(replace(progress, stats=replace(progress.stats)))
+
+
+def config(prompts: Path | str, output: Path | None, *, batch_size: int = 4, **changes: Any) -> RunConfig:
+    fields: dict[str, Any] = {"params": SamplingParams(max_tokens=3), **changes}
+    return RunConfig(str(prompts), output, engine=EngineConfig(batch_size=batch_size), **fields)
+
+
+def go(
+    prompts: Path | str, output: Path | None, watcher: Watcher | None = None, *, build: Any = FakeEngine, **changes: Any
+) -> RunSummary:
+    return run(config(prompts, output, **changes), watcher or Watcher(), build_engine=build)
+
+
+def no_engine(config: EngineConfig) -> FakeEngine:
+    raise AssertionError("no model should be loaded")
+
+
+def stopping_at(step: int) -> Callable[[EngineConfig], FakeEngine]:
+    """An engine that is interrupted in a step."""
+
+    def build(config: EngineConfig) -> FakeEngine:
+        engine = FakeEngine(config)
+        engine.on_step = lambda now: os.kill(os.getpid(), signal.SIGINT) if now == step else None
+        return engine
+
+    return build
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().decode().split("\n")[:-1]]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in NAMES[:2]}
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return manifest

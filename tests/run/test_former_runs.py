@@ -1,0 +1,129 @@
+"""A folder that holds a run already: another one is refused, a finished one left alone, unless told to overwrite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import NAMES, FakeEngine, Watcher, config, content, go, no_engine, stopping_at
+
+from detgen.engine.config import EngineConfig, EngineError
+from detgen.engine.request import SamplingParams
+from detgen.run import RunError, run
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"params": SamplingParams(max_tokens=3, temperature=0.5)}, r"temperature: 0\.0 -> 0\.5"),
+        ({"params": SamplingParams(max_tokens=3, stop=("x",), seed=2)}, r"seed: 0 -> 2; stop: \[\] -> \['x'\]"),
+        ({"limit": 5}, "limit: None -> 5"),
+    ],
+)
+def test_other_parameters_are_refused_without_a_model(
+    tmp_path: Path, prompts: Path, changes: dict[str, Any], message: str, finished: bool
+) -> None:
+    out = tmp_path / "out"
+    go(prompts, out, build=FakeEngine if finished else stopping_at(4))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    state = "a finished" if finished else "an unfinished"
+    with pytest.raises(
+        RunError, match=f"holds {state} run that differs from this one: {message}. Start afresh with --over"
+    ):
+        go(prompts, out, build=no_engine, **changes)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_other_prompts_are_refused(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    go(prompts, out, build=stopping_at(4))
+    prompts.write_text('{"prompt": "other"}\n')
+    with pytest.raises(
+        RunError, match=r"input: .*prompts\.jsonl \(sha256 \w{12}\) -> .*prompts\.jsonl \(sha256 \w{12}\)"
+    ):
+        go(prompts, out, build=no_engine)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_profile_is_refused(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    out = tmp_path / "out"
+    go(prompts, out, build=FakeEngine if finished else stopping_at(4))
+    monkeypatch.setattr("detgen.run.session.model_stamp", lambda config: None)
+    with pytest.raises(RunError, match=r"profile\.device: cpu -> cuda"):
+        go(prompts, out, build=lambda config: FakeEngine(config, device="cuda"))
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    first = go(prompts, out)
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
+    monkeypatch.setattr("detgen.run.session.model_stamp", lambda config: None)  # no telling without a model
+    assert go(prompts, out).status == "already finished"
+    monkeypatch.undo()
+    (out / "journal.jsonl").write_text("left by a crash at the very end")
+    summary = go(prompts, out, build=FakeEngine)
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()} == before
+    assert summary.status == "already finished"
+    assert replace(first, status="already finished", resumed=15, seconds=0.0, target_passes=0) == replace(
+        summary, peak_memory=first.peak_memory
+    )
+
+
+def test_a_finished_run_is_recognised_without_a_model(tmp_path: Path, prompts: Path) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "config.json").write_text("{}")
+    asked = replace(config(prompts, tmp_path / "out"), engine=EngineConfig(target=target))
+    run(asked, Watcher(), build_engine=FakeEngine)
+    faster = replace(asked, engine=EngineConfig(target=target, batch_size=99))
+    assert run(faster, Watcher(), build_engine=no_engine).status == "already finished"
+    (target / "config.json").write_text('{"other": 1}')
+    with pytest.raises(AssertionError, match="no model should be loaded"):
+        run(asked, Watcher(), build_engine=no_engine)
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_a_finished_run_that_was_tampered_with_is_not_reported_as_done(
+    tmp_path: Path, prompts: Path, name: str
+) -> None:
+    out = tmp_path / "out"
+    go(prompts, out)
+    with (out / name).open("a") as file:
+        file.write("\n")
+    with pytest.raises(
+        RunError, match=rf"{name} was changed after the run had finished; start afresh with --overwrite"
+    ):
+        go(prompts, out, build=no_engine)
+    (out / name).unlink()
+    with pytest.raises(RunError, match=rf"{name} was deleted after the run had finished"):
+        go(prompts, out, build=no_engine)
+    assert go(prompts, out, overwrite=True).status == "finished"
+
+
+def test_overwrite_starts_afresh_and_spares_the_rest(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    go(prompts, out, build=stopping_at(4))
+    (out / "notes.txt").write_text("mine")
+    summary = go(prompts, out, overwrite=True, params=SamplingParams(max_tokens=2))
+    assert (summary.status, summary.resumed, summary.tokens) == ("finished", 0, 30)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_an_engine_that_cannot_be_built_costs_the_former_run_nothing(tmp_path: Path, prompts: Path) -> None:
+    def fail(config: EngineConfig) -> FakeEngine:
+        raise EngineError("no such model")
+
+    out = tmp_path / "out"
+    with pytest.raises(EngineError):
+        go(prompts, out, build=fail)
+    assert not out.exists()
+    go(prompts, out)
+    before = content(out)
+    with pytest.raises(EngineError):
+        go(prompts, out, build=fail, overwrite=True)
+    assert content(out) == before

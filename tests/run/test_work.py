@@ -1,0 +1,86 @@
+"""While a run goes on: files grow, the input is read no further than need be, memory stays as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes import NAMES, FakeEngine, content, go, lines, manifest_of, stopping_at
+
+import detgen.outputs.writer
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Completion, Request
+
+
+def test_both_files_grow_while_the_run_goes_on(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    sizes: list[tuple[int, int, str]] = []
+
+    def build(config: EngineConfig) -> FakeEngine:
+        engine = FakeEngine(config)
+        engine.on_step = lambda step: sizes.append(
+            (len(lines(out / NAMES[0])), len(lines(out / NAMES[1])), manifest_of(out)["status"])
+        )
+        return engine
+
+    go(prompts, out, build=build)
+    assert {status for *_, status in sizes} == {"running"}
+    assert len({outputs for outputs, *_ in sizes}) > 5
+    assert len({log for _, log, _ in sizes}) > 5
+
+
+def test_the_input_is_not_read_further_than_the_engine_asks(tmp_path: Path, prompts: Path) -> None:
+    engines: list[FakeEngine] = []
+
+    def build(config: EngineConfig) -> FakeEngine:
+        engines.append(stopping_at(1)(config))
+        return engines[-1]
+
+    go(prompts, tmp_path / "out", build=build)
+    assert engines[0].pulled <= 4
+
+
+def test_a_prompt_that_takes_long_bounds_what_waits_for_it(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(prompts, tmp_path / "a")
+    monkeypatch.setattr(detgen.outputs.writer, "AHEAD_PROMPTS", 2)
+    engines: list[FakeEngine] = []
+
+    def build(config: EngineConfig) -> FakeEngine:
+        engines.append(FakeEngine(config))
+        return engines[-1]
+
+    go(prompts, tmp_path / "b", build=build)
+    assert engines[0].streams > 5
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_an_engine_that_loses_a_prompt_is_not_believed(tmp_path: Path, prompts: Path) -> None:
+    class Forgetful(FakeEngine):
+        def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
+            for completions in super().stream(requests):
+                yield [each for each in completions if each.request.index != 5]
+
+    with pytest.raises(RuntimeError, match="the engine ended with"):
+        go(prompts, tmp_path / "out", build=Forgetful)
+    assert manifest_of(tmp_path / "out")["status"] == "running"
+
+
+def test_memory_does_not_grow_with_the_number_of_prompts(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import fakes as t;"
+        "s = t.go(sys.argv[1], t.Path(sys.argv[1] + '.out'), params=t.SamplingParams(max_tokens=1), batch_size=8);"
+        "print(s.prompts, s.peak_memory)"
+    )
+    peaks = {}
+    for count in (2_000, 200_000):
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("".join(f'{{"prompt": "prompt number {n}"}}\n' for n in range(count)))
+        done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+        prompts, peaks[count] = map(int, done.stdout.split())
+        assert prompts == count
+    assert peaks[200_000] - peaks[2_000] < 50 << 20
