@@ -46,6 +46,11 @@ def parse_device(text: str) -> str:
     return text
 
 
+def as_typed(error: Exception) -> str:
+    """An error's message; the setting whose range it tells is named as its option: `--batch-size must be ...`."""
+    return re.sub(r"^[a-z_]+(?= must be )", lambda name: "--" + name[0].replace("_", "-"), str(error))
+
+
 def same_command() -> str:
     """What was typed, less `--overwrite`, which would start afresh instead of going on."""
     return shlex.join(["detgen", *(word for word in sys.argv[1:] if word != "--overwrite")])

@@ -150,7 +150,7 @@ def run_command(
             )
             summary = run(RunConfig(prompts, output, params, engine, limit, overwrite), display)
         except (EngineError, RequestError, RunError) as error:
-            display.error(str(error))
+            display.error(options.as_typed(error))
             raise typer.Exit(options.REFUSED) from None
         except KeyboardInterrupt:
             display.interrupted(options.same_command())

@@ -167,7 +167,7 @@ def verify_command(
             else:
                 result, equal = _check(config, prompts, limit, full, seed, minutes, axis or [], save, quiet)
         except (CheckError, EngineError, PromptsError, RequestError) as error:
-            display.error(str(error))
+            display.error(options.as_typed(error))
             raise typer.Exit(options.REFUSED) from None
         except OSError as error:
             display.error(f"cannot write {error.filename or 'the result'}: {error.strerror}")

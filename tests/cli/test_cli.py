@@ -212,10 +212,26 @@ def test_refusals_are_one_line(run_with: Invoke, error: Exception) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", "detgen: error: no such file\n")
 
 
-def test_settings_out_of_range_are_refused_in_one_line() -> None:
-    result = invoke("run", "prompts.jsonl", "--quiet", "--top-p", "2")
-    assert result.exit_code == 2
-    assert result.stderr == "detgen: error: top_p must be a number from 0 to 1, got 2.0\n"
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--top-p", "2", "must be a number from 0 to 1, got 2.0"),
+        ("--top-p", "0", "must be above 0 (1 turns it off), got 0"),
+        ("--n", "0", "must be a whole number of at least 1, got 0"),
+        ("--batch-size", "0", "must be a whole number of at least 1, got 0"),
+        ("--threads", "5000", "must be at most 1024, got 5000"),
+    ],
+)
+def test_settings_out_of_range_are_refused_in_one_line_that_names_the_option(
+    option: str, value: str, said: str
+) -> None:
+    result = invoke("run", "prompts.jsonl", "--quiet", option, value)
+    assert (result.exit_code, result.stderr) == (2, f"detgen: error: {option} {said}\n")
+
+
+def test_only_the_range_of_a_setting_is_told_in_other_words() -> None:
+    for said in ("p.jsonl:3: max_tokens must be at least 1", "device 'x' is not supported", "no model must be"):
+        assert options.as_typed(EngineError(said)) == said
 
 
 def test_a_fault_of_detgen_keeps_its_traceback(run_with: Invoke) -> None:

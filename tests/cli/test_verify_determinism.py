@@ -112,6 +112,7 @@ def test_probe() -> None:
         (["--replay", "prompts.jsonl"], "no reproduction file"),
         (["nowhere.jsonl"], "no file nowhere.jsonl"),
         (["--target", "nowhere"], "cannot load the model nowhere"),
+        (["--threads", "0"], "error: --threads must be a whole number of at least 1"),
     ],
 )
 def test_refused(prompts: Path, arguments: list[str], message: str) -> None:
