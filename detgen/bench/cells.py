@@ -138,13 +138,14 @@ def check(config: BenchConfig) -> None:
         ("--batch-size", config.batch_sizes, 1, 4096),
         ("--deterministic-fraction", config.fractions, 1, 100),
         ("--synthetic-acceptance", config.acceptances, 0.01, 0.99),
-        ("--requests", [config.requests or 1], 1, 10**6),
-        ("--rounds", [config.rounds or 1], 1, 1000),
+        ("--requests", [config.requests], 1, 10**6),
+        ("--rounds", [config.rounds], 1, 1000),
+        ("--threads", [config.threads], 1, 1024),
         ("--max-tokens", [config.max_tokens], 2, 10**6),
-        ("--scale", [config.scale or 1.0], 1e-4, 100),
+        ("--scale", [config.scale], 1e-4, 100),
     ):
         for value in values:
-            if not least <= value <= most:
+            if value is not None and not least <= value <= most:
                 raise BenchError(f"{option} must be from {least:g} to {most:g}, got {value:g}")
     if config.random_weights is not None and (config.target or config.draft):
         raise BenchError("--random-weights takes the place of --target and --draft; give one or the other")
