@@ -5,7 +5,7 @@ It knows the counters of a run, not the engine behind them.
 
 from __future__ import annotations
 
-import sys
+import os
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -27,12 +27,24 @@ PLAIN_INTERVAL = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 
 
+class Screen(Console):
+    """A console that falls silent when nobody reads it any more, as behind `| head`, where rich's ends the process.
+
+    What a command has done is in its files and its exit code.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Show nothing from now on, nor at the end what the stream still holds."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
 def open_display(*, quiet: bool = False) -> QuietDisplay:
     """The display that suits standard error: live on a terminal, plain lines elsewhere, errors alone if `quiet`."""
-    console = Console(stderr=True, highlight=False)
+    console = Screen(stderr=True, highlight=False)
     if quiet:
         return QuietDisplay(console)
-    return LiveDisplay(console) if sys.stderr.isatty() and not console.is_dumb_terminal else PlainDisplay(console)
+    return LiveDisplay(console) if console.file.isatty() and not console.is_dumb_terminal else PlainDisplay(console)
 
 
 class QuietDisplay:
@@ -182,7 +194,7 @@ def print_summary(summary: RunSummary) -> None:
     """Print the closing figures of a run on standard output, a label and a value a line."""
     rows = list(_summary_rows(summary))
     width = max(len(label) for label, _ in rows)
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     for label, value in rows:
         console.print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
 

@@ -170,11 +170,11 @@ def bench_command(
 
     Peers take turns on the same prompts; outputs are compared while they run.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from detgen.bench.interface import BenchConfig, BenchError
     from detgen.bench.progress import BenchProgress
+    from detgen.display import Screen
     from detgen.engine.config import EngineError
 
     config = BenchConfig(
@@ -200,7 +200,7 @@ def bench_command(
         threads=threads,
         figures=figures,
     )
-    console = Console(stderr=True, highlight=False)
+    console = Screen(stderr=True, highlight=False)
     try:
         with BenchProgress(console, quiet=quiet) as observer:
             from detgen.bench.comparing import compare as compare_results
@@ -217,7 +217,7 @@ def bench_command(
         raise typer.Exit(options.INTERRUPTED) from None
     from detgen.bench.tables import render
 
-    screen = Console(highlight=False)
+    screen = Screen(highlight=False)
     if not screen.is_terminal:
         screen.width = _PIPED_WIDTH
     screen.print(render(results))

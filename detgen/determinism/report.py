@@ -15,7 +15,7 @@ from detgen.determinism.explaining import Finding
 from detgen.determinism.observing import Tally
 from detgen.determinism.probe_view import ProbeView
 from detgen.determinism.session import Session
-from detgen.display import clock
+from detgen.display import Screen, clock
 
 _INTERVAL = 10.0  # seconds between two lines of progress
 _COLOURS = ("green", "yellow", "red", "magenta", "cyan", "blue")
@@ -29,7 +29,7 @@ class Progress:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, highlight=False, quiet=quiet)
+        self._console = Screen(stderr=True, highlight=False, quiet=quiet)
         self._started = self._shown = time.monotonic()
 
     def message(self, text: str) -> None:
@@ -48,8 +48,8 @@ class Progress:
 
 def make_console() -> Console:
     """Standard output, never narrower than the tables where nobody looks."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)
+    console = Screen(highlight=False)
+    return console if console.is_terminal else Screen(highlight=False, width=120)
 
 
 def show_check(session: Session, console: Console) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -273,6 +274,22 @@ def test_a_summary_that_cannot_be_written_does_not_hide_that_the_run_is_done(
     assert result.stderr.splitlines()[-1] == (
         "detgen: error: cannot write the summary: No space left on device; the outputs are complete in some-out"
     )
+
+
+@pytest.mark.parametrize("closed", ["by the reader", "from the start"])
+def test_a_run_that_nobody_looks_at_ends_as_any_other(tmp_path: Path, closed: str) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    command = [sys.executable, "-m", "detgen", "run", str(prompts), "-o", str(tmp_path / "out"), "--max-tokens", "2"]
+    if closed == "from the start":
+        done = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(command, stdout=writer, stderr=writer, check=False)
+        os.close(writer)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["status"] == "finished"
 
 
 def test_quiet_shows_nothing(run_with: Invoke) -> None:
