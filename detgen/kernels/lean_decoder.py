@@ -1,9 +1,10 @@
 """A Llama decoder in as few operators as it takes.
 
 At the row counts of decoding, transformers' forward spends more time between its operators than in them. This one
-does the same arithmetic with fewer: query, key and value in one product, norm weights folded into the products behind
-them, the rotation as one complex product, rows without a batch axis. It stands in for the decoders named in `_PLAIN`,
-in float32 on the CPU; the probe compares the result with the model's own forward.
+does the same arithmetic with fewer: query, key and value in one product, norms in three operators, the rotation as one
+complex product, rows without a batch axis. It stands in for the decoders named in `_PLAIN`, in float32 or bfloat16 on
+the CPU; in bfloat16 products and attention are, and what stands between them is float32. The probe compares the result
+with the model's own forward.
 """
 
 from __future__ import annotations
@@ -23,14 +24,36 @@ from detgen.kernels.linear import PackedLinear, can_pack
 AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None, float | None], torch.Tensor]
 
 # Decoders of: embedding; layers of norm, rotary attention, residual, norm, gated SiLU, residual; norm; output layer.
-_PLAIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"}
+_PLAIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+
+
+class _Norm(nn.Module):
+    """Root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467), in float32.
+
+    Args:
+        size: entries of a row.
+        epsilon: added to the mean square.
+        weight: [size], or [heads, size] for one a head; None for none.
+    """
+
+    def __init__(self, size: int, epsilon: float, weight: torch.Tensor | None = None) -> None:
+        super().__init__()
+        # x / sqrt(mean(x ** 2) + e) is sqrt(size) * x / sqrt(sum(x ** 2) + size * e).
+        self._floor = size * epsilon
+        self._weight = None if weight is None else weight.float() * math.sqrt(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [..., size] -> [..., size]; without a weight, 1 / sqrt(size) of the norm."""
+        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        out = x * length.mul_(length).add_(self._floor).rsqrt_()
+        return out if self._weight is None else out.mul_(self._weight)
 
 
 class _NormedLinear(nn.Module):
-    """Linear layers on a root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467), in one product.
+    """Linear layers on a norm, in one product.
 
     Args:
-        norm: the norm, whose weight goes into the product's.
+        norm: the norm. Its weight goes into the product's in float32; bfloat16 would round that once more.
         linears: layers that read the same rows.
         order: order of the outputs; None leaves it.
     """
@@ -39,24 +62,32 @@ class _NormedLinear(nn.Module):
         super().__init__()
         weight = torch.cat([linear.weight for linear in linears])
         size = weight.shape[1]
-        # x / sqrt(mean(x ** 2) + e) is sqrt(size) * x / sqrt(sum(x ** 2) + size * e).
-        weight = weight * (norm.weight * math.sqrt(size))
+        self._dtype = weight.dtype
+        if self._dtype == torch.float32:
+            self._norm = _Norm(size, norm.variance_epsilon)
+            weight = weight * (norm.weight * math.sqrt(size))
+        else:
+            self._norm = _Norm(size, norm.variance_epsilon, norm.weight)
         biases = [linear.bias for linear in linears if linear.bias is not None]
         bias = torch.cat(biases) if biases else None
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
         self.linear = PackedLinear(weight, bias)
-        self._floor = size * norm.variance_epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, in_features] -> [rows, out_features]."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        out: torch.Tensor = self.linear(x * length.mul_(length).add_(self._floor).rsqrt_())
+        """float32 [rows, in_features] -> [rows, out_features]."""
+        out: torch.Tensor = self.linear(self._norm(x).to(self._dtype))
         return out
 
 
+def _paired(heads: torch.Tensor) -> torch.Tensor:
+    """[..., head_size] with entries i and i + head_size / 2 beside each other."""
+    pairs: torch.Tensor = heads.unflatten(-1, (2, -1)).transpose(-1, -2)
+    return pairs.flatten(-2)
+
+
 def _turn(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """Heads [rows, heads, head_size], as pairs of neighbours, turned by complex [rows, 1, head_size / 2]."""
+    """float32 [rows, heads, head_size], as pairs of neighbours, turned by complex [rows, 1, head_size / 2]."""
     pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotation).flatten(-2)
 
@@ -83,27 +114,38 @@ class LeanDecoderLayer(nn.Module):
         outputs = turned + attention.v_proj.out_features
         # transformers turns entry i of a head with entry i + head_size / 2; here the two stand beside each other.
         order = torch.arange(outputs)
-        order[:turned] = order[:turned].view(-1, 2, self.head_size // 2).transpose(1, 2).reshape(-1)
+        order[:turned] = _paired(order[:turned].view(-1, self.head_size)).reshape(-1)
         self.qkv_proj = _NormedLinear(layer.input_layernorm, projections, order)
         self.o_proj = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
         self.gate_up_proj = _NormedLinear(layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj])
         self.down_proj = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._head_norm = self._norm_of_heads(attention) if hasattr(attention, "q_norm") else None
         self._attend = attend
+
+    def _norm_of_heads(self, attention: Any) -> _Norm:
+        """The norms of queries and of keys, side by side."""
+        q, k = _paired(attention.q_norm.weight), _paired(attention.k_norm.weight)
+        heads = attention.q_proj.out_features // self.head_size
+        weight = torch.cat([q.expand(heads, -1), k.expand(self.kv_heads, -1)])
+        return _Norm(self.head_size, attention.q_norm.variance_epsilon, weight)
 
     def forward(self, hidden: torch.Tensor, rotation: torch.Tensor, wanted: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states of all rows, or of those wanted: their keys and values are stored in any case.
 
         Args:
-            hidden: [rows, hidden].
+            hidden: float32 [rows, hidden].
             rotation: complex [rows, 1, head_size / 2].
             wanted: int64 [n], None for all.
 
         Returns:
-            [rows or n, hidden].
+            float32 [rows or n, hidden].
         """
         rows = hidden.shape[0]
         heads = self.qkv_proj(hidden).view(rows, -1, self.head_size)
-        turned = rowwise(_turn, heads[:, : -self.kv_heads], rotation)
+        turned = heads[:, : -self.kv_heads].float()
+        if self._head_norm is not None:
+            turned = self._head_norm(turned)
+        turned = rowwise(_turn, turned, rotation).to(heads.dtype)
         q, k, v = turned[:, : -self.kv_heads], turned[:, -self.kv_heads :], heads[:, -self.kv_heads :]
         mixed = self._attend(self.index, q, k, v, self.scale, self.window, None).view(rows, -1)
         if wanted is not None:
@@ -136,13 +178,13 @@ class LeanDecoder(nn.Module):
             self.layers.append(LeanDecoderLayer(inner.layers[i], attend, *traits[index]))
             inner.layers[i] = nn.Identity()
         self.lm_head = _NormedLinear(inner.norm, [model.lm_head])
-        self._frequencies: torch.Tensor = inner.rotary_emb.inv_freq
+        self._frequencies: torch.Tensor = inner.rotary_emb.inv_freq.float()
         self._amplitude: float = inner.rotary_emb.attention_scaling
         model.lm_head = nn.Identity()
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
-        hidden = self.embed_tokens(ids)
+        hidden = self.embed_tokens(ids).float()
         angles = positions[:, None, None] * self._frequencies
         rotation = torch.polar(torch.full_like(angles, self._amplitude), angles)
         *layers, last = self.layers
@@ -172,13 +214,13 @@ _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies that do not
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether the layer has just the parts that the lean one takes over, unquantized and in float32."""
+    """Whether the layer has just the parts that the lean one takes over, unquantized, in one dtype that oneDNN has."""
     attention, mlp = layer.self_attn, layer.mlp
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    same_bias = len({linear.bias is None for linear in linears[:3]}) == 1
     return (
-        same_bias
-        and all(type(m) is nn.Linear and m.weight.dtype == torch.float32 and can_pack(m.weight) for m in linears)
+        all(type(m) is nn.Linear and can_pack(m.weight) for m in linears)
+        and len({m.weight.dtype for m in linears}) == 1
+        and len({m.bias is None for m in linears[:3]}) == 1
         and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
     )

@@ -36,6 +36,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "mistral": lambda: hf.MistralConfig(**SIZES, sliding_window=5),
     "qwen2": lambda: hf.Qwen2Config(**SIZES),
+    "qwen3": lambda: hf.Qwen3Config(**SIZES, head_dim=32),
 }
 ROWS = 12
 
@@ -62,22 +63,46 @@ def random_model(config: Any) -> Any:
     return model
 
 
+IDS = torch.randint(0, 320, (ROWS,), generator=torch.Generator().manual_seed(1))
+
+
+def own_logits(model: Any) -> torch.Tensor:
+    """float32 [rows, vocabulary] by transformers."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(IDS[None], use_cache=False).logits[0].float()
+    return logits
+
+
+def lean_logits(model: Any, wanted: list[int]) -> torch.Tensor:
+    """float32 [wanted rows, vocabulary] by the lean decoder; the model is used up."""
+    scale = model.model.layers[0].self_attn.head_dim ** -0.5
+    window = model.config.sliding_window if isinstance(model, hf.MistralForCausalLM) else None
+    lean = lean_decoder(model, attend, [(scale, window)] * 3)
+    assert lean is not None
+    with torch.inference_mode():
+        logits: torch.Tensor = lean(IDS, torch.arange(ROWS), torch.tensor(wanted)).float()
+    return logits
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_the_models_own_forward(family: str) -> None:
     """Logits of the wanted rows, in their order, as transformers computes them, to rounding."""
     model = random_model(FAMILIES[family]())
-    ids = torch.randint(0, 320, (ROWS,), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        want = model(ids[None], use_cache=False).logits[0]
-    heads = model.model.layers[0].self_attn.head_dim
-    traits = [(heads**-0.5, getattr(model.config, "sliding_window", None) if family == "mistral" else None)] * 3
-    lean = lean_decoder(model, attend, traits)
-    assert lean is not None
-    wanted = torch.tensor([0, 4, 5, ROWS - 1])
-    with torch.inference_mode():
-        found = lean(ids, torch.arange(ROWS), wanted)
+    want = own_logits(model)
+    wanted = [0, 4, 5, ROWS - 1]
+    found = lean_logits(model, wanted)
     assert found.shape == (4, 320)
     assert (found - want[wanted]).abs().max() < 2e-5 * want.abs().max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_no_less_exact_than_the_models_own(family: str) -> None:
+    """Both round; the lean decoder's logits are as near to those of the same weights in float32."""
+    model = random_model(FAMILIES[family]()).to(torch.bfloat16)
+    exact = own_logits(copy.deepcopy(model).float())
+    own = (own_logits(model) - exact).square().mean()
+    lean = (lean_logits(model, list(range(ROWS))) - exact).square().mean()
+    assert 0 < lean < 1.1 * own
 
 
 def test_the_model_is_let_go() -> None:
@@ -91,13 +116,13 @@ def test_the_model_is_let_go() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda m: m.to(torch.bfloat16),
+        lambda m: m.model.layers[1].mlp.to(torch.bfloat16),
         lambda m: setattr(m.model.layers[1].mlp, "act_fn", torch.nn.GELU()),
         lambda m: setattr(m.model.layers[2].self_attn, "o_proj", torch.nn.Sequential(torch.nn.Linear(64, 64))),
         lambda m: setattr(m.model.rotary_emb, "rope_type", "dynamic"),
         lambda m: setattr(m.model.rotary_emb, "inv_freq", m.model.rotary_emb.inv_freq[:4]),
     ],
-    ids=["bfloat16", "another activation", "another linear", "changing frequencies", "part of a head turned"],
+    ids=["two dtypes", "another activation", "another linear", "changing frequencies", "part of a head turned"],
 )
 def test_other_models_are_left_as_they_are(change: Callable[[Any], Any]) -> None:
     """A model with any part that the lean decoder does not know runs by its own forward, unchanged."""
