@@ -19,11 +19,6 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """Run the command line; it ends the process."""
-    app(prog_name="detgen")
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"detgen {__version__}")

@@ -118,6 +118,21 @@ def test_runs_as_a_module() -> None:
     assert done.stdout == f"detgen {__version__}\n"
 
 
+def test_an_interruption_while_the_command_line_is_loaded_ends_it_quietly() -> None:
+    code = """if True:
+        import os, signal, sys
+        class Interrupting:
+            def find_spec(self, name, *place):
+                if name == "typer":
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupting())
+        from detgen.__main__ import main
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_defaults_are_those_of_the_api(run_with: Invoke) -> None:
     result, config = run_with("prompts.jsonl")
     assert result.exit_code == 0, result.output

@@ -170,7 +170,7 @@ def _full(path: Path, *arguments: object, **options: object) -> None:
 
 def test_help_is_quick_and_complete() -> None:
     """No heavy library is imported for the help."""
-    code = "import sys; from detgen.cli import main; sys.argv = ['detgen', 'verify-determinism', '--help']\n"
+    code = "import sys; from detgen.__main__ import main; sys.argv = ['detgen', 'verify-determinism', '--help']\n"
     code += "try: main()\nfinally: assert not {'torch', 'transformers'} & sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for option in ("--against", "--probe", "--contrast", "--replay", "--full", "--minutes", "--axis", "--json"):
