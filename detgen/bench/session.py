@@ -22,7 +22,7 @@ from detgen.bench.roofline import place_under_roof
 from detgen.bench.rows import Results, Row
 from detgen.bench.tables import write_markdown
 from detgen.bench.target import Target, resolve
-from detgen.bench.workloads import make_workload
+from detgen.bench.workloads import SYNTHETIC, make_workload
 
 
 def bench(config: BenchConfig, observer: Observer) -> Results:
@@ -38,7 +38,7 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
     started = time.monotonic()
     observer.message("reading the models' settings")
     target = resolve(config)
-    cells_, workloads = _workloads(config, target)
+    cells_, workloads = fitted_workloads(config, target)
     with tempfile.TemporaryDirectory(prefix="detgen-bench-") as scratch:
         source = _source(config, target, workloads, Path(scratch))
         peers = grid.find_peers(config, source)
@@ -70,31 +70,44 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
     return results
 
 
-def _workloads(config: BenchConfig, target: Target) -> tuple[list[tuple[Workload, int]], list[Workload]]:
+def fitted_workloads(config: BenchConfig, target: Target) -> tuple[list[tuple[Workload, int]], list[Workload]]:
     """Each workload with each batch size, and the workloads at their largest."""
-    scale = config.scale or (1.0 if target.device.startswith("cuda") else 1 / 16)
     pairs, largest = [], []
     for name in grid.workload_names(config):
-        made = []
-        for size in grid.batch_sizes(config):
-            workload = make_workload(
-                name,
-                requests=grid.requests_at(config, size),
-                max_tokens=config.max_tokens,
-                scale=scale,
-                seed=config.seed,
-                vocabulary=target.vocabulary,
-                encode=target.encode,
+        scale = config.scale or (1.0 if target.device.startswith("cuda") else 1 / 16)
+        made = _sized(name, config, target, scale)
+        # A scale that nobody asked for gives way to the model's context.
+        while config.scale is None and name in SYNTHETIC and _longest(made) > target.context:
+            scale /= 2
+            made = _sized(name, config, target, scale)
+        if _longest(made) > target.context:
+            raise BenchError(
+                f"workload {name} has sequences of {_longest(made)} tokens, the model's context is "
+                f"{target.context}; use a smaller --scale or fewer --max-tokens"
             )
-            if workload.longest > target.context:
-                raise BenchError(
-                    f"workload {name} has sequences of {workload.longest} tokens, the model's context is "
-                    f"{target.context}; use a smaller --scale or fewer --max-tokens"
-                )
-            made.append((workload, size))
-        pairs += made
-        largest.append(max((w for w, _ in made), key=lambda w: len(w.prompts)))
+        pairs += list(zip(made, grid.batch_sizes(config), strict=True))
+        largest.append(max(made, key=lambda w: len(w.prompts)))
     return pairs, largest
+
+
+def _sized(name: str, config: BenchConfig, target: Target, scale: float) -> list[Workload]:
+    """A workload with the requests of each batch size."""
+    return [
+        make_workload(
+            name,
+            requests=grid.requests_at(config, size),
+            max_tokens=config.max_tokens,
+            scale=scale,
+            seed=config.seed,
+            vocabulary=target.vocabulary,
+            encode=target.encode,
+        )
+        for size in grid.batch_sizes(config)
+    ]
+
+
+def _longest(made: list[Workload]) -> int:
+    return max(w.longest for w in made)
 
 
 def _source(config: BenchConfig, target: Target, workloads: list[Workload], scratch: Path) -> ModelSource:

@@ -114,7 +114,7 @@ def bench_command(
         float | None,
         typer.Option(
             metavar="F",
-            show_default="1 on CUDA, else 1/16",
+            show_default="1 on CUDA, else 1/16; less for a short context",
             rich_help_panel="Workload",
             help="Factor of the lengths of random prompts.",
         ),

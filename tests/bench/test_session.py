@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 
 from detgen.bench.interface import BenchConfig, BenchError
 from detgen.bench.results import load
-from detgen.bench.session import bench
+from detgen.bench.session import bench, fitted_workloads
+from detgen.bench.target import resolve
+from detgen.bench.workloads import SYNTHETIC
 
 
 def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: Any) -> None:
@@ -52,6 +55,20 @@ def test_sequences_beyond_the_context_are_refused(tmp_path: Path, told: Any) -> 
     config = BenchConfig(output=tmp_path, random_weights="tiny", workloads=("4096x1024",), scale=1.0)
     with pytest.raises(BenchError, match="the model's context is 2048; use a smaller --scale"):
         bench(config, told)
+
+
+def test_the_whole_grid_fits_a_short_context() -> None:
+    """A scale that nobody asked for gives way, for each workload alone and for all batch sizes alike."""
+    config = BenchConfig(random_weights="tiny", full=True, max_tokens=16)
+    target = replace(resolve(config), context=300)
+    cells, workloads = fitted_workloads(config, target)
+    assert {w.name for w in workloads} == {"sample", *SYNTHETIC}
+    assert all(w.longest <= 300 for w, _ in cells)
+    scales = {(w.name, w.origin.partition("scale ")[2].partition(",")[0]) for w, _ in cells}
+    assert scales == {
+        ("sample", ""), ("1024x256", "0.0625"), ("1024x1024", "0.0625"), ("4096x1024", "0.03125"),
+        ("sharegpt", "0.0625"), ("arxiv", "0.0078125"),
+    }  # fmt: skip
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path, told: Any) -> None:
