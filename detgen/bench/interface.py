@@ -24,7 +24,8 @@ class BenchConfig:
         requests: requests a cell; None lets the grid choose.
         batch_sizes: batch sizes; empty for those of the grid.
         fractions: shares of requests that are verified, in percent; empty for those of the grid.
-        scale: factor of the lengths of synthetic workloads; None is 1 on CUDA and 1/16 on a CPU, and less where a model's context is shorter.
+        scale: factor of the lengths of synthetic workloads; None is 1 on CUDA and 1/16 on a CPU, less for a short
+            context.
         max_tokens: tokens generated a request of `sample` and `file:`.
         acceptances: rates at which a synthetic drafter is right, in (0, 1).
         peers: names of peers; empty for all that are installed.

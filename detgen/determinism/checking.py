@@ -129,6 +129,8 @@ class Check:
         engine = self.subject.engine()
         if not greedy:
             raise CheckError(engine.generate(self.pool.requests[:1])[0].error or "no prompts")
+        while not self.reference(Case(Setting(), [self.pool.longest()])) and len(self.pool.long) > 1:
+            self.pool.long = self.pool.long[: len(self.pool.long) // 2]  # the model's context is shorter
         self.pool.learn(greedy, {r.id: engine.encode(r) for r in self.pool.requests if (r.id, 0) in greedy})
 
     def run(self, settings: Iterable[Setting], total: int | None, deadline: float | None = None) -> CheckResult:

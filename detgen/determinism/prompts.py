@@ -44,6 +44,8 @@ class Pool:
             chosen = [*chosen, self.following]
         if setting.window is not None and setting.window > max(r.params.max_tokens for r in self.requests):
             chosen = [self._lasting(setting.window), *chosen]
+        if setting.neighbours == "long":
+            chosen = [self.longest(), *chosen]
         return [self._sampled(r, setting.sampling) for r in chosen]
 
     def _lasting(self, window: int) -> Request:
@@ -51,6 +53,10 @@ class Pool:
         few = self.requests[min(2, len(self.requests) - 1)]
         params = SamplingParams(max_tokens=window + 2)
         return replace(few, index=len(self.requests) + 1, id="lasting", params=params)
+
+    def longest(self) -> Request:
+        """The long neighbour, which is compared too: nobody else's positions reach as far."""
+        return Request(len(self.requests) + 2, "long", prompt=self.long, params=SamplingParams(max_tokens=4))
 
     def resampled(self, watched: list[Request], kind: str) -> list[Request]:
         """The same requests with another kind of sampling."""
@@ -101,13 +107,12 @@ class Pool:
         kinds: dict[str, list[dict[str, Any]]] = {
             "none": [],
             "others": [{"max_tokens": 5, "temperature": 1.0, "seed": i} for i in range(3)],
-            "long": [{"max_tokens": 4}],
+            "long": [],  # one of the watched
             "early": [{"max_tokens": 1}, {"max_tokens": 2}, {"max_tokens": 1, "temperature": 1.5}],
         }
         made = []
         for i, params in enumerate(kinds[setting.neighbours]):
-            text = self.long if setting.neighbours == "long" else self._other(i)
-            made.append(Request(i, f"neighbour {i}", prompt=text, params=SamplingParams(**params)))
+            made.append(Request(i, f"neighbour {i}", prompt=self._other(i), params=SamplingParams(**params)))
         return made
 
     def _riders(self, setting: Setting) -> list[Request]:

@@ -32,7 +32,7 @@ _TOKENS: dict[Extent, tuple[tuple[int, int], ...]] = {
     "full": ((4, 80), (12, 40), (1, 16)),
 }
 _PROMPTS: dict[Extent, int] = {"quick": 66, "full": 96}
-_LONG: dict[Extent, int] = {"quick": 400, "full": 4000}  # characters of a long neighbour
+_LONG: dict[Extent, int] = {"quick": 600, "full": 4000}  # characters of a long neighbour
 _CUT: dict[Extent, int | None] = {"quick": 40, "full": None}
 
 

@@ -45,3 +45,19 @@ def test_resampled(make_check: Callable[..., Check], pool: Pool, kind: str) -> N
     setting = Setting(batch=3, drafter="self", window=64, sampling=kind)
     others = [pool.watched(setting.turned("sampling", other)) for other in SAMPLING]
     assert all(pool.resampled(watched, kind) == pool.watched(setting) for watched in others)
+
+
+def test_long_prompts_are_compared(make_check: Callable[..., Check], pool: Pool) -> None:
+    """The long neighbour is one of the watched, and as long as the model's context allows."""
+    pool.long = "x = 1\n" * 700
+    check = make_check(pool)
+    check.learn()
+    longest = max(len(r.prompt or "") for r in pool.requests)
+    assert longest < len(pool.long) < 6 * 700
+    setting = Setting(batch=3, neighbours="long", order="reversed")
+    case = Case(setting, pool.watched(setting))
+    (long,) = [r for r in case.watched if r.prompt == pool.long]
+    comparison = check.compare(case)
+    assert (long.id, 0) in check.reference(case)
+    assert comparison.tally.positions > len(check.subject.engine().encode(long)) > 200
+    assert not comparison.differences
