@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 from detgen.determinism import CheckError
 from detgen.determinism.audit_lines import Lines
 from detgen.determinism.audit_result import AuditResult
-from detgen.determinism.auditing import Audited, Mismatch, judge
+from detgen.determinism.auditing import Audited, judge
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import RequestError, SamplingParams
@@ -167,18 +168,13 @@ class Audit:
         """Note the tokens that are not what the logits give."""
         tokenizer = self._engine.tokenizer
         for m in audited.mismatches:
-            tie = bool(self.result.other_profile) and m.margin <= self._allowed(audited, m)
             words = " and ".join(f"{t} {tokenizer.decode([t])!r}" for t in (m.token, m.expected))
-            what = f"token {m.position}: {words.replace(' and ', ', the logits give ', 1)} (margin {m.margin:.3g})"
-            self.result.add(str(audited.label), what, "tie" if tie else "differs")
+            margin = "it is filtered out" if math.isinf(m.margin) else f"margin {m.margin:.3g}"
+            what = f"token {m.position}: {words.replace(' and ', ', the logits give ', 1)} ({margin})"
+            self.result.add(str(audited.label), what, "tie" if m.tie else "differs")
         for w in audited.wrong_logprobs:
-            tie = bool(self.result.other_profile) and w.error <= 2 * self.result.tolerance * w.scale
+            tie = audited.tolerance > 0 and w.error <= 2 * audited.tolerance * w.scale
             what = f"logprobs of token {w.position}: {w.written.logprob!r}, the logits give {w.expected.logprob!r}"
             if w.written.logprob == w.expected.logprob:
                 what = f"logprobs of token {w.position}: the most likely tokens are others"
             self.result.add(str(audited.label), what, "tie" if tie else "line")
-
-    def _allowed(self, audited: Audited, mismatch: Mismatch) -> float:
-        """The margin under which another profile's rounding explains a mismatch."""
-        temperature = audited.sequence.request.params.temperature or 1.0
-        return self.result.tolerance * mismatch.scale / temperature

@@ -105,7 +105,8 @@ class Lines:
             if line.get(name) != want:
                 what = f"{name} is {line.get(name)!r}, its tokens give {want!r}"
                 self.result.add(where, what[:300], "line")
-        return Audited(expected, tokens, where, self._logprobs(where, line, expected, tokens))
+        tolerance = self.result.tolerance if self.result.other_profile else 0.0
+        return Audited(expected, tokens, where, self._logprobs(where, line, expected, tokens), tolerance)
 
     def _logprobs(self, where: str, line: Any, seq: Sequence, tokens: list[int]) -> list[TokenLogprobs] | None:
         """The log-probabilities of a line; None, with a finding if the request wants them, where there are none."""

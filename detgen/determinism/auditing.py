@@ -15,6 +15,7 @@ from threading import Event
 
 import torch
 
+from detgen.determinism.ties import rounding_explains
 from detgen.engine import Engine
 from detgen.engine.forward import Forward
 from detgen.engine.logprobs import token_logprobs
@@ -37,14 +38,14 @@ class Mismatch:
         expected: what the logits give.
         margin: score of the expected token less that of the committed one (logits at temperature 0, else perturbed
             log-probabilities); inf where a filter drops the committed one.
-        scale: largest absolute logit of the row, that a tolerance is relative to.
+        tie: whether an error within the sample's tolerance explains it.
     """
 
     position: int
     token: int
     expected: int
     margin: float
-    scale: float
+    tie: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class WrongLogprobs:
         position: index in the completion.
         written: what the run wrote.
         expected: what the logits give.
-        scale: see `Mismatch`.
+        scale: largest absolute logit of the row, that a tolerance is relative to.
     """
 
     position: int
@@ -82,6 +83,7 @@ class Audited:
         tokens: its completion as the run wrote it, ids of the vocabulary.
         label: whatever the caller knows it by.
         logprobs: as the run wrote them, one a token; None if there are none.
+        tolerance: error of another profile's logits, as a share of a row's largest; 0 where bit equality is promised.
         mismatches: filled by `judge`.
         wrong_logprobs: likewise; of tokens that are what they must be.
     """
@@ -90,6 +92,7 @@ class Audited:
     tokens: list[int]
     label: object = None
     logprobs: list[TokenLogprobs] | None = None
+    tolerance: float = 0.0
     mismatches: list[Mismatch] = field(default_factory=list)
     wrong_logprobs: list[WrongLogprobs] = field(default_factory=list)
 
@@ -247,5 +250,8 @@ def _check_logprobs(logits: torch.Tensor, picked: torch.Tensor, audited: Audited
 def _mismatch(logits: torch.Tensor, audited: Audited, place: int, expected: int) -> Mismatch:
     """A token beside what its logits, float32 [1, vocabulary], give."""
     token = audited.tokens[place]
-    score = scores(logits, [audited.sequence.choice(place)])[0]
-    return Mismatch(place, token, expected, float(score[expected] - score[token]), float(logits.abs().max()))
+    choice = audited.sequence.choice(place)
+    score = scores(logits, [choice])[0]
+    error = audited.tolerance * float(logits.abs().max())
+    tie = error > 0 and rounding_explains(logits[0], choice, token, error)
+    return Mismatch(place, token, expected, float(score[expected] - score[token]), tie)
