@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,10 +9,9 @@ from detgen.bench.peers import NAMES, make_peer
 from detgen.bench.peers.clock import Clock
 
 
-def run(name: str, variant: str, source: ModelSource, job: Job, *, device: str = "cpu") -> Outcome:
-    """Run a variant that there is on a device; the models are on the CPU all the same."""
+def run(name: str, variant: str, source: ModelSource, job: Job) -> Outcome:
     peer = make_peer(name)
-    chosen = next(v for v in peer.variants(replace(source, device=device)) if v.name == variant)
+    chosen = next(v for v in peer.variants(source) if v.name == variant)
     peer.load(source, chosen, (1, 2, 4))
     return peer.run(chosen, job)
 
@@ -105,72 +100,6 @@ def test_the_clock_times_tokens_up_to_their_number(job: Job) -> None:
     assert outcome.first == outcome.last == pytest.approx([1.0] * 5)
     with pytest.raises(RuntimeError, match="prompt 0 got 0 tokens instead of 6"):
         clock.outcome([[] for _ in job.prompts], 3)
-
-
-class _FakeVllm:
-    """Continues each prompt by its last token plus one, and plus one again."""
-
-    def __init__(self, arguments: Any) -> None:
-        self.arguments = arguments
-        self.live: dict[str, Any] = {}
-        self.most = 0
-
-    def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> None:
-        self.live[name] = [prompt["prompt_token_ids"][-1], params.max_tokens, []]
-        self.most = max(self.most, len(self.live))
-
-    def step(self) -> list[Any]:
-        outputs = []
-        for name, (last, wanted, made) in list(self.live.items()):
-            made.append(last + len(made) + 1)
-            done = len(made) == wanted
-            part = SimpleNamespace(token_ids=tuple(made))
-            outputs.append(SimpleNamespace(request_id=name, outputs=[part], finished=done))
-            if done:
-                del self.live[name]
-        return outputs
-
-
-def test_vllm_keeps_no_more_than_a_batch_under_way(
-    source: ModelSource, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module: Any = ModuleType("vllm")
-    module.EngineArgs, module.SamplingParams = SimpleNamespace, SimpleNamespace
-    engines: list[_FakeVllm] = []
-    module.LLMEngine = SimpleNamespace(from_engine_args=lambda a: engines.append(_FakeVllm(a)) or engines[-1])
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    outcome = run("vllm", "plain", source, job, device="cuda")
-    assert outcome.tokens == [[p.tokens[-1] + i + 1 for i in range(p.output)] for p in job.prompts]
-    assert engines[0].most == job.batch_size
-    assert engines[0].arguments.max_num_seqs == 4
-    assert (source.scratch / "random-target" / "model.safetensors").is_file()
-
-
-def test_sglang_streams_no_more_than_a_batch(source: ModelSource, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Engine:
-        live = most = 0
-
-        def __init__(self, **settings: Any) -> None:
-            Engine.settings = settings
-
-        async def async_generate(self, input_ids: list[int], sampling_params: dict[str, Any], stream: bool) -> Any:
-            async def parts() -> AsyncIterator[dict[str, list[int]]]:
-                Engine.live += 1
-                Engine.most = max(Engine.most, Engine.live)
-                for n in range(1, sampling_params["max_new_tokens"] + 1):
-                    yield {"output_ids": input_ids[-1:] * n}
-                Engine.live -= 1
-
-            return parts()
-
-    module: Any = ModuleType("sglang")
-    module.Engine = Engine
-    monkeypatch.setitem(sys.modules, "sglang", module)
-    outcome = run("sglang", "deterministic", source, job, device="cuda")
-    assert outcome.tokens == [[p.tokens[-1]] * p.output for p in job.prompts]
-    assert outcome.passes is None
-    assert Engine.most <= job.batch_size
-    assert Engine.settings["enable_deterministic_inference"] is True
 
 
 @pytest.mark.parametrize(("name", "module"), [("openvino", "openvino_genai"), ("llama.cpp", "llama_cpp")])
