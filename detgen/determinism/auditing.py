@@ -177,30 +177,37 @@ def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading], stopped: 
     """Read samples, the longest first, all up to the same position before any goes on.
 
     The windows of a pass then begin at the same position and stand in neighbouring slots, so that one attention tile
-    holds them all and has hardly a place to spare.
+    holds them and has hardly a place to spare. What room is left goes to the next ones.
     """
-    most = shapes.most_rows
+    read: list[tuple[_Reading, Window]] = []
+    room = shapes.most_rows
+    for reading, window in _windows(readings, shapes.most_rows):
+        if len(window.tokens) > room or any(r is reading for r, _ in read):
+            if stopped.is_set():
+                return
+            _pass(forward, shapes, read)
+            read, room = [], shapes.most_rows
+        read.append((reading, window))
+        room -= len(window.tokens)
+    if read and not stopped.is_set():
+        _pass(forward, shapes, read)
+
+
+def _windows(readings: list[_Reading], most: int) -> Iterator[tuple[_Reading, Window]]:
+    """All windows in the order in which they are read; the fewer samples go on, the longer, up to `most` tokens."""
     start = 0
-    while readings and not stopped.is_set():
+    while readings:
         width = most // min(len(readings), -(-most // BLOCK))
-        room, read = most, list[_Reading]()
         for reading in readings:
-            size = min(len(reading.tokens) - start, width)
-            if size > room:
-                _pass(forward, shapes, read, start, width)
-                room, read = most, []
-            room -= size
-            read.append(reading)
-        _pass(forward, shapes, read, start, width)
+            yield reading, reading.window(start, width)
         start += width
         readings = [r for r in readings if len(r.tokens) > start]
 
 
-def _pass(forward: Forward, shapes: Shapes, read: list[_Reading], start: int, width: int) -> None:
+def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]]) -> None:
     """One pass, and its choices beside the tokens that were committed."""
-    windows = [r.window(start, width) for r in read]
-    logits = forward.run(windows, shapes)
-    wanted = [(r, r.place(w), w.logits) for r, w in zip(read, windows, strict=True) if w.logits]
+    logits = forward.run([w for _, w in read], shapes)
+    wanted = [(r, r.place(w), w.logits) for r, w in read if w.logits]
     if not wanted:
         return
     committed = torch.tensor([t for r, place, count in wanted for t in r.audited.tokens[place : place + count]])
