@@ -143,6 +143,7 @@ def verify_command(
         _refuse_unwritable(path)
     with open_display(quiet=True) as display:
         from detgen.determinism import CheckError
+        from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
         from detgen.prompts import PromptsError
 
         try:
