@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from transformers import LlamaConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.engine.probing import reference_logits
 from detgen.kernels.lean_decoder import LeanDecoderLayer
 
 Twist = Callable[[torch.Tensor], torch.Tensor]
@@ -131,6 +133,28 @@ def test_wrong_logits_are_refused(twisted: Callable[..., Engine]) -> None:
     """A model that mixes rows outside of attention computes something else when rows are packed."""
     with pytest.raises(EngineError):
         twisted(lambda x: x + 0.2 * x.roll(1, dims=1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "refused"), [("float32", 1, True), ("bfloat16", 1, False), ("bfloat16", 13, True)]
+)
+def test_a_row_that_went_to_another_expert_is_no_other_model(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, rows: int, refused: bool
+) -> None:
+    """In 16 bits a few rows may be far off, since they may have taken another path; in float32 none may."""
+
+    def disturbed(model: Any, vocabulary: int) -> torch.Tensor:
+        logits = reference_logits(model, vocabulary).clone()
+        logits[:rows] += logits.abs().max()
+        return logits
+
+    monkeypatch.setattr("detgen.engine.preparing.reference_logits", disturbed)
+    make = partial(Engine, target=llama, drafter="none", dtype=dtype, kv_memory=8 << 20)
+    if refused:
+        with pytest.raises(EngineError, match="other logits than the model's own"):
+            make()
+    else:
+        assert make().deterministic
 
 
 def test_report(engines: Callable[..., Engine]) -> None:
