@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from detgen.determinism.observing import Difference
+from detgen.determinism.tapping import tapped
 from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
@@ -134,21 +135,14 @@ class Tap:
 
         instance: Any = forward
         instance.run, instance.attend = run_tapped, attend_tapped
-        handles = [
-            module.register_forward_hook(self._hook(name)) for name, module in forward.model.named_modules() if name
-        ]
         try:
-            yield
+            with tapped(forward.model, self._take_output):
+                yield
         finally:
             del instance.run, instance.attend
-            for handle in handles:
-                handle.remove()
 
-    def _hook(self, name: str) -> Any:
-        def take(module: nn.Module, args: object, output: object) -> None:
-            self._take(name, output[0] if isinstance(output, tuple) and output else output)
-
-        return take
+    def _take_output(self, name: str, module: nn.Module, args: object, output: object) -> None:
+        self._take(name, output[0] if isinstance(output, tuple) and output else output)
 
     def _begin(self, windows: list[Window], shapes: Shapes) -> None:
         """Find the rows of the pass that stand at the wanted position; other passes are not looked at."""
@@ -180,9 +174,9 @@ class Tap:
         else:
             return
         order = {row: i for i, row in enumerate(places)}
-        for row, tapped in self._pass.items():
+        for row, mine in self._pass.items():
             if row in order:
-                tapped.outputs.append((name, x.select(dim, order[row]).detach().clone(), sizes[dim]))
+                mine.outputs.append((name, x.select(dim, order[row]).detach().clone(), sizes[dim]))
 
 
 def locate(reference: Tapped | None, found: Tapped | None) -> Origin:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from detgen.determinism.tapping import tapped
 from detgen.engine import Engine
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.probe import same_bits
@@ -110,12 +111,12 @@ def _agree(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
-    """The distinct linear shapes of the model, by hooks on the innermost modules of one pass."""
+    """The distinct linear shapes of the model, as the innermost modules of one pass meet them."""
     forward, shapes = engine.canonical
     found: dict[str, Compute] = {}
 
-    def hook(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        x = args[0] if args else None
+    def take(_: str, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        x = args[0] if args and not list(module.children()) else None
         if not isinstance(x, torch.Tensor) or not isinstance(output, torch.Tensor) or not x.is_floating_point():
             return
         if "Linear" not in type(module).__name__ and "Conv1D" not in type(module).__name__:
@@ -125,12 +126,8 @@ def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
             x = torch.randn(*x.shape[:-2], rows, x.shape[-1], generator=torch.Generator().manual_seed(2)).to(x)
             found[name] = lambda n: module(x[..., :n, :].clone()).view(n, -1)
 
-    handles = [m.register_forward_hook(hook) for m in forward.model.modules() if not list(m.children())]
-    try:
+    with tapped(forward.model, take):
         forward.run([Window(0, 0, [0] * rows, 1)], shapes)
-    finally:
-        for handle in handles:
-            handle.remove()
     return dict(sorted(found.items()))
 
 

@@ -1,9 +1,10 @@
 """A Llama decoder in as few operators as it takes.
 
 At the row counts of decoding, transformers' forward spends more time between its operators than in them. This one
-does the same arithmetic with fewer: query, key and value in one product, norms in three operators, the rotation as one
-complex product, rows without a batch axis. It stands in for the decoders named in `_PLAIN`, in float32 or bfloat16 on
-the CPU; in bfloat16 products and attention are, and what stands between them is float32. The probe compares the result
+does the same arithmetic with fewer: query, key and value in one product, norm weights folded into the products behind
+them, the rotation as one complex product, rows without a batch axis, modules called by their `forward`, since the call
+of a module costs as much as a small operator. It stands in for the decoders named in `_PLAIN`, in float32 or bfloat16
+on the CPU; in bfloat16 products and attention are, what stands between them is float32. The probe compares the result
 with the model's own forward.
 """
 
@@ -27,7 +28,7 @@ AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int
 _PLAIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
-class _Norm(nn.Module):
+class _Norm:
     """Root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467), in float32.
 
     Args:
@@ -37,19 +38,18 @@ class _Norm(nn.Module):
     """
 
     def __init__(self, size: int, epsilon: float, weight: torch.Tensor | None = None) -> None:
-        super().__init__()
         # x / sqrt(mean(x ** 2) + e) is sqrt(size) * x / sqrt(sum(x ** 2) + size * e).
         self._floor = size * epsilon
         self._weight = None if weight is None else weight.float() * math.sqrt(size)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [..., size] -> [..., size]; without a weight, 1 / sqrt(size) of the norm."""
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         out = x * length.mul_(length).add_(self._floor).rsqrt_()
         return out if self._weight is None else out.mul_(self._weight)
 
 
-class _NormedLinear(nn.Module):
+class _NormedLinear(PackedLinear):
     """Linear layers on a norm, in one product.
 
     Args:
@@ -59,25 +59,20 @@ class _NormedLinear(nn.Module):
     """
 
     def __init__(self, norm: Any, linears: list[Any], order: torch.Tensor | None = None) -> None:
-        super().__init__()
         weight = torch.cat([linear.weight for linear in linears])
-        size = weight.shape[1]
-        self._dtype = weight.dtype
-        if self._dtype == torch.float32:
-            self._norm = _Norm(size, norm.variance_epsilon)
+        size, folded = weight.shape[1], weight.dtype == torch.float32
+        if folded:
             weight = weight * (norm.weight * math.sqrt(size))
-        else:
-            self._norm = _Norm(size, norm.variance_epsilon, norm.weight)
         biases = [linear.bias for linear in linears if linear.bias is not None]
         bias = torch.cat(biases) if biases else None
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
-        self.linear = PackedLinear(weight, bias)
+        super().__init__(weight, bias)
+        self._norm = _Norm(size, norm.variance_epsilon, None if folded else norm.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [rows, in_features] -> [rows, out_features]."""
-        out: torch.Tensor = self.linear(self._norm(x).to(self._dtype))
-        return out
+        return super().forward(self._norm(x).to(self.dtype))
 
 
 def _paired(heads: torch.Tensor) -> torch.Tensor:
@@ -141,7 +136,7 @@ class LeanDecoderLayer(nn.Module):
             float32 [rows or n, hidden].
         """
         rows = hidden.shape[0]
-        heads = self.qkv_proj(hidden).view(rows, -1, self.head_size)
+        heads = self.qkv_proj.forward(hidden).view(rows, -1, self.head_size)
         turned = heads[:, : -self.kv_heads].float()
         if self._head_norm is not None:
             turned = self._head_norm(turned)
@@ -150,10 +145,9 @@ class LeanDecoderLayer(nn.Module):
         mixed = self._attend(self.index, q, k, v, self.scale, self.window, None).view(rows, -1)
         if wanted is not None:
             hidden, mixed = hidden.index_select(0, wanted), mixed.index_select(0, wanted)
-        hidden = hidden + self.o_proj(mixed)
-        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        out: torch.Tensor = hidden + self.down_proj(rowwise(F.silu, gate).mul_(up))
-        return out
+        hidden = hidden + self.o_proj.forward(mixed)
+        gate, up = self.gate_up_proj.forward(hidden).chunk(2, dim=-1)
+        return hidden + self.down_proj.forward(rowwise(F.silu, gate).mul_(up))
 
 
 class LeanDecoder(nn.Module):
@@ -171,7 +165,7 @@ class LeanDecoder(nn.Module):
         inner = model.model
         self.kind = type(model).__name__
         self.embed_tokens: nn.Module = inner.embed_tokens
-        self.layers = nn.ModuleList()
+        self.layers: Any = nn.ModuleList()
         # Each layer is let go before the next is made, so that memory holds one twice at most.
         for i in range(len(inner.layers)):
             index = inner.layers[i].self_attn.layer_idx
@@ -184,14 +178,13 @@ class LeanDecoder(nn.Module):
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
-        hidden = self.embed_tokens(ids).float()
+        hidden = self.embed_tokens.forward(ids).float()
         angles = positions[:, None, None] * self._frequencies
         rotation = torch.polar(torch.full_like(angles, self._amplitude), angles)
         *layers, last = self.layers
         for layer in layers:
-            hidden = layer(hidden, rotation)
-        out: torch.Tensor = self.lm_head(last(hidden, rotation, wanted))
-        return out
+            hidden = layer.forward(hidden, rotation)
+        return self.lm_head.forward(last.forward(hidden, rotation, wanted))
 
 
 def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[tuple[float, int | None]]) -> LeanDecoder | None:
