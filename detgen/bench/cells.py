@@ -10,6 +10,7 @@ from detgen.bench.peers import NAMES, make_peer, versions
 from detgen.bench.peers.detgen_engine import FAST, SYNTHETIC
 from detgen.bench.workloads import SYNTHETIC as SYNTHETIC_WORKLOADS
 
+LEAST_SCALE = 1e-4
 _QUICK_BATCHES, _FULL_BATCHES = (16, 1), (1, 4, 16, 32)
 _FULL_FRACTIONS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _MIXED = ("none", "self", "auto")  # drafters that partly verified batches are measured with
@@ -142,7 +143,7 @@ def check(config: BenchConfig) -> None:
         ("--rounds", [config.rounds], 1, 1000),
         ("--threads", [config.threads], 1, 1024),
         ("--max-tokens", [config.max_tokens], 2, 10**6),
-        ("--scale", [config.scale], 1e-4, 100),
+        ("--scale", [config.scale], LEAST_SCALE, 100),
     ):
         for value in values:
             if value is not None and not least <= value <= most:

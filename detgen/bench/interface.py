@@ -92,7 +92,7 @@ class ModelSource:
     """Which models every peer runs, and on what. Fields as in `BenchConfig`; further ones are:
 
     Attributes:
-        positions: that the longest sequence takes.
+        positions: that the longest sequence takes, and one to spare.
         scratch: folder for models written or converted on the way.
     """
 

@@ -77,7 +77,8 @@ def fitted_workloads(config: BenchConfig, target: Target) -> tuple[list[tuple[Wo
         scale = config.scale or (1.0 if target.device.startswith("cuda") else 1 / 16)
         made = _sized(name, config, target, scale)
         # A scale that nobody asked for gives way to the model's context.
-        while config.scale is None and name in SYNTHETIC and _longest(made) > target.context:
+        gives_way = config.scale is None and name in SYNTHETIC
+        while gives_way and _longest(made) > target.context and scale > grid.LEAST_SCALE:
             scale /= 2
             made = _sized(name, config, target, scale)
         if _longest(made) > target.context:
@@ -121,7 +122,7 @@ def _source(config: BenchConfig, target: Target, workloads: list[Workload], scra
         draft_quant=config.draft_quant,
         threads=config.threads or _cores(),
         seed=config.seed,
-        positions=max(w.longest for w in workloads) + 1,
+        positions=_longest(workloads) + 1,
         scratch=scratch,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from detgen.bench.interface import BenchConfig, BenchError
 from detgen.bench.random_weights import settings_of
 from detgen.engine.config import DTypeName
+from detgen.interruption import interrupted_later
 
 _DTYPES: dict[str, DTypeName] = {"torch.float32": "float32", "torch.bfloat16": "bfloat16", "torch.float16": "float16"}
 
@@ -41,10 +42,11 @@ def resolve(config: BenchConfig) -> Target:
         BenchError: if there is no such model.
         EngineError: if there is no such device.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    with interrupted_later():
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from detgen.models import DEMO, context_of, pick_device
+        from detgen.models import DEMO, context_of, pick_device
 
     device = pick_device(config.device)
     place = config.target or DEMO / "target"

@@ -20,7 +20,8 @@ class Setting:
     Attributes:
         batch: most requests at a time; "all" of them.
         order: "file", "reversed" or "shuffle 1", ...
-        neighbours: who else is in the batch: "none", "others", "long" (very long prompts), "early" (soon finished).
+        neighbours: who else is in the batch: "none", "others", "long" (a very long prompt, compared too), "early"
+            (soon finished).
         slot: places by which the queue is turned, so that each request takes another slot.
         drafter: one of detgen's, or "adversary" (wrong at random depths), "oracle" (always right).
         length: drafted tokens a round; None adapts.

@@ -50,6 +50,8 @@ def _smaller(setting: Setting, axis: Axis) -> Iterator[Setting]:
     """The setting with one axis turned back: to the reference if it can be, else to any value before its own."""
     value = getattr(setting, axis.name)
     for other in axis.values[: axis.values.index(value)] if value in axis.values else ():
+        if axis.name == "neighbours" and other == "long":
+            continue  # it is one of the requests, which are those of the case
         smaller = setting.turned(axis.name, other)
         if other == "none" and axis.name == "drafter":
             smaller = replace(smaller, length=None, window=None)

@@ -45,18 +45,20 @@ def _kept(rows: torch.Tensor, choice: Choice, slack: float) -> torch.Tensor:
         kept &= ordered >= boundary - slack
         width = choice.top_k
     if choice.top_p < 1:
-        kept &= _mass_before(ordered, width, slack) * math.exp(-slack) < choice.top_p
+        kept &= _mass_before(ordered, width, slack) < choice.top_p
     if choice.min_p:
         kept &= ordered >= ordered[0] + math.log(choice.min_p) - slack
     return torch.zeros_like(kept).scatter_(0, ids, kept)
 
 
 def _mass_before(ordered: torch.Tensor, width: int, slack: float) -> torch.Tensor:
-    """Probability of the tokens before each, of the `width` first; those within the slack may stand on either side.
+    """Probability of the tokens before each, of the `width` first: the least for a positive slack, else the most.
 
-    Of them none counts where slack is positive, all where it is negative.
+    Tokens within the slack may stand on either side; the odds of those before against the others change by as much.
     """
     share = torch.exp(ordered - torch.logsumexp(ordered[:width], dim=0))
     total = torch.cat([share.new_zeros(1), torch.cumsum(share, dim=0)])
     count = torch.searchsorted(-ordered, -(ordered + slack), right=slack < 0)
-    return total[count] - (share if slack < 0 else 0)
+    before = (total[count] - (share if slack < 0 else 0)).clamp(max=1)
+    weight = before * math.exp(-slack)
+    return weight / (weight + 1 - before)

@@ -44,8 +44,8 @@ class ProbeReport:
         threads: thread counts that were run.
         passes: passes run.
         positions: positions compared.
-        reference_error: difference from the model's own eager forward, over its largest logit: that of the worst row,
-            or of the median row where numbers have 16 bits.
+        reference_error: largest difference from the model's own eager forward, over its largest logit; of a mixture
+            of experts in 16 bits, that of the best three quarters of the rows.
         seconds: time taken.
     """
 
@@ -222,10 +222,10 @@ def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
 
 
 def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> float:
-    """Difference of packed logits from the model's own, over the largest logit.
+    """Largest difference of packed logits from the model's own, over the largest logit.
 
-    In 16 bits that of the median row: a mixture of experts sends a row whose experts are nearly tied to another one
-    for a rounding error.
+    A mixture of experts sends a row whose experts are nearly tied to another one for a rounding error, so in 16 bits
+    a quarter of its rows may be elsewhere.
 
     Raises:
         EngineError: if it is larger than rounding explains.
@@ -233,10 +233,12 @@ def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> 
     packed = prober.forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
     rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)
     exact = prober.forward.cache.keys[0].dtype == torch.float32
-    error, limit = (float(rows.max()), 1e-3) if exact else (float(rows.median()), 0.1)
+    experts = any("expert" in name.lower() for name, _ in prober.forward.model.named_modules())
+    error = float(rows.quantile(0.75 if experts and not exact else 1.0))
+    limit = 1e-3 if exact else 0.1
     if not error <= limit:
         raise EngineError(
             f"{prober.forward.model.kind} is not supported: packed rows give other logits than the model's own "
-            f"forward (difference {error:.1e} of the largest logit)"
+            f"forward (largest difference {error:.1e} of the largest logit)"
         )
     return error

@@ -4,8 +4,8 @@ At the row counts of decoding, transformers' forward spends more time between it
 does the same arithmetic with fewer: query, key and value in one product, norm weights folded into the products behind
 them, the rotation as one complex product, rows without a batch axis, modules called by their `forward`, since the call
 of a module costs as much as a small operator. It stands in for the decoders named in `_PLAIN`, in float32 or bfloat16
-on the CPU; in bfloat16 products and attention are, what stands between them is float32. The probe compares the result
-with the model's own forward.
+on the CPU; in bfloat16 norms, rotation and residuals stay float32. The probe compares the result with the model's own
+forward.
 """
 
 from __future__ import annotations
@@ -196,6 +196,8 @@ def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[tuple[float, i
         traits: scale and sliding window that each layer was seen to ask of its attention.
     """
     if type(model).__name__ not in _PLAIN or not all(_is_plain(layer) for layer in model.model.layers):
+        return None
+    if type(model.lm_head) is not nn.Linear or not can_pack(model.lm_head.weight):
         return None
     rope, head_size = model.model.rotary_emb, model.model.layers[0].self_attn.head_dim
     if rope.rope_type not in _FIXED_ROPE or 2 * len(rope.inv_freq) != head_size:

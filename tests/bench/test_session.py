@@ -71,6 +71,12 @@ def test_the_whole_grid_fits_a_short_context() -> None:
     }  # fmt: skip
 
 
+def test_a_context_that_no_scale_fits_is_refused() -> None:
+    config = BenchConfig(random_weights="tiny", workloads=("1024x256",))
+    with pytest.raises(BenchError, match="sequences of 6 tokens, the model's context is 5"):
+        fitted_workloads(config, replace(resolve(config), context=5))
+
+
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path, told: Any) -> None:
     with pytest.raises(BenchError, match="no-such-model"):
         bench(BenchConfig(output=tmp_path, target=str(tmp_path / "no-such-model")), told)

@@ -47,7 +47,8 @@ def test_no_error_explains_only_the_choice(choice: Choice, seed: int) -> None:
 # Logits, filter, the token behind the boundary, and by how much it is behind.
 BOUNDARIES = {
     "top_k": ([3.0, 1.0, 0.99, -5.0], {"top_k": 2}, 2, 0.01),
-    "top_p": ([2.0, 1.0, 0.0, -9.0], {"top_p": 0.6646}, 1, 0.001),
+    "top_p": ([2.0, 1.0, 0.0, -9.0], {"top_p": 0.6646}, 1, 0.003),
+    "top_p, far behind": ([5.0, -0.7, -9.0, -9.5], {"top_p": 0.9}, 1, 3.5),
     "min_p": ([2.0, 0.0, -0.31, -9.0], {"min_p": 0.1}, 2, 0.0075),
 }
 

@@ -9,29 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MixtralConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.engine.probing import reference_logits
 from detgen.kernels.lean_decoder import LeanDecoderLayer
 
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 0,
+}
 Twist = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def llama(random_model: Callable[..., Path]) -> Path:
-    return random_model(
-        LlamaConfig(
-            vocab_size=320,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            eos_token_id=0,
-        )
-    )
+    return random_model(LlamaConfig(**SIZES))
 
 
 @pytest.fixture
@@ -135,13 +134,24 @@ def test_wrong_logits_are_refused(twisted: Callable[..., Engine]) -> None:
         twisted(lambda x: x + 0.2 * x.roll(1, dims=1))
 
 
+@pytest.fixture(scope="module")
+def mixtral(random_model: Callable[..., Path]) -> Path:
+    return random_model(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+
+
 @pytest.mark.parametrize(
-    ("dtype", "rows", "refused"), [("float32", 1, True), ("bfloat16", 1, False), ("bfloat16", 13, True)]
+    ("family", "dtype", "rows", "refused"),
+    [
+        ("mixtral", "bfloat16", 3, False),
+        ("mixtral", "bfloat16", 8, True),
+        ("mixtral", "float32", 1, True),
+        ("llama", "bfloat16", 1, True),
+    ],
 )
 def test_a_row_that_went_to_another_expert_is_no_other_model(
-    llama: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, rows: int, refused: bool
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str, rows: int, refused: bool
 ) -> None:
-    """In 16 bits a few rows may be far off, since they may have taken another path; in float32 none may."""
+    """In 16 bits a few rows of a mixture of experts may be far off; no other row may."""
 
     def disturbed(model: Any, vocabulary: int) -> torch.Tensor:
         logits = reference_logits(model, vocabulary).clone()
@@ -149,7 +159,7 @@ def test_a_row_that_went_to_another_expert_is_no_other_model(
         return logits
 
     monkeypatch.setattr("detgen.engine.preparing.reference_logits", disturbed)
-    make = partial(Engine, target=llama, drafter="none", dtype=dtype, kv_memory=8 << 20)
+    make = partial(Engine, target=request.getfixturevalue(family), drafter="none", dtype=dtype, kv_memory=8 << 20)
     if refused:
         with pytest.raises(EngineError, match="other logits than the model's own"):
             make()

@@ -101,9 +101,7 @@ class Engine:
             del self.live[running.name]
         # The list of all tokens is its own, and goes on growing.
         ids = running.made if running.params.output_kind is OutputKind.CUMULATIVE else running.made[-1:]
-        return SimpleNamespace(
-            request_id=running.name, outputs=[SimpleNamespace(token_ids=ids)], finished=finished
-        )  # fmt: skip
+        return SimpleNamespace(request_id=running.name, outputs=[SimpleNamespace(token_ids=ids)], finished=finished)
 
 
 @pytest.fixture(autouse=True)
