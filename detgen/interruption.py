@@ -14,7 +14,8 @@ def interrupted_later() -> Iterator[None]:
 
     A handler holds it back, not a signal mask, past which another thread would take it.
     """
-    if threading.current_thread() is not threading.main_thread():  # never interrupted
+    # Other threads are never interrupted; a handler that is none of Python's could not be put back.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return
     pending: list[int] = []

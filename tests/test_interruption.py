@@ -42,6 +42,14 @@ def test_an_interruption_takes_effect_behind_the_import() -> None:
     assert done.stdout.split() == ["interrupted"]
 
 
+def test_a_handler_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a program which embeds Python; `signal.signal` could not put it back."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("the handler was replaced"))
+    with interrupted_later():
+        pass
+
+
 def test_the_former_handler_is_back() -> None:
     before = signal.getsignal(signal.SIGINT)
     with interrupted_later():

@@ -168,9 +168,9 @@ class Audit:
         """Note the tokens that are not what the logits give."""
         tokenizer = self._engine.tokenizer
         for m in audited.mismatches:
-            words = " and ".join(f"{t} {tokenizer.decode([t])!r}" for t in (m.token, m.expected))
+            token, expected = (f"{t} {tokenizer.decode([t])!r}" for t in (m.token, m.expected))
             margin = "it is filtered out" if math.isinf(m.margin) else f"margin {m.margin:.3g}"
-            what = f"token {m.position}: {words.replace(' and ', ', the logits give ', 1)} ({margin})"
+            what = f"token {m.position}: {token}, the logits give {expected} ({margin})"
             self.result.add(str(audited.label), what, "tie" if m.tie else "differs")
         for w in audited.wrong_logprobs:
             tie = audited.tolerance > 0 and w.error <= 2 * audited.tolerance * w.scale
