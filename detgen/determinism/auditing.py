@@ -23,7 +23,7 @@ from detgen.engine.request import TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.packing import Shapes, Window
-from detgen.kernels.sampling import Choice, choose, scores
+from detgen.kernels.sampling import choose, scores
 
 _AHEAD = 256  # samples that are read and sorted at a time
 
@@ -211,7 +211,8 @@ def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]])
     if not wanted:
         return
     committed = torch.tensor([t for r, place, count in wanted for t in r.audited.tokens[place : place + count]])
-    picked = _choose(logits, [(r.audited.sequence, place, count) for r, place, count in wanted])
+    choices = [r.audited.sequence.choice(place + i) for r, place, count in wanted for i in range(count)]
+    picked = choose(logits, choices).tokens
     wrong = (picked != committed.to(picked.device)).nonzero()[:, 0].tolist()
     at = 0
     for r, place, count in wanted:
@@ -224,22 +225,6 @@ def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]])
     for i in wrong:
         audited, place = places[i]
         audited.mismatches.append(_mismatch(logits[i : i + 1], audited, place, int(picked[i])))
-
-
-def _choose(logits: torch.Tensor, rows: list[tuple[Sequence, int, int]]) -> torch.Tensor:
-    """The tokens that logits give, int64 [rows]; rows of a sequence, from a place in its completion, so many."""
-    picked = choose(logits)
-    sampled: list[int] = []
-    choices: list[Choice] = []
-    at = 0
-    for seq, place, count in rows:
-        if seq.request.params.temperature > 0:
-            sampled += range(at, at + count)
-            choices += [seq.choice(place + i) for i in range(count)]
-        at += count
-    if sampled:
-        picked[sampled] = choose(scores(logits[sampled], choices))
-    return picked
 
 
 def _check_logprobs(logits: torch.Tensor, picked: torch.Tensor, audited: Audited, place: int) -> None:
@@ -258,7 +243,7 @@ def _mismatch(logits: torch.Tensor, audited: Audited, place: int, expected: int)
     """A token beside what its logits, float32 [1, vocabulary], give."""
     token = audited.tokens[place]
     choice = audited.sequence.choice(place)
-    score = scores(logits, [choice])[0]
+    score = scores(logits[0], choice)
     error = audited.tolerance * float(logits.abs().max())
     tie = error > 0 and rounding_explains(logits[0], choice, token, error)
     return Mismatch(place, token, expected, float(score[expected] - score[token]), tie)

@@ -11,7 +11,8 @@ import math
 
 import torch
 
-from detgen.kernels.sampling import Choice, gumbel
+from detgen.kernels.noise import gumbel, words
+from detgen.kernels.sampling import Choice
 
 
 def rounding_explains(logits: torch.Tensor, choice: Choice, token: int, error: float) -> bool:
@@ -30,7 +31,7 @@ def rounding_explains(logits: torch.Tensor, choice: Choice, token: int, error: f
     rows, error = rows / choice.temperature, error / choice.temperature
     if not _kept(rows, choice, error)[token]:
         return False
-    noisy = rows + torch.from_numpy(gumbel(choice.seed, choice.sample, choice.position, len(rows)))
+    noisy = rows + torch.from_numpy(gumbel(words(choice.seed, choice.sample, choice.position, len(rows))))
     certain = noisy[_kept(rows, choice, -error)]
     return not len(certain) or bool(noisy[token] >= certain.max() - error)
 

@@ -14,7 +14,7 @@ import torch
 
 from detgen.drafters.protocol import Draft, Drafting, Passes
 from detgen.kernels.packing import FREE_SHAPES, Window
-from detgen.kernels.sampling import choose, scores
+from detgen.kernels.sampling import choose
 
 
 class FastPath:
@@ -55,7 +55,7 @@ class FastPath:
         if not drafting:
             return []
         choices = [seq.choice(len(draft)) for seq, draft in drafting]
-        tokens: list[int] = choose(scores(logits[: len(drafting)], choices)).tolist()
+        tokens: list[int] = choose(logits[: len(drafting)], choices).tokens.tolist()
         return tokens
 
 

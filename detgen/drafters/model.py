@@ -13,7 +13,7 @@ import torch
 from detgen.drafters.protocol import Draft, Drafting, Passes
 from detgen.kernels.cost import PassCost
 from detgen.kernels.packing import FREE_SHAPES, Window, common_prefix
-from detgen.kernels.sampling import choose, scores
+from detgen.kernels.sampling import choose
 
 
 class ModelDrafter:
@@ -63,7 +63,7 @@ class ModelDrafter:
         logits = self._catch_up([seqs[i] for i in going]) if going else None
         while logits is not None:
             row_choices = [seqs[i].choice(len(drafts[i])) for i in going]
-            tokens = choose(scores(logits[:, : self._vocabulary], row_choices)).tolist()
+            tokens = choose(logits[:, : self._vocabulary], row_choices).tokens.tolist()
             for i, token in zip(going, tokens, strict=True):
                 drafts[i].append(token)
             going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]

@@ -23,7 +23,7 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import Verdict, record, verify
 from detgen.kernels.packing import Shapes, Window
-from detgen.kernels.sampling import choose, leads, scores
+from detgen.kernels.sampling import Chosen, choose, leads
 
 _NO_DRAFT = Draft([], "none")
 
@@ -139,9 +139,8 @@ class Decoding:
             for w, seq in judged:
                 self._read(w, seq)
             return
-        score = scores(logits, choices)
-        picked = choose(score)
-        tokens = picked.tolist()
+        picked = choose(logits, choices)
+        tokens = picked.tokens.tolist()
         rows: list[int] = []
         verdicts = []
         row = 0
@@ -157,7 +156,7 @@ class Decoding:
             self._trace(seq, logits, committed)
             rows += committed
             row += w.logits
-        logprobs, chosen, margins = _judge(logits, score, picked, rows)
+        logprobs, chosen, margins = _judge(logits, picked, rows)
         at = 0
         for seq, verdict, drafted, name in verdicts:
             n = len(verdict.tokens)
@@ -221,18 +220,21 @@ class Decoding:
 
 
 def _judge(
-    logits: torch.Tensor, score: torch.Tensor, picked: torch.Tensor, rows: list[int]
+    logits: torch.Tensor, picked: Chosen, rows: list[int]
 ) -> tuple[torch.Tensor, list[float], list[float | None]]:
     """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins.
 
-    A margin is None where there was no other candidate. Logits and scores are overwritten.
+    A margin is None where there was no other candidate. Logits are overwritten.
     """
-    own, best, plain = logits, picked, score is logits
+    best = picked.tokens
     if len(rows) < len(logits):
         at = torch.tensor(rows, device=logits.device)
-        own, best = logits.index_select(0, at), picked.index_select(0, at)
-        score = own if plain else score.index_select(0, at)
-    logprobs = torch.log_softmax(own, dim=-1)
+        logits, best = logits.index_select(0, at), best.index_select(0, at)
+    logprobs = torch.log_softmax(logits, dim=-1)
     chosen: list[float] = logprobs.gather(-1, best[:, None])[:, 0].tolist()
-    margins = [None if math.isinf(lead) else lead for lead in leads(score, best).tolist()]
-    return logprobs, chosen, margins
+    if len(picked.leads) < len(picked.tokens):
+        greedy = leads(logits, best).tolist()
+        found = [picked.leads.get(row, lead) for row, lead in zip(rows, greedy, strict=True)]
+    else:
+        found = [picked.leads[row] for row in rows]
+    return logprobs, chosen, [None if math.isinf(lead) else lead for lead in found]

@@ -1,20 +1,25 @@
 """Choosing tokens: argmax of the logits, or of perturbed log-probabilities.
 
 Promise: the token chosen for a row is a function of the row's logits, its parameters, its seed, its sample and its
-position. Noise is counter-based: entry j of the vocabulary at position t is word j of the Philox4x64-10 stream with
-key (seed, sample) and counter (j // 4, t, 0, 0) (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011), so it depends neither on who draws it nor on what was drawn before. Adding Gumbel noise to the logits and
-taking the argmax samples from their softmax (Maddison et al., "A* sampling", 2014, section 2); a drafter that uses
-the same noise agrees with the target as often as the two distributions allow (arXiv 2408.07978).
+position. Adding Gumbel noise to the logits and taking the argmax samples from their softmax (Maddison et al., "A*
+sampling", 2014, section 2); the noise is counter-based (`noise`), and a drafter that uses the same agrees with the
+target as often as the two distributions allow (arXiv 2408.07978).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from detgen.kernels.noise import gumbel, most_gumbel, words
+
+_BLOCK = 1 << 16  # entries of rows that are looked at together
+_FIRST = 1024  # entries of a row that are ordered for top_p; all, where these have less of the probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,78 +34,217 @@ class Choice:
     sample: int = 0
     position: int = 0
 
-
-def gumbel(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray:
-    """Gumbel(0, 1) noise, float64 [vocabulary], of one position of one sample."""
-    counter = ((position << 64) - 1) % (1 << 256)  # numpy steps it before the first block
-    generator = np.random.Philox(counter=counter, key=(sample << 64) | seed)
-    uniform = ((generator.random_raw(vocabulary) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(np.minimum(uniform, 1 - 2.0**-53)))
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens may be dropped."""
+        return bool(self.top_k or self.min_p) or self.top_p < 1
 
 
-def scores(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
-    """What the argmax is taken of: the logits at temperature 0, else filtered logits / temperature plus noise.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The tokens of some rows.
 
-    Filters act in the order temperature, top_k, top_p, min_p; ties in top_k and top_p go to the lower token id.
+    Attributes:
+        tokens: int64 [rows], on the logits' device.
+        leads: of each sampled row: how far its token is ahead of the runner-up, in perturbed log-probability; inf
+            where there is none.
+    """
+
+    tokens: torch.Tensor
+    leads: dict[int, float]
+
+
+def choose(logits: torch.Tensor, choices: Sequence[Choice] = ()) -> Chosen:
+    """The best entry of each row: of its logits at temperature 0, else of its `scores`; ties go to the lowest id.
 
     Args:
         logits: float32 [rows, vocabulary].
-        choices: one a row.
-
-    Returns:
-        float64 [rows, vocabulary] on the CPU where any row is sampled, else `logits` as they are.
+        choices: one a row; none for temperature 0 throughout.
     """
-    if all(c.temperature == 0 for c in choices):
-        return logits
-    result = logits.double()
     sampled = [i for i, c in enumerate(choices) if c.temperature > 0]
-    some = [choices[i] for i in sampled]
-    column = lambda values: torch.tensor(values, dtype=torch.float64)[:, None]  # noqa: E731
-    rows = result[sampled].cpu()
-    rows = (rows - rows.amax(-1, keepdim=True)) / column([c.temperature for c in some])
-    if any(c.top_k or c.top_p < 1 for c in some):
-        _keep_top(rows, some)
-    if any(c.min_p for c in some):
-        lead = column([math.log(c.min_p) if c.min_p else -math.inf for c in some])
-        floor = rows.amax(-1, keepdim=True) + lead
-        rows.masked_fill_(rows < floor, -torch.inf)
-    width = rows.shape[-1]
-    rows += torch.from_numpy(np.stack([gumbel(c.seed, c.sample, c.position, width) for c in some]))
-    result[sampled] = rows.to(result.device)
-    return result
+    picked = argmax(logits) if len(sampled) < len(logits) else torch.empty_like(logits[:, 0], dtype=torch.int64)
+    if not sampled:
+        return Chosen(picked, {})
+    rows = (logits if len(sampled) == len(logits) else logits[sampled]).cpu().numpy()
+    tokens, ahead = _sample(rows, [choices[i] for i in sampled])
+    picked[sampled] = torch.from_numpy(tokens).to(picked.device)
+    return Chosen(picked, dict(zip(sampled, ahead.tolist(), strict=True)))
 
 
-def _keep_top(rows: torch.Tensor, choices: list[Choice]) -> None:
-    """Set what top_k and top_p drop to -inf, in place; rows float64 [rows, vocabulary]."""
-    width = rows.shape[-1]
-    ordered, ids = torch.sort(rows, dim=-1, descending=True, stable=True)
-    limit = torch.tensor([c.top_k or width for c in choices])[:, None]
-    ordered.masked_fill_(torch.arange(width) >= limit, -torch.inf)
-    share = torch.softmax(ordered, dim=-1)
-    before = torch.cumsum(share, dim=-1) - share
-    # Rounding can bring the sum to 1 before the last entry: a row that has top_p off must not lose one for it.
-    share_limit = torch.tensor([c.top_p if c.top_p < 1 else torch.inf for c in choices], dtype=torch.float64)[:, None]
-    ordered.masked_fill_(before >= share_limit, -torch.inf)
-    rows.scatter_(-1, ids, ordered)
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """The first of the largest entries of each row, int64 [rows]."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(-1))  # 6 times as fast as torch's; the first of equal ones, too
+    return torch.argmax(logits, dim=-1)
 
 
-def choose(score: torch.Tensor) -> torch.Tensor:
-    """The best entry of each row of `scores`, int64 [rows]; ties go to the lowest id."""
-    if score.device.type == "cpu":
-        return torch.from_numpy(score.numpy().argmax(-1))  # 6 times as fast as torch's; the first of equal ones, too
-    return torch.argmax(score, dim=-1)
-
-
-def leads(score: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+def leads(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     """How far the best entry of each row is ahead of the runner-up.
 
     Args:
-        score: [rows, vocabulary], overwritten.
-        best: int64 [rows], as `choose` returns.
+        logits: [rows, vocabulary], overwritten.
+        best: int64 [rows], as `argmax` returns.
 
     Returns:
         float64 [rows]; inf where there is no other candidate.
     """
     best = best[:, None]
-    top = score.gather(-1, best)[:, 0].double()
-    return top - score.scatter_(-1, best, -torch.inf).amax(-1).double()
+    top = logits.gather(-1, best)[:, 0].double()
+    return top - logits.scatter_(-1, best, -torch.inf).amax(-1).double()
+
+
+def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """What the argmax is taken of: the logits at temperature 0, else filtered logits / temperature plus noise.
+
+    Filters act in the order temperature, top_k, top_p, min_p; ties in top_k and top_p go to the lower token id.
+
+    Args:
+        logits: float32 [vocabulary].
+        choice: the row's.
+
+    Returns:
+        float64 [vocabulary] on the CPU.
+    """
+    row = logits.cpu().numpy()
+    if not choice.temperature:
+        return torch.from_numpy(row.astype(np.float64))
+    peaks = row.max()[None, None]
+    _, ids = _kept(row[None], peaks, choice)
+    found = np.full(len(row), -np.inf)
+    found[ids] = _scaled(row[ids], peaks[0], choice.temperature) + gumbel(_words(choice, ids))
+    return torch.from_numpy(found)
+
+
+def _sample(rows: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:
+    """The best entries of rows' scores, int64 [rows], and their leads; few entries' scores are computed for it.
+
+    Args:
+        rows: float32 [rows, vocabulary].
+        choices: one a row, with temperatures above 0.
+    """
+    peaks = rows.max(1)
+    sound = np.isfinite(peaks)
+    if not sound.all():  # a broken model's
+        tokens, ahead = rows.argmax(1), np.full(len(rows), np.inf)
+        if sound.any():
+            some = [c for c, one in zip(choices, sound.tolist(), strict=True) if one]
+            tokens[sound], ahead[sound] = _sample(rows[sound], some)
+        return tokens, ahead
+    found = []
+    first = 0
+    size = max(_BLOCK // rows.shape[1], 1)
+    for _, alike in itertools.groupby(choices, lambda c: (c.temperature, c.top_k, c.top_p, c.min_p)):
+        last = first + len(list(alike))
+        for start in range(first, last, size):
+            part = slice(start, min(start + size, last))
+            found.append(_best(rows[part], peaks[part, None], choices[part]))
+        first = last
+    return np.concatenate([tokens for tokens, _ in found]), np.concatenate([ahead for _, ahead in found])
+
+
+def _best(rows: np.ndarray, peaks: np.ndarray, choices: Sequence[Choice]) -> tuple[np.ndarray, np.ndarray]:
+    """As `_sample`, of rows with equal parameters; peaks are float32 [rows, 1]."""
+    one = choices[0]
+    # Of each candidate for the best two, row by row: its row, its id, its word.
+    if one.filtered or one.temperature < 1e-3:  # below, float32 cannot hold the quotients of logits
+        at, ids = _kept(rows, peaks, one)
+        each = np.split(ids, np.searchsorted(at, np.arange(1, len(rows))))
+        drawn = np.concatenate([_words(c, own) for c, own in zip(choices, each, strict=True)])
+    else:
+        every = np.stack([_words(c, rows.shape[1]) for c in choices])
+        at, ids = _sift(rows, every, peaks, one.temperature)
+        drawn = every[at, ids]
+    score = _scaled(rows[at, ids], peaks[at, 0], one.temperature) + gumbel(drawn)
+    row = np.arange(len(rows))
+    starts = np.searchsorted(at, row)
+    top = np.maximum.reduceat(score, starts)
+    first = np.flatnonzero(score == top[at])
+    first = first[np.searchsorted(at[first], row)]
+    score[first] = -np.inf
+    return ids[first], top - np.maximum.reduceat(score, starts)
+
+
+def _words(choice: Choice, ids: np.ndarray | int) -> np.ndarray:
+    return words(choice.seed, choice.sample, choice.position, ids)
+
+
+def _scaled(logits: np.ndarray, peaks: np.ndarray, temperature: float) -> np.ndarray:
+    """Logits / temperature, float64; that of the peak is 0."""
+    scaled: np.ndarray = (logits.astype(np.float64) - peaks) / max(temperature, 1e-200)  # nothing overflows
+    return scaled
+
+
+def _sift(rows: np.ndarray, drawn: np.ndarray, peaks: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    """Places of each row's two best scores and of few others: all that might be above the worse of two good ones.
+
+    Args:
+        rows: float32 [rows, vocabulary] logits.
+        drawn: uint64 [rows, vocabulary], their words.
+        peaks: float32 [rows, 1].
+        temperature: theirs.
+
+    Returns:
+        Rows and columns, int64 [n] each, ascending.
+    """
+    row = np.arange(len(rows))[:, None]
+    bound = rows - peaks
+    bound /= np.float32(temperature)
+    bound += most_gumbel(drawn)
+    first = bound.argmax(1, keepdims=True)
+    top = bound[row, first]
+    bound[row, first] = -np.inf
+    two = np.concatenate([first, bound.argmax(1, keepdims=True)], 1)
+    bound[row, first] = top
+    least = (_scaled(rows[row, two], peaks, temperature) + gumbel(drawn[row, two])).min(1, keepdims=True)
+    at, ids = np.nonzero(bound >= (least - 1e-4 - 1e-6 * abs(least)).astype(np.float32))
+    return at, ids
+
+
+def _kept(rows: np.ndarray, peaks: np.ndarray, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and ids, int64 [n] each, ascending, of what the filters keep."""
+    vocabulary = rows.shape[1]
+    width = min(choice.top_k or vocabulary, vocabulary)
+    floor = math.log(choice.min_p) if choice.min_p else -math.inf
+    if width == vocabulary and choice.top_p == 1:
+        at, ids = np.nonzero(_scaled(rows, peaks, choice.temperature) >= floor)
+        return at, ids
+    counts, last = _boundaries(rows, peaks, width, choice)
+    at, ids = np.nonzero(rows >= last)
+    logits = rows[at, ids]
+    kept = _scaled(logits, peaks[at, 0], choice.temperature) >= floor
+    held = np.bincount(at, minlength=len(rows))
+    for row in np.flatnonzero(held > counts).tolist():
+        tied = np.flatnonzero((at == row) & (logits == last[row]))
+        kept[tied[counts[row] - held[row] :]] = False
+    return at[kept], ids[kept]
+
+
+def _boundaries(
+    rows: np.ndarray, peaks: np.ndarray, width: int, choice: Choice, most: int = _FIRST
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many of the `width` best logits have less than top_p of their probability before them, and the last of them.
+
+    Args:
+        rows: float32 [rows, vocabulary].
+        peaks: float32 [rows, 1].
+        width: what top_k leaves.
+        choice: its temperature and top_p count.
+        most: entries of a whole row that are ordered first; all, where these have less of the probability.
+
+    Returns:
+        int64 [rows] and float32 [rows, 1].
+    """
+    vocabulary = rows.shape[1]
+    if choice.top_p == 1:
+        return np.full(len(rows), width), np.partition(rows, -width, axis=1)[:, -width, None]
+    count = width if width < vocabulary else min(width, most)
+    most_likely = rows if count == vocabulary else np.partition(rows, -count, axis=1)[:, -count:]
+    top = np.ascontiguousarray(np.sort(most_likely, axis=1)[:, ::-1])
+    share = np.exp(_scaled(top, peaks, choice.temperature))
+    total = (share if width < vocabulary else np.exp(_scaled(rows, peaks, choice.temperature))).sum(1, keepdims=True)
+    kept = 1 + (np.cumsum(share[:, :-1], axis=1) < choice.top_p * total).sum(1)
+    last = top[np.arange(len(rows)), kept - 1, None]
+    short = kept == count
+    if count < width and short.any():
+        kept[short], last[short] = _boundaries(rows[short], peaks[short], width, choice, vocabulary)
+    return kept, last
