@@ -21,12 +21,11 @@ from detgen.kernels.probe import key_lengths, same_bits
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
 _FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
-_LARGE = (511,)  # of small models only: where a pass costs little more than its start
+_LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows are tried, too
 _PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with another count is taken
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
 _TILE_ROWS = 4  # a tile of one row takes a matrix-vector kernel
 _SLOW = 0.1  # seconds a pass from which fewer shapes are tried
-_FAST = 0.02  # seconds a pass below which large ones are tried
 _SPAN = 128  # positions of a slot that passes up to that size use
 
 
@@ -189,8 +188,8 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
                 continue
             seconds = (time.perf_counter() - started) / 4
             tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
-            if seconds < _FAST:
-                tried += tuple(n for n in _LARGE if n <= prober.forward.cache.stride)
+            large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.stride]
+            tried += tuple(large[:1])
             agreeing = set(tried)
             for count in counts:
                 torch.set_num_threads(count)
