@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from detgen.engine.request import TokenLogprobs
@@ -15,6 +16,15 @@ def token_logprobs(logprobs: torch.Tensor, chosen: list[float], wanted: int) -> 
         chosen: of each row's own token.
         wanted: how many of the most likely tokens; equal ones stand in the order of their ids.
     """
-    values, ids = torch.sort(logprobs, dim=-1, descending=True, stable=True)  # topk keeps no order of equal ones
-    tops = zip(ids[:, :wanted].tolist(), values[:, :wanted].tolist(), strict=True)
-    return [TokenLogprobs(own, tuple(zip(some, of, strict=True))) for own, (some, of) in zip(chosen, tops, strict=True)]
+    tops = [_most_likely(row, wanted) for row in logprobs.cpu().numpy()]
+    return [TokenLogprobs(own, top) for own, top in zip(chosen, tops, strict=True)]
+
+
+def _most_likely(row: np.ndarray, wanted: int) -> tuple[tuple[int, float], ...]:
+    """Id and value of the `wanted` largest entries in order."""
+    wanted = min(wanted, len(row))
+    if not wanted:
+        return ()
+    ids = np.flatnonzero(row >= np.partition(row, -wanted)[-wanted])
+    ids = ids[np.argsort(-row[ids], kind="stable")[:wanted]]
+    return tuple(zip(ids.tolist(), row[ids].tolist(), strict=True))

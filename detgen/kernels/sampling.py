@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from detgen.kernels.noise import gumbel, most_gumbel, words
 
 _BLOCK = 1 << 16  # entries of rows that are looked at together
+_LARGE = 1 << 19  # entries from which the rows are shared among threads
 _FIRST = 1024  # entries of a row that are ordered for top_p; all, where these have less of the probability
 
 
@@ -130,15 +132,23 @@ def _sample(rows: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, np.nda
             some = [c for c, one in zip(choices, sound.tolist(), strict=True) if one]
             tokens[sound], ahead[sound] = _sample(rows[sound], some)
         return tokens, ahead
-    found = []
+    parts = []
     first = 0
     size = max(_BLOCK // rows.shape[1], 1)
     for _, alike in itertools.groupby(choices, lambda c: (c.temperature, c.top_k, c.top_p, c.min_p)):
         last = first + len(list(alike))
-        for start in range(first, last, size):
-            part = slice(start, min(start + size, last))
-            found.append(_best(rows[part], peaks[part, None], choices[part]))
+        parts += [slice(start, min(start + size, last)) for start in range(first, last, size)]
         first = last
+
+    def best(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        return _best(rows[part], peaks[part, None], choices[part])
+
+    threads = min(torch.get_num_threads(), len(parts))
+    if threads > 1 and rows.size > _LARGE:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(best, parts))
+    else:
+        found = [best(part) for part in parts]
     return np.concatenate([tokens for tokens, _ in found]), np.concatenate([ahead for _, ahead in found])
 
 
