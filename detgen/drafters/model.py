@@ -6,6 +6,7 @@ that the target will use (Gumbel coupling, arXiv 2408.07978), so they agree as o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -63,7 +64,9 @@ class ModelDrafter:
         logits = self._catch_up([seqs[i] for i in going]) if going else None
         while logits is not None:
             row_choices = [seqs[i].choice(len(drafts[i])) for i in going]
+            started = time.perf_counter()
             tokens = choose(logits[:, : self._vocabulary], row_choices).tokens.tolist()
+            self.cost.choose(len(tokens), time.perf_counter() - started)
             for i, token in zip(going, tokens, strict=True):
                 drafts[i].append(token)
             going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]

@@ -6,6 +6,7 @@ Knows sequences and passes; knows neither text files nor how a model is loaded.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -139,8 +140,10 @@ class Decoding:
             for w, seq in judged:
                 self._read(w, seq)
             return
+        started = time.perf_counter()
         picked = choose(logits, choices)
         tokens = picked.tokens.tolist()
+        self._target.cost.choose(len(choices), time.perf_counter() - started)
         rows: list[int] = []
         verdicts = []
         row = 0

@@ -1,4 +1,4 @@
-"""What a pass costs: seconds over its rows and the area of its attention tiles, learnt while it runs."""
+"""What a pass and its choices cost: seconds over its rows and the area of its attention tiles, learnt while it runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class PassCost:
     def __init__(self) -> None:
         self._n = self._x = self._y = self._z = 0.0
         self._xx = self._xy = self._xz = self._zz = self._zy = 0.0
+        self._chosen = self._choosing = 0.0
 
     def update(self, rows: int, seconds: float, area: float | None = None) -> None:
         """Take in one pass. One far slower than expected (a pause of the machine) counts as twice the expected."""
         area = rows if area is None else area
         if self._n > 3:
-            seconds = min(seconds, 2 * self.predict(rows, area))
+            seconds = min(seconds, 2 * self._pass(rows, area))
         f = self._FADE
         self._n = f * self._n + 1
         self._x = f * self._x + rows
@@ -31,8 +32,23 @@ class PassCost:
         self._zz = f * self._zz + area * area
         self._zy = f * self._zy + area * seconds
 
+    def choose(self, rows: int, seconds: float) -> None:
+        """Take in what it took to choose the tokens of some rows; sampled ones can take as long as the pass."""
+        self._chosen = self._FADE * self._chosen + rows
+        self._choosing = self._FADE * self._choosing + seconds
+
+    @property
+    def _choice(self) -> float:
+        """Seconds a row."""
+        return self._choosing / self._chosen if self._chosen else 0.0
+
     def slopes(self) -> tuple[float, float]:
-        """Seconds that a further row and a further unit of area cost, at least 0 each."""
+        """Seconds that a further row, its choice included, and a further unit of area cost, at least 0 each."""
+        by_row, by_area = self._slopes()
+        return by_row + self._choice, by_area
+
+    def _slopes(self) -> tuple[float, float]:
+        """Those of passes alone."""
         n = max(self._n, 1.0)
         xx, zz = self._xx - self._x * self._x / n, self._zz - self._z * self._z / n
         xy, zy = self._xy - self._x * self._y / n, self._zy - self._z * self._y / n
@@ -46,11 +62,16 @@ class PassCost:
         return (max(xy / xx, 0.0) if spread else 0.0), 0.0
 
     def predict(self, rows: float, area: float | None = None) -> float:
-        """Seconds of a pass over `rows` rows; 0 before the first update. The area is as usual if none is given."""
+        """Seconds of a pass over `rows` rows and of their choices; 0 before the first update.
+
+        The area is as usual if none is given.
+        """
         if not self._n:
             return 0.0
-        by_row, by_area = self.slopes()
-        if area is None:
-            area = rows * self._z / self._x
+        return self._pass(rows, rows * self._z / self._x if area is None else area) + self._choice * rows
+
+    def _pass(self, rows: float, area: float) -> float:
+        """Seconds of the pass alone."""
+        by_row, by_area = self._slopes()
         rest = self._y - by_row * self._x - by_area * self._z
         return max(rest / self._n + by_row * rows + by_area * area, 1e-9)

@@ -75,3 +75,16 @@ def test_follows_a_change() -> None:
     for i in range(300):
         cost.update(1 + i % 16, 0.015)
     assert cost.predict(8) == pytest.approx(0.015, rel=0.02)
+
+
+def test_choosing_counts_for_each_row() -> None:
+    """Passes are told from choices: what a further row costs is both, and a slow pass is known by passes alone."""
+    cost = PassCost()
+    rng = random.Random(0)
+    for _ in range(200):
+        rows = rng.randint(1, 64)
+        cost.update(rows, 0.01 + 0.002 * rows)
+        cost.choose(rows, 0.003 * rows)
+    assert cost.slopes()[0] == pytest.approx(0.005)
+    for rows in (1, 10, 128):
+        assert cost.predict(rows) == pytest.approx(0.01 + 0.005 * rows)
