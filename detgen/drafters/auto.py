@@ -134,7 +134,7 @@ class AutoDrafter:
                     # What it has to read first serves all of the sequence's rounds to come.
                     read += model.behind(seqs[i]) * min((gain + 1) / lengths[i], 1.0)
             if picks:
-                first = model.cost.predict(max(read, len(picks)))
+                first = model.cost.predict(max(read, len(picks)), chosen=len(picks))
                 speed = self._rate(tokens, cut, keys, first + (depth - 1) * model.cost.predict(len(picks)))
                 if speed > self._speed:
                     best, self._speed = picks, speed

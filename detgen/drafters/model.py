@@ -38,7 +38,7 @@ class ModelDrafter:
 
     @property
     def cost(self) -> PassCost:
-        """What a pass of the draft model costs."""
+        """What a pass of the draft model and its choices cost."""
         return self.forward.cost
 
     def start(self, slot: int, source: int | None, length: int) -> None:

@@ -31,7 +31,7 @@ class Forward:
         passes: passes run so far.
         rows: rows of them, padding included.
         padding: rows that carried no token.
-        cost: what its passes cost.
+        cost: what its passes cost, and the choices that follow them.
     """
 
     def __init__(self, model: PlainDecoder | LeanDecoder, cache: KVCache, group: int) -> None:

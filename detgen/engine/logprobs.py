@@ -25,6 +25,6 @@ def _most_likely(row: np.ndarray, wanted: int) -> tuple[tuple[int, float], ...]:
     wanted = min(wanted, len(row))
     if not wanted:
         return ()
-    ids = np.flatnonzero(row >= np.partition(row, -wanted)[-wanted])
+    ids = np.flatnonzero(~(row < np.partition(row, -wanted)[-wanted]))  # all where a broken model gives NaN
     ids = ids[np.argsort(-row[ids], kind="stable")[:wanted]]
     return tuple(zip(ids.tolist(), row[ids].tolist(), strict=True))

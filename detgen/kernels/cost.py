@@ -33,7 +33,9 @@ class PassCost:
         self._zy = f * self._zy + area * seconds
 
     def choose(self, rows: int, seconds: float) -> None:
-        """Take in what it took to choose the tokens of some rows; sampled ones can take as long as the pass."""
+        """Take in what it took to choose the tokens of some rows; a pause counts as it does in `update`."""
+        if self._chosen > 3 * rows:
+            seconds = min(seconds, 2 * self._choice * rows)
         self._chosen = self._FADE * self._chosen + rows
         self._choosing = self._FADE * self._choosing + seconds
 
@@ -61,14 +63,15 @@ class PassCost:
                 return by_row, by_area
         return (max(xy / xx, 0.0) if spread else 0.0), 0.0
 
-    def predict(self, rows: float, area: float | None = None) -> float:
-        """Seconds of a pass over `rows` rows and of their choices; 0 before the first update.
+    def predict(self, rows: float, area: float | None = None, chosen: float | None = None) -> float:
+        """Seconds of a pass over `rows` rows and of the tokens chosen by it; 0 before the first update.
 
-        The area is as usual if none is given.
+        The area is as usual if none is given; a token a row is chosen unless `chosen` says otherwise.
         """
         if not self._n:
             return 0.0
-        return self._pass(rows, rows * self._z / self._x if area is None else area) + self._choice * rows
+        seconds = self._pass(rows, rows * self._z / self._x if area is None else area)
+        return seconds + self._choice * (rows if chosen is None else chosen)
 
     def _pass(self, rows: float, area: float) -> float:
         """Seconds of the pass alone."""

@@ -22,7 +22,7 @@ def words(seed: int, sample: int, position: int, ids: np.ndarray | int) -> np.nd
         seed: of the request.
         sample: of the request's samples.
         position: in the completion.
-        ids: entries, int64 [n], ascending; or their number, for the first ones.
+        ids: entries, int64 [n], ascending, at least one; or their number, for the first ones.
     """
     counter = ((position << 64) - 1) % (1 << 256)  # numpy steps it before the first block
     generator = np.random.Philox(counter=counter, key=(sample << 64) | seed)

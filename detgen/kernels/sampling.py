@@ -19,6 +19,7 @@ import torch
 
 from detgen.kernels.noise import gumbel, most_gumbel, words
 
+_LEAST = 1e-3  # temperature from which rows are sifted: quotients of logits by smaller ones go out of float32
 _BLOCK = 1 << 16  # entries of rows that are looked at together
 _LARGE = 1 << 19  # entries from which the rows are shared among threads
 _FIRST = 1024  # entries of a row that are ordered for top_p; all, where these have less of the probability
@@ -57,7 +58,7 @@ class Chosen:
 
 
 def choose(logits: torch.Tensor, choices: Sequence[Choice] = ()) -> Chosen:
-    """The best entry of each row: of its logits at temperature 0, else of its `scores`; ties go to the lowest id.
+    """The best entry of each row's `scores`; ties go to the lowest id.
 
     Args:
         logits: float32 [rows, vocabulary].
@@ -98,7 +99,8 @@ def leads(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
 def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
     """What the argmax is taken of: the logits at temperature 0, else filtered logits / temperature plus noise.
 
-    Filters act in the order temperature, top_k, top_p, min_p; ties in top_k and top_p go to the lower token id.
+    Filters act in the order temperature, top_k, top_p, min_p; ties in top_k and top_p go to the lower token id. A
+    broken model's row, whose largest logit is not finite, stays as it is.
 
     Args:
         logits: float32 [vocabulary].
@@ -108,9 +110,9 @@ def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         float64 [vocabulary] on the CPU.
     """
     row = logits.cpu().numpy()
-    if not choice.temperature:
-        return torch.from_numpy(row.astype(np.float64))
     peaks = row.max()[None, None]
+    if not choice.temperature or not np.isfinite(peaks):
+        return torch.from_numpy(row.astype(np.float64))
     _, ids = _kept(row[None], peaks, choice)
     found = np.full(len(row), -np.inf)
     found[ids] = _scaled(row[ids], peaks[0], choice.temperature) + gumbel(_words(choice, ids))
@@ -124,9 +126,10 @@ def _sample(rows: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, np.nda
         rows: float32 [rows, vocabulary].
         choices: one a row, with temperatures above 0.
     """
+    rows = np.ascontiguousarray(rows)  # in another order a row's entries would be summed in another order
     peaks = rows.max(1)
     sound = np.isfinite(peaks)
-    if not sound.all():  # a broken model's
+    if not sound.all():
         tokens, ahead = rows.argmax(1), np.full(len(rows), np.inf)
         if sound.any():
             some = [c for c, one in zip(choices, sound.tolist(), strict=True) if one]
@@ -156,7 +159,7 @@ def _best(rows: np.ndarray, peaks: np.ndarray, choices: Sequence[Choice]) -> tup
     """As `_sample`, of rows with equal parameters; peaks are float32 [rows, 1]."""
     one = choices[0]
     # Of each candidate for the best two, row by row: its row, its id, its word.
-    if one.filtered or one.temperature < 1e-3:  # below, float32 cannot hold the quotients of logits
+    if one.filtered or one.temperature < _LEAST:
         at, ids = _kept(rows, peaks, one)
         each = np.split(ids, np.searchsorted(at, np.arange(1, len(rows))))
         drawn = np.concatenate([_words(c, own) for c, own in zip(choices, each, strict=True)])
@@ -197,16 +200,19 @@ def _sift(rows: np.ndarray, drawn: np.ndarray, peaks: np.ndarray, temperature: f
         Rows and columns, int64 [n] each, ascending.
     """
     row = np.arange(len(rows))[:, None]
-    bound = rows - peaks
-    bound /= np.float32(temperature)
-    bound += most_gumbel(drawn)
-    first = bound.argmax(1, keepdims=True)
-    top = bound[row, first]
-    bound[row, first] = -np.inf
-    two = np.concatenate([first, bound.argmax(1, keepdims=True)], 1)
-    bound[row, first] = top
-    least = (_scaled(rows[row, two], peaks, temperature) + gumbel(drawn[row, two])).min(1, keepdims=True)
-    at, ids = np.nonzero(bound >= (least - 1e-4 - 1e-6 * abs(least)).astype(np.float32))
+    with np.errstate(over="ignore"):  # masked logits can be as low as float32 goes
+        bound = rows - peaks
+        bound /= np.float32(temperature)
+        bound += most_gumbel(drawn)
+        first = bound.argmax(1, keepdims=True)
+        top = bound[row, first]
+        bound[row, first] = -np.inf
+        second = bound.argmax(1, keepdims=True)
+        two = np.concatenate([first, second], 1)
+        least = (_scaled(rows[row, two], peaks, temperature) + gumbel(drawn[row, two])).min(1, keepdims=True)
+        least[bound[row, second] == -np.inf] = -np.inf  # all others are too low for float32 to tell them apart
+        bound[row, first] = top
+        at, ids = np.nonzero(bound >= (least - 1e-4 - 1e-6 * abs(least)).astype(np.float32))
     return at, ids
 
 
@@ -224,7 +230,8 @@ def _kept(rows: np.ndarray, peaks: np.ndarray, choice: Choice) -> tuple[np.ndarr
     kept = _scaled(logits, peaks[at, 0], choice.temperature) >= floor
     held = np.bincount(at, minlength=len(rows))
     for row in np.flatnonzero(held > counts).tolist():
-        tied = np.flatnonzero((at == row) & (logits == last[row]))
+        own = slice(*np.searchsorted(at, [row, row + 1]).tolist())
+        tied = np.flatnonzero(logits[own] == last[row]) + own.start
         kept[tied[counts[row] - held[row] :]] = False
     return at[kept], ids[kept]
 

@@ -65,3 +65,8 @@ def test_the_most_likely_stand_in_order(rows: list[list[float]], wanted: int) ->
 def test_impossible_tokens_come_last() -> None:
     (one,) = token_logprobs(torch.tensor([[-torch.inf, -1.0, -torch.inf, -2.0]]), [-1.0], 3)
     assert one.top == ((1, -1.0), (3, -2.0), (0, -math.inf))
+
+
+def test_a_broken_row_has_as_many() -> None:
+    (one,) = token_logprobs(torch.full((1, 5), torch.nan), [math.nan], 3)
+    assert [token for token, _ in one.top] == [0, 1, 2]

@@ -78,7 +78,7 @@ def test_follows_a_change() -> None:
 
 
 def test_choosing_counts_for_each_row() -> None:
-    """Passes are told from choices: what a further row costs is both, and a slow pass is known by passes alone."""
+    """What a further row costs is its place in the pass and its choice, unless none is made."""
     cost = PassCost()
     rng = random.Random(0)
     for _ in range(200):
@@ -88,3 +88,17 @@ def test_choosing_counts_for_each_row() -> None:
     assert cost.slopes()[0] == pytest.approx(0.005)
     for rows in (1, 10, 128):
         assert cost.predict(rows) == pytest.approx(0.01 + 0.005 * rows)
+        assert cost.predict(rows, chosen=1) == pytest.approx(0.013 + 0.002 * rows)
+
+
+def test_pauses_beside_dear_choices() -> None:
+    """A slow pass is known by passes alone, a slow choice by choices; neither counts for more than twice the usual."""
+    cost = PassCost()
+    for i in range(100):
+        cost.update(1 + i % 16, 0.01)
+        cost.choose(1 + i % 16, 0.1 * (1 + i % 16))
+    before = cost.predict(4)
+    cost.update(4, 10.0)
+    assert cost.predict(4) - before < 0.001
+    cost.choose(8, 100.0)
+    assert cost.predict(4) < 1.05 * before

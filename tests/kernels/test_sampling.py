@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -121,25 +124,112 @@ WIDE = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+# Of unfiltered tokens, those of a vocabulary's mask, and those that a model excludes.
+LOWEST = float(torch.finfo(torch.float32).min)
+SPECIAL = st.sampled_from([(), (LOWEST,), (-torch.inf,), (LOWEST, -torch.inf), (3e38,), (1e-42, -1e-42)])
+
+
+@settings(max_examples=300, deadline=None)
 @given(
-    choices=st.lists(WIDE, min_size=1, max_size=5),
-    width=st.sampled_from([2, 65, 1500, 4096, 33_001]),
+    choice=WIDE,
+    others=st.lists(st.one_of(st.none(), WIDE), max_size=5),
+    width=st.sampled_from([1, 2, 3, 65, 1500, 4096, 33_001]),
     spread=st.sampled_from([0.0, 0.3, 3.0, 30.0]),
+    special=SPECIAL,
     whole=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_the_best_score_is_chosen(choices: list[Choice], width: int, spread: float, whole: bool, seed: int) -> None:
-    """Token and lead are those of all scores, though few are computed; of equal ones the lowest id."""
-    logits = spread * torch.randn(len(choices), width, generator=torch.Generator().manual_seed(seed))
+def test_the_best_score_is_chosen(
+    choice: Choice,
+    others: list[Choice | None],
+    width: int,
+    spread: float,
+    special: tuple[float, ...],
+    whole: bool,
+    seed: int,
+) -> None:
+    """Token and lead are those of all scores, though few are computed: alone and beside rows of like parameters."""
+    g = torch.Generator().manual_seed(seed)
+    alike = [replace(choice, position=choice.position + 1 + i) for i in range(len(others))]
+    choices = [choice, *(other or like for other, like in zip(others, alike, strict=True))]
+    logits = spread * torch.randn(len(choices), width, generator=g) * torch.rand(len(choices), 1, generator=g)
     logits = logits.round() if whole else logits
-    found = choose(logits, choices)
-    for i, choice in enumerate(choices):
-        score = scores(logits[i], choice)
-        token = int(score.argmax())
-        assert found.tokens[i].item() == token
-        others = torch.cat([score[:token], score[token + 1 :]])
-        assert found.leads[i] == pytest.approx(float(score[token] - others.max()), rel=1e-12, abs=1e-12)
+    for value in special:
+        logits[torch.rand(logits.shape, generator=g) < 0.3] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = choose(logits, choices)
+        for i, one in enumerate(choices):
+            score = scores(logits[i], one)
+            token = int(score.argmax())
+            rest = torch.cat([score[:token], score[token + 1 :]])
+            lead = float(score[token] - rest.max()) if len(rest) and math.isfinite(score[token]) else math.inf
+            assert (found.tokens[i].item(), found.leads[i]) == (token, lead)
+            alone = choose(logits[i : i + 1], [one])
+            assert (alone.tokens.item(), alone.leads[0]) == (token, lead)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("temperature", [1.0, 1e-3, 1e4])
+def test_no_row_is_left_without_a_candidate(width: int, temperature: float) -> None:
+    """The bound of the best is hardly above its score: rounding must not cost it its place."""
+    logits = 30 * torch.randn(4000, width, generator=torch.Generator().manual_seed(1))
+    choices = [Choice(temperature, seed=i % 7, position=i) for i in range(4000)]
+    want = [int(scores(row, choice).argmax()) for row, choice in zip(logits, choices, strict=True)]
+    assert choose(logits, choices).tokens.tolist() == want
+
+
+def same_as_scores(logits: torch.Tensor, choices: list[Choice]) -> None:
+    """Tokens and leads, and no warning on the way to them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = choose(logits, choices)
+        for i, (row, choice) in enumerate(zip(logits, choices, strict=True)):
+            best = scores(row, choice).topk(2)
+            assert found.tokens[i] == best.indices[0]
+            assert found.leads[i] == float(best.values[0] - best.values[1])
+
+
+@pytest.mark.parametrize("row", [[0.0, LOWEST], [LOWEST, 0.0], [3e38, LOWEST, LOWEST], [1.0, 2.0, LOWEST]])
+def test_masked_logits(row: list[float]) -> None:
+    """Divided by a temperature below 1, the lowest logit leaves float32."""
+    same_as_scores(torch.tensor([row]), [Choice(0.7)])
+    same_as_scores(torch.tensor([row] * 3), [Choice(0.7, seed=i) for i in range(3)])
+
+
+def test_runners_up_that_float32_cannot_tell_apart() -> None:
+    """Far below the best, quotients differ by less than float32 resolves."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.cat([torch.zeros(60, 1), -3000 + 1e-5 * torch.randn(60, 50, generator=g)], 1)
+    same_as_scores(logits, [Choice(1e-3, seed=i) for i in range(60)])
+
+
+def test_noise_as_large_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words near the last one whose lower half is all ones: no bound is closer to its noise."""
+    draw = np.random.default_rng(0)
+    drawn = ~(draw.integers(1, 2**12, (200, 70), dtype=np.uint64) << np.uint64(32))
+    monkeypatch.setattr("detgen.kernels.sampling.words", lambda seed, sample, position, ids: drawn[position, :70])
+    logits = 1e-3 * torch.randn(200, 70, generator=torch.Generator().manual_seed(0))
+    same_as_scores(logits, [Choice(1.0, position=i) for i in range(200)])
+
+
+def test_rows_that_need_all_their_entries_beside_others() -> None:
+    """Of every other row the first thousand entries have less than top_p of the probability."""
+    spread = torch.tensor([8.0, 0.1] * 8)[:, None]
+    logits = spread * torch.randn(16, 4096, generator=torch.Generator().manual_seed(0))
+    same_as_scores(logits, [Choice(1.0, 0.9, seed=i) for i in range(16)])
+
+
+def test_the_order_in_memory_does_not_count() -> None:
+    """Sums of a row in another order would move the boundary of top_p, here set on a sum."""
+    row = torch.randn(65, generator=torch.Generator().manual_seed(0))
+    plain = row.repeat(200, 1)
+    turned = row.repeat(200, 1).t().contiguous().t()
+    share = np.exp(row.double().numpy() - float(row.max()))
+    for sum_before in np.cumsum(np.sort(share)[::-1])[:-1].tolist():
+        choices = [Choice(1.0, sum_before / float(share.sum()), seed=i) for i in range(200)]
+        one, other = choose(plain, choices), choose(turned, choices)
+        assert (one.tokens.tolist(), one.leads) == (other.tokens.tolist(), other.leads)
 
 
 def test_a_broken_row_harms_no_other() -> None:
@@ -150,6 +240,7 @@ def test_a_broken_row_harms_no_other() -> None:
     logits[1, 7], logits[2, 9] = torch.nan, torch.inf
     assert choose(logits, choices).tokens.tolist() == [want[0], 7, 9, want[3]]
     assert choose(logits[1:3], choices[1:3]).tokens.tolist() == [7, 9]
+    assert [int(scores(row, c).argmax()) for row, c in zip(logits[1:3], choices[1:3], strict=True)] == [7, 9]
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-300, 1e-310])
