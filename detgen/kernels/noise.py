@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 _SKIP = 1000  # words that are drawn in the time of stepping over any number of them
-_HALF = np.float32(32 * np.log(2))
+_LOG_OF_HALF = np.float32(32 * np.log(2))  # of what the upper half of a word counts up to
 _HIGH = 1 if sys.byteorder == "little" else 0  # the upper half of a word
 
 
@@ -48,11 +48,11 @@ def gumbel(words: np.ndarray) -> np.ndarray:
 
 
 def most_gumbel(words: np.ndarray) -> np.ndarray:
-    """What the noise of words is not above by more than 1e-5, float32; at a fifth of the cost.
+    """What the noise of words is not above by more than 1e-5, float32; at less than half of the cost.
 
     With u uniform, -log(-log(u)) is at most -log(1 - u); the upper half of a word gives a lower bound of 1 - u.
     """
     halves: np.ndarray = (~words.view(np.uint32)[..., _HIGH::2]).astype(np.float32)
     halves += np.float32(2.0**-24)  # for 0, which stands for at least 2 ** -22; lost on others
-    bound: np.ndarray = _HALF - np.log(halves, out=halves)
+    bound: np.ndarray = _LOG_OF_HALF - np.log(halves, out=halves)
     return bound

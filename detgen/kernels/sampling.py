@@ -57,12 +57,12 @@ class Chosen:
     leads: dict[int, float]
 
 
-def choose(logits: torch.Tensor, choices: Sequence[Choice] = ()) -> Chosen:
+def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
     """The best entry of each row's `scores`; ties go to the lowest id.
 
     Args:
         logits: float32 [rows, vocabulary].
-        choices: one a row; none for temperature 0 throughout.
+        choices: one a row.
     """
     sampled = [i for i, c in enumerate(choices) if c.temperature > 0]
     picked = argmax(logits) if len(sampled) < len(logits) else torch.empty_like(logits[:, 0], dtype=torch.int64)

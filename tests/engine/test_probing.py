@@ -128,6 +128,17 @@ def test_the_class_of_large_passes_is_taken(twisted: Callable[..., Engine]) -> N
     assert engine.probe_report()["rows"][-1] >= 128
 
 
+@pytest.mark.parametrize(("limits", "most"), [((9, 9), 511), ((0, 9), 256), ((0, 0), 128)])
+def test_large_passes_are_tried_where_they_are_fast(
+    twisted: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], most: int
+) -> None:
+    """The largest row count below whose limit a pass stays, and no smaller one beside it."""
+    monkeypatch.setattr("detgen.engine.probing._LARGE", ((limits[0], 511), (limits[1], 256)))
+    rows = twisted(lambda x: x).probe_report()["rows"]
+    assert rows[-1] == most
+    assert (256 in rows) == (most == 256)
+
+
 def test_wrong_logits_are_refused(twisted: Callable[..., Engine]) -> None:
     """A model that mixes rows outside of attention computes something else when rows are packed."""
     with pytest.raises(EngineError):

@@ -9,13 +9,20 @@ import pytest
 from detgen.kernels.cost import PassCost
 
 
-def test_fits_a_line() -> None:
-    """Seconds that are a line in the rows are predicted exactly, between and beyond what was seen."""
+def on_a_line(choice: float = 0.0) -> PassCost:
+    """Passes of 10 ms and 2 ms a row, and `choice` seconds a row behind them."""
     cost = PassCost()
     rng = random.Random(0)
     for _ in range(200):
         rows = rng.randint(1, 64)
         cost.update(rows, 0.01 + 0.002 * rows)
+        cost.choose(rows, choice * rows)
+    return cost
+
+
+def test_fits_a_line() -> None:
+    """Seconds that are a line in the rows are predicted exactly, between and beyond what was seen."""
+    cost = on_a_line()
     assert cost.slopes()[0] == pytest.approx(0.002)
     for rows in (1, 10, 128):
         assert cost.predict(rows) == pytest.approx(0.01 + 0.002 * rows)
@@ -79,12 +86,7 @@ def test_follows_a_change() -> None:
 
 def test_choosing_counts_for_each_row() -> None:
     """What a further row costs is its place in the pass and its choice, unless none is made."""
-    cost = PassCost()
-    rng = random.Random(0)
-    for _ in range(200):
-        rows = rng.randint(1, 64)
-        cost.update(rows, 0.01 + 0.002 * rows)
-        cost.choose(rows, 0.003 * rows)
+    cost = on_a_line(choice=0.003)
     assert cost.slopes()[0] == pytest.approx(0.005)
     for rows in (1, 10, 128):
         assert cost.predict(rows) == pytest.approx(0.01 + 0.005 * rows)

@@ -271,7 +271,7 @@ def test_greedy_rows_take_the_argmax() -> None:
     """At temperature 0 no other parameter has a say, and nothing is added."""
     logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
     greedy = choose(logits, [Choice(), Choice(0.0, 0.1, 1, 0.9, 5, 1, 2)])
-    assert greedy.tokens.tolist() == logits.argmax(-1).tolist() == choose(logits).tokens.tolist()
+    assert greedy.tokens.tolist() == logits.argmax(-1).tolist()
     assert not greedy.leads
     mixed = choose(logits, [Choice(), Choice(5.0, seed=3)])
     assert mixed.tokens[0] == greedy.tokens[0]
