@@ -54,13 +54,13 @@ def linear_layers(source: ModelSource, repeats: int, most_rows: int = 2048) -> D
     engine, config = _target(source)
     forward, shapes = engine.canonical
     dtype, device = forward.cache.keys[0].dtype, forward.device
-    generator = torch.Generator(device).manual_seed(source.seed)
-    weight = torch.randn(config.intermediate_size, config.hidden_size, generator=generator, device=device).to(dtype)
+    generator = torch.Generator().manual_seed(source.seed)
+    weight = torch.randn(config.intermediate_size, config.hidden_size, generator=generator).to(device, dtype)
     packed = PackedLinear(weight, None) if can_pack(weight) else None
     rows = [1 << i for i in range(most_rows.bit_length())]
     found: Data = {"rows": rows, "invariant": [], "plain": [], "shape": list(weight.shape), "dtype": source.dtype}
     for count in rows:
-        x = torch.randn(count, config.hidden_size, generator=generator, device=device).to(dtype)
+        x = torch.randn(count, config.hidden_size, generator=generator).to(device, dtype)
         parts = [_padded(part, shapes.fit_rows(len(part))) for part in x.split(shapes.most_rows)]
 
         def invariant(parts: list[torch.Tensor] = parts) -> None:

@@ -1,0 +1,118 @@
+"""The commands on a CUDA device: on a real one where there is one, and on a stand-in in torch's CPU builds.
+
+The stand-in computes on the CPU. It shows that whatever belongs on the device is moved there, and that the paths that
+only a CUDA device takes run to their ends; of CUDA's own numerics it says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+STAND_IN = Path(__file__).parent / "cuda_stand_in"
+PROMPTS = [
+    {"prompt": "def add(a, b):\n"},
+    {"prompt": "class Stack:\n    def push(self, item):\n", "temperature": 0.8, "seed": 3, "logprobs": 2},
+    {"prompt": "for i in range(10):\n    print(i)\nfor i in", "temperature": 0.9, "top_p": 0.9, "top_k": 20, "n": 2},
+    {"prompt": "import os\n\n\ndef walk(path):\n", "logprobs": 3},
+    {"prompt": "def scale(x):\n", "deterministic": False},
+]
+
+Command = Callable[..., str]
+
+
+def _build(folder: Path) -> Path:
+    """The stand-in as a library that torch loads."""
+    import torch
+    from torch.utils.cpp_extension import include_paths
+
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        pytest.skip("this torch has a CUDA of its own")
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    library = folder / "stand_in.so"
+    headers = [part for path in include_paths() for part in ("-isystem", path)]
+    libraries = Path(torch.__file__).parent / "lib"
+    links = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", *headers]
+    subprocess.run([compiler, *options, str(STAND_IN / "stand_in.cpp"), "-o", str(library), *links], check=True)
+    return library
+
+
+@pytest.fixture(scope="module", params=["stand-in", pytest.param("real", marks=pytest.mark.cuda)])
+def detgen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Runs a command in a folder on the device: what it wrote on its standard output."""
+    environment = dict(os.environ)
+    if request.param == "stand-in":
+        path = os.pathsep.join([str(STAND_IN), *filter(None, [os.environ.get("PYTHONPATH")])])
+        library = _build(tmp_path_factory.mktemp("stand-in"))
+        environment |= {"PYTHONPATH": path, "DETGEN_CUDA_STAND_IN": str(library)}
+
+    def run(folder: Path, *arguments: str) -> str:
+        command = [sys.executable, "-m", "detgen", *arguments]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(detgen: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with prompts, and a finished run of them in `auto`."""
+    folder = tmp_path_factory.mktemp("cuda")
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in PROMPTS))
+    detgen(folder, "run", "prompts.jsonl", "-o", "auto", "--device", "cuda", "--max-tokens", "24")
+    return folder
+
+
+def test_a_run_is_on_the_device(folder: Path) -> None:
+    profile = json.loads((folder / "auto" / "manifest.json").read_text())["profile"]
+    assert profile["dtype"] == "bfloat16"  # float32 is the CPU's
+    assert "CUDA" in profile["device"] or "NVIDIA" in profile["device"]
+    lines = [json.loads(line) for line in (folder / "auto" / "outputs.jsonl").read_text().splitlines()]
+    assert [line.get("error") for line in lines] == [None] * 6
+    assert all(line["token_ids"] for line in lines)
+
+
+def test_neither_drafter_nor_batch_size_changes_a_byte(detgen: Command, folder: Path) -> None:
+    options = ["--device", "cuda", "--max-tokens", "24", "--drafter", "self", "--batch-size", "3"]
+    detgen(folder, "run", "prompts.jsonl", "-o", "self", *options)
+    assert _verified(folder / "self") == _verified(folder / "auto")
+
+
+def _verified(folder: Path) -> list[str]:
+    lines = (folder / "outputs.jsonl").read_text().splitlines()
+    return lines[:-1]  # the last prompt asks not to be verified
+
+
+def test_an_audit_finds_nothing(detgen: Command, folder: Path) -> None:
+    found = detgen(folder, "verify-determinism", "--against", "auto", "--device", "cuda")
+    assert "5 samples" in found
+    assert "nothing differs" in found
+
+
+@pytest.mark.slow
+def test_bits_of_logits_and_kv(detgen: Command, folder: Path) -> None:
+    command = ["verify-determinism", "prompts.jsonl", "--device", "cuda", "--axis", "drafter", "--json", "found.json"]
+    assert "every bit equal" in detgen(folder, *command)
+    found = json.loads((folder / "found.json").read_text())
+    assert found["equal"]
+
+
+def test_a_benchmark_with_all_figures(detgen: Command, folder: Path) -> None:
+    what = ["--random-weights", "tiny", "--device", "cuda", "--peer", "detgen", "--figures", "-o", "bench"]
+    detgen(folder, "bench", *what, "--batch-size", "2", "--requests", "2", "--max-tokens", "8", "--rounds", "1")
+    results = json.loads((folder / "bench" / "bench.json").read_text())
+    assert [(row["variant"], row["error"]) for row in results["rows"] if row["error"] or row["wrong"]] == []
+    assert all(row["precision"] == "bfloat16" and row["gpu_memory"] for row in results["rows"])
+    figures = sorted(path.name for path in (folder / "bench" / "figures").glob("*.png"))
+    assert figures == [f"figure-{n:02}.png" for n in (4, 6, 9, 10, 13)]
