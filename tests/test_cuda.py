@@ -75,9 +75,10 @@ def folder(detgen: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_on_the_device(folder: Path) -> None:
-    profile = json.loads((folder / "auto" / "manifest.json").read_text())["profile"]
-    assert profile["dtype"] == "bfloat16"  # float32 is the CPU's
-    assert "CUDA" in profile["device"] or "NVIDIA" in profile["device"]
+    manifest = json.loads((folder / "auto" / "manifest.json").read_text())
+    assert manifest["profile"]["dtype"] == "bfloat16"  # float32 is the CPU's
+    assert "CUDA" in manifest["profile"]["device"] or "NVIDIA" in manifest["profile"]["device"]
+    assert not manifest["probe"]["dense"]  # only row counts that were run
     lines = [json.loads(line) for line in (folder / "auto" / "outputs.jsonl").read_text().splitlines()]
     assert [line.get("error") for line in lines] == [None] * 6
     assert all(line["token_ids"] for line in lines)

@@ -10,6 +10,8 @@ import torch
 
 from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend
 
+_CROWD = 32  # slots of a large tile: enough work that a GPU kernel need not share a row's keys out among its processors
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -36,7 +38,8 @@ def key_lengths(
         size: head size.
         dtype: of queries, keys and values.
         device: where to run.
-        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number.
+        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, and in
+            a tile of one slot as in one of many.
 
     Returns:
         The lengths out of (BLOCK, ..., PERIOD) that may be read, PERIOD among them; none if PERIOD itself disagrees
@@ -53,13 +56,20 @@ def key_lengths(
         mask[..., visible:] = float("-inf")
         return attend(q[:, :, :count].contiguous(), k[:, :length], v[:, :length], mask, size**-0.5, None)
 
+    def beside(slots: int, length: int) -> torch.Tensor:
+        mask = torch.zeros(slots, 1, rows, length, dtype=dtype, device=device)
+        queries, keys, values = (
+            x[:1].expand(slots, -1, -1, -1) for x in (q[:, :, :rows], k[:, :length], v[:, :length])
+        )
+        return attend(queries.contiguous(), keys, values, mask, size**-0.5, None)[-1:]
+
     def agrees(length: int) -> bool:
         for visible in (length - BLOCK // 2, length - 3, length):
             want = result(many, visible, longest)
             for count in (rows, 2 * rows, many, *(ragged if length == PERIOD else ())):
                 if not same_bits(want[:, :, :count], result(count, visible, length)):
                     return False
-        return True
+        return all(same_bits(want[:1, :, :rows], beside(slots, length)) for slots in (1, _CROWD))
 
     lengths = range(BLOCK, PERIOD + 1, BLOCK)
     found = [n for n in lengths if agrees(n) and agrees(PERIOD + n)]

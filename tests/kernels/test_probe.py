@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -89,5 +91,17 @@ def test_a_ragged_last_block_of_rows_is_found() -> None:
         if whole and q.shape[2] > whole:
             out[:, :, whole:] *= 1 + 2**-22
         return out
+
+    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
+
+
+@pytest.mark.parametrize("splits", [lambda slots: slots == 1, lambda slots: slots < 16])
+def test_a_dependence_on_the_slots_is_found(splits: Callable[[int], bool]) -> None:
+    """An implementation that shares a row's keys out where a tile has few slots, as kernels of GPUs do."""
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+    ) -> torch.Tensor:
+        return attend_blocks(q, k, v, mask, scale, softcap) * (1 + 2**-22 * splits(q.shape[0]))
 
     assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
