@@ -51,17 +51,24 @@ class AutoDrafter:
         ngram: the look-up.
         model: the draft model, if there is one.
         target_cost: of canonical passes.
+        most_rows: of a canonical pass; a round of more takes several.
         depth: fixed draft length; None adapts.
     """
 
     name = "auto"
 
     def __init__(
-        self, ngram: NgramDrafter, model: ModelDrafter | None, target_cost: PassCost, depth: int | None
+        self,
+        ngram: NgramDrafter,
+        model: ModelDrafter | None,
+        target_cost: PassCost,
+        most_rows: int,
+        depth: int | None,
     ) -> None:
         self._ngram = ngram
         self._model = model
         self._cost = target_cost
+        self._most_rows = most_rows
         self._depth = depth
         self._depths = _MODEL_DEPTHS if depth is None else (depth,)
         self._speed = 0.0  # expected tokens a second of the last round
@@ -165,10 +172,11 @@ class AutoDrafter:
         return min(max(self._speed * sum(self._cost.slopes()), 1e-3), 0.9)
 
     def _rate(self, tokens: float, drafted: list[int], keys: int, drafting: float) -> float:
-        """Tokens a second of a round that commits `tokens`, by a pass over these drafts after `drafting` seconds."""
-        count = len(drafted)
-        area = tile_area(count, 1 + max(drafted), keys)
-        seconds = self._cost.predict(count + sum(drafted), area) + drafting
+        """Tokens a second of a round that commits `tokens`, by passes over these drafts after `drafting` seconds."""
+        rows = len(drafted) + sum(drafted)
+        passes = -(-rows // self._most_rows)
+        area = tile_area(len(drafted), 1 + max(drafted), keys)
+        seconds = passes * self._cost.predict(rows / passes, area / passes) + drafting
         return tokens / seconds if seconds else 0.0
 
 

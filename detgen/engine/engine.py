@@ -129,7 +129,7 @@ class Engine:
         c, decoding = self.config, self._decoding
         length = c.draft_tokens or _DEFAULT_DEPTH
         if c.drafter == "auto":
-            auto = AutoDrafter(NgramDrafter(), model, self._forward.cost, c.draft_tokens)
+            auto = AutoDrafter(NgramDrafter(), model, self._forward.cost, self._shapes.most_rows, c.draft_tokens)
             decoding.drafter, decoding.verified = auto, auto.learn
             length = c.draft_tokens or _ADAPTIVE
         elif c.drafter == "none":

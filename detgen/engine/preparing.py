@@ -77,8 +77,8 @@ def prepare(config: EngineConfig) -> Prepared:
     if shapes is None:
         if not config.allow_nondeterministic:
             raise EngineError(
-                f"{target.name} is not row-invariant on this device: no two row counts give the same bits. "
-                "Its outputs would depend on the batch; --allow-nondeterministic runs it without the guarantee"
+                f"{target.name} is not row-invariant on this device: in passes of any size a row's bits depend on the "
+                "others. Its outputs would depend on the batch; --allow-nondeterministic runs it without the guarantee"
             )
         shapes = FREE_SHAPES
     if draft:

@@ -148,7 +148,7 @@ def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, Pro
         reference: what `reference_logits` gave.
 
     Returns:
-        The shapes of canonical passes, None if no two row counts agree; and what was found.
+        The shapes of canonical passes, None if a row has the same bits in no company; and what was found.
 
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
@@ -179,8 +179,13 @@ def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, Pro
 
 
 def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Row counts that give the same bits under all packings and thread counts (none if no two do); the others."""
+    """Row counts that give the same bits under all packings and thread counts, and the others.
+
+    A class of one is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv 2601.17768,
+    section 3); it is taken where there is no larger one.
+    """
     threads = torch.get_num_threads()
+    alone: tuple[tuple[int, ...], tuple[int, ...]] = (), _SIZES
     try:
         for pivot in _PIVOTS:
             prober.learn(pivot, like)
@@ -196,9 +201,12 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
                 torch.set_num_threads(count)
                 agreeing -= {n for n in agreeing if not prober.agrees(n, like)}
             torch.set_num_threads(threads)
+            found = tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
             if len(agreeing) > 1:
-                return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
-        return (), _SIZES
+                return found
+            if agreeing and not alone[0]:
+                alone = found
+        return alone
     finally:
         torch.set_num_threads(threads)
 

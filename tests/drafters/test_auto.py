@@ -22,14 +22,16 @@ def line(fixed: float, row: float) -> PassCost:
     return cost
 
 
-def make(passes: Any, target: PassCost, draft: PassCost | None, depth: int | None = None) -> AutoDrafter:
+def make(
+    passes: Any, target: PassCost, draft: PassCost | None, depth: int | None = None, most_rows: int = 128
+) -> AutoDrafter:
     model = None
     if draft is not None:
         passes.cost = draft
         model = ModelDrafter(passes, 50, 10_000, frozenset())
         for slot in range(8):
             model.start(slot, None, 0)
-    return AutoDrafter(NgramDrafter(), model, target, depth)
+    return AutoDrafter(NgramDrafter(), model, target, most_rows, depth)
 
 
 SEQUENCES = st.lists(
@@ -142,3 +144,14 @@ def test_free_look_up_is_used(predictable: Any, draftable: Callable[..., Any]) -
     assert (found.drafter, nothing.drafter) == ("ngram", "none")
     assert len(found.tokens) == 6 or len(found.tokens) == 8
     assert found.tokens == [3, 1, 2, 3, 1, 2, 3, 1][: len(found.tokens)]
+
+
+def test_a_second_pass_counts(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Where a pass costs the same for any rows, drafts fill it, and no second one for what little that would add."""
+    seqs = [draftable(i, [1, 2, 3, 4, 5, 6, 7, 8, 9] * 2) for i in range(4)]
+
+    def rows(most: int) -> int:
+        drafts = make(predictable, line(0.05, 0.0), None, most_rows=most).draft(seqs, [8] * 4)
+        return len(seqs) + sum(len(d.tokens) for d in drafts)
+
+    assert [rows(most) for most in (16, 64)] == [16, 36]

@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, MixtralConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.engine.config import DrafterName
 from detgen.engine.probing import reference_logits
 from detgen.kernels.lean_decoder import LeanDecoderLayer
 
@@ -68,10 +69,10 @@ def by_threads(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("twist", "threads"),
-    [(by_count, 1), (by_place, 1), (by_neighbours, 1), (by_count, 2), (by_threads, 2)],
+    [(by_place, 1), (by_neighbours, 1), (by_neighbours, 2), (by_threads, 2)],
 )
 def test_variant_models_are_refused(twisted: Callable[..., Engine], twist: Twist, threads: int) -> None:
-    """Row count, place, neighbours, threads: a difference in the last bits is enough."""
+    """Place, neighbours, threads: a difference in the last bits is enough."""
     torch.set_num_threads(threads)
     with pytest.raises(EngineError, match=r"not row-invariant.*--allow-nondeterministic"):
         twisted(twist)
@@ -80,7 +81,7 @@ def test_variant_models_are_refused(twisted: Callable[..., Engine], twist: Twist
 
 def test_allowed_without_the_guarantee(twisted: Callable[..., Engine], llama: Path) -> None:
     """Where it is asked for, such a model runs, and says that nothing is guaranteed."""
-    engine = twisted(by_count, allow_nondeterministic=True, drafter="self")
+    engine = twisted(by_neighbours, allow_nondeterministic=True, drafter="self")
     assert not engine.deterministic
     assert engine.probe_report()["row_invariant"] is False
     requests = [
@@ -120,6 +121,27 @@ def test_another_kernel_below_8_rows(twisted: Callable[..., Engine], observe: Ca
     stats = engine.stats
     assert stats.rows >= 8 * stats.target_passes
     assert stats.padding_rows > 0
+
+
+@pytest.mark.parametrize("drafter", ["none", "self", "auto"])
+def test_one_row_count_is_a_class(
+    twisted: Callable[..., Engine], observe: Callable[..., Any], drafter: DrafterName
+) -> None:
+    """Where each row count has a kernel of its own, all passes are padded to one, and no bit depends on packing."""
+    engine = twisted(by_count, batch_size=4, drafter=drafter)
+    assert engine.probe_report()["rows"] == (64,)
+    some = [
+        Request(
+            i, i, token_ids=tuple(3 + (7 * i + 3 * j) % 300 for j in range(n)), params=SamplingParams(max_tokens=12)
+        )
+        for i, n in enumerate((150, 1, 70, 12, 64, 65))
+    ]
+    together = observe(engine, some)
+    assert engine.stats.rows == 64 * engine.stats.target_passes
+    alone = engine.with_settings(batch_size=1, drafter="none")
+    for request in some:
+        for key, one in observe(alone, [request]).items():
+            assert together[key].differs(one) is None
 
 
 def test_the_class_of_large_passes_is_taken(twisted: Callable[..., Engine]) -> None:
