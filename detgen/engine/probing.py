@@ -8,6 +8,7 @@ come out the same form a class; only shapes of one class may run canonical passe
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 
 from detgen.engine.config import EngineError
 from detgen.engine.forward import Forward
-from detgen.kernels.attention import attend_blocks, attend_fused
+from detgen.kernels.attention import Attend, attend_blocks, attend_fused
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.probe import key_lengths, same_bits
 
@@ -24,7 +25,7 @@ _FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
 _LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows are tried, too
 _PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with another count is taken
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
-_TILE_ROWS = 4  # a tile of one row takes a matrix-vector kernel
+_TILE_ROWS = (4, 16, 64, 128)  # a tile of one row takes a matrix-vector kernel; 128 leaves tiles of one height
 _SLOW = 0.1  # seconds a pass from which fewer shapes are tried
 _SPAN = 128  # positions of a slot that passes up to that size use
 
@@ -36,6 +37,7 @@ class ProbeReport:
     Attributes:
         row_invariant: whether there is a class of shapes at all.
         attention: "fused" or "blocks".
+        tile_rows: query rows of an attention tile are a multiple of this.
         rows: row counts of the canonical class that were run.
         dense: whether they stand for every count between the first and the last.
         key_lengths: remainders of 512 that attention may read.
@@ -50,6 +52,7 @@ class ProbeReport:
 
     row_invariant: bool
     attention: str
+    tile_rows: int
     rows: tuple[int, ...]
     dense: bool
     key_lengths: tuple[int, ...]
@@ -157,25 +160,34 @@ def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, Pro
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
-    kv = {(k.shape[1], k.shape[2], k.dtype) for k in cache.keys}
-    for name, attend in (("fused", attend_fused), ("blocks", attend_blocks)):
-        found = [key_lengths(attend, h, d, dt, forward.device, _TILE_ROWS) for h, d, dt in kv]
-        lengths = tuple(sorted(set.intersection(*map(set, found))))
-        if not lengths:
-            continue
+    for name, tile_rows, lengths in _attentions(forward):
         cache.partition(cache.positions // 3, 3)
-        like = Shapes((_SIZES[-1],), False, _TILE_ROWS, lengths, attend)
+        like = Shapes((_SIZES[-1],), False, tile_rows, lengths, _ATTENTIONS[name])
         prober = _Prober(forward, reference.shape[-1])
         error = _reference_error(prober, like, reference)
         sizes, others = _class(prober, like, counts)
         if sizes:
             # A GPU's library may take another kernel at any row count, so there only those that were run are taken.
             dense = forward.device.type == "cpu" and not any(sizes[0] < n < sizes[-1] for n in others)
-            report = (name, sizes, dense, lengths, others, counts, forward.passes - before, prober.positions, error)
-            seconds = time.perf_counter() - started
-            return Shapes(sizes, dense, _TILE_ROWS, lengths, attend), ProbeReport(True, *report, round(seconds, 3))
-    nothing = ("none", (), False, (), _SIZES, counts, forward.passes - before, 0, 0.0)
-    return None, ProbeReport(False, *nothing, round(time.perf_counter() - started, 3))
+            tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
+            report = ProbeReport(True, name, tile_rows, sizes, dense, lengths, others, *tried)
+            return Shapes(sizes, dense, tile_rows, lengths, _ATTENTIONS[name]), report
+    tried = counts, forward.passes - before, 0, 0.0, round(time.perf_counter() - started, 3)
+    return None, ProbeReport(False, "none", 0, (), False, (), _SIZES, *tried)
+
+
+_ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks}
+
+
+def _attentions(forward: Forward) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """The attentions that keep their promise here, cheapest first: name, least rows of a tile, key lengths."""
+    layers = {(k.shape[1], k.shape[2], k.dtype) for k in forward.cache.keys}
+    for name, attend in _ATTENTIONS.items():
+        for rows in _TILE_ROWS:
+            found = [key_lengths(attend, *layer, forward.device, rows) for layer in layers]
+            if lengths := tuple(sorted(set.intersection(*map(set, found)))):
+                yield name, rows, lengths
+                break
 
 
 def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

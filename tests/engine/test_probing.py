@@ -14,6 +14,7 @@ from transformers import LlamaConfig, MixtralConfig
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.engine.config import DrafterName
 from detgen.engine.probing import reference_logits
+from detgen.kernels.attention import attend_fused
 from detgen.kernels.lean_decoder import LeanDecoderLayer
 
 SIZES: dict[str, Any] = {
@@ -141,6 +142,32 @@ def test_one_row_count_is_a_class(
     alone = engine.with_settings(batch_size=1, drafter="none")
     for request in some:
         for key, one in observe(alone, [request]).items():
+            assert together[key].differs(one) is None
+
+
+@pytest.mark.parametrize(("twist", "tile_rows"), [(lambda rows: rows < 16, 16), (lambda rows: rows, 128)])
+def test_attention_by_the_height_of_its_tiles(
+    llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    observe: Callable[..., Any],
+    twist: Callable[[int], int],
+    tile_rows: int,
+) -> None:
+    """Where few query rows have another kernel tiles are higher; where each height has its own, all have the same."""
+
+    def attend(q: torch.Tensor, *others: Any) -> torch.Tensor:
+        return attend_fused(q, *others) * (1 + ULP * twist(q.shape[2]))
+
+    monkeypatch.setattr("detgen.engine.probing._ATTENTIONS", {"fused": attend})
+    engine = Engine(target=llama, kv_memory=8 << 20, drafter="ngram", batch_size=4)
+    assert engine.probe_report()["tile_rows"] == tile_rows
+    some = [
+        Request(i, i, token_ids=tuple(3 + (7 * i + 3 * j) % 300 for j in range(n)), params=SamplingParams(max_tokens=9))
+        for i, n in enumerate((150, 1, 70, 12))
+    ]
+    together = observe(engine, some)
+    for request in some:
+        for key, one in observe(engine.with_settings(batch_size=1, drafter="none"), [request]).items():
             assert together[key].differs(one) is None
 
 
