@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,19 +43,37 @@ def _build(folder: Path) -> Path:
     headers = [part for path in include_paths() for part in ("-isystem", path)]
     libraries = Path(torch.__file__).parent / "lib"
     links = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
-    options = ["-std=c++20", "-O1", "-shared", "-fPIC", *headers]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", abi, *headers]
     subprocess.run([compiler, *options, str(STAND_IN / "stand_in.cpp"), "-o", str(library), *links], check=True)
     return library
 
 
 @pytest.fixture(scope="module", params=["stand-in", pytest.param("real", marks=pytest.mark.cuda)])
-def detgen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Runs a command in a folder on the device: what it wrote on its standard output."""
+def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables under which a process has the device."""
     environment = dict(os.environ)
     if request.param == "stand-in":
         path = os.pathsep.join([str(STAND_IN), *filter(None, [os.environ.get("PYTHONPATH")])])
         library = _build(tmp_path_factory.mktemp("stand-in"))
         environment |= {"PYTHONPATH": path, "DETGEN_CUDA_STAND_IN": str(library)}
+    return environment
+
+
+@pytest.fixture(scope="module")
+def python_on_cuda(environment: dict[str, str]) -> Callable[[str], str]:
+    """Runs a program: what it wrote on its standard output."""
+
+    def run(code: str) -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def detgen(environment: dict[str, str]) -> Command:
+    """Runs a command in a folder: what it wrote on its standard output."""
 
     def run(folder: Path, *arguments: str) -> str:
         command = [sys.executable, "-m", "detgen", *arguments]
@@ -74,10 +93,25 @@ def folder(detgen: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_tensor_on_the_wrong_device_is_refused(python_on_cuda: Callable[[str], str]) -> None:
+    """By operators that have a CUDA kernel of their own, too: a test of the stand-in."""
+    code = """
+import torch
+x, at = torch.ones(3, 2, device="cuda"), torch.tensor([1])
+for wrong in (lambda: x.index_select(0, at), lambda: torch.cat([x, torch.ones(1, 2)]), lambda: x @ torch.ones(2, 2)):
+    try:
+        wrong()
+    except RuntimeError:
+        print("refused")
+"""
+    assert python_on_cuda(code).split() == ["refused"] * 3
+
+
 def test_a_run_is_on_the_device(folder: Path) -> None:
     manifest = json.loads((folder / "auto" / "manifest.json").read_text())
     assert manifest["profile"]["dtype"] == "bfloat16"  # float32 is the CPU's
-    assert "CUDA" in manifest["profile"]["device"] or "NVIDIA" in manifest["profile"]["device"]
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    assert cpu is None or manifest["profile"]["device"] != cpu[1]
     assert not manifest["probe"]["dense"]  # only row counts that were run
     lines = [json.loads(line) for line in (folder / "auto" / "outputs.jsonl").read_text().splitlines()]
     assert [line.get("error") for line in lines] == [None] * 6

@@ -127,7 +127,7 @@ def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
             found[name] = lambda n: module(x[..., :n, :].clone()).view(n, -1)
 
     with tapped(forward.model, take):
-        forward.run([Window(0, 0, [0] * rows, 1)], shapes)
+        forward.run([Window(0, 0, [0] * min(rows, shapes.most_rows), 1)], shapes)
     return dict(sorted(found.items()))
 
 
@@ -137,7 +137,7 @@ def _attention(engine: Engine, rows: int) -> Compute:
     keys, values = forward.cache.keys[0], forward.cache.values[0]
     heads, size = keys.shape[1], keys.shape[2]
     g = torch.Generator().manual_seed(3)
-    length = shapes.fit_keys(2 * rows)
+    length = shapes.fit_keys(2 * rows + shapes.tile_rows)
     k = torch.randn(1, length, heads, size, generator=g).to(keys)
     v = torch.randn(1, length, heads, values.shape[2], generator=g).to(values)
     q = torch.randn(1, heads, rows + shapes.tile_rows, size, generator=g).to(keys)

@@ -173,9 +173,9 @@ class AutoDrafter:
 
     def _rate(self, tokens: float, drafted: list[int], keys: int, drafting: float) -> float:
         """Tokens a second of a round that commits `tokens`, by passes over these drafts after `drafting` seconds."""
-        rows = len(drafted) + sum(drafted)
-        passes = -(-rows // self._most_rows)
-        area = tile_area(len(drafted), 1 + max(drafted), keys)
+        rows, width = len(drafted) + sum(drafted), 1 + max(drafted)
+        passes = -(-rows // (self._most_rows // width * width))  # a window is not divided
+        area = tile_area(len(drafted), width, keys)
         seconds = passes * self._cost.predict(rows / passes, area / passes) + drafting
         return tokens / seconds if seconds else 0.0
 

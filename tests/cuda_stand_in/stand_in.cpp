@@ -74,7 +74,20 @@ at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {  // h
 
 at::Scalar item(const at::Tensor& x) { return on_host(x).item(); }
 
-void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack, true); }
+// The fallback would take tensors of the host as well, which CUDA refuses unless they are of no dimension.
+void refuse_host(const c10::OperatorHandle& op, const at::Tensor& x) {
+  TORCH_CHECK(!x.defined() || x.dim() == 0 || x.is_cuda(), op.schema().name(), ": a tensor is on ", x.device());
+}
+
+void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (value.isTensor()) refuse_host(op, value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& x : value.toTensorVector()) refuse_host(op, x);
+    }
+  }
+  at::native::cpu_fallback(op, stack, true);
+}
 
 }  // namespace
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,3 +67,6 @@ def test_fits(rows: int, keys: int) -> None:
     dense = Shapes(rows=(4, 128), dense=True, tile_rows=4, key_lengths=(PERIOD,), attend=attend_blocks)
     assert dense.fit_rows(rows) == max(rows, 4)
     assert some.most_rows == dense.most_rows == 128
+    for shapes in (some, dense):
+        with pytest.raises(ValueError, match="129 rows"):
+            shapes.fit_rows(129)

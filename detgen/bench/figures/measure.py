@@ -145,7 +145,8 @@ def pass_costs(source: ModelSource, repeats: int) -> Data:
     rows = sorted({shapes.fit_rows(1 << i) for i in range(most.bit_length()) if 1 << i <= most} | {most})
     generator = torch.Generator().manual_seed(source.seed)
     tokens: list[int] = torch.randint(0, config.vocab_size, (_CONTEXT + most,), generator=generator).tolist()
-    forward.run([Window(0, 0, tokens[:_CONTEXT], 0)], shapes)
+    for at in range(0, _CONTEXT, most):
+        forward.run([Window(0, at, tokens[at : min(at + most, _CONTEXT)], 0)], shapes)
 
     def run(count: int) -> Callable[[], None]:
         window = Window(0, _CONTEXT, tokens[_CONTEXT : _CONTEXT + count], count)
