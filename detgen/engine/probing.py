@@ -17,15 +17,16 @@ from transformers import PreTrainedModel
 from detgen.engine.config import EngineError
 from detgen.engine.forward import Forward
 from detgen.kernels.attention import Attend, attend_blocks, attend_fused
+from detgen.kernels.compiled import attend_compiled, build, can_attend
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.probe import key_lengths, same_bits
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
 _FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
 _LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows are tried, too
-_PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with another count is taken
+_PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
-_TILE_ROWS = (4, 16, 64, 128)  # a tile of one row takes a matrix-vector kernel; 128 leaves tiles of one height
+_TILE_ROWS = (1, 4, 16, 64, 128)  # few rows may have a kernel of their own; 128 leaves tiles of one height
 _SLOW = 0.1  # seconds a pass from which fewer shapes are tried
 _SPAN = 128  # positions of a slot that passes up to that size use
 
@@ -36,7 +37,7 @@ class ProbeReport:
 
     Attributes:
         row_invariant: whether there is a class of shapes at all.
-        attention: "fused" or "blocks".
+        attention: "compiled" and its build, "fused" or "blocks"; "none" where there is no class.
         tile_rows: query rows of an attention tile are a multiple of this.
         rows: row counts of the canonical class that were run.
         dense: whether they stand for every count between the first and the last.
@@ -109,6 +110,11 @@ class _Prober:
         ]
         return all(self._agrees(rows, like, *packing) for packing in packings)
 
+    def agrees_everywhere(self, rows: int, like: Shapes) -> bool:
+        """Whether the whole tail comes out as it was learnt at any place of such passes; few rows have but one."""
+        places = {*range(_TAIL, rows - _TAIL, _TAIL), max(rows - _TAIL, 0)}
+        return rows < _TAIL or all(self._agrees(rows, like, 0, _TAIL, before) for before in places)
+
     def _agrees(self, rows: int, like: Shapes, start: int, width: int, before: int) -> bool:
         self._restore()
         found = self._compute(rows, like, start, width, before)
@@ -160,9 +166,9 @@ def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, Pro
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
-    for name, tile_rows, lengths in _attentions(forward):
+    for name, attend, tile_rows, lengths in _attentions(forward):
         cache.partition(cache.positions // 3, 3)
-        like = Shapes((_SIZES[-1],), False, tile_rows, lengths, _ATTENTIONS[name])
+        like = Shapes((_SIZES[-1],), False, tile_rows, lengths, attend)
         prober = _Prober(forward, reference.shape[-1])
         error = _reference_error(prober, like, reference)
         sizes, others = _class(prober, like, counts)
@@ -171,7 +177,7 @@ def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, Pro
             dense = forward.device.type == "cpu" and not any(sizes[0] < n < sizes[-1] for n in others)
             tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
             report = ProbeReport(True, name, tile_rows, sizes, dense, lengths, others, *tried)
-            return Shapes(sizes, dense, tile_rows, lengths, _ATTENTIONS[name]), report
+            return Shapes(sizes, dense, tile_rows, lengths, attend), report
     tried = counts, forward.passes - before, 0, 0.0, round(time.perf_counter() - started, 3)
     return None, ProbeReport(False, "none", 0, (), False, (), _SIZES, *tried)
 
@@ -179,25 +185,28 @@ def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, Pro
 _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks}
 
 
-def _attentions(forward: Forward) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-    """The attentions that keep their promise here, cheapest first: name, least rows of a tile, key lengths."""
-    layers = {(k.shape[1], k.shape[2], k.dtype) for k in forward.cache.keys}
-    for name, attend in _ATTENTIONS.items():
+def _attentions(forward: Forward) -> Iterator[tuple[str, Attend, int, tuple[int, ...]]]:
+    """Attentions that keep their promise here, in the order of trial, with least rows of a tile and key lengths."""
+    cache, candidates = forward.cache, list(_ATTENTIONS.items())
+    layers = {(k.shape[1], k.shape[2], k.dtype) for k in cache.keys}
+    if all(can_attend(forward.device, x.dtype, x.shape[2]) for x in (*cache.keys, *cache.values)):
+        candidates.insert(0, (str(build()), attend_compiled))
+    for name, attend in candidates:
         for rows in _TILE_ROWS:
             found = [key_lengths(attend, *layer, forward.device, rows) for layer in layers]
             if lengths := tuple(sorted(set.intersection(*map(set, found)))):
-                yield name, rows, lengths
+                yield name, attend, rows, lengths
                 break
 
 
 def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Row counts that give the same bits under all packings and thread counts, and the others.
 
-    A class of one is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv 2601.17768,
-    section 3); it is taken where there is no larger one.
+    All of a class agree with its pivot, so that its bits do not depend on which others there was time to try. The pivot
+    alone is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv 2601.17768,
+    section 3).
     """
     threads = torch.get_num_threads()
-    alone: tuple[tuple[int, ...], tuple[int, ...]] = (), _SIZES
     try:
         for pivot in _PIVOTS:
             prober.learn(pivot, like)
@@ -205,6 +214,8 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
             if not prober.agrees(pivot, like):
                 continue
             seconds = (time.perf_counter() - started) / 4
+            if not prober.agrees_everywhere(pivot, like):
+                continue
             tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
             large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.stride]
             tried += tuple(large[:1])
@@ -213,12 +224,9 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
                 torch.set_num_threads(count)
                 agreeing -= {n for n in agreeing if not prober.agrees(n, like)}
             torch.set_num_threads(threads)
-            found = tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
-            if len(agreeing) > 1:
-                return found
-            if agreeing and not alone[0]:
-                alone = found
-        return alone
+            if pivot in agreeing:
+                return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
+        return (), _SIZES
     finally:
         torch.set_num_threads(threads)
 

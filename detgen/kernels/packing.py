@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, attend_fused
+from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend
+from detgen.kernels.compiled import attend_compiled
 from detgen.kernels.tiles import Tiles, group_pieces, pieces
 
 
@@ -51,7 +52,9 @@ class Shapes:
     attend: Attend
 
     def fit_rows(self, rows: int) -> int:
-        """The least allowed row count that holds `rows`."""
+        """The least allowed row count that holds `rows`, at most `most_rows`."""
+        if rows > self.most_rows:
+            raise ValueError(f"{rows} rows, where a pass may have {self.most_rows}")
         if self.dense:
             return max(rows, self.rows[0])
         return next(n for n in self.rows if n >= rows)
@@ -76,7 +79,7 @@ class Shapes:
 
 
 FREE_SHAPES = Shapes(
-    rows=(1, 512), dense=True, tile_rows=1, key_lengths=tuple(range(BLOCK, PERIOD + 1, BLOCK)), attend=attend_fused
+    rows=(1, 512), dense=True, tile_rows=1, key_lengths=tuple(range(BLOCK, PERIOD + 1, BLOCK)), attend=attend_compiled
 )
 
 

@@ -10,11 +10,11 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from detgen.engine import decoding, engine, verification
 from detgen.engine.forward import Forward
@@ -22,13 +22,14 @@ from detgen.engine.kv_cache import KVCache
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
+from detgen.kernels.attention import Attend
 from detgen.kernels.linear import PackedLinear
 from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.sampling import Choice
+from detgen.kernels.tiles import Tiles
 from detgen.outputs.journal import Journal
 
 Patch = pytest.MonkeyPatch
-ATTEND = F.scaled_dot_product_attention
 
 
 def padding_row_leaks(patch: Patch) -> None:
@@ -84,40 +85,55 @@ def noise_keyed_by_slot(patch: Patch) -> None:
     patch.setattr(Sequence, "choice", faulty)
 
 
+def _attend(patch: Patch, faulty: Callable[..., torch.Tensor]) -> None:
+    """Let a function that is given the attention and its arguments stand for it."""
+    attend = Tiles.attend
+
+    def twisted(self: Tiles, q: torch.Tensor, kv_heads: int, read: Any, sound: Attend, *more: Any) -> torch.Tensor:
+        return attend(self, q, kv_heads, read, partial(faulty, sound), *more)
+
+    patch.setattr(Tiles, "attend", twisted)
+
+
 def tile_of_one_row(patch: Patch) -> None:
     """The smallest tiles are computed a row at a time, which takes another kernel."""
 
-    def faulty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor, scale: float) -> Any:
+    def faulty(
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+    ) -> torch.Tensor:
         if q.shape[2] > 4:
-            return ATTEND(q, k, v, attn_mask=attn_mask, scale=scale)
+            return sound(q, k, v, mask, scale, softcap)
         rows = [
-            ((q[:, :, i : i + 1] * scale) @ k.transpose(2, 3) + attn_mask[:, :, i : i + 1]) for i in range(q.shape[2])
+            ((q[:, :, i : i + 1] * scale) @ k.permute(0, 2, 3, 1) + mask[:, :, i : i + 1]) for i in range(q.shape[2])
         ]
-        return torch.cat([torch.softmax(r, -1) @ v for r in rows], dim=2)
+        return torch.cat([torch.softmax(r, -1) @ v.transpose(1, 2) for r in rows], dim=2)
 
-    patch.setattr(F, "scaled_dot_product_attention", faulty)
+    _attend(patch, faulty)
 
 
 def key_blocks_relative_to_window(patch: Patch) -> None:
     """Keys are summed from the window's own beginning on, and round."""
 
-    def faulty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor, scale: float) -> Any:
-        first = int((attn_mask == 0).sum(-1).min()) if attn_mask.numel() else 0
-        k, v = k.roll(-first, 2), v.roll(-first, 2)
-        return ATTEND(q, k, v, attn_mask=attn_mask.roll(-first, 3), scale=scale)
+    def faulty(
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+    ) -> torch.Tensor:
+        first = int((mask == 0).sum(-1).min()) if mask.numel() else 0
+        return sound(q, k.roll(-first, 1), v.roll(-first, 1), mask.roll(-first, 3), scale, softcap)
 
-    patch.setattr(F, "scaled_dot_product_attention", faulty)
+    _attend(patch, faulty)
 
 
 def softmax_unpadded(patch: Patch) -> None:
     """A tile's keys end with its longest row instead of a whole block."""
 
-    def faulty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor, scale: float) -> Any:
-        end = int((attn_mask == 0).sum(-1).max())
-        weights = torch.softmax((q @ k[:, :, :end].transpose(2, 3)) * scale + attn_mask[..., :end], -1)
-        return weights @ v[:, :, :end]
+    def faulty(
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+    ) -> torch.Tensor:
+        end = int((mask == 0).sum(-1).max())
+        weights = torch.softmax((q @ k[:, :end].permute(0, 2, 3, 1)) * scale + mask[..., :end], -1)
+        return weights @ v[:, :end].transpose(1, 2)
 
-    patch.setattr(F, "scaled_dot_product_attention", faulty)
+    _attend(patch, faulty)
 
 
 def stop_string_cut_by_window(patch: Patch) -> None:

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, Attend, attend_blocks, attend_fused
+from detgen.kernels.compiled import attend_compiled, build, can_attend
 from detgen.kernels.packing import Shapes, Window, pack
 from detgen.kernels.probe import key_lengths, same_bits
 
 SLOTS, STRIDE, KV_HEADS = 5, 640, 2
 CPU = torch.device("cpu")
-BOTH = pytest.mark.parametrize("attend", [attend_fused, attend_blocks])
+BUILT = pytest.mark.skipif(build() is None, reason="the compiled attention was not built")
+ALL = pytest.mark.parametrize("attend", [attend_fused, attend_blocks, pytest.param(attend_compiled, marks=BUILT)])
 
 
 def naive(
@@ -29,11 +31,11 @@ def naive(
     return torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1) @ v.double()
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 50])
 def test_values(attend: Attend, softcap: float | None, window: int | None) -> None:
-    """Both implementations compute softmax attention, soft-capped and windowed too."""
+    """All implementations compute softmax attention, soft-capped and windowed too."""
     g = torch.Generator().manual_seed(0)
     rows, keys, size = 24, 5 * BLOCK, 16
     q = torch.randn(3, KV_HEADS, rows, size, generator=g)
@@ -111,7 +113,7 @@ def packings(draw: st.DrawFn) -> list[Window]:
     return windows
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize(("size", "group"), [(16, 1), (64, 2), (32, 3)])
 @settings(max_examples=40)
 @given(windows=packings(), window=st.sampled_from([None, 40]))
@@ -125,7 +127,7 @@ def test_a_row_is_the_same_in_every_packing(
 
 
 @pytest.mark.parametrize(("size", "group"), [(64, 1), (64, 2), (16, 3), (128, 5)])
-@BOTH
+@ALL
 def test_every_width(attend: Attend, size: int, group: int) -> None:
     """A window of each width from 1 to 128 gives each of its rows the bits that the widest gives it."""
     like = shapes(attend, size)
@@ -138,7 +140,7 @@ def test_every_width(attend: Attend, size: int, group: int) -> None:
     assert not wrong, f"widths {wrong}"
 
 
-@BOTH
+@ALL
 def test_packed_rows_have_the_right_values(attend: Attend) -> None:
     """Rows land where they belong: each one's attention is that of its own slot and position."""
     size, group = 32, 2
@@ -157,7 +159,7 @@ def test_packed_rows_have_the_right_values(attend: Attend) -> None:
                     torch.testing.assert_close(out[i, head].double(), want, rtol=1e-5, atol=1e-6)
 
 
-@BOTH
+@ALL
 def test_masked_entries_weigh_nothing(attend: Attend) -> None:
     """What stands behind a row's position, however large, has no influence on a bit."""
     g = torch.Generator().manual_seed(3)
@@ -168,3 +170,70 @@ def test_masked_entries_weigh_nothing(attend: Attend) -> None:
     clean = attend(q, k, v, mask, 0.25, None)
     k[:, 70:], v[:, 70:] = 1e4, -1e30
     assert same_bits(clean, attend(q, k, v, mask, 0.25, None))
+
+
+@BUILT
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 150),
+    blocks=st.integers(1, 12),
+    size=st.sampled_from([16, 64, 80, 128]),
+    values=st.sampled_from([16, 64, 96]),
+    softcap=st.sampled_from([None, 2.0]),
+    data=st.data(),
+)
+def test_compiled_rows_have_an_order_of_their_own(
+    dtype: torch.dtype, rows: int, blocks: int, size: int, values: int, softcap: float | None, data: st.DataObject
+) -> None:
+    """The bits of a row are those of a tile of this row alone that reads no block more than it must."""
+    g = torch.Generator().manual_seed(rows + 200 * blocks)
+    keys = blocks * BLOCK
+    q = torch.randn(2, 3, rows, size, generator=g).to(dtype)
+    k = torch.randn(2, keys, 3, size, generator=g).to(dtype)
+    v = torch.randn(2, keys, 3, values, generator=g).to(dtype)
+    at = torch.randint(0, keys, (2, rows, 1), generator=g)
+    reach = data.draw(st.integers(1, keys))
+    visible = (torch.arange(keys) <= at) & (torch.arange(keys) > at - reach)
+    mask = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)[:, None].to(dtype)
+    whole = attend_compiled(q, k, v, mask, size**-0.5, softcap)
+    slot, row = data.draw(st.integers(0, 1)), data.draw(st.integers(0, rows - 1))
+    length = (int(at[slot, row]) // BLOCK + 1) * BLOCK
+    one = attend_compiled(
+        q[slot : slot + 1, :, row : row + 1],
+        k[slot : slot + 1, :length],
+        v[slot : slot + 1, :length],
+        mask[slot : slot + 1, :, row : row + 1, :length],
+        size**-0.5,
+        softcap,
+    )
+    assert same_bits(one[0, :, 0], whole[slot, :, row])
+    want = naive(
+        q[slot, 0, row : row + 1], k[slot, :, 0], v[slot, :, 0], visible[slot, row : row + 1], size**-0.5, softcap
+    )
+    error = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(whole[slot, 0, row : row + 1].double(), want, rtol=error, atol=error)
+
+
+@BUILT
+def test_a_row_that_is_no_number_stays_so() -> None:
+    """A broken model's NaN is not lost, and stays in its row."""
+    q, k = torch.ones(1, 1, 3, 16), torch.ones(1, BLOCK, 1, 16)
+    q[0, 0, 1, 5] = torch.nan
+    out = attend_compiled(q, k, k, torch.zeros(1, 1, 3, BLOCK), 1.0, None)
+    assert out.isnan().any(-1).tolist() == [[[False, True, False]]]
+
+
+@BUILT
+def test_what_the_compiled_attention_takes() -> None:
+    assert can_attend(CPU, torch.bfloat16, 64, 128)
+    assert not can_attend(CPU, torch.float16, 64)
+    assert not can_attend(CPU, torch.float32, 64, 24)
+    assert not can_attend(torch.device("meta"), torch.float32, 64)
+
+
+def test_other_sizes_go_to_the_fused_kernel() -> None:
+    g = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(shape, generator=g) for shape in ((1, 2, 4, 24), (1, BLOCK, 2, 24), (1, BLOCK, 2, 24)))
+    mask = torch.zeros(1, 1, 4, BLOCK)
+    assert same_bits(attend_compiled(q, k, v, mask, 0.2, None), attend_fused(q, k, v, mask, 0.2, None))
