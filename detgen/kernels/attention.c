@@ -1,9 +1,9 @@
 /* Attention of one tile, a query row the same bits whatever stands beside it.
  *
- * Sixteen keys stand side by side in a vector. A score is summed over the head's entries, first to last; the weights of
- * a row are summed in sixteen lanes, by key modulo sixteen; a result is summed over the keys, first to last. Masked keys
- * add exact zeros. So no sum knows how many rows or keys the tile has. Plain C with the vector types of GCC and Clang,
- * built for the processor that it is installed on; its caller is compiled.py. */
+ * Sixteen keys stand side by side in a vector. A score is summed over the head's entries, first to last; the weights
+ * of a row are summed in sixteen lanes, by key modulo sixteen; a result is summed over the keys, first to last. Masked
+ * keys add exact zeros. So no sum knows how many rows or keys the tile has. Plain C with the vector types of GCC and
+ * Clang, built for the processor that it is installed on; its caller is compiled.py. */
 
 #include <math.h>
 #include <stdint.h>
@@ -21,8 +21,8 @@
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(64)));
 
-/* Strides in entries. Rows of q and out and keys of k and v are contiguous; q is [slots, heads, rows, size], k and v are
- * [slots, keys, heads, size], mask is [slots, rows, keys], out is [slots, rows, heads, values] without gaps. */
+/* q is [slots, heads, rows, size], k and v are [slots, keys, heads, size], mask is [slots, rows, keys], out is [slots,
+ * rows, heads, values] without gaps. Strides in entries; those of the last axes are 1. */
 typedef struct {
     const void *q, *k, *v, *mask;
     void *out;
@@ -31,6 +31,9 @@ typedef struct {
     int64_t q_slot, q_head, q_row, k_slot, k_key, k_head, v_slot, v_key, v_head, mask_slot, mask_row;
     double scale, softcap; /* a softcap of 0 is none */
 } Tile;
+
+/* For the caller to see that it means the same structure. */
+int tile_bytes(void) { return sizeof(Tile); }
 
 /* Bits of the widest vectors that this was built for; a processor without them must not run it. */
 int vector_bits(void) {
@@ -73,7 +76,7 @@ static inline void store(void *to, int64_t at, vec x, int64_t half) {
     }
 }
 
-/* e^x of x <= 0, to 2 units in the last place; 0 below -87. Cody and Waite's reduction, the polynomial of Cephes' expf. */
+/* e^x of x <= 0, to 2 units in the last place; 0 below -87. Cody and Waite's reduction, Cephes' polynomial of expf. */
 static inline vec exponential(vec x) {
     const vec magic = (vec){} + 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
     vec inside = pick(x < -87.0f, (vec){} - 87.0f, x);
@@ -171,10 +174,11 @@ static inline float weigh(const Tile *t, float *weights, int64_t mask, int64_t f
     return total[0];
 }
 
-/* Weighted sums of `wide` vectors of the values: of two rows at a time, so that their sums do not wait for each other. */
+/* Weighted sums of `wide` vectors of the values: of two rows at a time, so that their sums do not wait for each other.
+ */
 static inline __attribute__((always_inline)) void mix_columns(
-    const Tile *t, const float *const weights[2], const float totals[2], int64_t v, const int64_t out[2], int64_t first,
-    int64_t last, const int wide) {
+    const Tile *t, const float *const weights[2], const float totals[2], int64_t v, const int64_t out[2],
+    int64_t first, int64_t last, const int wide) {
     vec one[COLUMNS] = {}, other[COLUMNS] = {};
     for (int64_t j = first; j < last; j++)
 #pragma GCC unroll 4
@@ -190,8 +194,8 @@ static inline __attribute__((always_inline)) void mix_columns(
 }
 
 static void mix(
-    const Tile *t, const float *const weights[2], const float totals[2], int64_t v, const int64_t rows[2], int64_t first,
-    int64_t last) {
+    const Tile *t, const float *const weights[2], const float totals[2], int64_t v, const int64_t rows[2],
+    int64_t first, int64_t last) {
     for (int64_t c = 0; c < t->values;) {
         int64_t out[2] = {rows[0] + c, rows[1] + c};
         if (t->values - c >= COLUMNS * LANES) {
@@ -224,7 +228,8 @@ static void attend_chunk(const Tile *t, int64_t slot, int64_t head, int64_t row,
         for (j = t->keys; j > last && !sees(t, mask + r * t->mask_row + j - LANES);) j -= LANES;
         last = j > last ? j : last;
         int64_t from = slot * t->q_slot + head * t->q_head + (row + r) * t->q_row;
-        for (int64_t d = 0; d < t->size; d += LANES) *(vec *)(queries + r * t->size + d) = load(t->q, from + d, t->half);
+        for (int64_t d = 0; d < t->size; d += LANES)
+            *(vec *)(queries + r * t->size + d) = load(t->q, from + d, t->half);
     }
     for (int64_t j = first; j < last; j += LANES) {
         transpose(t->k, slot * t->k_slot + j * t->k_key + head * t->k_head, t->k_key, t->size, t->half, keys);
@@ -241,8 +246,8 @@ static void attend_chunk(const Tile *t, int64_t slot, int64_t head, int64_t row,
         int64_t second = r + 1 < rows ? r + 1 : r;
         const float *pair[2] = {weights + r * t->keys, weights + second * t->keys};
         float totals[2];
-        totals[0] = weigh(t, weights + r * t->keys, mask + r * t->mask_row, first, last);
-        totals[1] = second == r ? totals[0] : weigh(t, weights + second * t->keys, mask + second * t->mask_row, first, last);
+        totals[0] = totals[1] = weigh(t, weights + r * t->keys, mask + r * t->mask_row, first, last);
+        if (second != r) totals[1] = weigh(t, weights + second * t->keys, mask + second * t->mask_row, first, last);
         int64_t place = (slot * t->rows + row) * t->heads + head;
         int64_t out[2] = {(place + r * t->heads) * t->values, (place + second * t->heads) * t->values};
         mix(t, pair, totals, v, out, first, last);

@@ -25,18 +25,17 @@ _CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 
 @cache
 def _library() -> tuple[ctypes.CDLL, str] | None:
-    """The library and a name for its build; None where it was not built or is for another processor."""
+    """The library and a name for its build; None where it was not built, or for another processor or version."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_attention{suffix}")
         if not path.is_file():
             continue
         try:
             library = ctypes.CDLL(str(path))
-        except OSError:  # built for another system, or without the OpenMP that is here
+            size, bits = library.tile_bytes(), library.vector_bits()
+        except (OSError, AttributeError):  # built for another system, without the OpenMP that is here, or long ago
             continue
-        capability = torch.backends.cpu.get_cpu_capability()
-        bits = library.vector_bits()
-        if bits in _CAPABLE and capability not in _CAPABLE[bits]:
+        if size != _TILE.size or (bits in _CAPABLE and torch.backends.cpu.get_cpu_capability() not in _CAPABLE[bits]):
             continue
         return library, f"compiled {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
     return None
@@ -57,7 +56,18 @@ def can_attend(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
 def attend_compiled(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
 ) -> torch.Tensor:
-    """Attention of one tile; arguments as `attend_fused`, which takes the tiles that this one does not.
+    """Attention of one tile; `attend_fused` takes the tiles that this one does not.
+
+    Args:
+        q: as of `attend_fused`, like the others; entries of the last axis stand side by side in all of them.
+        k: likewise.
+        v: its head size may be another.
+        mask: likewise.
+        scale: likewise.
+        softcap: likewise.
+
+    Returns:
+        [slots, kv_heads, rows, value head_size].
 
     Raises:
         MemoryError: if there is none for the scores.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, Attend, attend_blocks, attend_fused
-from detgen.kernels.compiled import attend_compiled, build, can_attend
+from detgen.kernels.compiled import attend_compiled, build
 from detgen.kernels.packing import Shapes, Window, pack
 from detgen.kernels.probe import key_lengths, same_bits
 
@@ -213,27 +213,3 @@ def test_compiled_rows_have_an_order_of_their_own(
     )
     error = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(whole[slot, 0, row : row + 1].double(), want, rtol=error, atol=error)
-
-
-@BUILT
-def test_a_row_that_is_no_number_stays_so() -> None:
-    """A broken model's NaN is not lost, and stays in its row."""
-    q, k = torch.ones(1, 1, 3, 16), torch.ones(1, BLOCK, 1, 16)
-    q[0, 0, 1, 5] = torch.nan
-    out = attend_compiled(q, k, k, torch.zeros(1, 1, 3, BLOCK), 1.0, None)
-    assert out.isnan().any(-1).tolist() == [[[False, True, False]]]
-
-
-@BUILT
-def test_what_the_compiled_attention_takes() -> None:
-    assert can_attend(CPU, torch.bfloat16, 64, 128)
-    assert not can_attend(CPU, torch.float16, 64)
-    assert not can_attend(CPU, torch.float32, 64, 24)
-    assert not can_attend(torch.device("meta"), torch.float32, 64)
-
-
-def test_other_sizes_go_to_the_fused_kernel() -> None:
-    g = torch.Generator().manual_seed(5)
-    q, k, v = (torch.randn(shape, generator=g) for shape in ((1, 2, 4, 24), (1, BLOCK, 2, 24), (1, BLOCK, 2, 24)))
-    mask = torch.zeros(1, 1, 4, BLOCK)
-    assert same_bits(attend_compiled(q, k, v, mask, 0.2, None), attend_fused(q, k, v, mask, 0.2, None))
