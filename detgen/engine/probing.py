@@ -24,6 +24,7 @@ from detgen.kernels.probe import key_lengths, same_bits
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
 _FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
 _LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows are tried, too
+_BETWEEN = (192, 256, 384)  # tried below those on a GPU, where no other count stands for them
 _PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
 _TILE_ROWS = (1, 4, 16, 64, 128)  # few rows may have a kernel of their own; 128 leaves tiles of one height
@@ -217,8 +218,10 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
             if not prober.agrees_everywhere(pivot, like):
                 continue
             tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
-            large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.stride]
-            tried += tuple(large[:1])
+            large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.stride][:1]
+            if large and prober.forward.device.type != "cpu":
+                large += [n for n in _BETWEEN if n < large[0]]
+            tried += tuple(large)
             agreeing = set(tried)
             for count in counts:
                 torch.set_num_threads(count)

@@ -26,7 +26,8 @@ typedef int32_t ivec __attribute__((vector_size(64)));
 typedef struct {
     const void *q, *k, *v, *mask;
     void *out;
-    int64_t half; /* entries are bfloat16 instead of float32 */
+    int64_t half;    /* entries are bfloat16 instead of float32 */
+    int64_t threads; /* torch's count, which another OpenMP than torch's own would not know */
     int64_t slots, heads, rows, keys, size, values;
     int64_t q_slot, q_head, q_row, k_slot, k_key, k_head, v_slot, v_key, v_head, mask_slot, mask_row;
     double scale, softcap; /* a softcap of 0 is none */
@@ -258,7 +259,7 @@ static void attend_chunk(const Tile *t, int64_t slot, int64_t head, int64_t row,
 int attend(const Tile *t) {
     int64_t chunks = (t->rows + CHUNK - 1) / CHUNK, tasks = t->slots * t->heads * chunks;
     int failed = 0;
-#pragma omp parallel if (tasks > 1)
+#pragma omp parallel num_threads(t->threads) if (tasks > 1)
     {
         float *scratch = malloc(sizeof(float) * (CHUNK * (t->size + t->keys) + LANES * t->size));
         if (!scratch) {

@@ -18,7 +18,7 @@ import torch
 from detgen.kernels.attention import attend_fused
 
 _LANES = 16  # head sizes are a multiple of it
-_TILE = struct.Struct("=23q2d")  # `Tile` of attention.c
+_TILE = struct.Struct("=24q2d")  # `Tile` of attention.c
 # What torch calls a processor that runs vectors of so many bits.
 _CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 
@@ -80,7 +80,7 @@ def attend_compiled(
     out = torch.empty(slots, rows, heads, values, dtype=q.dtype)
     tile = _TILE.pack(
         *(x.data_ptr() for x in (q, k, v, mask, out)),
-        q.dtype == torch.bfloat16,
+        *(q.dtype == torch.bfloat16, torch.get_num_threads()),
         *(slots, heads, rows, keys, size, values),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask.stride(0), mask.stride(2)),
         *(scale, softcap or 0.0),
