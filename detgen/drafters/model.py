@@ -16,6 +16,8 @@ from detgen.kernels.cost import PassCost
 from detgen.kernels.packing import FREE_SHAPES, Window, common_prefix
 from detgen.kernels.sampling import choose
 
+READ_ROWS = 512  # of a pass that reads what was committed
+
 
 class ModelDrafter:
     """Drafts with a draft model.
@@ -78,7 +80,7 @@ class ModelDrafter:
 
     def _catch_up(self, seqs: Sequence[Drafting]) -> torch.Tensor:
         """Read what was committed since; the logits behind the last committed token of each sequence."""
-        budget = FREE_SHAPES.most_rows
+        budget = READ_ROWS
         ends: dict[int, torch.Tensor] = {}
         batch: list[Window] = []
         free = budget

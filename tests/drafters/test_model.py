@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from detgen import Engine, Request, SamplingParams
-from detgen.drafters.model import ModelDrafter
-from detgen.kernels.packing import FREE_SHAPES
+from detgen.drafters.model import READ_ROWS, ModelDrafter
 
 VOCABULARY = 50
 
@@ -68,7 +67,7 @@ def test_one_pass_a_token(predictable: Any, draftable: Callable[..., Any]) -> No
 
 def test_long_prompts_take_several_passes(predictable: Any, draftable: Callable[..., Any]) -> None:
     """More to read than a pass holds: every sequence gets its draft."""
-    most = FREE_SHAPES.most_rows
+    most = READ_ROWS
     drafter = make(predictable)
     seqs = [draftable(i, [(i + j) % VOCABULARY for j in range(n)]) for i, n in enumerate((most, 3, 2 * most + 1, 9))]
     for seq in seqs:

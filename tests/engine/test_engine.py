@@ -10,6 +10,7 @@ import torch
 from engine_inputs import PROMPTS
 
 from detgen import Engine, EngineError, Request, RequestError, SamplingParams
+from detgen.engine.config import DrafterName
 
 
 def test_generate_returns_the_order_of_the_prompts(engines: Callable[..., Engine]) -> None:
@@ -106,3 +107,16 @@ def test_engine_errors(demo_models: Any) -> None:
         Engine(threads=100_000)
     with pytest.raises(EngineError, match="--drafter model needs a draft model"):
         Engine(target=demo_models.target, drafter="model")
+
+
+@pytest.mark.parametrize("drafter", ["none", "self", "model"])
+def test_batches_larger_than_a_pass(drafter: DrafterName) -> None:
+    """The fast path and the draft model take any number of rows at a time; canonical passes are divided."""
+    engine = Engine(drafter=drafter, batch_size=530, kv_memory=512 << 20)
+    requests = [
+        Request(i, i, prompt="def f", params=SamplingParams(max_tokens=3, deterministic=i % 3 > 0)) for i in range(540)
+    ]
+    done = engine.generate(requests)
+    assert len(done) == 540
+    assert {c.error for c in done} == {None}
+    assert engine.stats.peak_live > 512
