@@ -99,6 +99,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.layers: dict[int, tuple[int, int, int, int]] = {}
         self.traits: dict[int, tuple[float, int | None]] = {}
+        self.softcaps: set[float | None] = set()
 
     def attend(
         self,
@@ -112,6 +113,7 @@ class _Recorder:
     ) -> torch.Tensor:
         self.layers[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
         self.traits[layer] = (scale, window)
+        self.softcaps.add(softcap)
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
 
 
@@ -123,11 +125,13 @@ class Layout:
         cached: (kv_heads, key head size, value head size) of each layer.
         traits: scale of the scores and sliding window (None for full attention) of each layer.
         group: query heads a KV head.
+        softcaps: of all layers, None for a layer without.
     """
 
     cached: list[tuple[int, int, int]]
     traits: list[tuple[float, int | None]]
     group: int
+    softcaps: frozenset[float | None]
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
@@ -162,4 +166,5 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         [(h, dk, dv) for _, h, dk, dv in shapes],
         [recorder.traits[i] for i in range(count)],
         min(q // h for q, h, _, _ in shapes),
+        frozenset(recorder.softcaps),
     )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import torch
 from transformers import PreTrainedModel
 
+from detgen.drafters.model import READ_ROWS
 from detgen.engine.attachment import PlainDecoder, attach, attend_current
 from detgen.engine.config import EngineConfig, EngineError, QuantName
 from detgen.engine.forward import Forward
@@ -73,14 +74,14 @@ def prepare(config: EngineConfig) -> Prepared:
         )
         for m, layout in parts
     )
-    shapes, report = probe(passes[0], reference)
+    shapes, report = probe(passes[0], reference, layouts[0].softcaps)
     if shapes is None:
         if not config.allow_nondeterministic:
             raise EngineError(
                 f"{target.name} is not row-invariant on this device: in passes of any size a row's bits depend on the "
                 "others. Its outputs would depend on the batch; --allow-nondeterministic runs it without the guarantee"
             )
-        shapes = FREE_SHAPES
+        shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
     if draft:
         passes[1].learn_cost(config.batch_size)
     return Prepared(device, target, draft, passes, shapes, report)

@@ -7,6 +7,7 @@ come out the same form a class; only shapes of one class may run canonical passe
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -150,12 +151,15 @@ def _exact(rows: int, like: Shapes) -> Shapes:
     return Shapes((rows,), False, like.tile_rows, like.key_lengths, like.attend)
 
 
-def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, ProbeReport]:
+def probe(
+    forward: Forward, reference: torch.Tensor, softcaps: frozenset[float | None]
+) -> tuple[Shapes | None, ProbeReport]:
     """Find the canonical class of a model's passes.
 
     Args:
         forward: its passes; the cache's contents are forgotten.
         reference: what `reference_logits` gave.
+        softcaps: that its layers ask for.
 
     Returns:
         The shapes of canonical passes, None if a row has the same bits in no company; and what was found.
@@ -167,7 +171,7 @@ def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, Pro
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
-    for name, attend, tile_rows, lengths in _attentions(forward):
+    for name, attend, tile_rows, lengths in _attentions(forward, softcaps):
         cache.partition(cache.positions // 3, 3)
         like = Shapes((_SIZES[-1],), False, tile_rows, lengths, attend)
         prober = _Prober(forward, reference.shape[-1])
@@ -186,7 +190,9 @@ def probe(forward: Forward, reference: torch.Tensor) -> tuple[Shapes | None, Pro
 _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks}
 
 
-def _attentions(forward: Forward) -> Iterator[tuple[str, Attend, int, tuple[int, ...]]]:
+def _attentions(
+    forward: Forward, softcaps: frozenset[float | None]
+) -> Iterator[tuple[str, Attend, int, tuple[int, ...]]]:
     """Attentions that keep their promise here, in the order of trial, with least rows of a tile and key lengths."""
     cache, candidates = forward.cache, list(_ATTENTIONS.items())
     layers = {(k.shape[1], k.shape[2], k.dtype) for k in cache.keys}
@@ -194,7 +200,8 @@ def _attentions(forward: Forward) -> Iterator[tuple[str, Attend, int, tuple[int,
         candidates.insert(0, (str(build()), attend_compiled))
     for name, attend in candidates:
         for rows in _TILE_ROWS:
-            found = [key_lengths(attend, *layer, forward.device, rows) for layer in layers]
+            kinds = itertools.product(layers, softcaps)
+            found = [key_lengths(attend, *layer, forward.device, rows, softcap) for layer, softcap in kinds]
             if lengths := tuple(sorted(set.intersection(*map(set, found)))):
                 yield name, attend, rows, lengths
                 break

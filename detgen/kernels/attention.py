@@ -5,7 +5,8 @@ nothing else: not on the other rows of its tile, nor on their number, nor on how
 
 A *tile* is [slots, KV heads, rows, head size], where rows are the query heads of a group times the window's tokens.
 Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros.
-Two implementations, of which the probe takes the first that keeps the promise on this machine:
+Two implementations, and a third in `compiled`, of which the probe takes the first that keeps the promise on this
+machine:
 
 - `attend_fused`: torch's scaled_dot_product_attention. Its products over keys change their order of summation at
   some key lengths, so the probe also finds which lengths agree, and tiles read only those.

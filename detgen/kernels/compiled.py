@@ -1,7 +1,7 @@
 """Attention compiled from attention.c when detgen was installed, where there was a C compiler.
 
 Promise: that of `attention`, and more: the result of a query row has the same bits at every number of rows and keys a
-tile, since each of its sums has an order of its own. Twice as fast as torch's fused kernel where AVX-512 is there.
+tile, since each of its sums has an order of its own.
 """
 
 from __future__ import annotations

@@ -26,7 +26,13 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def key_lengths(
-    attend: Attend, heads: int, size: int, dtype: torch.dtype, device: torch.device, rows: int
+    attend: Attend,
+    heads: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    rows: int,
+    softcap: float | None = None,
 ) -> tuple[int, ...]:
     """Key lengths, in multiples of BLOCK up to PERIOD, at which a row has the same bits as at longer ones.
 
@@ -40,6 +46,7 @@ def key_lengths(
         device: where to run.
         rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, and in
             a tile of one slot as in one of many.
+        softcap: that a layer asks for; such tiles may take another way through the implementation.
 
     Returns:
         The lengths out of (BLOCK, ..., PERIOD) that may be read, PERIOD among them; none if PERIOD itself disagrees
@@ -55,14 +62,14 @@ def key_lengths(
     def result(count: int, visible: int, length: int) -> torch.Tensor:
         mask = torch.zeros(2, 1, count, length, dtype=dtype, device=device)
         mask[..., visible:] = float("-inf")
-        return attend(q[:, :, :count].contiguous(), k[:, :length], v[:, :length], mask, size**-0.5, None)
+        return attend(q[:, :, :count].contiguous(), k[:, :length], v[:, :length], mask, size**-0.5, softcap)
 
     def beside(slots: int, length: int) -> torch.Tensor:
         mask = torch.zeros(slots, 1, rows, length, dtype=dtype, device=device)
         queries, keys, values = (
             x[:1].expand(slots, -1, -1, -1) for x in (q[:, :, :rows], k[:, :length], v[:, :length])
         )
-        return attend(queries.contiguous(), keys, values, mask, size**-0.5, None)
+        return attend(queries.contiguous(), keys, values, mask, size**-0.5, softcap)
 
     def agrees(length: int) -> bool:
         for visible in (length - BLOCK // 2, length - 3, length):
@@ -77,6 +84,6 @@ def key_lengths(
     found = [n for n in lengths if agrees(n) and agrees(PERIOD + n)]
     if dtype != torch.float32:
         # Rounding to 16 bits hides most differences of a sum's order; the float32 kernels are cut the same way.
-        exact = key_lengths(attend, heads, size, torch.float32, device, rows)
+        exact = key_lengths(attend, heads, size, torch.float32, device, rows, softcap)
         found = [n for n in found if n in exact]
     return tuple(found) if PERIOD in found else ()

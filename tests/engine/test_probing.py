@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MixtralConfig
+from transformers import Gemma2Config, LlamaConfig, MixtralConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.engine.config import DrafterName
 from detgen.engine.probing import reference_logits
-from detgen.kernels.attention import attend_fused
+from detgen.kernels.attention import attend_blocks, attend_fused
 from detgen.kernels.compiled import build
 from detgen.kernels.lean_decoder import LeanDecoderLayer
 
@@ -263,3 +263,19 @@ def test_report(engines: Callable[..., Engine]) -> None:
     assert report["threads"] == tuple(sorted({1, torch.get_num_threads()}))
     assert report["positions"] > 0
     assert report["passes"] > 0
+
+
+def test_soft_capped_tiles_are_probed_as_such(
+    llama: Path, random_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attention that takes another way for them must keep its promise there, too."""
+
+    def attend(q: torch.Tensor, *others: Any) -> torch.Tensor:
+        return attend_blocks(q, *others) * (1 + ULP * (others[-1] is not None and q.shape[2] < 16))
+
+    monkeypatch.setattr("detgen.engine.probing._ATTENTIONS", {"fused": attend})
+    monkeypatch.setattr("detgen.engine.probing.can_attend", lambda *_: False)
+    gemma = random_model(Gemma2Config(**SIZES, head_dim=16, attn_logit_softcapping=2.0))
+    plain, capped = (Engine(target=t, kv_memory=8 << 20, drafter="none").probe_report() for t in (llama, gemma))
+    assert plain["tile_rows"] < 16
+    assert capped["tile_rows"] == 16
