@@ -26,9 +26,9 @@ from generate_peer import random_29m
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from detgen.kernels.linear import pack_linears
-from detgen.kernels.packing import Window
-from detgen.models import DEMO
+from detgen.errors import DEMO
+from detgen.passes.packing import Window
+from detgen.passes.rewriting import pack_linears
 
 CONTEXT, ROWS = 100, 16
 

@@ -22,7 +22,7 @@ from detgen import Engine  # isort: skip  # before torch: it settles how long Op
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from detgen.models import DEMO
+from detgen.errors import DEMO
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from detgen.engine import Engine
-    from detgen.engine.config import EngineConfig, EngineError
-    from detgen.engine.request import Completion, Request, RequestError, SamplingParams
+    from detgen.engine.config import EngineConfig
+    from detgen.engine.request import Completion, Request, SamplingParams
+    from detgen.errors import EngineError, RequestError
 
 __version__ = "0.1.0"
 
@@ -37,9 +38,9 @@ _HOMES = {
     "Completion": "detgen.engine.request",
     "Engine": "detgen.engine",
     "EngineConfig": "detgen.engine.config",
-    "EngineError": "detgen.engine.config",
+    "EngineError": "detgen.errors",
     "Request": "detgen.engine.request",
-    "RequestError": "detgen.engine.request",
+    "RequestError": "detgen.errors",
     "SamplingParams": "detgen.engine.request",
 }
 

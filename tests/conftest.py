@@ -15,6 +15,7 @@ for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
     os.environ.pop(name, None)
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,10 @@ import hypothesis
 import pytest
 
 import detgen
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `helpers`
+
+pytest_plugins = ["helpers.checks", "helpers.engines", "helpers.packings"]
 
 # The same examples every time: a red test stays red until its cause is gone. `explore` draws new ones.
 hypothesis.settings.register_profile("detgen", deadline=None, derandomize=True, database=None)
@@ -47,8 +52,6 @@ def demo_models() -> DemoModels:
 @pytest.fixture(autouse=True)
 def _keep_threads() -> Iterator[None]:
     """Each test finds the thread count that the process began with."""
-    import sys
-
     torch: Any = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else 0
     yield

@@ -5,8 +5,9 @@ peer. Peers live in child processes that stay alive, so that the rows of a cell 
 engines and files, no command line.
 """
 
-from detgen.bench.interface import BenchConfig, BenchError
+from detgen.bench.interface import BenchConfig
 from detgen.bench.rows import Row
 from detgen.bench.session import bench
+from detgen.errors import BenchError
 
 __all__ = ["BenchConfig", "BenchError", "Row", "bench"]

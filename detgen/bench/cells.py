@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from detgen.bench.interface import BenchConfig, BenchError, Job, ModelSource, Peer, Setting, Variant, Workload
+from detgen.bench.interface import BenchConfig, Job, ModelSource, Peer, Setting, Variant, Workload
 from detgen.bench.peers import NAMES, make_peer, versions
 from detgen.bench.peers.detgen_engine import FAST, SYNTHETIC
 from detgen.bench.workloads import SYNTHETIC as SYNTHETIC_WORKLOADS
+from detgen.errors import BenchError
 
 LEAST_SCALE = 1e-4
 _QUICK_BATCHES, _FULL_BATCHES = (16, 1), (1, 4, 16, 32)

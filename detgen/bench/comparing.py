@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from detgen.bench.rows import Results, Row
-from detgen.bench.tables import same_bytes
+from detgen.show.bench_tables import same_bytes
 
 MARGIN = 0.05  # of the median: what two runs of a quiet machine differ by beside the spread within each
 

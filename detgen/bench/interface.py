@@ -6,11 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from detgen.engine.config import DTypeName, QuantName
-
-
-class BenchError(Exception):
-    """A benchmark that cannot be made; the message names what and the remedy."""
+from detgen.errors import DTypeName, QuantName
 
 
 @dataclass(frozen=True, slots=True)

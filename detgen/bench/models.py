@@ -32,7 +32,8 @@ def loaded(source: ModelSource, role: str) -> Any:
     """A `LoadedModel` that nothing ends before its number of tokens, its context cut to what the workloads need."""
     import torch
 
-    from detgen.models import DEMO, LoadedModel, load_model, pick_device
+    from detgen.errors import DEMO
+    from detgen.passes.loading import LoadedModel, load_model, pick_device
 
     device = pick_device(source.device)
     if source.random_weights is not None:
@@ -48,7 +49,7 @@ def loaded(source: ModelSource, role: str) -> Any:
 
 def folder(source: ModelSource, role: str) -> Path:
     """The model as a folder in the Hugging Face layout; random weights are written on first use."""
-    from detgen.models import DEMO
+    from detgen.errors import DEMO
 
     if source.random_weights is not None:
         path = source.scratch / f"random-{role}"

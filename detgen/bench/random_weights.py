@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from detgen.bench.interface import BenchError
+from detgen.errors import BenchError
 
 _LLAMA = {"model_type": "llama", "vocab_size": 128256, "rope_theta": 500000.0, "max_position_embeddings": 131072}
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import detgen
-from detgen.bench.interface import BenchConfig, BenchError, ModelSource
+from detgen.bench.interface import BenchConfig, ModelSource
 from detgen.bench.rows import Results, Row
+from detgen.errors import BenchError
 
 FORMAT = 1
 _TUPLES = ("same_bytes", "agreement")

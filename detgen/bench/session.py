@@ -13,16 +13,17 @@ from detgen.bench import cells as grid
 from detgen.bench.cells import Cell, Peers
 from detgen.bench.figures.draw import need_matplotlib
 from detgen.bench.figures.session import draw_figures
-from detgen.bench.interface import BenchConfig, BenchError, ModelSource, Observer, Workload
+from detgen.bench.interface import BenchConfig, ModelSource, Observer, Workload
 from detgen.bench.judging import judge
 from detgen.bench.measuring import Outputs, Progress, cell_seconds, compare_batches, measure_cell, runs_of
 from detgen.bench.processes import PeerError, Processes, call_once
 from detgen.bench.results import device_name, environment, save
 from detgen.bench.roofline import place_under_roof
 from detgen.bench.rows import Results, Row
-from detgen.bench.tables import write_markdown
 from detgen.bench.target import Target, resolve
 from detgen.bench.workloads import SYNTHETIC, make_workload
+from detgen.errors import BenchError
+from detgen.show.bench_tables import write_markdown
 
 
 def bench(config: BenchConfig, observer: Observer) -> Results:

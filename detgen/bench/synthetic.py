@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
-from detgen.kernels.cost import PassCost
+from detgen.passes.cost import PassCost
 
 if TYPE_CHECKING:
     from detgen.engine.sequence import Sequence as EngineSequence

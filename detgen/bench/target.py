@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from detgen.bench.interface import BenchConfig, BenchError
+from detgen.bench.interface import BenchConfig
 from detgen.bench.random_weights import settings_of
-from detgen.engine.config import DTypeName
+from detgen.errors import BenchError, DTypeName
 from detgen.interruption import interrupted_later
 
 _DTYPES: dict[str, DTypeName] = {"torch.float32": "float32", "torch.bfloat16": "bfloat16", "torch.float16": "float16"}
@@ -46,7 +46,8 @@ def resolve(config: BenchConfig) -> Target:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-        from detgen.models import DEMO, context_of, pick_device
+        from detgen.errors import DEMO
+        from detgen.passes.loading import context_of, pick_device
 
     device = pick_device(config.device)
     place = config.target or DEMO / "target"

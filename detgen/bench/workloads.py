@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import detgen
-from detgen.bench.interface import BenchError, Prompt, Workload
+from detgen.bench.interface import Prompt, Workload
+from detgen.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +105,8 @@ def _sample() -> list[str]:
 def _from_file(path: str) -> list[str]:
     """The prompts of a file that `detgen run` reads; chats and bad lines are refused."""
     from detgen.engine.request import SamplingParams
-    from detgen.prompts import PromptsError, open_prompts
+    from detgen.errors import PromptsError
+    from detgen.prompts import open_prompts
 
     try:
         return list(_texts(open_prompts(path).read(SamplingParams(), None)))

@@ -172,10 +172,10 @@ def bench_command(
     """
     from rich.text import Text
 
-    from detgen.bench.interface import BenchConfig, BenchError
-    from detgen.bench.progress import BenchProgress
-    from detgen.display import Screen
-    from detgen.engine.config import EngineError
+    from detgen.bench.interface import BenchConfig
+    from detgen.errors import BenchError, EngineError
+    from detgen.show.bench_progress import BenchProgress
+    from detgen.show.display import Screen
 
     config = BenchConfig(
         output=output,
@@ -215,7 +215,7 @@ def bench_command(
     except KeyboardInterrupt:
         console.print("detgen: interrupted; nothing was kept", soft_wrap=True)
         raise typer.Exit(options.INTERRUPTED) from None
-    from detgen.bench.tables import render
+    from detgen.show.bench_tables import render
 
     screen = Screen(highlight=False)
     if not screen.is_terminal:

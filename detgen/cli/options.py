@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from detgen.engine.config import DrafterName, DTypeName, QuantName
+from detgen.engine.config import DrafterName
+from detgen.errors import DTypeName, QuantName
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 

@@ -1,6 +1,6 @@
 """`detgen run`: a prompt file in, a folder of outputs out.
 
-What a run does is in `detgen.run`, how it looks in `detgen.display`; both are imported inside the command, since they
+What a run does is in `detgen.run`, how it looks in `detgen.show`; both are imported inside the command, since they
 bring torch and rich, and `--help` answers without them.
 """
 
@@ -115,12 +115,14 @@ def run_command(
     A line's own settings (max_tokens, temperature, ...) win over the options.
     A line that cannot be run becomes an error in the output; the others run.
     """
-    from detgen.display import open_display
-    from detgen.engine.config import EngineConfig, EngineError
-    from detgen.engine.request import RequestError, SamplingParams
+    from detgen.engine.config import EngineConfig
+    from detgen.engine.request import SamplingParams
+    from detgen.errors import EngineError, RequestError
+    from detgen.show.display import open_display
 
     with open_display(quiet=quiet) as display:
-        from detgen.run import RunConfig, RunError, run
+        from detgen.errors import RunError
+        from detgen.run import RunConfig, run
 
         try:
             params = SamplingParams(

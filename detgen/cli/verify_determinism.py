@@ -1,6 +1,6 @@
 """`detgen verify-determinism`: the contract tried on one's own machine, and audits of finished runs.
 
-What it does is in `detgen.determinism`, how it looks in `detgen.determinism.report`; both are imported inside the
+What it does is in `detgen.determinism`, how it looks in `detgen.show.report`; both are imported inside the
 command, since they bring torch and rich, and `--help` answers without them.
 """
 
@@ -130,9 +130,9 @@ def verify_command(
     orders, company, with other drafters, threads and processes, and tokens, logits and KV entries are compared bit
     for bit.
     """
-    from detgen.display import open_display
-    from detgen.engine.config import EngineConfig, EngineError
-    from detgen.engine.request import RequestError
+    from detgen.engine.config import EngineConfig
+    from detgen.errors import EngineError, RequestError
+    from detgen.show.display import open_display
 
     modes = {"--against": against, "--probe": probe, "--contrast": contrast, "--replay": replay}
     extent = {"--full": full, "--minutes": minutes, "--axis": axis, "--seed": seed}
@@ -142,9 +142,8 @@ def verify_command(
     for path in (json_file, save):
         _refuse_unwritable(path)
     with open_display(quiet=True) as display:
-        from detgen.determinism import CheckError
         from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
-        from detgen.prompts import PromptsError
+        from detgen.errors import CheckError, PromptsError
 
         try:
             config = EngineConfig(
@@ -222,8 +221,9 @@ def _check(
     save: Path,
     quiet: bool,
 ) -> tuple[dict[str, Any], bool]:
-    from detgen.determinism import replay, report
-    from detgen.determinism.session import read_pool, read_requests, run_check
+    from detgen.check.session import read_pool, read_requests, run_check
+    from detgen.explain import replay
+    from detgen.show import report
 
     extent: Any = "full" if full else "quick"
     progress = report.Progress(quiet=quiet)
@@ -241,7 +241,8 @@ def _check(
 
 
 def _replay(path: Path, quiet: bool) -> tuple[dict[str, Any], bool]:
-    from detgen.determinism import replay, report
+    from detgen.explain import replay
+    from detgen.show import report
 
     finding = replay.again(path, report.Progress(quiet=quiet))
     console = report.make_console()
@@ -255,8 +256,9 @@ def _replay(path: Path, quiet: bool) -> tuple[dict[str, Any], bool]:
 def _audit(folder: Path, config: EngineConfig, prompts: str | None) -> tuple[dict[str, Any], bool]:
     from dataclasses import asdict
 
-    from detgen.determinism import audit, report
+    from detgen.audit import audit
     from detgen.engine import Engine
+    from detgen.show import report
 
     manifest = audit.read_manifest(folder)
     engine = Engine(audit.config_of(manifest, config))
@@ -268,8 +270,9 @@ def _audit(folder: Path, config: EngineConfig, prompts: str | None) -> tuple[dic
 def _probe(config: EngineConfig) -> tuple[dict[str, Any], bool]:
     from dataclasses import replace
 
-    from detgen.determinism import probe_view, report
+    from detgen.check import probe_view
     from detgen.engine import Engine
+    from detgen.show import report
 
     engine = Engine(replace(config, drafter="none", draft=None))
     found = probe_view.view(engine)
@@ -280,10 +283,10 @@ def _probe(config: EngineConfig) -> tuple[dict[str, Any], bool]:
 def _contrast(config: EngineConfig, prompts: str | None, limit: int | None, quiet: bool) -> tuple[dict[str, Any], bool]:
     from dataclasses import asdict, replace
 
-    from detgen.determinism import report
-    from detgen.determinism.contrast import SIZES, contrast
-    from detgen.determinism.session import read_requests
+    from detgen.check.contrast import SIZES, contrast
+    from detgen.check.session import read_requests
     from detgen.engine import Engine
+    from detgen.show import report
 
     progress = report.Progress(quiet=quiet)
     requests = read_requests(prompts, limit, progress)

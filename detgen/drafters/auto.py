@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
 from detgen.drafters.protocol import Draft, Drafting
-from detgen.kernels.cost import PassCost
-from detgen.kernels.tiles import tile_area
+from detgen.passes.cost import PassCost
+from detgen.passes.tiles import tile_area
 
 _MODEL_DEPTHS = (1, 3, 6)
 # Acceptance before anything was seen: of the draft model, and of the look-up by the length of its match, from 1.

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from detgen.drafters.protocol import Draft, Drafting, Passes
-from detgen.kernels.cost import PassCost
-from detgen.kernels.packing import FREE_SHAPES, Window, common_prefix
 from detgen.kernels.sampling import choose
+from detgen.passes.cost import PassCost
+from detgen.passes.packing import FREE_SHAPES, Window, common_prefix
 
 READ_ROWS = 512  # of a pass that reads what was committed
 

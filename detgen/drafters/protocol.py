@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from detgen.kernels.cost import PassCost
-from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.sampling import Choice
+from detgen.passes.cost import PassCost
+from detgen.passes.packing import Shapes, Window
 
 
 class Drafting(Protocol):

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from detgen.errors import DTypeName, EngineError, QuantName
+
 if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
-    from detgen.models import LoadedModel
+    from detgen.passes.loading import LoadedModel
 
 DrafterName = Literal["auto", "model", "self", "ngram", "none"]
-DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
-QuantName = Literal["none", "nf4", "int8"]
 
 _MOST_THREADS = 1024  # far more than a process can start end it without a word
-
-
-class EngineError(RuntimeError):
-    """An engine that cannot be built as asked; the message names what and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from typing import Protocol
 
 import torch
 
-from detgen.drafters.fast_path import FastPath
 from detgen.drafters.protocol import Draft, Drafter
-from detgen.engine.forward import Forward
+from detgen.drafters.self import FastPath
 from detgen.engine.logprobs import token_logprobs
 from detgen.engine.request import TokenRecord
 from detgen.engine.scheduler import Scheduler
@@ -23,8 +22,9 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import Verdict, record, verify
-from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.sampling import Chosen, choose, leads
+from detgen.passes.forward import Forward
+from detgen.passes.packing import Shapes, Window
 
 _NO_DRAFT = Draft([], "none")
 

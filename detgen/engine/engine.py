@@ -14,20 +14,21 @@ from typing import Any
 import torch
 
 from detgen.drafters.auto import AutoDrafter
-from detgen.drafters.fast_path import FastPath, SelfDrafter
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
 from detgen.drafters.protocol import Drafter
-from detgen.engine.config import EngineConfig, EngineError
+from detgen.drafters.self import FastPath, SelfDrafter
+from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding, Trace
-from detgen.engine.forward import Forward
-from detgen.engine.preparing import Prepared, prepare
-from detgen.engine.request import Completion, Request, RequestError, SamplingParams
+from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.kernels.packing import Shapes
+from detgen.errors import EngineError, RequestError
+from detgen.passes.forward import Forward
+from detgen.passes.packing import Shapes
+from detgen.passes.preparing import Prepared, prepare
 
 _ADAPTIVE = 8  # most tokens an adaptive draft may have
 _DEFAULT_DEPTH = 4  # of a drafter that was named, where no length was given

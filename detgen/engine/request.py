@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from detgen.errors import RequestError
+
 FinishReason = Literal["stop", "length"]
 Status = Literal["accepted", "corrected", "bonus", "plain", "rolled_back", "unverified"]
-
-
-class RequestError(ValueError):
-    """A request that cannot run; the message names the reason and, where there is one, the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

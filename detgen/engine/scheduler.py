@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from detgen.engine.kv_cache import KVCache
 from detgen.engine.sequence import Sequence
-from detgen.kernels.packing import Shapes, Window, common_prefix
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.packing import Shapes, Window, common_prefix
 
 _WORTH_COPYING = 4  # shared prompt tokens from which copying KV entries beats reading them anew
 

@@ -1,4 +1,4 @@
-"""Tensor functions of the canonical pass: linear layers, attention, sampling, and the probe that compares their bits.
+"""Functions of tensors: linear layers, attention, norms, activations, sampling, and the comparison of their bits.
 
-This package knows tensors only: no requests, no files, no models by name.
+Knows tensors only: no models, no requests, no files. Each fast kernel stands beside its plain reference.
 """

@@ -14,7 +14,6 @@ from torch import nn
 
 # Elements a thread: torch starts one for every so many (at::internal::GRAIN_SIZE); GELU starts all of them above half.
 _GRAIN = 32768
-_MODULES = ("transformers.activations", "torch.nn.modules.activation")
 
 
 def _whole_rows(rows: int, columns: int, threads: int) -> int:
@@ -47,12 +46,3 @@ class RowwiseActivation(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., columns] -> [..., columns]."""
         return rowwise(self.activation, x.reshape(-1, x.shape[-1])).view(x.shape)
-
-
-def align_activations(model: nn.Module) -> int:
-    """Replace the activation modules of `model`, in place; returns how many."""
-    found = [(name, m) for name, m in model.named_modules() if type(m).__module__ in _MODULES]
-    for name, activation in found:
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, RowwiseActivation(activation))
-    return len(found)

@@ -12,12 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from detgen.kernels.linear import PackedLinear, can_pack
+from detgen.kernels.linear import PackedLinear
 
 _LEAST_ROWS = 4  # fewer may take a matrix-vector kernel
-
-# Classes with gate_up_proj [experts, 2 * inner, hidden], down_proj [experts, hidden, inner] and no biases.
-_PLAIN = {"MixtralExperts", "OlmoeExperts", "Qwen2MoeExperts", "Qwen3MoeExperts"}
 
 
 class PackedExperts(nn.Module):
@@ -58,17 +55,3 @@ class PackedExperts(nn.Module):
             part = self.down[expert](self.activation(gate) * up)[: len(rows)]
             out[rows] += part * weights[rows, places, None]
         return out
-
-
-def pack_experts(model: nn.Module) -> int:
-    """Replace the expert layers of known classes, in place; returns how many. Others stay, and the probe judges."""
-    found = [
-        (name, m)
-        for name, m in model.named_modules()
-        if type(m).__name__ in _PLAIN and can_pack(m.gate_up_proj) and can_pack(m.down_proj)
-    ]
-    for name, experts in found:
-        owner, _, child = name.rpartition(".")
-        packed = PackedExperts(experts.gate_up_proj.detach(), experts.down_proj.detach(), experts.act_fn)
-        setattr(model.get_submodule(owner), child, packed)
-    return len(found)

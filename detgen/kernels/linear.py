@@ -10,8 +10,6 @@ module stays as it is and the probe decides which row counts agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
@@ -43,15 +41,6 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-    """Name, weight [out, in] and bias of each plain linear layer, GPT-2's transposed `Conv1D` among them."""
-    for name, module in model.named_modules():
-        if type(module) is nn.Linear:
-            yield name, module.weight, module.bias
-        elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
-            yield name, module.weight.t(), module.bias
-
-
 def can_pack(weight: torch.Tensor) -> bool:
     """Whether oneDNN can reorder this weight here: on the CPU, in float32, or bfloat16 where the processor has it."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -61,7 +50,7 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-class _Joined:
+class Joined:
     """One product for sibling layers that read the same input: query, key and value; gate and up.
 
     The first sibling called with an input computes all of them, the others take their columns of the same result.
@@ -87,7 +76,7 @@ class _Joined:
 class JoinedLinear(nn.Module):
     """One of the siblings of a joined product."""
 
-    def __init__(self, joined: _Joined, first: int, last: int, siblings: int) -> None:
+    def __init__(self, joined: Joined, first: int, last: int, siblings: int) -> None:
         super().__init__()
         self.joined = joined
         self.out_features = last - first
@@ -96,45 +85,3 @@ class JoinedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., last - first]."""
         return self.joined.columns(x, *self._span)
-
-
-# Children that transformers' models call one after the other on the same tensor.
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-
-def pack_linears(model: nn.Module) -> int:
-    """Replace each plain linear layer of `model` by a packed one, siblings by one joined product, in place.
-
-    Quantized layers (other classes) stay. An embedding that shares its weight with the output layer keeps it.
-
-    Returns:
-        How many layers were replaced.
-    """
-    found = {name: (weight, bias) for name, weight, bias in _linears(model) if can_pack(weight)}
-    count = len(found)
-    for parent in sorted({name.rpartition(".")[0] for name in found}):
-        for names in _SIBLINGS:
-            paths = [f"{parent}.{n}" for n in names]
-            if all(p in found for p in paths) and _joinable([found[p] for p in paths]):
-                _join(model.get_submodule(parent), names, [found.pop(p) for p in paths])
-    for name, (weight, bias) in found.items():
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, PackedLinear(weight, bias))
-    return count
-
-
-_Layer = tuple[torch.Tensor, torch.Tensor | None]
-
-
-def _joinable(layers: list[_Layer]) -> bool:
-    """Same input size and dtype, and all or none with a bias."""
-    return len({(w.shape[1], w.dtype, b is None) for w, b in layers}) == 1
-
-
-def _join(owner: nn.Module, names: tuple[str, ...], layers: list[_Layer]) -> None:
-    biases = [b for _, b in layers if b is not None]
-    joined = _Joined(PackedLinear(torch.cat([w for w, _ in layers]), torch.cat(biases) if biases else None))
-    first = 0
-    for name, (weight, _) in zip(names, layers, strict=True):
-        setattr(owner, name, JoinedLinear(joined, first, first + weight.shape[0], len(names)))
-        first += weight.shape[0]

@@ -21,30 +21,3 @@ class FusedRMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., features] -> [..., features]."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
-
-
-# Classes whose forward is just the formula above; others (Gemma's 1 + weight, say) stay.
-_PLAIN = {
-    "LlamaRMSNorm",
-    "MistralRMSNorm",
-    "MixtralRMSNorm",
-    "Olmo2RMSNorm",
-    "Phi3RMSNorm",
-    "Qwen2RMSNorm",
-    "Qwen3RMSNorm",
-    "SmolLM3RMSNorm",
-    "GraniteRMSNorm",
-}
-
-
-def fuse_norms(model: nn.Module) -> int:
-    """Replace the float32 root-mean-square norms of `model`, in place; returns how many."""
-    found = [
-        (name, m)
-        for name, m in model.named_modules()
-        if type(m).__name__ in _PLAIN and m.weight.dtype == torch.float32 and m.weight.device.type == "cpu"
-    ]
-    for name, norm in found:
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, FusedRMSNorm(norm.weight, norm.variance_epsilon))
-    return len(found)

@@ -7,7 +7,7 @@ again from it, byte by byte.
 
 from __future__ import annotations
 
-from detgen.outputs.base import OutputError
+from detgen.errors import OutputError
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.identity import differences, model_stamp
 from detgen.outputs.journal import read_entries

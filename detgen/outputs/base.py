@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from detgen.errors import OutputError
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class OutputError(Exception):
-    """An output folder that cannot be used or written; the message names it and the remedy."""
 
 
 @contextmanager

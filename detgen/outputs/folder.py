@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from detgen.outputs.base import OutputError, sync_folder, write_all, write_atomically, writing
+from detgen.errors import OutputError
+from detgen.outputs.base import sync_folder, write_all, write_atomically, writing
 
 _ELSEWHERE = "choose another folder with -o"
 _DATA = ("outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl")

@@ -19,7 +19,8 @@ from typing import Any
 
 from detgen.engine.request import Completion
 from detgen.engine.stats import count_records
-from detgen.outputs.base import OutputError, write_all, writing
+from detgen.errors import OutputError
+from detgen.outputs.base import write_all, writing
 from detgen.outputs.lines import acceptance_lines, dump, output_line, request_digest, shallow
 
 # Steps may take less time than an fsync. Between two of them a killed process still loses nothing, a power cut at

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields
 
 from detgen.engine.request import Completion, Request
 from detgen.engine.stats import DrafterStats
-from detgen.outputs.base import OutputError, write_all, writing
+from detgen.errors import OutputError
+from detgen.outputs.base import write_all, writing
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.journal import Entry, Journal, make_entry
 from detgen.outputs.lines import bad_line, output_line, request_digest

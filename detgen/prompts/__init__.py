@@ -7,7 +7,8 @@ business: the engine tokenizes.
 
 from __future__ import annotations
 
-from detgen.prompts.base import Inspection, Prompts, PromptsError
+from detgen.errors import PromptsError
+from detgen.prompts.base import Inspection, Prompts
 from detgen.prompts.record import BadLine
 from detgen.prompts.source import open_prompts, spooled_prompts
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from detgen.prompts.base import PromptsError
+from detgen.errors import PromptsError
 
 _CHUNK = 1 << 16
 _SPACE = re.compile(r"[ \t\n\r]*")

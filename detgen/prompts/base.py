@@ -9,12 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from detgen.engine.request import Request, RequestError, SamplingParams
+from detgen.engine.request import Request, SamplingParams
+from detgen.errors import RequestError
 from detgen.prompts.record import BadLine, parse_record
-
-
-class PromptsError(Exception):
-    """An input that cannot be read; the message names it and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

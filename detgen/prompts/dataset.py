@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from detgen.prompts.base import Inspection, Prompts, PromptsError
+from detgen.errors import PromptsError
+from detgen.prompts.base import Inspection, Prompts
 from detgen.prompts.table import check_columns, import_package, plain_row
 
 _OPTIONS = ("split", "column", "config", "revision")

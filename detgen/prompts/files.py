@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from detgen.prompts.base import Inspection, Prompts, PromptsError
+from detgen.errors import PromptsError
+from detgen.prompts.base import Inspection, Prompts
 from detgen.prompts.formats import FORMATS
 from detgen.prompts.table import check_columns, import_package, plain_row
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
-from detgen.engine.request import RequestError
+from detgen.errors import PromptsError, RequestError
 from detgen.prompts.array import array_elements
-from detgen.prompts.base import PromptsError
 from detgen.prompts.record import INTEGER_PARAMS, KEYS
 from detgen.prompts.table import check_columns
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from detgen.engine.request import Request, RequestError, SamplingParams
+from detgen.engine.request import Request, SamplingParams
+from detgen.errors import RequestError
 
 INTEGER_PARAMS = ("max_tokens", "top_k", "seed", "n", "logprobs")
 PARAMS = (*INTEGER_PARAMS, "temperature", "top_p", "min_p", "deterministic")

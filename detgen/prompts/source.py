@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from detgen.prompts.base import Prompts, PromptsError
+from detgen.errors import PromptsError
+from detgen.prompts.base import Prompts
 from detgen.prompts.dataset import DatasetPrompts
 from detgen.prompts.files import ParquetPrompts, TextPrompts
 from detgen.prompts.formats import FORMATS

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from detgen.prompts.base import PromptsError
+from detgen.errors import PromptsError
 from detgen.prompts.record import INTEGER_PARAMS
 
 _NOTHING = object()

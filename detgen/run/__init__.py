@@ -6,7 +6,8 @@ a model has to be loaded.
 
 from __future__ import annotations
 
-from detgen.run.interface import EngineLike, Observer, Progress, RunConfig, RunError, RunSummary
+from detgen.errors import RunError
+from detgen.run.interface import EngineLike, Observer, Progress, RunConfig, RunSummary
 from detgen.run.session import run
 
 __all__ = ["EngineLike", "Observer", "Progress", "RunConfig", "RunError", "RunSummary", "run"]

@@ -12,10 +12,6 @@ from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.stats import DrafterStats, EngineStats
 
 
-class RunError(Exception):
-    """A run that cannot be made or go on; the message names what and the remedy."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """What to run.

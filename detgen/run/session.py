@@ -15,9 +15,10 @@ from typing import Any
 import detgen
 from detgen.engine.config import EngineConfig
 from detgen.engine.stats import DrafterStats
-from detgen.outputs import OutputError, OutputFolder, Writer, differences, model_stamp
-from detgen.prompts import Inspection, Prompts, PromptsError, open_prompts, spooled_prompts
-from detgen.run.interface import EngineLike, Observer, RunConfig, RunError, RunSummary
+from detgen.errors import OutputError, PromptsError, RunError
+from detgen.outputs import OutputFolder, Writer, differences, model_stamp
+from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
+from detgen.run.interface import EngineLike, Observer, RunConfig, RunSummary
 from detgen.run.work import Work
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from detgen.bench.cells import Cell, check, find_peers, is_verified, requests_at, settings_for
-from detgen.bench.interface import BenchConfig, BenchError, ModelSource, Prompt, Workload
+from detgen.bench.interface import BenchConfig, ModelSource, Prompt, Workload
+from detgen.errors import BenchError
 
 
 def labels(config: BenchConfig, source: ModelSource, batch_size: int = 16) -> list[str]:

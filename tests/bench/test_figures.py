@@ -10,8 +10,9 @@ import pytest
 from detgen.bench.figures.draw import draw, need_matplotlib
 from detgen.bench.figures.fractions import by_fraction
 from detgen.bench.figures.measure import _spans, consistent_spans, linear_layers, pass_costs, windows
-from detgen.bench.interface import BenchError, Job, ModelSource
+from detgen.bench.interface import Job, ModelSource
 from detgen.bench.rows import Row
+from detgen.errors import BenchError
 
 WINDOWS = {"windows": [2, 4], "requests": [1, 2], "recomputed": [[0.0, 0.01], [0.1, 0.2]], "speed": [[9, 8], [7, 6]]}
 DATA: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {

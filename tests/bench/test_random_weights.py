@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from detgen.bench.interface import BenchError
 from detgen.bench.random_weights import CONFIGS, draft_settings, random_model, settings_of
+from detgen.errors import BenchError
 
 
 def parameters(settings: dict) -> int:

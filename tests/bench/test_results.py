@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from detgen.bench.comparing import apart, compare
-from detgen.bench.interface import BenchError
 from detgen.bench.results import load, save
 from detgen.bench.roofline import measure_roofline, place_under_roof
 from detgen.bench.rows import Results, Row
-from detgen.bench.tables import cells, render, same_bytes, span, write_markdown
+from detgen.errors import BenchError
+from detgen.show.bench_tables import cells, render, same_bytes, span, write_markdown
 
 MakeRow = Callable[..., Row]
 MakeResults = Callable[..., Results]

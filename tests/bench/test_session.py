@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from detgen.bench.interface import BenchConfig, BenchError
+from detgen.bench.interface import BenchConfig
 from detgen.bench.results import load
 from detgen.bench.session import bench, fitted_workloads
 from detgen.bench.target import resolve
 from detgen.bench.workloads import SYNTHETIC
+from detgen.errors import BenchError
 
 
 def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: Any) -> None:

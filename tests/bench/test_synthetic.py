@@ -8,7 +8,7 @@ import pytest
 
 from detgen.bench.synthetic import SyntheticDrafter, best_length
 from detgen.drafters.protocol import Draft
-from detgen.kernels.cost import PassCost
+from detgen.passes.cost import PassCost
 
 KNOWN = [list(range(100, 2100)), list(range(2000))]
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from detgen.bench.interface import BenchError, Workload
+from detgen.bench.interface import Workload
 from detgen.bench.workloads import make_workload
+from detgen.errors import BenchError
 
 
 def make(name: str, **changes: Any) -> Workload:

@@ -8,9 +8,10 @@ from typer.testing import CliRunner, Result
 
 import detgen.bench.session
 from detgen import cli
-from detgen.bench.interface import BenchConfig, BenchError
+from detgen.bench.interface import BenchConfig
 from detgen.bench.results import save
 from detgen.bench.rows import Results, Row
+from detgen.errors import BenchError
 
 ENVIRONMENT = {
     "created": "",

@@ -18,9 +18,10 @@ from typer.testing import CliRunner, Result
 import detgen.run
 from detgen import __version__, cli
 from detgen.cli import options
-from detgen.engine.config import DrafterName, DTypeName, EngineConfig, EngineError, QuantName
-from detgen.engine.request import RequestError, SamplingParams
-from detgen.run import RunConfig, RunError, RunSummary
+from detgen.engine.config import DrafterName, EngineConfig
+from detgen.engine.request import SamplingParams
+from detgen.errors import DTypeName, EngineError, QuantName, RequestError, RunError
+from detgen.run import RunConfig, RunSummary
 
 PANELS = ("Models", "Drafting", "Sampling", "Resources", "Run")
 OPTIONS = (
@@ -283,7 +284,7 @@ def test_a_summary_that_cannot_be_written_does_not_hide_that_the_run_is_done(
     def fail(summary: RunSummary) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("detgen.display.print_summary", fail)
+    monkeypatch.setattr("detgen.show.display.print_summary", fail)
     result, _ = run_with("prompts.jsonl")
     assert result.exit_code == 0
     assert result.stderr.splitlines()[-1] == (

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from detgen.check.comparing import Watching
 from detgen.cli import app
-from detgen.determinism.observing import Watching
-from detgen.models import DEMO
+from detgen.errors import DEMO
 
 RUNNER = CliRunner()
 PROMPTS = '{"prompt": "def add(a, b):\\n", "max_tokens": 8}\n{"prompt": "import os\\n", "max_tokens": 8}\n'

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from detgen.kernels.cost import PassCost
-from detgen.kernels.packing import Shapes, Window
 from detgen.kernels.sampling import Choice
+from detgen.passes.cost import PassCost
+from detgen.passes.packing import Shapes, Window
 
 VOCABULARY = 50
 

@@ -12,7 +12,7 @@ from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
 from detgen.drafters.protocol import Draft
-from detgen.kernels.cost import PassCost
+from detgen.passes.cost import PassCost
 
 
 def line(fixed: float, row: float) -> PassCost:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_inputs import ids
+from helpers.engine_inputs import ids
 
 from detgen import Engine, EngineError, Request, SamplingParams
 

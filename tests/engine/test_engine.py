@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_inputs import PROMPTS
+from helpers.engine_inputs import PROMPTS
 
 from detgen import Engine, EngineError, Request, RequestError, SamplingParams
 from detgen.engine.config import DrafterName

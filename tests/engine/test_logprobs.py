@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_inputs import PROMPTS
+from helpers.engine_inputs import PROMPTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

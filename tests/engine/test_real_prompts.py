@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from engine_inputs import code
+from helpers.engine_inputs import code
 from transformers import AutoModelForCausalLM
 
 from detgen import Engine, Request, SamplingParams

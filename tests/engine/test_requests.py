@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from engine_inputs import PROMPTS, ids
+from helpers.engine_inputs import PROMPTS, ids
 from transformers import LlamaConfig
 
 from detgen import Engine, Request, SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_inputs import PROMPTS, Adversary, ids
+from helpers.engine_inputs import PROMPTS, Adversary, ids
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detgen import Engine, Request, SamplingParams

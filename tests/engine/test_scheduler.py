@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detgen.engine.kv_cache import KVCache
 from detgen.engine.request import Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import PERIOD, attend_blocks
-from detgen.kernels.packing import Shapes, Window
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.packing import Shapes, Window
 
 MOST = 32
 SHAPES = Shapes(rows=(4, MOST), dense=True, tile_rows=4, key_lengths=(64, 128, PERIOD), attend=attend_blocks)

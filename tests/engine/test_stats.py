@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_inputs import PROMPTS
+from helpers.engine_inputs import PROMPTS
 
 from detgen import Engine, Request, SamplingParams
 from detgen.engine.stats import DrafterStats, count_records

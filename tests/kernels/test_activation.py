@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.activations import ACT2FN
 
-from detgen.kernels.activation import RowwiseActivation, align_activations, rowwise
+from detgen.kernels.activation import RowwiseActivation, rowwise
+from detgen.passes.rewriting import align_activations
 
 FUNCTIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid}
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, Attend, attend_blocks, attend_fused
 from detgen.kernels.compiled import attend_compiled, build
-from detgen.kernels.packing import Shapes, Window, pack
 from detgen.kernels.probe import key_lengths, same_bits
+from detgen.passes.packing import Shapes, Window, pack
 
 SLOTS, STRIDE, KV_HEADS = 5, 640, 2
 CPU = torch.device("cpu")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from detgen.kernels.linear import PackedLinear, can_pack, pack_linears
+from detgen.kernels.linear import PackedLinear, can_pack
 from detgen.kernels.probe import same_bits
+from detgen.passes.rewriting import pack_linears
 
 ROWS = 128
 # (in, out): the embedded models', larger ones, and sizes that are no multiple of a vector.

@@ -10,8 +10,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM, Qwen3RMSNorm
 
-from detgen.kernels.norm import FusedRMSNorm, fuse_norms
+from detgen.kernels.norm import FusedRMSNorm
 from detgen.kernels.probe import same_bits
+from detgen.passes.rewriting import fuse_norms
 
 SMALL = {
     "vocab_size": 64,

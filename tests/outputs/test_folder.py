@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from detgen.outputs import OutputError, OutputFolder
+from detgen.errors import OutputError
+from detgen.outputs import OutputFolder
 
 INPUT = {"path": "p.jsonl", "format": "jsonl", "sha256": "00"}
 MANIFEST = {"detgen": "1", "status": "running", "input": INPUT, "parameters": {}}

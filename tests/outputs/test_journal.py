@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from completions import completion, request
+from helpers.completions import completion, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from completions import completion, records, request
+from helpers.completions import completion, records, request
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from completions import completion, lines_of, request
+from helpers.completions import completion, lines_of, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import detgen.outputs.journal
 import detgen.outputs.writer
 from detgen.engine.request import Completion, Request
-from detgen.outputs import OutputError, OutputFolder, Writer
+from detgen.errors import OutputError
+from detgen.outputs import OutputFolder, Writer
 from detgen.prompts import BadLine
 
 

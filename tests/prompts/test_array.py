@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.reading import json_values, read, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import json_values, read, write
 
-from detgen.prompts import BadLine, PromptsError, open_prompts
+from detgen.errors import PromptsError
+from detgen.prompts import BadLine, open_prompts
 from detgen.prompts.array import _CHUNK
 
 

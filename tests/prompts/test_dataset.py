@@ -6,10 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from reading import DEFAULTS, write
+from helpers.reading import DEFAULTS, write
 
 from detgen.engine.request import Request
-from detgen.prompts import BadLine, PromptsError, open_prompts
+from detgen.errors import PromptsError
+from detgen.prompts import BadLine, open_prompts
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from reading import DEFAULTS, write
+from helpers.reading import DEFAULTS, write
 
 from detgen.engine.request import Request
-from detgen.prompts import PromptsError, open_prompts
+from detgen.errors import PromptsError
+from detgen.prompts import open_prompts
 
 
 @pytest.mark.parametrize(

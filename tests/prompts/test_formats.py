@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from reading import DEFAULTS, read, write
+from helpers.reading import DEFAULTS, read, write
 
 from detgen.engine.request import Request
-from detgen.prompts import BadLine, PromptsError, open_prompts
+from detgen.errors import PromptsError
+from detgen.prompts import BadLine, open_prompts
 
 LINES = b"".join(b'{"prompt": "prompt %d"}\n' % n for n in range(5000))
 

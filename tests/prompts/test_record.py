@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.reading import DEFAULTS, error, json_values, one, read, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import DEFAULTS, error, json_values, one, read, write
 
 from detgen.engine.request import Request, SamplingParams
 from detgen.prompts import BadLine

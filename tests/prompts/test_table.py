@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reading import read, write
+from helpers.reading import read, write
 
 from detgen.engine.request import Request, SamplingParams
-from detgen.prompts import BadLine, PromptsError, open_prompts
+from detgen.errors import PromptsError
+from detgen.prompts import BadLine, open_prompts
 
 
 def test_csv_cells_have_their_columns_types(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import NAMES, FakeEngine, Watcher, config, content, go, no_engine, stopping_at
+from helpers.fakes import NAMES, FakeEngine, Watcher, config, content, go, no_engine, stopping_at
 
-from detgen.engine.config import EngineConfig, EngineError
+from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
-from detgen.run import RunError, run
+from detgen.errors import EngineError, RunError
+from detgen.run import run
 
 
 @pytest.mark.parametrize("finished", [False, True])

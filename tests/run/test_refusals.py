@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import FakeEngine, go, manifest_of, no_engine
+from helpers.fakes import FakeEngine, go, manifest_of, no_engine
 
 from detgen.engine.config import EngineConfig
-from detgen.run import RunError
+from detgen.errors import RunError
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import NAMES, FakeEngine, Watcher, config, content, go, lines, manifest_of, stopping_at
+from helpers.fakes import NAMES, FakeEngine, Watcher, config, content, go, lines, manifest_of, stopping_at
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
-from detgen.run import RunError, RunSummary, run
+from detgen.errors import RunError
+from detgen.run import RunSummary, run
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -109,7 +110,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     go(path, tmp_path / "whole")
     out = tmp_path / "out"
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import fakes as t;"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from helpers import fakes as t;"
         f"t.go({str(path)!r}, t.Path({str(out)!r}), build=lambda c: t.FakeEngine(c, pause=0.002))"
     )
     moments = random.Random(5)

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, stopping_at
+from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, stopping_at
 
 
 def test_a_run_writes_every_prompt_in_input_order(tmp_path: Path, prompts: Path) -> None:

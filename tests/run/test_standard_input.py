@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import NAMES, content, go, lines, no_engine, stopping_at
+from helpers.fakes import NAMES, content, go, lines, no_engine, stopping_at
 
-from detgen.run import RunError
+from detgen.errors import RunError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from fakes import NAMES, FakeEngine, content, go, lines, manifest_of, stopping_at
+from helpers.fakes import NAMES, FakeEngine, content, go, lines, manifest_of, stopping_at
 
 import detgen.outputs.writer
 from detgen.engine.config import EngineConfig
@@ -72,7 +72,7 @@ def test_an_engine_that_loses_a_prompt_is_not_believed(tmp_path: Path, prompts: 
 
 def test_memory_does_not_grow_with_the_number_of_prompts(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import fakes as t;"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from helpers import fakes as t;"
         "s = t.go(sys.argv[1], t.Path(sys.argv[1] + '.out'), params=t.SamplingParams(max_tokens=1), batch_size=8);"
         "print(s.prompts, s.peak_memory)"
     )

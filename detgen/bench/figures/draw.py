@@ -6,7 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detgen.bench.interface import BenchError
+from detgen.errors import BenchError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -136,7 +136,7 @@ def pass_costs(source: ModelSource, repeats: int) -> Data:
     """
     import torch
 
-    from detgen.kernels.packing import Window
+    from detgen.passes.packing import Window
 
     engine, config = _target(source)
     forward, shapes = engine.canonical

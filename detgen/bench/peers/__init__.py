@@ -6,7 +6,8 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
-from detgen.bench.interface import BenchError, Peer
+from detgen.bench.interface import Peer
+from detgen.errors import BenchError
 
 _HOMES = {
     "detgen": "detgen.bench.peers.detgen_engine:DetgenPeer",

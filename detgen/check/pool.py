@@ -1,0 +1,150 @@
+"""The requests that are generated: those that are compared, and the company they keep.
+
+Plain data: from prompts and a setting to requests.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from detgen.check.axes import SAMPLING, Setting
+from detgen.check.comparing import Key, Observed
+from detgen.engine.request import Request, SamplingParams
+
+_FEW = 4  # requests of the smallest batches
+_SURPLUS = 2  # more requests than slots, so that slots are used again
+_SEVERAL = 8  # requests that have several samples, where the sampling asks for them
+
+
+@dataclass(slots=True)
+class Pool:
+    """The prompts of a check.
+
+    Attributes:
+        requests: greedy, each with its own `max_tokens`; the first ones are the longest.
+        long: a prompt as long as neighbours may have, as text.
+        stops: a stop string of each request, by its id; those of the kind "stop" end there.
+        following: a prompt that goes on where another request's completion ended, once that is known.
+    """
+
+    requests: list[Request]
+    long: str
+    stops: dict[str | int, str] = field(default_factory=dict)
+    following: Request | None = None
+
+    def watched(self, setting: Setting) -> list[Request]:
+        """The requests to compare under a setting: a few more than its slots."""
+        batch = len(self.requests) if setting.batch == "all" else int(setting.batch)
+        count = batch + _SURPLUS if batch > 1 else _FEW
+        chosen = self.requests[: max(count, _FEW)]
+        if self.following is not None and setting.process != "resumed":  # files of prompts have no token ids
+            chosen = [*chosen, self.following]
+        if setting.window is not None and setting.window > max(r.params.max_tokens for r in self.requests):
+            chosen = [self._lasting(setting.window), *chosen]
+        if setting.neighbours == "long":
+            chosen = [self.longest(), *chosen]
+        return [self._sampled(r, setting.sampling) for r in chosen]
+
+    def _lasting(self, window: int) -> Request:
+        """A request that lasts for a whole window, behind the token that its prompt gives and before a last one."""
+        few = self.requests[min(2, len(self.requests) - 1)]
+        params = SamplingParams(max_tokens=window + 2)
+        return replace(few, index=len(self.requests) + 1, id="lasting", params=params)
+
+    def longest(self) -> Request:
+        """The long neighbour, which is compared too: nobody else's positions reach as far."""
+        return Request(len(self.requests) + 2, "long", prompt=self.long, params=SamplingParams(max_tokens=4))
+
+    def resampled(self, watched: list[Request], kind: str) -> list[Request]:
+        """The same requests with another kind of sampling."""
+        plain = [replace(r, params=SamplingParams(max_tokens=r.params.max_tokens)) for r in watched]
+        return [self._sampled(r, kind) for r in plain]
+
+    def learn(self, greedy: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> None:
+        """Take a stop string from the middle of each greedy text, and a prompt that follows one of them.
+
+        Args:
+            greedy: the reference of requests.
+            prompts: tokens of their prompts, by their ids.
+        """
+        self.requests = [r for r in self.requests if (r.id, 0) in greedy]  # the others cannot run
+        for (id, _), sample in greedy.items():
+            half = len(sample.text) // 2
+            self.stops[id] = sample.text[half : half + 2] or "\n"
+        second = self.requests[min(1, len(self.requests) - 1)]
+        tokens = (*prompts[second.id], *greedy[second.id, 0].tokens)
+        params = SamplingParams(max_tokens=8)
+        self.following = Request(len(self.requests), "following", token_ids=tokens + tokens[:3], params=params)
+
+    def _sampled(self, request: Request, kind: str) -> Request:
+        changes = dict(SAMPLING[kind])
+        if request.index >= _SEVERAL:
+            changes.pop("n", None)
+        if kind == "stop":
+            changes["stop"] = (self.stops.get(request.id, "\n"),)
+        if "seed" in changes:
+            changes["seed"] += request.index
+        return request.with_params(**changes)
+
+    def arranged(self, watched: list[Request], setting: Setting, seed: int) -> list[Request]:
+        """The queue: the watched requests in the setting's order, with neighbours and riders between them."""
+        queue = list(watched)
+        if setting.order == "reversed":
+            queue.reverse()
+        elif setting.order != "file":
+            random.Random(f"{seed} {setting.order}").shuffle(queue)
+        turn = setting.slot % max(len(queue), 1)
+        queue = queue[-turn:] + queue[:-turn] if turn else queue
+        company = self._neighbours(setting) + self._riders(setting)
+        for i, other in enumerate(company):  # spread over the first slots, so that they run beside the longest
+            queue.insert(min(2 * i, len(queue)), other)
+        return queue
+
+    def _neighbours(self, setting: Setting) -> list[Request]:
+        kinds: dict[str, list[dict[str, Any]]] = {
+            "none": [],
+            "others": [{"max_tokens": 5, "temperature": 1.0, "seed": i} for i in range(3)],
+            "long": [],  # one of the watched
+            "early": [{"max_tokens": 1}, {"max_tokens": 2}, {"max_tokens": 1, "temperature": 1.5}],
+        }
+        made = []
+        for i, params in enumerate(kinds[setting.neighbours]):
+            made.append(Request(i, f"neighbour {i}", prompt=self._other(i), params=SamplingParams(**params)))
+        return made
+
+    def _riders(self, setting: Setting) -> list[Request]:
+        params = SamplingParams(max_tokens=5, temperature=0.8, deterministic=False)
+        return [
+            Request(i, f"rider {i}", prompt=self._other(7 + i), params=replace(params, seed=i))
+            for i in range(setting.riders)
+        ]
+
+    def _other(self, i: int) -> str:
+        """Some text that is no prompt of the pool."""
+        start = (37 * i) % max(len(self.long) - 60, 1)
+        return self.long[start : start + 60]
+
+
+def make_pool(requests: list[Request], lengths: tuple[tuple[int, int], ...], longest: int, cut: int | None) -> Pool:
+    """A pool of prompts.
+
+    Args:
+        requests: as they were read; their sampling parameters are replaced.
+        lengths: (how many requests, tokens to generate), for the first ones, the next ones and so on; the last
+            length is for all that are left.
+        longest: characters of a long neighbour.
+        cut: characters to which prompts are cut that are there to fill large batches; None leaves them.
+    """
+    sizes = [n for count, n in lengths for _ in range(count)]
+    made = []
+    for i, request in enumerate(requests):
+        tokens = sizes[min(i, len(sizes) - 1)]
+        prompt = request.prompt[:cut] if request.prompt and cut and i else request.prompt
+        params = SamplingParams(max_tokens=tokens)
+        made.append(replace(request, index=i, id=i + 1, prompt=prompt, params=params, metadata={}))
+    texts = [r.prompt or "".join(str(m["content"]) for m in r.messages or []) for r in requests]
+    joined = "\n".join(texts) or "text "
+    return Pool(made, (joined * (longest // len(joined) + 1))[:longest])

@@ -1,0 +1,159 @@
+"""The shape classes of a model on this machine, to look at: rows by operation, a letter a class.
+
+The operations are those of the model that is loaded: each distinct linear shape, taken from a pass with hooks, the
+attention of one window, and whole passes. Two row counts are of one class if the rows that both have come out with
+the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from detgen.engine import Engine
+from detgen.kernels.probe import same_bits
+from detgen.passes.packing import Shapes, Window
+from detgen.passes.tapping import tapped
+
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+_TIMED = 5  # passes timed a row count; the quickest counts
+
+Compute = Callable[[int], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeView:
+    """What there is to see.
+
+    Attributes:
+        columns: names of the operations; the last one is the whole pass.
+        rows: row counts.
+        threads: thread counts, one or two.
+        letters: a class by (row count, thread count, column).
+        milliseconds: of a pass, by (row count, thread count).
+        canonical: row counts that the engine's canonical passes may have.
+    """
+
+    columns: list[str]
+    rows: tuple[int, ...]
+    threads: tuple[int, ...]
+    letters: dict[tuple[int, int, str], str]
+    milliseconds: dict[tuple[int, int], float]
+    canonical: frozenset[int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        classes = [
+            {"rows": n, "threads": t, "milliseconds": ms, **{c: self.letters[n, t, c] for c in self.columns}}
+            for (n, t), ms in sorted(self.milliseconds.items())
+        ]
+        return {"columns": self.columns, "classes": classes, "canonical": sorted(self.canonical)}
+
+
+def view(engine: Engine) -> ProbeView:
+    """Run every operation at every row count, with one and with all threads."""
+    forward, shapes = engine.canonical
+    before = torch.get_num_threads()
+    threads = tuple(sorted({1, before})) if forward.device.type == "cpu" else (before,)
+    rows = tuple(n for n in _ROWS if n <= max(shapes.most_rows, 16))
+    forward.cache.partition(shapes.fit_keys(rows[-1]), 1)  # each pass is one window
+    operations = {**_linears(engine, rows[-1]), "attention": _attention(engine, rows[-1])}
+    free = Shapes((1, rows[-1]), True, shapes.tile_rows, shapes.key_lengths, shapes.attend)
+    tokens = torch.randint(engine.vocabulary, (rows[-1],), generator=torch.Generator().manual_seed(1)).tolist()
+    operations["pass"] = lambda n: forward.run([Window(0, 0, tokens[:n], n)], free)
+    letters: dict[tuple[int, int, str], str] = {}
+    milliseconds = {}
+    try:
+        for name, compute in operations.items():
+            for key, letter in _classes(compute, rows, threads).items():
+                letters[(*key, name)] = letter
+        for count in threads:
+            torch.set_num_threads(count)
+            for n in rows:
+                milliseconds[n, count] = min(_milliseconds(operations["pass"], n) for _ in range(_TIMED))
+    finally:
+        torch.set_num_threads(before)
+    allowed = frozenset(n for n in rows if n <= shapes.most_rows and shapes.fit_rows(n) == n)
+    return ProbeView(list(operations), rows, threads, letters, milliseconds, allowed)
+
+
+def _milliseconds(compute: Compute, rows: int) -> float:
+    started = time.perf_counter()
+    compute(rows)
+    return 1000 * (time.perf_counter() - started)
+
+
+def _classes(compute: Compute, rows: tuple[int, ...], threads: tuple[int, ...]) -> dict[tuple[int, int], str]:
+    """A letter for each row and thread count; the largest row count with all threads is of class A."""
+    known: list[torch.Tensor] = []
+    letters = {}
+    for count in reversed(threads):
+        torch.set_num_threads(count)
+        for n in reversed(rows):
+            with torch.inference_mode():
+                out = compute(n)
+            mine = next((i for i, other in enumerate(known) if _agree(out, other)), None)
+            if mine is None:
+                mine = len(known)
+                known.append(out.clone())
+            letters[n, count] = chr(ord("A") + mine) if mine < 26 else "?"
+    return letters
+
+
+def _agree(a: torch.Tensor, b: torch.Tensor) -> bool:
+    shared = min(len(a), len(b))
+    return same_bits(a[:shared], b[:shared])
+
+
+def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
+    """The distinct linear shapes of the model, as the innermost modules of one pass meet them."""
+    forward, shapes = engine.canonical
+    found: dict[str, Compute] = {}
+
+    def take(_: str, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        x = args[0] if args and not list(module.children()) else None
+        if not isinstance(x, torch.Tensor) or not isinstance(output, torch.Tensor) or not x.is_floating_point():
+            return
+        if "Linear" not in type(module).__name__ and "Conv1D" not in type(module).__name__:
+            return
+        name = f"{x.shape[-1]}→{output.shape[-1]}"
+        if name not in found:
+            x = torch.randn(*x.shape[:-2], rows, x.shape[-1], generator=torch.Generator().manual_seed(2)).to(x)
+            found[name] = lambda n: module(x[..., :n, :].clone()).view(n, -1)
+
+    with tapped(forward.model, take):
+        forward.run([Window(0, 0, [0] * min(rows, shapes.most_rows), 1)], shapes)
+    return dict(sorted(found.items()))
+
+
+def _attention(engine: Engine, rows: int) -> Compute:
+    """Attention of one window of n tokens over a context of twice as many keys as there are rows."""
+    forward, shapes = engine.canonical
+    keys, values = forward.cache.keys[0], forward.cache.values[0]
+    heads, size = keys.shape[1], keys.shape[2]
+    g = torch.Generator().manual_seed(3)
+    length = shapes.fit_keys(2 * rows + shapes.tile_rows)
+    k = torch.randn(1, length, heads, size, generator=g).to(keys)
+    v = torch.randn(1, length, heads, values.shape[2], generator=g).to(values)
+    q = torch.randn(1, heads, rows + shapes.tile_rows, size, generator=g).to(keys)
+
+    def compute(n: int) -> torch.Tensor:
+        outs = []
+        most = shapes.most_width(1)
+        for first in range(0, n, most):
+            take = min(most, n - first)
+            width = shapes.fit_height(take)
+            at = torch.arange(first, first + width, device=k.device)[:, None] + length - rows - shapes.tile_rows
+            hidden = torch.arange(length, device=k.device) > at
+            mask = torch.zeros(1, 1, width, length, dtype=k.dtype, device=k.device)
+            mask.masked_fill_(hidden, -torch.inf)
+            out = shapes.attend(q[:, :, first : first + width], k, v, mask, size**-0.5, None)
+            outs.append(out[0].transpose(0, 1)[:take].flatten(1))
+        return torch.cat(outs)
+
+    return compute

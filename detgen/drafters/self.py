@@ -1,0 +1,86 @@
+"""The target drafts for itself: an ordinary dynamic-shape decode batch, verified every few tokens.
+
+This is the scheme of LLM-42 (arXiv 2601.17768, section 3): the fast path decodes with whatever kernels the live
+batch happens to take and writes provisional KV entries, which verification overwrites with canonical ones. Requests
+that need no determinism ride in the same batch and are never verified; where another drafter is at work, they ride in
+the canonical passes, which cost less than passes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from detgen.drafters.protocol import Draft, Drafting, Passes
+from detgen.kernels.sampling import choose
+from detgen.passes.packing import FREE_SHAPES, Window
+
+
+class FastPath:
+    """Decodes one token a pass for drafting sequences and riders together.
+
+    Args:
+        forward: passes of the target.
+        riders: the sequences that are never verified and have a token to decode.
+        commit: takes the riders' windows and logits, float32 [riders, vocabulary], after each pass.
+    """
+
+    def __init__(
+        self,
+        forward: Passes,
+        riders: Callable[[], Sequence[Drafting]],
+        commit: Callable[[list[Window], torch.Tensor], None],
+    ) -> None:
+        self._forward = forward
+        self._riders = riders
+        self._commit = commit
+
+    def decode(self, drafting: list[tuple[Drafting, list[int]]]) -> list[int]:
+        """One pass: the next token of each drafting sequence behind its draft so far; riders commit theirs.
+
+        Args:
+            drafting: sequences and the tokens drafted for them in this round.
+
+        Returns:
+            One token a drafting sequence.
+        """
+        riders = self._riders()
+        windows = [_last(seq, draft) for seq, draft in drafting] + [_last(seq, []) for seq in riders]
+        if not windows:
+            return []
+        logits = self._forward.run(windows, FREE_SHAPES)
+        if riders:
+            self._commit(windows[len(drafting) :], logits[len(drafting) :])
+        if not drafting:
+            return []
+        choices = [seq.choice(len(draft)) for seq, draft in drafting]
+        tokens: list[int] = choose(logits[: len(drafting)], choices).tokens.tolist()
+        return tokens
+
+
+def _last(seq: Drafting, draft: list[int]) -> Window:
+    """The window of the last token of a sequence and its draft."""
+    token = draft[-1] if draft else seq.tokens[-1]
+    return Window(seq.slot, len(seq.tokens) - 1 + len(draft), [token], 1)
+
+
+class SelfDrafter:
+    """Drafts with the target's own fast path."""
+
+    name = "self"
+
+    def __init__(self, fast: FastPath, eos: frozenset[int]) -> None:
+        self._fast = fast
+        self._eos = eos
+
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token."""
+        drafts: list[list[int]] = [[] for _ in seqs]
+        going = [i for i, n in enumerate(lengths) if n > 0]
+        while going:
+            tokens = self._fast.decode([(seqs[i], drafts[i]) for i in going])
+            for i, token in zip(going, tokens, strict=True):
+                drafts[i].append(token)
+            going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
+        return [Draft(d, self.name) for d in drafts]

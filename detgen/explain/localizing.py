@@ -1,0 +1,217 @@
+"""Where a difference comes from: the first module whose output bits differ at the first row that differs.
+
+Both generations run again with hooks on all modules, whatever the model calls them, and on the attention. Of each
+pass the rows at the wanted position are kept; when the sequence has finished, those of its slot are what made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from detgen.check.comparing import Difference
+from detgen.engine import Engine
+from detgen.engine.request import Request
+from detgen.engine.sequence import Sequence
+from detgen.kernels.probe import same_bits
+from detgen.passes.packing import Shapes, Window
+from detgen.passes.tapping import tapped
+
+
+@dataclass(slots=True)
+class Tapped:
+    """What the wanted row met in its last pass.
+
+    Attributes:
+        outputs: each module, its output for that row, and the rows that it saw, in the order of the calls.
+        rows: rows of the pass.
+        row: place of the row in it.
+        logits: float32 [vocabulary] behind the row, where they were computed.
+        entries: keys and values of the position when the sequence had finished.
+    """
+
+    outputs: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
+    rows: int = 0
+    row: int = 0
+    logits: torch.Tensor | None = None
+    entries: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The first module whose output differs.
+
+    Attributes:
+        module: its name; None if all modules agree.
+        row: place of the row in the failing pass.
+        ulp: largest distance, in representable numbers.
+        elements: elements of the row that differ.
+        rows: rows that the module saw in the reference and in the failing pass.
+        note: what is to be said where no module differs.
+    """
+
+    module: str | None
+    row: int
+    ulp: int
+    elements: int
+    rows: tuple[int, int]
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.module is None:
+            return self.note
+        return (
+            f"{self.module}: row {self.row}, {self.ulp:,} ulp in {self.elements:,} elements; "
+            f"shapes {self.rows[0]} and {self.rows[1]}"
+        )
+
+
+class Tap:
+    """Watches the passes of an engine for one position of one sample.
+
+    Args:
+        engine: whose passes.
+        difference: names sample and position.
+    """
+
+    def __init__(self, engine: Engine, difference: Difference) -> None:
+        self._engine = engine
+        self._difference = difference
+        self._by_slot: dict[int, Tapped] = {}
+        self._pass: dict[int, Tapped] = {}  # by row of the pass in progress
+        self._rows = 0
+        self._padded = 0  # rows of the last layers
+        self._late = False  # behind the last attention
+        self._wanted: list[int] = []
+        self.found: Tapped | None = None
+        self._logits: torch.Tensor | None = None
+
+    def run(self, queue: list[Request]) -> Tapped | None:
+        """Generate the queue and return what the row met; None if no pass computed it."""
+        with self._hooked():
+            for _ in self._engine.stream(queue, trace=self):
+                pass
+        return self.found
+
+    def _mine(self, seq: Sequence) -> bool:
+        return (seq.request.id, seq.sample) == (self._difference.id, self._difference.sample)
+
+    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+        """See `Trace`."""
+        at = self._difference.place - first
+        if self._mine(seq) and 0 <= at < len(logits):
+            self._logits = logits[at].clone()
+
+    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """See `Trace`."""
+        if self._mine(seq):
+            self.found = self._by_slot.get(seq.slot, Tapped())
+            self.found.logits = self._logits
+            position = self._difference.position
+            if position < keys.shape[1]:
+                self.found.entries = keys[:, position].clone(), values[:, position].clone()
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        forward, _ = self._engine.canonical
+        run, attend = forward.run, forward.attend
+
+        def run_tapped(windows: list[Window], shapes: Shapes) -> torch.Tensor:
+            self._begin(windows, shapes)
+            return run(windows, shapes)
+
+        def attend_tapped(layer: int, *args: Any) -> torch.Tensor:
+            for name, x in zip(("query", "key", "value"), args, strict=False):
+                self._take(f"attention {layer}, {name}", x)
+            out = attend(layer, *args)
+            self._take(f"attention {layer}", out)
+            self._late = layer == len(forward.cache.keys) - 1
+            return out
+
+        instance: Any = forward
+        instance.run, instance.attend = run_tapped, attend_tapped
+        try:
+            with tapped(forward.model, self._take_output):
+                yield
+        finally:
+            del instance.run, instance.attend
+
+    def _take_output(self, name: str, module: nn.Module, args: object, output: object) -> None:
+        self._take(name, output[0] if isinstance(output, tuple) and output else output)
+
+    def _begin(self, windows: list[Window], shapes: Shapes) -> None:
+        """Find the rows of the pass that stand at the wanted position; other passes are not looked at."""
+        position, row = self._difference.position, 0
+        self._pass = {}
+        self._wanted = []
+        self._rows = shapes.fit_rows(sum(len(w.tokens) for w in windows))
+        for w in windows:
+            at = position - w.start
+            if 0 <= at < len(w.tokens):
+                self._pass[row + at] = self._by_slot[w.slot] = Tapped(rows=self._rows, row=row + at)
+            row += len(w.tokens)
+            self._wanted += range(row - w.logits, row)
+        self._padded = shapes.fit_rows(max(len(self._wanted), 1))
+        self._late = False
+
+    def _take(self, name: str, x: object) -> None:
+        """Keep the wanted rows of an output: [rows, ...] or [1, rows, ...]."""
+        if not self._pass or not isinstance(x, torch.Tensor):
+            return
+        sizes = list(x.shape)
+        padded = self._padded != self._rows
+        if self._rows in sizes[:-1] or sizes == [self._rows]:
+            if not padded and self._late and self._wanted != list(range(self._rows)):
+                return  # all rows or the wanted ones, padded to as many: there is no telling
+            dim, places = sizes.index(self._rows), list(range(self._rows))
+        elif len(sizes) >= 2 and sizes[-2] == self._padded:  # the last layers see the wanted rows alone
+            dim, places = len(sizes) - 2, self._wanted
+        else:
+            return
+        order = {row: i for i, row in enumerate(places)}
+        for row, mine in self._pass.items():
+            if row in order:
+                mine.outputs.append((name, x.select(dim, order[row]).detach().clone(), sizes[dim]))
+
+
+def locate(reference: Tapped | None, found: Tapped | None) -> Origin:
+    """Compare what the row met in the two generations."""
+    if reference is None or found is None:
+        return Origin(None, 0, 0, 0, (0, 0), "one of the two generations did not finish this sample")
+    rows = reference.rows, found.rows
+    if not found.outputs or not reference.outputs:
+        note = "no pass computed this position in its slot: its entries were taken over from another prompt"
+        return Origin(None, 0, 0, 0, rows, note)
+    for (name, a, few), (other, b, many) in zip(reference.outputs, found.outputs, strict=False):
+        if name == other and a.shape == b.shape and not same_bits(a, b):
+            return Origin(name, found.row, *_distance(a, b), (few, many))
+    pairs = zip(reference.entries or (), found.entries or (), strict=False)
+    if not all(same_bits(a, b) for a, b in pairs):
+        note = "every module agrees at this row, but its cached keys and values were changed behind the pass"
+    elif reference.logits is not None and found.logits is not None and not same_bits(reference.logits, found.logits):
+        note = "every module agrees at this row, but other logits were handed on"
+    else:
+        note = "every module agrees at this row: the difference arises in choosing, committing or writing tokens"
+    return Origin(None, found.row, 0, 0, rows, note)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
+    """Largest distance of two tensors in representable numbers, and how many elements differ."""
+    ours, theirs = _ordinals(a), _ordinals(b)
+    apart = (ours - theirs).abs()
+    return int(apart.max()), int((apart > 0).sum())
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+
+
+def _ordinals(x: torch.Tensor) -> torch.Tensor:
+    """The place of each number among those of its type, int64."""
+    width = x.element_size()
+    raw = x.contiguous().view(_INTEGERS[width]).long()
+    return torch.where(raw < 0, -(raw & ((1 << (8 * width - 1)) - 1)), raw)

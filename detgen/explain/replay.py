@@ -1,0 +1,99 @@
+"""The file that replays a difference: all that it takes but the models themselves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from detgen.check.axes import TITLES, Setting, make_axes
+from detgen.check.checking import Case, Check, Observer
+from detgen.check.pool import Pool
+from detgen.check.running import Subject
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Request, SamplingParams
+from detgen.errors import CheckError, EngineError, QuantName
+from detgen.explain.explaining import Finding, explain
+
+_CONFIG = ("target", "draft", "device", "dtype", "target_quant", "draft_quant", "threads", "kv_memory", "batch_size")
+
+
+def save(path: Path, finding: Finding, config: EngineConfig, pool: Pool, seed: int, profile: dict[str, Any]) -> None:
+    """Write what replays a finding.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    case = finding.case
+    content = {
+        "detgen": "verify-determinism",
+        "config": {name: getattr(config, name) for name in _CONFIG},
+        "profile": profile,
+        "seed": seed,
+        "setting": asdict(case.setting),
+        "long": pool.long,
+        "requests": [asdict(r) for r in case.watched],
+        "found": finding.as_dict(),
+    }
+    path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
+    """What a file replays: how to build the engine, the prompts, the seed, and the case.
+
+    Raises:
+        CheckError: if it is no such file.
+    """
+    if path.exists() and not path.is_file():
+        raise CheckError(f"{path} is no file")
+    try:
+        content = json.loads(path.read_bytes())
+        if content["detgen"] != "verify-determinism":
+            raise ValueError("another program wrote it")
+        watched = [_request(r) for r in content["requests"]]
+        if not watched:
+            raise ValueError("it holds no requests")
+        case = Case(_setting(content["setting"]), watched)
+        config = EngineConfig(**content["config"])
+        return config, Pool(watched, content["long"]), int(content["seed"]), case
+    except OSError as error:
+        raise CheckError(f"cannot read {path}: {error.strerror}") from None
+    except KeyError as error:
+        raise CheckError(f"{path} is no reproduction file of detgen verify-determinism: {error} is missing") from None
+    except (ValueError, TypeError, AttributeError, RecursionError, EngineError) as error:
+        raise CheckError(f"{path} is no reproduction file of detgen verify-determinism: {error}") from None
+
+
+def again(path: Path, observer: Observer) -> Finding | None:
+    """Try what a file holds once more; None if nothing differs.
+
+    Raises:
+        CheckError: if it is no such file.
+        EngineError: if the engine cannot be built.
+    """
+    config, pool, seed, case = load(path)
+    observer.message(f"replaying {path}: {case.setting}, {len(case.watched)} prompts")
+    with Check(config, pool, [], seed, observer, Subject(config)) as check:
+        failure = check.attempt(case)
+        return None if failure is None else explain(check, failure, 0.0)
+
+
+def _setting(record: dict[str, Any]) -> Setting:
+    """A setting, if each of its values is one that an axis has.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    setting = Setting(**record)
+    for axis in make_axes(has_draft=True, quants=get_args(QuantName), processes=True, cores=3):
+        if (value := getattr(setting, axis.name)) not in axis.values:
+            raise ValueError(f"there is no {TITLES[axis.name]} {value!r}")
+    return setting
+
+
+def _request(record: dict[str, Any]) -> Request:
+    params = {**record["params"], "stop": tuple(record["params"]["stop"])}
+    ids = record["token_ids"]
+    request = Request(**{**record, "params": SamplingParams(**params)})
+    return replace(request, token_ids=None if ids is None else tuple(ids))

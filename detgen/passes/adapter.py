@@ -1,0 +1,170 @@
+"""How a transformers model is brought to run packed passes: its attention replaced, what its layers bring taken down.
+
+Knows transformers' models; knows no caches and no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from detgen.errors import EngineError
+from detgen.passes.lean_decoder import AttendRows
+
+ATTENTION_NAME = "detgen"
+
+
+class PlainDecoder(nn.Module):
+    """Any decoder of transformers, by its own forward.
+
+    Attributes:
+        kind: class of the model.
+        concurrent: several threads may run it at a time; joined and quantized layers keep some of the pass in progress.
+    """
+
+    concurrent = False
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.kind = type(model).__name__
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
+        logits: torch.Tensor = self.model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=wanted,
+        ).logits
+        return logits[0]
+
+
+# The pass in progress: not every model hands unknown keyword arguments down to its attention.
+_current: ContextVar[AttendRows] = ContextVar("detgen_pass")
+_IGNORED = {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **extra: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers' models call, by its AttentionInterface."""
+    unknown = [name for name, value in extra.items() if isinstance(value, torch.Tensor) and name not in _IGNORED]
+    if unknown or attention_mask is not None:
+        what = f"its attention takes {', '.join(unknown)}" if unknown else "it brings a mask of its own"
+        raise EngineError(f"{type(module).__name__} is not supported: {what}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attend_current(layer, q, k, v, scale, sliding_window, softcap)[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def attend_current(*args: Any) -> torch.Tensor:
+    """Attention of the pass in progress; arguments as `AttendRows`."""
+    return _current.get()(*args)
+
+
+@contextmanager
+def attending(attend: AttendRows) -> Iterator[None]:
+    """Passes inside attend by this."""
+    token = _current.set(attend)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class _Recorder:
+    """Takes down the shapes that the layers bring, instead of attending."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[int, int, int, int]] = {}
+        self.traits: dict[int, tuple[float, int | None]] = {}
+        self.softcaps: set[float | None] = set()
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        self.layers[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
+        self.traits[layer] = (scale, window)
+        self.softcaps.add(softcap)
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the attention layers of a model were seen to bring.
+
+    Attributes:
+        cached: (kv_heads, key head size, value head size) of each layer.
+        traits: scale of the scores and sliding window (None for full attention) of each layer.
+        group: query heads a KV head.
+        softcaps: of all layers, None for a layer without.
+    """
+
+    cached: list[tuple[int, int, int]]
+    traits: list[tuple[float, int | None]]
+    group: int
+    softcaps: frozenset[float | None]
+
+
+def attach(model: PreTrainedModel, name: str) -> Layout:
+    """Put detgen's attention into a model and find what its layers bring.
+
+    Args:
+        model: a transformers decoder.
+        name: how messages call it.
+
+    Raises:
+        EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface.
+    """
+    kind = f"{name} ({type(model).__name__})"
+    recorder = _Recorder()
+    try:
+        model.set_attn_implementation(ATTENTION_NAME)
+        ids = torch.zeros(1, 4, dtype=torch.int64, device=next(model.parameters()).device)
+        with torch.inference_mode(), attending(recorder.attend):
+            model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None], use_cache=False)
+    except (ValueError, TypeError, NotImplementedError) as e:
+        raise EngineError(f"{kind} is not supported: {str(e).strip().splitlines()[0]}") from e
+    count = model.config.get_text_config().num_hidden_layers
+    missing = [i for i in range(count) if i not in recorder.layers]
+    if missing:
+        which = "its layers do" if len(missing) == count else f"layers {missing} of {count} do"
+        raise EngineError(
+            f"{kind} is not supported: {which} not take attention from transformers' AttentionInterface, "
+            "so detgen cannot hold it to its key-value cache"
+        )
+    shapes = [recorder.layers[i] for i in range(count)]
+    return Layout(
+        [(h, dk, dv) for _, h, dk, dv in shapes],
+        [recorder.traits[i] for i in range(count)],
+        min(q // h for q, h, _, _ in shapes),
+        frozenset(recorder.softcaps),
+    )

@@ -1,0 +1,156 @@
+"""How the rows of a pass are packed: windows of tokens in, tensors of rows and attention tiles out.
+
+Everything that goes through a pass is a row: one token at one position of one slot. Consecutive rows of a slot make a
+window; `tiles` lays windows out for attention. No model is known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend
+from detgen.kernels.compiled import attend_compiled
+from detgen.passes.tiles import Tiles, group_pieces, pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive tokens of one slot that go through a pass.
+
+    Attributes:
+        slot: whose.
+        start: position of the first token in its sequence.
+        tokens: the token ids.
+        logits: how many of the last rows' logits are wanted.
+    """
+
+    slot: int
+    start: int
+    tokens: list[int]
+    logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What a pass is held to.
+
+    Attributes:
+        rows: row counts a pass may have, ascending; every count between the first and the last one if `dense`.
+        dense: see rows.
+        tile_rows: the rows of an attention tile (query heads a group x tokens, and padding) are a multiple of this.
+        key_lengths: remainders, in (BLOCK, ..., PERIOD), of the key lengths a tile may read.
+        attend: the attention implementation.
+    """
+
+    rows: tuple[int, ...]
+    dense: bool
+    tile_rows: int
+    key_lengths: tuple[int, ...]
+    attend: Attend
+
+    def fit_rows(self, rows: int) -> int:
+        """The least allowed row count that holds `rows`, at most `most_rows`."""
+        if rows > self.most_rows:
+            raise ValueError(f"{rows} rows, where a pass may have {self.most_rows}")
+        if self.dense:
+            return max(rows, self.rows[0])
+        return next(n for n in self.rows if n >= rows)
+
+    def fit_height(self, rows: int) -> int:
+        """The least allowed rows of a tile that hold `rows`."""
+        return -(-rows // self.tile_rows) * self.tile_rows
+
+    def most_width(self, group: int) -> int:
+        """The most tokens a slot that a tile of `group` query heads may have."""
+        return max(MOST_TILE_ROWS // self.tile_rows * self.tile_rows // group, 1)
+
+    def fit_keys(self, keys: int) -> int:
+        """The least allowed key length that holds `keys`."""
+        whole, rest = divmod(keys, PERIOD)
+        return whole * PERIOD + (next(n for n in self.key_lengths if n >= rest) if rest else 0)
+
+    @property
+    def most_rows(self) -> int:
+        """The largest allowed row count."""
+        return self.rows[-1]
+
+
+# Passes that are held to nothing: the fast path's and the draft model's.
+FREE_SHAPES = Shapes(
+    rows=(1, 1 << 30),
+    dense=True,
+    tile_rows=1,
+    key_lengths=tuple(range(BLOCK, PERIOD + 1, BLOCK)),
+    attend=attend_compiled,
+)
+
+
+@dataclass(slots=True)
+class Packed:
+    """A packed pass.
+
+    Attributes:
+        ids: int64 [rows], padding included.
+        positions: int64 [rows].
+        arena: int64 [rows], where each row's KV entries go.
+        wanted: int64 [n], rows whose logits are computed, padded like the rows.
+        count: how many of `wanted` were asked for.
+        padding: rows that carry no token.
+        tiles: the attention tiles.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    arena: torch.Tensor
+    wanted: torch.Tensor
+    count: int
+    padding: int
+    tiles: Tiles
+
+
+def pack(windows: list[Window], shapes: Shapes, stride: int, scratch: int, group: int, device: torch.device) -> Packed:
+    """Lay windows out as one pass.
+
+    Args:
+        windows: at most one a slot; together at most `shapes.most_rows` tokens.
+        shapes: the class of shapes to keep to.
+        stride: positions a slot in the KV arena.
+        scratch: arena position for padding rows.
+        group: query heads a KV head.
+        device: where the tensors go.
+    """
+    spans = [(w.slot, w.start, len(w.tokens)) for w in windows]
+    slots, starts, lengths = np.array(spans, dtype=np.int64).T
+    ends = np.cumsum(lengths)
+    count = int(ends[-1])
+    rows = shapes.fit_rows(count)
+    # Of each row: token id, position, place in the arena.
+    table = np.zeros((3, rows), dtype=np.int64)
+    table[0, :count] = [token for w in windows for token in w.tokens]
+    table[1, :count] = np.arange(count) + np.repeat(starts - (ends - lengths), lengths)
+    table[2, :count] = table[1, :count] + np.repeat(slots * stride, lengths)
+    table[2, count:] = scratch
+    wanted = [row for w, end in zip(windows, ends.tolist(), strict=True) for row in range(end - w.logits, end)]
+    asked = len(wanted)
+    wanted += [wanted[-1] if wanted else 0] * (shapes.fit_rows(max(asked, 1)) - asked)
+    tiles = Tiles(
+        group_pieces(pieces(spans, shapes.most_width(group))),
+        rows,
+        group,
+        shapes.fit_height,
+        lambda keys: min(shapes.fit_keys(keys), stride),
+        device,
+    )
+    ids, positions, arena = torch.from_numpy(table).to(device)
+    return Packed(ids, positions, arena, torch.from_numpy(np.array(wanted)).to(device), asked, rows - count, tiles)
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many leading tokens two sequences share."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    return next(i for i in range(limit) if a[i] != b[i])

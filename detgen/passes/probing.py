@@ -1,0 +1,282 @@
+"""The probe: which shapes of this model's passes agree bit for bit, on this device, today.
+
+A sequence of random tokens goes through passes of many shapes: row counts, window lengths, places in the pass, other
+neighbours with shorter and longer contexts each time, thread counts. Row counts under which its logits and KV entries
+come out the same form a class; only shapes of one class may run canonical passes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from detgen.errors import EngineError
+from detgen.kernels.attention import Attend, attend_blocks, attend_fused
+from detgen.kernels.compiled import attend_compiled, build, can_attend
+from detgen.kernels.probe import key_lengths, same_bits
+from detgen.passes.forward import Forward
+from detgen.passes.packing import Shapes, Window
+
+_SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
+_FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
+_LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows are tried, too
+_BETWEEN = (192, 256, 384)  # tried below those on a GPU, where no other count stands for them
+_PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
+_HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
+_TILE_ROWS = (1, 4, 16, 64, 128)  # few rows may have a kernel of their own; 128 leaves tiles of one height
+_SLOW = 0.1  # seconds a pass from which fewer shapes are tried
+_SPAN = 128  # positions of a slot that passes up to that size use
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What the probe found.
+
+    Attributes:
+        row_invariant: whether there is a class of shapes at all.
+        attention: "compiled" and its build, "fused" or "blocks"; "none" where there is no class.
+        tile_rows: query rows of an attention tile are a multiple of this.
+        rows: row counts of the canonical class that were run.
+        dense: whether they stand for every count between the first and the last.
+        key_lengths: remainders of 512 that attention may read.
+        other_rows: row counts that were run and disagree.
+        threads: thread counts that were run.
+        passes: passes run.
+        positions: positions compared.
+        reference_error: largest difference from the model's own eager forward, over its largest logit; of a mixture
+            of experts in 16 bits, that of the best three quarters of the rows.
+        seconds: time taken.
+    """
+
+    row_invariant: bool
+    attention: str
+    tile_rows: int
+    rows: tuple[int, ...]
+    dense: bool
+    key_lengths: tuple[int, ...]
+    other_rows: tuple[int, ...]
+    threads: tuple[int, ...]
+    passes: int
+    positions: int
+    reference_error: float
+    seconds: float
+
+    def as_dict(self) -> dict[str, object]:
+        """For the manifest."""
+        return asdict(self)
+
+
+class _Prober:
+    """Computes one random sequence, in slot 1, under many shapes; the cache needs 3 slots of 128 positions.
+
+    What is cached of it is put there anew before each pass, so that a pass is judged by its own doing alone.
+    """
+
+    def __init__(self, forward: Forward, vocabulary: int) -> None:
+        self.forward = forward
+        self._random = torch.Generator().manual_seed(20)
+        self._vocabulary = vocabulary
+        self.tokens = _probed_tokens(vocabulary)
+        self.positions = 0
+        cache = forward.cache
+        for entries in (*cache.keys, *cache.values):
+            noise = torch.randn(3 * _SPAN, *entries.shape[1:], generator=self._random)
+            at = torch.cat([torch.arange(_SPAN) + slot * cache.stride for slot in range(3)])
+            entries[at.to(entries.device)] = noise.to(entries.device, entries.dtype)
+
+    def _draw(self, count: int) -> list[int]:
+        tokens: list[int] = torch.randint(0, self._vocabulary, (count,), generator=self._random).tolist()
+        return tokens
+
+    def learn(self, rows: int, like: Shapes) -> None:
+        """Take the tail as passes of `rows` rows compute it for what the others must give."""
+        width = min(rows, _TAIL)
+        found = []
+        for start in range(0, _TAIL, width):
+            found.append(self._compute(rows, like, start, min(width, _TAIL - start), before=0))
+        self._want = [torch.cat([f[i] for f in found], dim=d) for i, d in ((0, 0), (1, 1), (2, 1))]
+
+    def agrees(self, rows: int, like: Shapes) -> bool:
+        """Whether passes of `rows` rows give what was learnt, wherever the window stands and beside whom."""
+        spare = rows - 1
+        packings = [
+            (0, min(rows, _TAIL), 0),
+            (_TAIL - 1, 1, spare),
+            (5, min(rows, 4), max(rows - 4, 0) // 2),
+            (12, 1, spare // 2),
+        ]
+        return all(self._agrees(rows, like, *packing) for packing in packings)
+
+    def agrees_everywhere(self, rows: int, like: Shapes) -> bool:
+        """Whether the whole tail comes out as it was learnt at any place of such passes; few rows have but one."""
+        places = {*range(_TAIL, rows - _TAIL, _TAIL), max(rows - _TAIL, 0)}
+        return rows < _TAIL or all(self._agrees(rows, like, 0, _TAIL, before) for before in places)
+
+    def _agrees(self, rows: int, like: Shapes, start: int, width: int, before: int) -> bool:
+        self._restore()
+        found = self._compute(rows, like, start, width, before)
+        end = start + width
+        logits, keys, values = self._want
+        want = [logits[start:end], keys[:, start:end], values[:, start:end]]
+        return all(same_bits(a, b) for a, b in zip(found, want, strict=True))
+
+    def _restore(self) -> None:
+        cache = self.forward.cache
+        first = cache.stride + _HEAD
+        for entries, want in ((cache.keys, self._want[1]), (cache.values, self._want[2])):
+            for layer, rows in zip(entries, want, strict=True):
+                layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
+
+    def _compute(self, rows: int, like: Shapes, start: int, width: int, before: int) -> list[torch.Tensor]:
+        """Logits and KV entries of tail tokens start..start+width-1 in a pass of `rows` rows beside others."""
+        behind = rows - width - before
+        windows = [Window(1, _HEAD + start, self.tokens[start : start + width], width)]
+        for slot, count in ((0, before), (2, behind)):
+            if count:
+                at = int(torch.randint(0, max(_SPAN - count, 0) + 1, (1,), generator=self._random))
+                windows.insert(slot // 2 * len(windows), Window(slot, at, self._draw(count), 1))
+        logits = self.forward.run(windows, _exact(rows, like))
+        skip = 1 if before else 0
+        keys, values = self.forward.cache.entries(1, _HEAD + start, _HEAD + start + width)
+        self.positions += width
+        return [logits[skip : skip + width].clone(), keys, values]
+
+
+def _exact(rows: int, like: Shapes) -> Shapes:
+    return Shapes((rows,), False, like.tile_rows, like.key_lengths, like.attend)
+
+
+def probe(
+    forward: Forward, reference: torch.Tensor, softcaps: frozenset[float | None]
+) -> tuple[Shapes | None, ProbeReport]:
+    """Find the canonical class of a model's passes.
+
+    Args:
+        forward: its passes; the cache's contents are forgotten.
+        reference: what `reference_logits` gave.
+        softcaps: that its layers ask for.
+
+    Returns:
+        The shapes of canonical passes, None if a row has the same bits in no company; and what was found.
+
+    Raises:
+        EngineError: if packed passes do not compute what the model's own forward does.
+    """
+    started = time.perf_counter()
+    cache, before = forward.cache, forward.passes
+    threads = torch.get_num_threads()
+    counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
+    for name, attend, tile_rows, lengths in _attentions(forward, softcaps):
+        cache.partition(cache.positions // 3, 3)
+        like = Shapes((_SIZES[-1],), False, tile_rows, lengths, attend)
+        prober = _Prober(forward, reference.shape[-1])
+        error = _reference_error(prober, like, reference)
+        sizes, others = _class(prober, like, counts)
+        if sizes:
+            # A GPU's library may take another kernel at any row count, so there only those that were run are taken.
+            dense = forward.device.type == "cpu" and not any(sizes[0] < n < sizes[-1] for n in others)
+            tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
+            report = ProbeReport(True, name, tile_rows, sizes, dense, lengths, others, *tried)
+            return Shapes(sizes, dense, tile_rows, lengths, attend), report
+    tried = counts, forward.passes - before, 0, 0.0, round(time.perf_counter() - started, 3)
+    return None, ProbeReport(False, "none", 0, (), False, (), _SIZES, *tried)
+
+
+_ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks}
+
+
+def _attentions(
+    forward: Forward, softcaps: frozenset[float | None]
+) -> Iterator[tuple[str, Attend, int, tuple[int, ...]]]:
+    """Attentions that keep their promise here, in the order of trial, with least rows of a tile and key lengths."""
+    cache, candidates = forward.cache, list(_ATTENTIONS.items())
+    layers = {(k.shape[1], k.shape[2], k.dtype) for k in cache.keys}
+    if all(can_attend(forward.device, x.dtype, x.shape[2]) for x in (*cache.keys, *cache.values)):
+        candidates.insert(0, (str(build()), attend_compiled))
+    for name, attend in candidates:
+        for rows in _TILE_ROWS:
+            kinds = itertools.product(layers, softcaps)
+            found = [key_lengths(attend, *layer, forward.device, rows, softcap) for layer, softcap in kinds]
+            if lengths := tuple(sorted(set.intersection(*map(set, found)))):
+                yield name, attend, rows, lengths
+                break
+
+
+def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Row counts that give the same bits under all packings and thread counts, and the others.
+
+    All of a class agree with its pivot, so that its bits do not depend on which others there was time to try. The pivot
+    alone is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv 2601.17768,
+    section 3).
+    """
+    threads = torch.get_num_threads()
+    try:
+        for pivot in _PIVOTS:
+            prober.learn(pivot, like)
+            started = time.perf_counter()
+            if not prober.agrees(pivot, like):
+                continue
+            seconds = (time.perf_counter() - started) / 4
+            if not prober.agrees_everywhere(pivot, like):
+                continue
+            tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
+            large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.stride][:1]
+            if large and prober.forward.device.type != "cpu":
+                large += [n for n in _BETWEEN if n < large[0]]
+            tried += tuple(large)
+            agreeing = set(tried)
+            for count in counts:
+                torch.set_num_threads(count)
+                agreeing -= {n for n in agreeing if not prober.agrees(n, like)}
+            torch.set_num_threads(threads)
+            if pivot in agreeing:
+                return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
+        return (), _SIZES
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _probed_tokens(vocabulary: int) -> list[int]:
+    tokens: list[int] = torch.randint(0, vocabulary, (_TAIL,), generator=torch.Generator().manual_seed(20)).tolist()
+    return tokens
+
+
+@torch.inference_mode()
+def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
+    """Logits of the probed tokens by the model's own eager forward, before anything of it is replaced.
+
+    Returns:
+        float32 [tokens, vocabulary].
+    """
+    ids = torch.tensor([_probed_tokens(vocabulary)], device=model.device)
+    model.set_attn_implementation("eager")
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+    return logits
+
+
+def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> float:
+    """Largest difference of packed logits from the model's own, over the largest logit.
+
+    A mixture of experts sends a row whose experts are nearly tied to another one for a rounding error, so in 16 bits
+    a quarter of its rows may be elsewhere.
+
+    Raises:
+        EngineError: if it is larger than rounding explains.
+    """
+    packed = prober.forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
+    rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)
+    exact = prober.forward.cache.keys[0].dtype == torch.float32
+    experts = any("expert" in name.lower() for name, _ in prober.forward.model.named_modules())
+    error = float(rows.quantile(0.75 if experts and not exact else 1.0))
+    limit = 1e-3 if exact else 0.1
+    if not error <= limit:
+        raise EngineError(
+            f"{prober.forward.model.kind} is not supported: packed rows give other logits than the model's own "
+            f"forward (largest difference {error:.1e} of the largest logit)"
+        )
+    return error

@@ -1,0 +1,118 @@
+"""A model's modules replaced by those whose rows have the same bits in any company.
+
+Knows the classes of transformers by name; what is not known stays as it is, and the probe judges it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from detgen.kernels.activation import RowwiseActivation
+from detgen.kernels.experts import PackedExperts
+from detgen.kernels.linear import Joined, JoinedLinear, PackedLinear, can_pack
+from detgen.kernels.norm import FusedRMSNorm
+
+# Children that transformers' models call one after the other on the same tensor.
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Modules of activation functions.
+_ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
+# Classes whose forward is just the formula above; others (Gemma's 1 + weight, say) stay.
+_PLAIN_NORMS = {
+    "LlamaRMSNorm",
+    "MistralRMSNorm",
+    "MixtralRMSNorm",
+    "Olmo2RMSNorm",
+    "Phi3RMSNorm",
+    "Qwen2RMSNorm",
+    "Qwen3RMSNorm",
+    "SmolLM3RMSNorm",
+    "GraniteRMSNorm",
+}
+# Classes with gate_up_proj [experts, 2 * inner, hidden], down_proj [experts, hidden, inner] and no biases.
+_PLAIN_EXPERTS = {"MixtralExperts", "OlmoeExperts", "Qwen2MoeExperts", "Qwen3MoeExperts"}
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace each plain linear layer of `model` by a packed one, siblings by one joined product, in place.
+
+    Quantized layers (other classes) stay. An embedding that shares its weight with the output layer keeps it.
+
+    Returns:
+        How many layers were replaced.
+    """
+    found = {name: (weight, bias) for name, weight, bias in _linears(model) if can_pack(weight)}
+    count = len(found)
+    for parent in sorted({name.rpartition(".")[0] for name in found}):
+        for names in _SIBLINGS:
+            paths = [f"{parent}.{n}" for n in names]
+            if all(p in found for p in paths) and _joinable([found[p] for p in paths]):
+                _join(model.get_submodule(parent), names, [found.pop(p) for p in paths])
+    for name, (weight, bias) in found.items():
+        owner, _, child = name.rpartition(".")
+        setattr(model.get_submodule(owner), child, PackedLinear(weight, bias))
+    return count
+
+
+_Layer = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def _joinable(layers: list[_Layer]) -> bool:
+    """Same input size and dtype, and all or none with a bias."""
+    return len({(w.shape[1], w.dtype, b is None) for w, b in layers}) == 1
+
+
+def _join(owner: nn.Module, names: tuple[str, ...], layers: list[_Layer]) -> None:
+    biases = [b for _, b in layers if b is not None]
+    joined = Joined(PackedLinear(torch.cat([w for w, _ in layers]), torch.cat(biases) if biases else None))
+    first = 0
+    for name, (weight, _) in zip(names, layers, strict=True):
+        setattr(owner, name, JoinedLinear(joined, first, first + weight.shape[0], len(names)))
+        first += weight.shape[0]
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+    """Name, weight [out, in] and bias of each plain linear layer, GPT-2's transposed `Conv1D` among them."""
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear:
+            yield name, module.weight, module.bias
+        elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+            yield name, module.weight.t(), module.bias
+
+
+def fuse_norms(model: nn.Module) -> int:
+    """Replace the float32 root-mean-square norms of `model`, in place; returns how many."""
+    found = [
+        (name, m)
+        for name, m in model.named_modules()
+        if type(m).__name__ in _PLAIN_NORMS and m.weight.dtype == torch.float32 and m.weight.device.type == "cpu"
+    ]
+    for name, norm in found:
+        owner, _, child = name.rpartition(".")
+        setattr(model.get_submodule(owner), child, FusedRMSNorm(norm.weight, norm.variance_epsilon))
+    return len(found)
+
+
+def align_activations(model: nn.Module) -> int:
+    """Replace the activation modules of `model`, in place; returns how many."""
+    found = [(name, m) for name, m in model.named_modules() if type(m).__module__ in _ACTIVATIONS]
+    for name, activation in found:
+        owner, _, child = name.rpartition(".")
+        setattr(model.get_submodule(owner), child, RowwiseActivation(activation))
+    return len(found)
+
+
+def pack_experts(model: nn.Module) -> int:
+    """Replace the expert layers of known classes, in place; returns how many. Others stay, and the probe judges."""
+    found = [
+        (name, m)
+        for name, m in model.named_modules()
+        if type(m).__name__ in _PLAIN_EXPERTS and can_pack(m.gate_up_proj) and can_pack(m.down_proj)
+    ]
+    for name, experts in found:
+        owner, _, child = name.rpartition(".")
+        packed = PackedExperts(experts.gate_up_proj.detach(), experts.down_proj.detach(), experts.act_fn)
+        setattr(model.get_submodule(owner), child, packed)
+    return len(found)

@@ -1,0 +1,290 @@
+"""Audits: an untouched run passes whoever drafted it, and each tampering is found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+
+from detgen import Engine, EngineConfig, Request, SamplingParams
+from detgen.audit import judging as auditing
+from detgen.audit.audit import Audit, config_of, read_manifest
+from detgen.audit.result import AuditResult
+from detgen.errors import CheckError
+from detgen.run import RunConfig, run
+
+LINES: list[dict[str, Any]] = [
+    {"id": "greedy", "prompt": "def add(a, b):\n", "max_tokens": 24},
+    {"id": "sampled", "prompt": "class Stack:\n", "max_tokens": 16, "temperature": 0.9, "seed": 4, "n": 3},
+    {"id": "filtered", "prompt": "import os\n", "max_tokens": 16, "temperature": 1.3, "top_k": 30, "top_p": 0.9},
+    {"id": "stopped", "prompt": "for i in range(", "max_tokens": 40, "stop": [":"]},
+    {"id": "rider", "prompt": "while True:\n", "max_tokens": 8, "deterministic": False},
+    {"id": "broken", "prompt": 7},
+    {"id": "too long", "prompt": "x = 1\n" * 700},
+    {"id": "last", "prompt": "return ", "max_tokens": 12, "logprobs": 2, "note": "kept"},
+]
+
+
+class Observer:
+    def message(self, text: str) -> None:
+        pass
+
+    def progress(self, progress: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Path:
+    """A folder with prompts and the output folder of a run by the draft model, six at a time."""
+    folder = tmp_path_factory.mktemp("audit")
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    drafting = engine.with_settings(drafter="model", draft_tokens=3, batch_size=6)
+    config = RunConfig(str(folder / "prompts.jsonl"), folder / "out", SamplingParams(), EngineConfig())
+    run(config, Observer(), build_engine=lambda _: drafting)
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that output folder, to be tampered with."""
+    shutil.copytree(finished / "out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def audit(engine: Engine) -> Callable[[Path], AuditResult]:
+    return lambda folder: Audit(folder, read_manifest(folder), engine, None).run()
+
+
+def edit(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
+    """Change the output lines and make the manifest's digest fit, so that only the content can tell."""
+    import hashlib
+
+    path = folder / "outputs.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    change(lines)
+    text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+    path.write_text(text, encoding="utf-8")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["outputs.jsonl"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_untouched(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
+    """Greedy, sampled and stopped outputs pass; unverified ones are not judged."""
+    result = audit(folder)
+    assert result.findings == []
+    assert result.samples == 7
+    assert result.unverified == 1
+    assert 60 < result.tokens < 150
+    assert result.missing == 0
+    assert result.run_speed is not None
+
+
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_threads(
+    folder: Path,
+    engine: Engine,
+    audit: Callable[[Path], AuditResult],
+    monkeypatch: pytest.MonkeyPatch,
+    concurrent: bool,
+) -> None:
+    """Shares go to threads only where the model keeps nothing of a pass; torch's threads are as before."""
+    shares: list[int] = []
+    judge = auditing._judge
+
+    def watched(*args: Any) -> None:
+        shares.append(torch.get_num_threads())
+        judge(*args)
+
+    monkeypatch.setattr(auditing, "_judge", watched)
+    monkeypatch.setattr(type(engine.canonical[0].model), "concurrent", concurrent)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert audit(folder).findings == []
+        assert shares == ([1, 1] if concurrent else [2])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_interruption_stops_the_threads(folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends one share tells the others, which end before their next pass."""
+    events: list[Event] = []
+    judge = auditing._judge
+
+    def interrupted(forward: Any, shapes: Any, readings: Any, stopped: Event) -> None:
+        events.append(stopped)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auditing, "_judge", interrupted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Audit(folder, read_manifest(folder), engine, None).run()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert events[0].is_set()
+    monkeypatch.setattr(auditing, "_pass", lambda *_: pytest.fail("a pass behind the end"))
+    sequence = next(engine.sequences(Request(0, 0, prompt="import os")))
+    forward, shapes = engine.canonical
+    judge(forward, shapes, [auditing._Reading(auditing.Audited(sequence, [5]), 0, list(sequence.tokens))], events[0])
+
+
+@pytest.mark.parametrize("sample", [0, 1, 3, 4, 5])
+def test_another_token(folder: Path, audit: Callable[[Path], AuditResult], sample: int) -> None:
+    """A token that was exchanged is found at its position, in greedy and in sampled outputs."""
+
+    def change(lines: list[dict[str, Any]]) -> None:
+        tokens = lines[sample]["token_ids"]
+        tokens[1] = (tokens[1] + 1) % 4096
+
+    edit(folder, change)
+    result = audit(folder)
+    assert result.differing >= 1
+    first = next(f for f in result.findings if f.kind == "differs")
+    assert first.where == f"outputs.jsonl:{sample + 1}"
+    assert first.what.startswith("token 1: ")
+
+
+def test_digest_of_outputs(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
+    """Bytes that change nothing of the content are found by the digest."""
+    path = folder / "acceptance.jsonl"
+    path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert [(f.where, f.kind) for f in audit(folder).findings] == [("acceptance.jsonl", "file")]
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "words"),
+    [
+        (lambda lines: lines.__setitem__(slice(0, 2), lines[1::-1]), "outputs.jsonl:1", "prompt 0, sample 0"),
+        (lambda lines: lines.pop(), "outputs.jsonl", "ends before prompt 7, sample 0"),
+        (lambda lines: lines.append(lines[-1]), "outputs.jsonl:11", "behind the last prompt"),
+        (lambda lines: lines[0].update(text="nothing"), "outputs.jsonl:1", "text is 'nothing'"),
+        (lambda lines: lines[0]["token_ids"].pop(), "outputs.jsonl:1", "finish_reason is 'length'"),
+        (lambda lines: lines[2].update(seed=5), "outputs.jsonl:3", "seed is 5"),
+        (lambda lines: lines[0]["token_ids"].__setitem__(0, 10**6), "outputs.jsonl:1", "others than the model's"),
+        (lambda lines: lines[0]["token_ids"].extend([5] * 9000), "outputs.jsonl:1", "9,024 tokens, where 24 end it"),
+        (lambda lines: lines[7].update(error="no"), "outputs.jsonl:8", "must be the error"),
+        (lambda lines: lines[0].update(error="no"), "outputs.jsonl:1", "the prompt can run"),
+        (lambda lines: lines[9].update(metadata={"note": "other"}), "outputs.jsonl:10", "metadata is"),
+        (lambda lines: lines[9].pop("logprobs"), "outputs.jsonl:10", "not one for each token"),
+        (lambda lines: lines[0].update(logprobs=[]), "outputs.jsonl:1", "not one for each token"),
+        (lambda lines: lines[9]["logprobs"][3].update(logprob=-0.5), "outputs.jsonl:10", "logprobs of token 3: -0.5"),
+        (
+            lambda lines: lines[9]["logprobs"][3]["top"].reverse(),
+            "outputs.jsonl:10",
+            "the most likely tokens are others",
+        ),
+    ],
+    ids=[
+        *("swapped", "dropped", "added", "text", "shorter", "seed", "unknown", "longer", "other error", "hidden"),
+        *("metadata", "no logprobs", "unasked logprobs", "logprob", "top"),
+    ],
+)
+def test_lines(
+    folder: Path,
+    audit: Callable[[Path], AuditResult],
+    change: Callable[[list[dict[str, Any]]], Any],
+    where: str,
+    words: str,
+) -> None:
+    """Lines in another place, missing ones, and fields that do not go with the tokens."""
+    edit(folder, change)
+    found = audit(folder).findings
+    assert any(f.where == where and words in f.what for f in found), found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m["profile"]["target"].update(digest="0" * 64), "weights or the tokenizer"),
+        (lambda m: m["input"].update(sha256="0" * 64), "input's SHA-256"),
+        (lambda m: m["files"]["outputs.jsonl"].update(sha256="0" * 64), "its SHA-256"),
+    ],
+    ids=["weights", "input", "output"],
+)
+def test_digests(
+    folder: Path, audit: Callable[[Path], AuditResult], change: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    """An edited digest is a fault, while the tokens are what they must be."""
+    change_manifest(folder, change)
+    result = audit(folder)
+    assert [words in f.what for f in result.findings] == [True]
+    assert result.differing == 0
+
+
+def test_parameters(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
+    """Parameters that were edited do not give the tokens."""
+    change_manifest(folder, lambda m: m["parameters"].update(temperature=0.5))
+    assert audit(folder).differing > 0
+
+
+def test_other_profile(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
+    """Another library is said, and a token far from a tie differs all the same."""
+    change_manifest(folder, lambda m: m["profile"]["versions"].update(torch="1.0"))
+    result = audit(folder)
+    assert any("torch" in line for line in result.other_profile)
+    assert result.findings == []
+
+    def nudge(lines: list[dict[str, Any]]) -> None:
+        lines[9]["logprobs"][3]["logprob"] += 1e-6
+
+    edit(folder, nudge)
+    result = audit(folder)
+    assert (result.ties, result.faults) == (1, 0)
+
+    edit(folder, lambda lines: lines[0]["token_ids"].__setitem__(2, 5))
+    result = audit(folder)
+    assert result.differing >= 1
+
+
+def test_tie(folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under another profile a token within the tolerance is a tie, under the same one it differs."""
+    edit(folder, lambda lines: lines[0]["token_ids"].__setitem__(2, 5))
+    monkeypatch.setattr("detgen.audit.audit.TOLERANCE", {"float32": 10.0})
+    same = Audit(folder, read_manifest(folder), engine, None).run()
+    change_manifest(folder, lambda m: m["profile"].update(device="another"))
+    other = Audit(folder, read_manifest(folder), engine, None).run()
+    assert same.differing == other.ties > 0
+    assert same.ties == other.differing == 0
+
+
+def test_stopped_run(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
+    """What a stopped run has written so far is judged; a line that a kill tore does not count."""
+    change_manifest(folder, lambda m: (m.update(status="interrupted"), m.pop("files")))
+    path = folder / "outputs.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]) + b'{"id":"stop')
+    result = audit(folder)
+    assert result.findings == []
+    assert result.samples == 4
+    assert result.missing == 6
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match=r"no manifest\.json; give the output folder"):
+        read_manifest(tmp_path)
+
+
+def test_config_takes_the_runs_model(folder: Path) -> None:
+    """Model, number format and quantization are the run's where nothing else is asked for."""
+    manifest = read_manifest(folder)
+    manifest["model"], manifest["profile"]["dtype"] = "models/x", "bfloat16"
+    config = config_of(manifest, EngineConfig())
+    assert (config.target, config.dtype, config.drafter) == ("models/x", "bfloat16", "none")
+    assert config_of(manifest, EngineConfig(target="y")).target == "y"

@@ -1,0 +1,61 @@
+"""The selection of settings: all pairs, none that contradicts itself, the same for a seed."""
+
+from __future__ import annotations
+
+from itertools import combinations, islice
+
+import pytest
+
+from detgen.check.axes import Setting, allowed, alone, consistent, make_axes
+from detgen.check.covering import at_random, pairwise
+
+AXES = make_axes(has_draft=True, quants=["none", "nf4", "int8"], processes=True, cores=2)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**40])
+def test_each_pair_once(seed: int) -> None:
+    """Every pair of values that can stand together occurs."""
+    found = pairwise(AXES, seed)
+    for a, b in combinations(AXES, 2):
+        seen = {(getattr(s, a.name), getattr(s, b.name)) for s in found}
+        wanted = {(x, y) for x in a.values for y in b.values if allowed(a.name, x, b.name, y)}
+        assert wanted <= seen, (a.name, b.name)
+    assert len(found) < 120
+    assert all(consistent(s) for s in found)
+
+
+def test_seed() -> None:
+    assert pairwise(AXES, 3) == pairwise(AXES, 3)
+    assert pairwise(AXES, 3) != pairwise(AXES, 4)
+
+
+def test_at_random() -> None:
+    some = list(islice(at_random(AXES, 0), 200))
+    assert all(consistent(s) for s in some)
+    assert len(set(some)) > 190
+    assert some == list(islice(at_random(AXES, 0), 200))
+
+
+@pytest.mark.parametrize("axis", AXES, ids=lambda a: a.name)
+def test_alone(axis: object) -> None:
+    """An axis by itself: each of its values, where it has an effect."""
+    found = alone(axis)  # type: ignore[arg-type]
+    assert {getattr(s, axis.name) for s in found} == set(axis.values)  # type: ignore[attr-defined]
+    assert all(consistent(s) for s in found)
+
+
+def test_contradictions() -> None:
+    """A length without a drafter has no effect, nor a window without the fast path, nor a slot in a batch of one."""
+    assert not consistent(Setting(length=3))
+    assert not consistent(Setting(drafter="self", length=3))
+    assert not consistent(Setting(drafter="self"))
+    assert not consistent(Setting(drafter="ngram", window=4))
+    assert not consistent(Setting(slot=1))
+    assert consistent(Setting(drafter="self", window=4, batch=2, slot=1))
+
+
+def test_said_in_words() -> None:
+    assert str(Setting()) == "the reference"
+    setting = Setting(batch=3, drafter="ngram", length=2, threads=1, reuse=True)
+    assert str(setting) == "batch size 3, drafter ngram, draft length 2, prefix reuse on, threads 1"
+    assert Setting(sampling="stop", quant="nf4", batch=3).reference() == Setting(sampling="stop", quant="nf4")

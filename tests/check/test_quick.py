@@ -1,0 +1,59 @@
+"""The command as a user runs it, of a sound detgen and of broken ones: an answer within a minute.
+
+Slow: `pytest -m slow` takes some minutes, and the minute is that of two cores which nobody else uses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import faults
+
+pytestmark = pytest.mark.slow
+
+MINUTE = 60.0
+SOUND = [sys.executable, "-m", "detgen"]
+
+
+def _quick(program: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """The quick check in an environment as a user has it, within the minute."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    command = [*program, "verify-determinism", "-q", "--json", "result.json"]
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    seconds = time.monotonic() - started
+    assert seconds < MINUTE, f"{seconds:.1f} s: {done.stdout}"
+    return done
+
+
+def test_sound_engine(tmp_path: Path) -> None:
+    done = _quick(SOUND, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("every bit equal")
+    assert json.loads((tmp_path / "result.json").read_text())["kills"] == 1
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS)
+def test_fault(fault: str, tmp_path: Path) -> None:
+    """Found, shrunk and looked into; the finding can be replayed."""
+    done = _quick([sys.executable, faults.__file__, fault], tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    for line in (
+        r"prompt +\w+, sample \d+: '.+",
+        r"position +\d+ \((token \d+ of the completion\)\ntokens +reference .+, here .+|within the prompt\))",
+        r"smallest setting +.+ \(\d+ prompts\)",
+        r"first module +.+",
+    ):
+        assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), (line, done.stdout)
+    (finding,) = json.loads((tmp_path / "result.json").read_text())["findings"]
+    assert finding["error"] is None
+    # A reference differs from itself where it counts what the last sequence left in its slot, else by wrong shrinking.
+    assert finding["setting"] or fault == "truncation_off_by_one"
+    assert (tmp_path / "detgen-difference.json").exists()

@@ -1,0 +1,77 @@
+"""Shrinking: back to the reference axis by axis, with requests that fit the setting, then fewer prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from helpers.faults import noise_keyed_by_slot
+
+from detgen.check.axes import Axis, Setting, consistent
+from detgen.check.checking import Case, Check
+from detgen.check.pool import Pool
+from detgen.explain.explaining import explain
+from detgen.explain.shrinking import shrink
+
+FAR = Setting(
+    batch=8, order="reversed", neighbours="long", slot=1, drafter="self", window=16, chunk=7, sampling="T=1.3 n=2"
+)
+
+
+def _shrunk(pool: Pool, axes: list[Axis], culprit: Callable[[Case], bool]) -> tuple[Case, list[Case]]:
+    tried = []
+
+    def differs(case: Case) -> bool:
+        tried.append(case)
+        return culprit(case)
+
+    return shrink(Case(FAR, pool.watched(FAR)), axes, pool, differs, math.inf), tried
+
+
+def test_what_matters_stays(pool: Pool, axes: list[Axis]) -> None:
+    """All but the culprits goes back to the reference, and no setting is tried twice."""
+    case, tried = _shrunk(pool, axes, lambda c: c.setting.neighbours == "long" and c.setting.batch != 1)
+    assert case.setting == Setting(batch=2, neighbours="long")
+    assert len(case.watched) == 1
+    settings = [c.setting for c in tried if len(c.watched) == len(pool.watched(FAR))]
+    assert len(settings) == len(set(settings))
+    assert all(consistent(s) for s in settings)
+
+
+def test_requests_are_sampled_as_the_setting_says(pool: Pool, axes: list[Axis]) -> None:
+    """Each case that is tried holds the requests that its setting would have, and so compares like with like."""
+    wanted = {kind: {r.id: r.params for r in pool.watched(FAR.turned("sampling", kind))} for kind in ("greedy", "stop")}
+    _, tried = _shrunk(pool, axes, lambda c: c.setting.sampling != "greedy")
+    for kind, params in wanted.items():
+        seen = [r for c in tried if c.setting.sampling == kind for r in c.watched]
+        assert seen
+        assert all(params[r.id] == r.params for r in seen)
+
+
+def test_prompts_that_matter_stay(pool: Pool, axes: list[Axis]) -> None:
+    case, _ = _shrunk(pool, axes, lambda c: {2, 5} <= {r.id for r in c.watched})
+    assert [r.id for r in case.watched] == [2, 5]
+    assert case.setting == Setting()
+
+
+def test_time_is_up(pool: Pool, axes: list[Axis]) -> None:
+    """Nothing is tried behind the deadline."""
+    first = Case(FAR, pool.watched(FAR))
+    assert shrink(first, axes, pool, lambda _: pytest.fail("tried"), -math.inf) == first
+
+
+def test_fault_of_the_sampling(monkeypatch: pytest.MonkeyPatch, make_check: Callable[..., Check], pool: Pool) -> None:
+    """What differs under sampling alone is not shrunk to greedy text that never differed."""
+    noise_keyed_by_slot(monkeypatch)
+    check = make_check(pool)
+    check.learn()
+    setting = Setting(batch=3, order="reversed", drafter="ngram", length=2, sampling="T=1.3 top-p")
+    failure = check.attempt(Case(setting, pool.watched(setting)))
+    assert failure is not None
+    finding = explain(check, failure, seconds=60)
+    assert finding.error is None
+    kept = finding.case.setting.changed()
+    assert kept.keys() == {"batch", "sampling"}
+    assert kept["sampling"] != "greedy"
+    assert finding.difference.what == "token"

@@ -1,0 +1,82 @@
+"""What the tests of the check share: an engine, a few prompts, and a check that ends at the first difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from detgen import Engine, EngineConfig
+from detgen.check.axes import Axis, Setting, make_axes
+from detgen.check.checking import Check
+from detgen.check.covering import pairwise
+from detgen.check.pool import Pool, make_pool
+from detgen.check.running import Subject
+from detgen.engine.request import Request
+from detgen.errors import DEMO
+from detgen.prompts import open_prompts
+
+
+class Silent:
+    """An observer that keeps nothing."""
+
+    def message(self, text: str) -> None:
+        pass
+
+    def tried(self, done: int, total: int | None, positions: int) -> None:
+        pass
+
+
+@pytest.fixture
+def observer() -> Silent:
+    return Silent()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[Request]:
+    """Eight of the embedded prompts."""
+    from detgen import SamplingParams
+
+    found = [r for r in open_prompts(str(DEMO / "prompts.jsonl")).read(SamplingParams(), 8) if isinstance(r, Request)]
+    assert len(found) == 8
+    return found
+
+
+@pytest.fixture
+def pool(prompts: list[Request]) -> Pool:
+    """Those prompts, cut short, with few tokens each."""
+    return make_pool(prompts, ((1, 20), (2, 10), (1, 5)), longest=400, cut=60)
+
+
+@pytest.fixture(scope="session")
+def config() -> EngineConfig:
+    return EngineConfig(batch_size=16, kv_memory=64 << 20)
+
+
+@pytest.fixture(scope="session")
+def engine(config: EngineConfig) -> Engine:
+    return Engine(config)
+
+
+@pytest.fixture(scope="session")
+def axes() -> list[Axis]:
+    """All axes but those that need another process or another model."""
+    return make_axes(has_draft=True, quants=["none"], processes=False, cores=2)
+
+
+@pytest.fixture
+def make_check(config: EngineConfig, engine: Engine, axes: list[Axis]) -> Callable[..., Check]:
+    """A check on the shared engine."""
+
+    def make(pool: Pool, **changes: Any) -> Check:
+        arguments: dict[str, Any] = {"axes": axes, "seed": 0, "observer": Silent(), **changes}
+        return Check(config, pool, subject=Subject(config, engine), **arguments)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def selection(axes: list[Axis]) -> list[Setting]:
+    """The pairwise settings of the quick check over those axes."""
+    return pairwise(axes, seed=0)

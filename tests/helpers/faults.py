@@ -1,0 +1,238 @@
+"""The engine broken on purpose, in one way each: a fault is a function that breaks it by monkeypatching.
+
+As a program, `python faults.py FAULT ARGUMENTS...` is `detgen ARGUMENTS...` with that fault, also in the processes that
+it starts: they import the main module again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from detgen.engine import decoding, engine, verification
+from detgen.engine.scheduler import Scheduler
+from detgen.engine.sequence import Sequence
+from detgen.engine.stopping import Stopping
+from detgen.kernels.attention import Attend
+from detgen.kernels.linear import PackedLinear
+from detgen.kernels.sampling import Choice
+from detgen.outputs.journal import Journal
+from detgen.passes.forward import Forward
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.packing import FREE_SHAPES, Shapes, Window
+from detgen.passes.tiles import Tiles
+
+Patch = pytest.MonkeyPatch
+
+
+def padding_row_leaks(patch: Patch) -> None:
+    """Padding rows write their entries over a position of the first slot."""
+    patch.setattr(Shapes, "fit_rows", lambda self, rows: -(-rows // 8) * 8)
+    patch.setattr(KVCache, "scratch", property(lambda self: 2))
+
+
+def provisional_entry_stays(patch: Patch) -> None:
+    """The canonical pass leaves the entries of drafted tokens as the drafting left them."""
+    _keep_old(patch, lambda w, drafted: range(w.start + 1, w.start + len(w.tokens)) if w.logits > 1 else range(0))
+
+
+def draft_entry_reused_after_roll_back(patch: Patch) -> None:
+    """The entry that a rejected token wrote is taken for that of the token committed in its place."""
+    _keep_old(patch, lambda w, drafted: range(w.start, w.start + 1) if w.slot in drafted else range(0))
+
+
+def _keep_old(patch: Patch, kept: Callable[[Window, set[int]], range]) -> None:
+    run = Forward.run
+    drafted: set[int] = set()
+
+    def faulty(self: Forward, windows: list[Window], shapes: Shapes) -> torch.Tensor:
+        if shapes is FREE_SHAPES:  # the fast path and the draft model
+            return run(self, windows, shapes)
+        arena = [w.slot * self.cache.stride + p for w in windows for p in kept(w, drafted)]
+        layers = [*self.cache.keys, *self.cache.values]
+        before = [entries[arena].clone() for entries in layers]
+        logits = run(self, windows, shapes)
+        for entries, old in zip(layers, before, strict=True):
+            entries[arena] = old
+        drafted.clear()
+        drafted.update(w.slot for w in windows if w.logits > 1)
+        return logits
+
+    patch.setattr(Forward, "run", faulty)
+
+
+def truncation_off_by_one(patch: Patch) -> None:
+    """One position more than was computed counts as cached."""
+    advance = Scheduler.advance
+    patch.setattr(Scheduler, "advance", lambda self, seq, cached: advance(self, seq, cached + (seq.generated > 0)))
+
+
+def noise_keyed_by_slot(patch: Patch) -> None:
+    """The sampling noise depends on the place in the batch."""
+    choice = Sequence.choice
+
+    def faulty(self: Sequence, ahead: int = 0) -> Choice:
+        found = choice(self, ahead)
+        return replace(found, seed=found.seed + self.slot)
+
+    patch.setattr(Sequence, "choice", faulty)
+
+
+def _attend(patch: Patch, faulty: Callable[..., torch.Tensor]) -> None:
+    """Let a function that is given the attention and its arguments stand for it."""
+    attend = Tiles.attend
+
+    def twisted(self: Tiles, q: torch.Tensor, kv_heads: int, read: Any, sound: Attend, *more: Any) -> torch.Tensor:
+        return attend(self, q, kv_heads, read, partial(faulty, sound), *more)
+
+    patch.setattr(Tiles, "attend", twisted)
+
+
+def tile_of_one_row(patch: Patch) -> None:
+    """The smallest tiles are computed a row at a time, which takes another kernel."""
+
+    def faulty(
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+    ) -> torch.Tensor:
+        if q.shape[2] > 4:
+            return sound(q, k, v, mask, scale, softcap)
+        rows = [
+            ((q[:, :, i : i + 1] * scale) @ k.permute(0, 2, 3, 1) + mask[:, :, i : i + 1]) for i in range(q.shape[2])
+        ]
+        return torch.cat([torch.softmax(r, -1) @ v.transpose(1, 2) for r in rows], dim=2)
+
+    _attend(patch, faulty)
+
+
+def key_blocks_relative_to_window(patch: Patch) -> None:
+    """Keys are summed from the window's own beginning on, and round."""
+
+    def faulty(
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+    ) -> torch.Tensor:
+        first = int((mask == 0).sum(-1).min()) if mask.numel() else 0
+        return sound(q, k.roll(-first, 1), v.roll(-first, 1), mask.roll(-first, 3), scale, softcap)
+
+    _attend(patch, faulty)
+
+
+def softmax_unpadded(patch: Patch) -> None:
+    """A tile's keys end with its longest row instead of a whole block."""
+
+    def faulty(
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+    ) -> torch.Tensor:
+        end = int((mask == 0).sum(-1).max())
+        weights = torch.softmax((q @ k[:, :end].permute(0, 2, 3, 1)) * scale + mask[..., :end], -1)
+        return weights @ v[:, :end].transpose(1, 2)
+
+    _attend(patch, faulty)
+
+
+def stop_string_cut_by_window(patch: Patch) -> None:
+    """Stop strings are looked for at the first token of a window only."""
+    stopped = Stopping._stopped
+    patch.setattr(Stopping, "_stopped", lambda self, seq, pending: len(pending) == 1 and stopped(self, seq, pending))
+
+
+def draft_taken_unchecked(patch: Patch) -> None:
+    """The first drafted token is accepted whatever the model says."""
+    patch.setattr(
+        decoding,
+        "verify",
+        lambda drafted, chosen, ends: verification.verify(drafted, [*(drafted or chosen)[:1], *chosen[1:]], ends),
+    )
+
+
+def few_rows_by_another_kernel(patch: Patch) -> None:
+    """Linear layers of one row round otherwise than those of more."""
+    forward = PackedLinear.forward
+
+    def faulty(self: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        out = forward(self, x)
+        return (out.double() * (1 + 1e-7)).to(out.dtype) if x.shape[-2] == 1 else out
+
+    patch.setattr(PackedLinear, "forward", faulty)
+
+
+def prefix_copied_short(patch: Patch) -> None:
+    """One position too few is copied from the slot that shares a prompt's beginning."""
+    copy = KVCache.copy_prefix
+    patch.setattr(KVCache, "copy_prefix", lambda self, a, b, length: copy(self, a, b, length - 1))
+
+
+def resume_loses_a_token(patch: Patch) -> None:
+    """A sample that comes from the journal is written without its last token."""
+    read = Journal.read
+
+    def faulty(self: Journal, offset: int) -> Any:
+        entry = read(self, offset)
+        line = json.loads(entry.output)
+        line["token_ids"] = line["token_ids"][:-1]
+        return replace(entry, output=json.dumps(line) + "\n")
+
+    patch.setattr(Journal, "read", faulty)
+
+
+def outlier_columns_of_the_pass(patch: Patch) -> None:
+    """LLM.int8() computes a column in another precision as soon as any row of the pass makes it an outlier."""
+    from bitsandbytes.nn import Linear8bitLt  # not before detgen has hushed it
+
+    forward = Linear8bitLt.forward
+
+    def faulty(self: Linear8bitLt, x: torch.Tensor) -> Any:
+        self.state.threshold = 4.0
+        return forward(self, x)
+
+    patch.setattr(Linear8bitLt, "forward", faulty)
+
+
+FAULTS: dict[str, Callable[[Patch], None]] = {
+    f.__name__: f
+    for f in (
+        padding_row_leaks,
+        provisional_entry_stays,
+        draft_entry_reused_after_roll_back,
+        truncation_off_by_one,
+        noise_keyed_by_slot,
+        tile_of_one_row,
+        key_blocks_relative_to_window,
+        softmax_unpadded,
+        stop_string_cut_by_window,
+        draft_taken_unchecked,
+        few_rows_by_another_kernel,
+        prefix_copied_short,
+        resume_loses_a_token,
+        outlier_columns_of_the_pass,
+    )
+}
+
+
+def break_engines(fault: Callable[[Patch], None]) -> None:
+    """Break every engine of this process once it is ready: its probe would refuse or avoid what it can see."""
+    faulty = Patch()
+    prepare = engine.prepare
+
+    def prepare_sound(*args: Any) -> Any:
+        faulty.undo()
+        prepared = prepare(*args)
+        fault(faulty)
+        return prepared
+
+    engine.prepare = prepare_sound
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    break_engines(FAULTS[sys.argv[1]])
+
+if __name__ == "__main__":
+    from detgen.cli import app
+
+    app(sys.argv[2:], prog_name="detgen")

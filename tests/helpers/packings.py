@@ -1,0 +1,52 @@
+"""What passes are made of, for tests of packing and of tiles: strategies of windows and of shapes, as fixtures."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+
+from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
+from detgen.passes.packing import FREE_SHAPES, Shapes, Window
+
+SLOTS, STRIDE = 8, 2 * PERIOD
+
+
+@st.composite
+def _windows(draw: st.DrawFn, most: int = 128) -> list[Window]:
+    """At most one window a slot, together at most `most` tokens, in any order."""
+    left, found = most, []
+    for slot in draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True)):
+        width = draw(st.integers(0, min(left, draw(st.sampled_from([1, 8, 16, 17, 60, most])))))
+        if not width:
+            continue
+        left -= width
+        tokens = draw(st.lists(st.integers(1, 999), min_size=width, max_size=width))
+        start = draw(st.integers(0, STRIDE - width))
+        found.append(Window(slot, start, tokens, draw(st.integers(0, width))))
+    return found or [Window(0, 0, [1], 1)]
+
+
+def _shapes_of(lengths: tuple[int, ...]) -> Shapes:
+    return Shapes(rows=(4, 16, 64, 128), dense=False, tile_rows=4, key_lengths=lengths, attend=attend_blocks)
+
+
+_SHAPES = st.sampled_from(
+    [
+        FREE_SHAPES,
+        _shapes_of((PERIOD,)),
+        _shapes_of((BLOCK, 3 * BLOCK, PERIOD)),
+        Shapes(rows=(4, 128), dense=True, tile_rows=4, key_lengths=(2 * BLOCK, PERIOD), attend=attend_blocks),
+    ]
+)
+
+
+@pytest.fixture(scope="session")
+def windows() -> st.SearchStrategy[list[Window]]:
+    """Windows of up to 128 tokens in 8 slots of 1,024 positions."""
+    return _windows()
+
+
+@pytest.fixture(scope="session")
+def shapes() -> st.SearchStrategy[Shapes]:
+    """Dense and padded classes, with few and many key lengths."""
+    return _SHAPES
