@@ -31,7 +31,7 @@ class Setting:
         threads: CPU threads; 0 is all cores.
         process: "this", "fresh", or "resumed": stopped in a process that dies, finished by this one.
         sampling: kind of sampling of all requests; a reference of its own each.
-        riders: requests with `deterministic: false` beside the others.
+        unverified: requests with `deterministic: false` beside the others.
         quant: quantization of the target; a reference of its own each.
     """
 
@@ -47,7 +47,7 @@ class Setting:
     threads: int = 0
     process: str = "this"
     sampling: str = "greedy"
-    riders: int = 0
+    unverified: int = 0
     quant: str = "none"
 
     def changed(self) -> dict[str, Value]:
@@ -80,7 +80,7 @@ TITLES = {
     "threads": "threads",
     "process": "process",
     "sampling": "sampling",
-    "riders": "unverified riders",
+    "unverified": "unverified requests",
     "quant": "quantization",
 }
 
@@ -147,7 +147,7 @@ def make_axes(*, has_draft: bool, quants: Iterable[str], processes: bool, cores:
         Axis("threads", (0, *(n for n in (1, 2) if n < cores)), full),
         Axis("process", ("this", "fresh", "resumed") if processes else ("this",), full),
         Axis("sampling", tuple(SAMPLING), replace(full, drafter="ngram", length=4)),
-        Axis("riders", (0, 1, 4), full),
+        Axis("unverified", (0, 1, 4), full),
         Axis("quant", tuple(quants), full),
     ]
     return [a for a in axes if len(a.values) > 1]

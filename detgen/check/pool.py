@@ -90,7 +90,7 @@ class Pool:
         return request.with_params(**changes)
 
     def arranged(self, watched: list[Request], setting: Setting, seed: int) -> list[Request]:
-        """The queue: the watched requests in the setting's order, with neighbours and riders between them."""
+        """The queue: the watched requests in the setting's order, with neighbours and unverified requests between them."""
         queue = list(watched)
         if setting.order == "reversed":
             queue.reverse()
@@ -98,7 +98,7 @@ class Pool:
             random.Random(f"{seed} {setting.order}").shuffle(queue)
         turn = setting.slot % max(len(queue), 1)
         queue = queue[-turn:] + queue[:-turn] if turn else queue
-        company = self._neighbours(setting) + self._riders(setting)
+        company = self._neighbours(setting) + self._unverified(setting)
         for i, other in enumerate(company):  # spread over the first slots, so that they run beside the longest
             queue.insert(min(2 * i, len(queue)), other)
         return queue
@@ -115,11 +115,11 @@ class Pool:
             made.append(Request(i, f"neighbour {i}", prompt=self._other(i), params=SamplingParams(**params)))
         return made
 
-    def _riders(self, setting: Setting) -> list[Request]:
+    def _unverified(self, setting: Setting) -> list[Request]:
         params = SamplingParams(max_tokens=5, temperature=0.8, deterministic=False)
         return [
-            Request(i, f"rider {i}", prompt=self._other(7 + i), params=replace(params, seed=i))
-            for i in range(setting.riders)
+            Request(i, f"unverified {i}", prompt=self._other(7 + i), params=replace(params, seed=i))
+            for i in range(setting.unverified)
         ]
 
     def _other(self, i: int) -> str:

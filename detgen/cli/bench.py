@@ -104,7 +104,7 @@ def bench_command(
             metavar="LIST",
             show_default="100; 2,5,10,20,50,100 with --full",
             rich_help_panel="Workload",
-            help="Percentages of requests that are verified, for none, self and auto; the others ride unverified.",
+            help="Percentages of requests that are verified, for none, self and auto; the rest run unverified.",
         ),
     ] = None,
     max_tokens: Annotated[

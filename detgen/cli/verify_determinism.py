@@ -95,7 +95,7 @@ def verify_command(
             show_default=False,
             rich_help_panel="Extent",
             help="Turn only this axis; may be given several times: batch, order, neighbours, slot, drafter, length,"
-            " window, chunk, reuse, threads, process, sampling, riders, quant.",
+            " window, chunk, reuse, threads, process, sampling, unverified, quant.",
         ),
     ] = None,
     seed: Annotated[

@@ -18,26 +18,26 @@ from detgen.passes.packing import FREE_SHAPES, Window
 
 
 class FastPath:
-    """Decodes one token a pass for drafting sequences and riders together.
+    """Decodes one token a pass for drafting and unverified sequences together.
 
     Args:
         forward: passes of the target.
-        riders: the sequences that are never verified and have a token to decode.
-        commit: takes the riders' windows and logits, float32 [riders, vocabulary], after each pass.
+        unverified: the sequences that are never verified and have a token to decode.
+        commit: takes the unverified windows and logits, float32 [sequences, vocabulary], after each pass.
     """
 
     def __init__(
         self,
         forward: Passes,
-        riders: Callable[[], Sequence[Drafting]],
+        unverified: Callable[[], Sequence[Drafting]],
         commit: Callable[[list[Window], torch.Tensor], None],
     ) -> None:
         self._forward = forward
-        self._riders = riders
+        self._unverified = unverified
         self._commit = commit
 
     def decode(self, drafting: list[tuple[Drafting, list[int]]]) -> list[int]:
-        """One pass: the next token of each drafting sequence behind its draft so far; riders commit theirs.
+        """One pass: the next token of each drafting sequence behind its draft so far; unverified ones commit theirs.
 
         Args:
             drafting: sequences and the tokens drafted for them in this round.
@@ -45,12 +45,12 @@ class FastPath:
         Returns:
             One token a drafting sequence.
         """
-        riders = self._riders()
-        windows = [_last(seq, draft) for seq, draft in drafting] + [_last(seq, []) for seq in riders]
+        unverified = self._unverified()
+        windows = [_last(seq, draft) for seq, draft in drafting] + [_last(seq, []) for seq in unverified]
         if not windows:
             return []
         logits = self._forward.run(windows, FREE_SHAPES)
-        if riders:
+        if unverified:
             self._commit(windows[len(drafting) :], logits[len(drafting) :])
         if not drafting:
             return []

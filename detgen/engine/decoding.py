@@ -102,7 +102,7 @@ class Decoding:
         if not drafting and self.fast is not None:
             self.fast.decode([])
         elif not self._drafts_by_fast_path:
-            windows += [Window(s.slot, len(s.tokens) - 1, s.tokens[-1:], 1) for s in self.riders()]
+            windows += [Window(s.slot, len(s.tokens) - 1, s.tokens[-1:], 1) for s in self.unverified()]
         for batch in self._scheduler.pack(windows):
             logits = self._target.run(batch, self._shapes)
             self.commit(batch, logits, drafts)
@@ -113,7 +113,7 @@ class Decoding:
     def _drafts_by_fast_path(self) -> bool:
         return self.drafter is not None and self.drafter.name == "self"
 
-    def riders(self) -> list[Sequence]:
+    def unverified(self) -> list[Sequence]:
         """Live sequences that are never verified and have read their prompt."""
         return [s for s in self._scheduler.live.values() if s.generated and not s.deterministic]
 
@@ -130,7 +130,7 @@ class Decoding:
         """Commit what the logits say of each window, roll back the rest.
 
         Args:
-            batch: the windows of a canonical pass, or those of riders in a pass of the fast path.
+            batch: the windows of a canonical pass, or those of unverified requests in a pass of the fast path.
             logits: float32 [sum of the windows' `logits`, vocabulary] of the pass; overwritten.
             drafts: by slot.
         """

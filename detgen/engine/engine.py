@@ -103,7 +103,7 @@ class Engine:
             config.prefix_reuse,
         )
         self._decoding = Decoding(self._forward, self._shapes, self._scheduler, self.stopping, self.stats)
-        fast = FastPath(self._fast_forward, self._decoding.riders, partial(self._decoding.commit, drafts={}))
+        fast = FastPath(self._fast_forward, self._decoding.unverified, partial(self._decoding.commit, drafts={}))
         self._decoding.fast = fast
         named: dict[str, Drafter] = {"self": SelfDrafter(fast, self._target.eos), "ngram": NgramDrafter()}
         if model:

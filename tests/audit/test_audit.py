@@ -24,7 +24,7 @@ LINES: list[dict[str, Any]] = [
     {"id": "sampled", "prompt": "class Stack:\n", "max_tokens": 16, "temperature": 0.9, "seed": 4, "n": 3},
     {"id": "filtered", "prompt": "import os\n", "max_tokens": 16, "temperature": 1.3, "top_k": 30, "top_p": 0.9},
     {"id": "stopped", "prompt": "for i in range(", "max_tokens": 40, "stop": [":"]},
-    {"id": "rider", "prompt": "while True:\n", "max_tokens": 8, "deterministic": False},
+    {"id": "unverified", "prompt": "while True:\n", "max_tokens": 8, "deterministic": False},
     {"id": "broken", "prompt": 7},
     {"id": "too long", "prompt": "x = 1\n" * 700},
     {"id": "last", "prompt": "return ", "max_tokens": 12, "logprobs": 2, "note": "kept"},

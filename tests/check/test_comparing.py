@@ -25,7 +25,7 @@ def test_digests_see_bits() -> None:
 
 
 def test_equal() -> None:
-    result = compare({("a", 0): SEEN}, {("a", 0): SEEN, ("rider", 0): SEEN})
+    result = compare({("a", 0): SEEN}, {("a", 0): SEEN, ("unverified", 0): SEEN})
     assert result.differences == []
     assert result.tally.equal
     assert (result.tally.positions, result.tally.logits, result.tally.tokens) == (6, 3, 3)

@@ -11,26 +11,26 @@ from detgen.drafters.self import FastPath, SelfDrafter
 from detgen.passes.packing import Window
 
 
-def test_drafts_and_riders_share_passes(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """One token a sequence and pass; riders commit theirs each time, drafting ones never."""
+def test_drafts_and_unverified_sequences_share_passes(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """One token a sequence and pass; unverified commit theirs each time, drafting ones never."""
     drafting = [draftable(0, [1, 2, 3]), draftable(2, [4, 5])]
-    riders = [draftable(1, [6, 7]), draftable(3, [8])]
-    for seq in (*drafting, *riders):  # prompts are read by canonical passes
+    unverified = [draftable(1, [6, 7]), draftable(3, [8])]
+    for seq in (*drafting, *unverified):  # prompts are read by canonical passes
         predictable.slots[seq.slot] = dict(enumerate(seq.tokens))
     want = [s.wanted(3) for s in drafting]
-    ridden = [s.tokens + s.wanted(3) for s in riders]
+    ridden = [s.tokens + s.wanted(3) for s in unverified]
     before = [list(s.tokens) for s in drafting]
 
     def commit(windows: list[Window], logits: torch.Tensor) -> None:
-        assert [w.slot for w in windows] == [s.slot for s in riders]
-        assert len(logits) == len(riders)
-        for seq, token in zip(riders, logits.argmax(-1).tolist(), strict=True):
+        assert [w.slot for w in windows] == [s.slot for s in unverified]
+        assert len(logits) == len(unverified)
+        for seq, token in zip(unverified, logits.argmax(-1).tolist(), strict=True):
             seq.tokens.append(token)
 
-    drafter = SelfDrafter(FastPath(predictable, lambda: riders, commit), frozenset())
+    drafter = SelfDrafter(FastPath(predictable, lambda: unverified, commit), frozenset())
     assert [d.tokens for d in drafter.draft(drafting, [3, 2])] == [want[0], want[1][:2]]
     assert [s.tokens for s in drafting] == before
-    assert [s.tokens for s in riders] == ridden
+    assert [s.tokens for s in unverified] == ridden
     assert [len(p) for p in predictable.passes] == [4, 4, 3]
 
 
@@ -49,11 +49,11 @@ def test_nothing_to_do_runs_no_pass(predictable: Any) -> None:
 
 
 def test_a_round_without_drafts(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """Riders alone: one pass, one token each."""
-    rider = draftable(5, [3, 1])
-    predictable.slots[5] = dict(enumerate(rider.tokens))
-    want = rider.wanted(1)
+    """Unverified sequences alone: one pass, one token each."""
+    unverified = draftable(5, [3, 1])
+    predictable.slots[5] = dict(enumerate(unverified.tokens))
+    want = unverified.wanted(1)
     got: list[int] = []
-    fast = FastPath(predictable, lambda: [rider], lambda _, logits: got.extend(logits.argmax(-1).tolist()))
+    fast = FastPath(predictable, lambda: [unverified], lambda _, logits: got.extend(logits.argmax(-1).tolist()))
     assert fast.decode([]) == []
     assert got == want

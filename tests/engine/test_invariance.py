@@ -76,7 +76,7 @@ DRAFTERS = st.one_of(
     batch=st.integers(1, 16),
     threads=st.sampled_from([1, 2]),
     names=st.lists(st.sampled_from(sorted(POOL)), min_size=1, max_size=14, unique=True),
-    riders=st.lists(st.sampled_from(sorted(POOL)), max_size=3, unique=True),
+    unverified=st.lists(st.sampled_from(sorted(POOL)), max_size=3, unique=True),
     place=st.integers(0, 14),
 )
 def test_nothing_but_the_request_matters(
@@ -87,20 +87,20 @@ def test_nothing_but_the_request_matters(
     batch: int,
     threads: int,
     names: list[str],
-    riders: list[str],
+    unverified: list[str],
     place: int,
 ) -> None:
-    """Batch size, order, neighbours, riders, drafter, lengths and threads leave every bit as it is."""
+    """Batch size, order, neighbours, unverified, drafter, lengths and threads leave every bit as it is."""
     engine = engines(batch_size=batch, **drafter)
     torch.set_num_threads(threads)
-    unverified = [POOL[name].with_params(deterministic=False) for name in riders if name not in names]
+    free = [POOL[name].with_params(deterministic=False) for name in unverified if name not in names]
     order = [POOL[name] for name in names]
     order[place:place] = unverified
     found = observe(engine, order)
     assert len(found) == sum(r.params.n for r in order)
     for name in names:
         for key, one in reference(name).items():
-            assert found[key].differs(one) is None, (key, drafter, batch, threads, names, riders)
+            assert found[key].differs(one) is None, (key, drafter, batch, threads, names, unverified)
 
 
 def test_threads_and_order_of_the_whole_pool(
@@ -130,7 +130,7 @@ def test_the_seed_decides(engines: Callable[..., Engine]) -> None:
     assert run(1) == one
 
 
-def test_riders_do_generate(engines: Callable[..., Engine]) -> None:
+def test_unverified_requests_do_generate(engines: Callable[..., Engine]) -> None:
     """Unverified requests finish, and their log says that nobody verified them."""
     engine = engines(drafter="self", verify_window=5, batch_size=7)
     done = engine.generate(["import os", "class A:"], max_tokens=9, deterministic=False)

@@ -247,11 +247,11 @@ def test_short_beginnings_are_read_anew() -> None:
 def test_entries_of_the_fast_path_are_not_shared() -> None:
     """An unverified request leaves its prompt behind for others, nothing that it decoded."""
     loop = Loop(1)
-    rider = request(0, 30, max_tokens=20, deterministic=False)
+    unverified = request(0, 30, max_tokens=20, deterministic=False)
     longer = Request(
-        1, 1, token_ids=(*(rider.token_ids or ()), *range(1000, 1015)), params=SamplingParams(max_tokens=3)
+        1, 1, token_ids=(*(unverified.token_ids or ()), *range(1000, 1015)), params=SamplingParams(max_tokens=3)
     )
-    loop.run([rider, longer])
+    loop.run([unverified, longer])
     assert 4 <= loop.shared[loop.order[1]] <= 30
 
 

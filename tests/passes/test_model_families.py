@@ -123,11 +123,11 @@ def test_packing_does_not_change_a_bit(
 ) -> None:
     """Neighbours, chunks, slots and drafts leave tokens, log-probabilities, logits and KV entries as they are."""
     some = requests()
-    rider = Request(
-        99, "rider", token_ids=tuple(range(3, 90)), params=SamplingParams(max_tokens=9, deterministic=False)
+    unverified = Request(
+        99, "unverified", token_ids=tuple(range(3, 90)), params=SamplingParams(max_tokens=9, deterministic=False)
     )
     engine = Engine(target=folder, kv_memory=16 << 20, **settings)
-    for order in ([*some[3:], rider, *some[:3]], [rider, *some[::-1]]):
+    for order in ([*some[3:], unverified, *some[:3]], [unverified, *some[::-1]]):
         found = observe(engine, order)
         assert len(found) == len(order)
         for key, one in reference.items():
