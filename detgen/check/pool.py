@@ -1,4 +1,4 @@
-"""The requests that are generated: those that are compared, and the company they keep.
+"""The requests that are generated: those that are compared, and their neighbours.
 
 Plain data: from prompts and a setting to requests.
 """
@@ -98,8 +98,8 @@ class Pool:
             random.Random(f"{seed} {setting.order}").shuffle(queue)
         turn = setting.slot % max(len(queue), 1)
         queue = queue[-turn:] + queue[:-turn] if turn else queue
-        company = self._neighbours(setting) + self._unverified(setting)
-        for i, other in enumerate(company):  # spread over the first slots, so that they run beside the longest
+        neighbours = self._neighbours(setting) + self._unverified(setting)
+        for i, other in enumerate(neighbours):  # spread over the first slots, so that they run beside the longest
             queue.insert(min(2 * i, len(queue)), other)
         return queue
 

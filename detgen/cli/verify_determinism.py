@@ -127,7 +127,7 @@ def verify_command(
     """Try to break the guarantee on this machine, with these models and prompts.
 
     A reference is generated one prompt at a time without drafts. Then everything is generated again in other batches,
-    orders, company, with other drafters, threads and processes, and tokens, logits and KV entries are compared bit
+    orders, neighbours, with other drafters, threads and processes, and tokens, logits and KV entries are compared bit
     for bit.
     """
     from detgen.engine.config import EngineConfig

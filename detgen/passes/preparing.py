@@ -86,7 +86,7 @@ def prepare(config: EngineConfig) -> Prepared:
 
 
 def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:
-    """The model's own forward, on operators that give a row the same bits in any company."""
+    """The model's own forward, on operators that give a row the same bits beside any neighbours."""
     pack_linears(model)
     fuse_norms(model)
     align_activations(model)

@@ -162,7 +162,7 @@ def probe(
         softcaps: that its layers ask for.
 
     Returns:
-        The shapes of canonical passes, None if a row has the same bits in no company; and what was found.
+        The shapes of canonical passes, None if a row has the same bits beside any neighbours; and what was found.
 
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.

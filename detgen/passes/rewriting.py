@@ -1,4 +1,4 @@
-"""A model's modules replaced by those whose rows have the same bits in any company.
+"""A model's modules replaced by those whose rows have the same bits beside any neighbours.
 
 Knows the classes of transformers by name; what is not known stays as it is, and the probe judges it.
 """

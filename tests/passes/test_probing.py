@@ -1,4 +1,4 @@
-"""The probe: models whose rows depend on their company are found out, whatever of it they depend on."""
+"""The probe: models whose rows depend on their neighbours are found out, whatever of it they depend on."""
 
 from __future__ import annotations
 
