@@ -18,7 +18,7 @@ from torch import nn
 from detgen.engine import Engine
 from detgen.kernels.probe import same_bits
 from detgen.passes.packing import Shapes, Window
-from detgen.passes.tapping import tapped
+from detgen.passes.hooks import hooked
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _TIMED = 5  # passes timed a row count; the quickest counts
@@ -126,7 +126,7 @@ def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
             x = torch.randn(*x.shape[:-2], rows, x.shape[-1], generator=torch.Generator().manual_seed(2)).to(x)
             found[name] = lambda n: module(x[..., :n, :].clone()).view(n, -1)
 
-    with tapped(forward.model, take):
+    with hooked(forward.model, take):
         forward.run([Window(0, 0, [0] * min(rows, shapes.most_rows), 1)], shapes)
     return dict(sorted(found.items()))
 

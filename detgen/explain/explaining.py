@@ -10,7 +10,7 @@ import torch
 
 from detgen.check.checking import Case, Check, Failure
 from detgen.check.comparing import Difference
-from detgen.explain.localizing import Origin, Tap, locate
+from detgen.explain.localizing import Origin, Recording, locate
 from detgen.explain.shrinking import shrink
 
 
@@ -89,9 +89,9 @@ def _look(check: Check, failure: Failure, case: Case, difference: Difference) ->
     if case.setting.process != "fresh" and difference.what != "missing":
         reference = check.reference_task(case)
         mine = [r for r in reference.queue if r.id == difference.id]
-        ours = Tap(check.subject.configured(reference), difference).run(mine)
+        ours = Recording(check.subject.configured(reference), difference).run(mine)
         task = check.task(case, check.reference(case))
-        theirs = Tap(check.subject.configured(task), difference).run(task.queue)
+        theirs = Recording(check.subject.configured(task), difference).run(task.queue)
         origin = locate(ours, theirs)
         logits = _logits(difference, [t.logits if t else None for t in (ours, theirs)])
     return Finding(case, failure.case, difference, prompt, (words[0], words[1]), logits, origin)

@@ -20,11 +20,11 @@ from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.probe import same_bits
 from detgen.passes.packing import Shapes, Window
-from detgen.passes.tapping import tapped
+from detgen.passes.hooks import hooked
 
 
 @dataclass(slots=True)
-class Tapped:
+class Recorded:
     """What the wanted row met in its last pass.
 
     Attributes:
@@ -71,7 +71,7 @@ class Origin:
         )
 
 
-class Tap:
+class Recording:
     """Watches the passes of an engine for one position of one sample.
 
     Args:
@@ -82,16 +82,16 @@ class Tap:
     def __init__(self, engine: Engine, difference: Difference) -> None:
         self._engine = engine
         self._difference = difference
-        self._by_slot: dict[int, Tapped] = {}
-        self._pass: dict[int, Tapped] = {}  # by row of the pass in progress
+        self._by_slot: dict[int, Recorded] = {}
+        self._pass: dict[int, Recorded] = {}  # by row of the pass in progress
         self._rows = 0
         self._padded = 0  # rows of the last layers
         self._late = False  # behind the last attention
         self._wanted: list[int] = []
-        self.found: Tapped | None = None
+        self.found: Recorded | None = None
         self._logits: torch.Tensor | None = None
 
-    def run(self, queue: list[Request]) -> Tapped | None:
+    def run(self, queue: list[Request]) -> Recorded | None:
         """Generate the queue and return what the row met; None if no pass computed it."""
         with self._hooked():
             for _ in self._engine.stream(queue, trace=self):
@@ -110,7 +110,7 @@ class Tap:
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See `Trace`."""
         if self._mine(seq):
-            self.found = self._by_slot.get(seq.slot, Tapped())
+            self.found = self._by_slot.get(seq.slot, Recorded())
             self.found.logits = self._logits
             position = self._difference.position
             if position < keys.shape[1]:
@@ -121,11 +121,11 @@ class Tap:
         forward, _ = self._engine.canonical
         run, attend = forward.run, forward.attend
 
-        def run_tapped(windows: list[Window], shapes: Shapes) -> torch.Tensor:
+        def run_recorded(windows: list[Window], shapes: Shapes) -> torch.Tensor:
             self._begin(windows, shapes)
             return run(windows, shapes)
 
-        def attend_tapped(layer: int, *args: Any) -> torch.Tensor:
+        def attend_recorded(layer: int, *args: Any) -> torch.Tensor:
             for name, x in zip(("query", "key", "value"), args, strict=False):
                 self._take(f"attention {layer}, {name}", x)
             out = attend(layer, *args)
@@ -134,9 +134,9 @@ class Tap:
             return out
 
         instance: Any = forward
-        instance.run, instance.attend = run_tapped, attend_tapped
+        instance.run, instance.attend = run_recorded, attend_recorded
         try:
-            with tapped(forward.model, self._take_output):
+            with hooked(forward.model, self._take_output):
                 yield
         finally:
             del instance.run, instance.attend
@@ -153,7 +153,7 @@ class Tap:
         for w in windows:
             at = position - w.start
             if 0 <= at < len(w.tokens):
-                self._pass[row + at] = self._by_slot[w.slot] = Tapped(rows=self._rows, row=row + at)
+                self._pass[row + at] = self._by_slot[w.slot] = Recorded(rows=self._rows, row=row + at)
             row += len(w.tokens)
             self._wanted += range(row - w.logits, row)
         self._padded = shapes.fit_rows(max(len(self._wanted), 1))
@@ -179,7 +179,7 @@ class Tap:
                 mine.outputs.append((name, x.select(dim, order[row]).detach().clone(), sizes[dim]))
 
 
-def locate(reference: Tapped | None, found: Tapped | None) -> Origin:
+def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
     """Compare what the row met in the two generations."""
     if reference is None or found is None:
         return Origin(None, 0, 0, 0, (0, 0), "one of the two generations did not finish this sample")

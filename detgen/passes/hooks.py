@@ -14,7 +14,7 @@ Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
 
 
 @contextmanager
-def tapped(model: nn.Module, take: Take) -> Iterator[None]:
+def hooked(model: nn.Module, take: Take) -> Iterator[None]:
     """Tell of each module inside `model`, whenever it has computed something.
 
     Their forwards are replaced meanwhile; torch's own hooks are passed by where a forward is called as such.

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from detgen.passes.tapping import tapped
+from detgen.passes.hooks import hooked
 
 
 class Pair(nn.Module):
@@ -30,7 +30,7 @@ def test_every_module_is_told_of_until_the_end() -> None:
     pair = model.get_submodule("pair")
     x = torch.randn(5, 3)
     plain = pair(x, scale=2.0)
-    with tapped(model, take):
+    with hooked(model, take):
         assert torch.equal(pair(x, scale=2.0), plain)
     told = [
         ("pair.first", pair.get_submodule("first"), 1, (5, 4)),
