@@ -75,7 +75,7 @@ class Scheduler:
             self._place(seq)
 
     def _repartition(self) -> None:
-        """Cut the arena for the longest sequence in sight, if the slots do not fit it as they are."""
+        """Cut the buffer for the longest sequence in sight, if the slots do not fit it as they are."""
         if not self.waiting:
             return
         if self._cut != self._caches[0].cuts:  # another engine has used the caches since

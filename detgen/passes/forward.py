@@ -109,7 +109,7 @@ class Forward:
         Returns:
             [rows, heads, value head_size].
         """
-        self.cache.write(layer, self._packed.arena, k, v)
+        self.cache.write(layer, self._packed.kv_positions, k, v)
 
         def read(first: int, last: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
             return self.cache.read(layer, first, last, length)

@@ -1,6 +1,6 @@
 """The KV cache: allocated once, truncated in place.
 
-One arena of positions a layer. It is cut into slots of equal stride; cutting it anew for longer requests moves no
+One buffer of positions a layer. It is cut into slots of equal stride; cutting it anew for longer requests moves no
 memory. Knows neither requests nor models.
 """
 
@@ -17,14 +17,14 @@ class KVCache:
 
     Args:
         shapes: (kv_heads, key head size, value head size) of each layer.
-        positions: arena size in token positions.
+        positions: buffer size in token positions.
         dtype: of the entries.
         device: where they live.
 
     Attributes:
         stride: positions a slot.
         slots: how many there are.
-        cuts: how often the arena was cut.
+        cuts: how often the buffer was cut.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class KVCache:
         return sum(h * (dk + dv) for h, dk, dv in shapes) * dtype.itemsize
 
     def partition(self, stride: int, slots: int) -> None:
-        """Cut the arena into `slots` slots of `stride` positions; what was cached is forgotten.
+        """Cut the buffer into `slots` slots of `stride` positions; what was cached is forgotten.
 
         Raises:
-            ValueError: if they do not fit the arena.
+            ValueError: if they do not fit the buffer.
         """
         if stride * slots > self.positions:
-            raise ValueError(f"{slots} slots of {stride} positions exceed the arena of {self.positions}")
+            raise ValueError(f"{slots} slots of {stride} positions exceed the KV buffer of {self.positions}")
         self.stride, self.slots = stride, slots
         self.cuts += 1
         n = stride * slots
@@ -62,7 +62,7 @@ class KVCache:
         self._value_views = [v[:n].view(slots, stride, *v.shape[1:]) for v in self.values]
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store rows k and v, [rows, kv_heads, head_size], at arena `positions`, int64 [rows]."""
+        """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows]."""
         self.keys[layer].index_copy_(0, positions, k)
         self.values[layer].index_copy_(0, positions, v)
 

@@ -95,7 +95,7 @@ class Packed:
     Attributes:
         ids: int64 [rows], padding included.
         positions: int64 [rows].
-        arena: int64 [rows], where each row's KV entries go.
+        kv_positions: int64 [rows], where each row's KV entries go.
         wanted: int64 [n], rows whose logits are computed, padded like the rows.
         count: how many of `wanted` were asked for.
         padding: rows that carry no token.
@@ -104,7 +104,7 @@ class Packed:
 
     ids: torch.Tensor
     positions: torch.Tensor
-    arena: torch.Tensor
+    kv_positions: torch.Tensor
     wanted: torch.Tensor
     count: int
     padding: int
@@ -117,8 +117,8 @@ def pack(windows: list[Window], shapes: Shapes, stride: int, scratch: int, group
     Args:
         windows: at most one a slot; together at most `shapes.most_rows` tokens.
         shapes: the class of shapes to keep to.
-        stride: positions a slot in the KV arena.
-        scratch: arena position for padding rows.
+        stride: positions a slot in the KV buffer.
+        scratch: buffer position for padding rows.
         group: query heads a KV head.
         device: where the tensors go.
     """
@@ -127,7 +127,7 @@ def pack(windows: list[Window], shapes: Shapes, stride: int, scratch: int, group
     ends = np.cumsum(lengths)
     count = int(ends[-1])
     rows = shapes.fit_rows(count)
-    # Of each row: token id, position, place in the arena.
+    # Of each row: token id, position, place in the buffer.
     table = np.zeros((3, rows), dtype=np.int64)
     table[0, :count] = [token for w in windows for token in w.tokens]
     table[1, :count] = np.arange(count) + np.repeat(starts - (ends - lengths), lengths)
@@ -144,8 +144,10 @@ def pack(windows: list[Window], shapes: Shapes, stride: int, scratch: int, group
         lambda keys: min(shapes.fit_keys(keys), stride),
         device,
     )
-    ids, positions, arena = torch.from_numpy(table).to(device)
-    return Packed(ids, positions, arena, torch.from_numpy(np.array(wanted)).to(device), asked, rows - count, tiles)
+    ids, positions, kv_positions = torch.from_numpy(table).to(device)
+    return Packed(
+        ids, positions, kv_positions, torch.from_numpy(np.array(wanted)).to(device), asked, rows - count, tiles
+    )
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

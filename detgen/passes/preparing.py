@@ -114,7 +114,7 @@ def _load(config: EngineConfig, device: torch.device) -> tuple[LoadedModel, Load
 
 
 def _positions(config: EngineConfig, device: torch.device, context: int, position_bytes: int) -> int:
-    """Size of the KV arena in positions: what a whole batch of the longest sequences takes, or what fits.
+    """Size of the KV buffer in positions: what a whole batch of the longest sequences takes, or what fits.
 
     Raises:
         EngineError: if not even a short sequence fits the budget.

@@ -256,14 +256,14 @@ def test_entries_of_the_fast_path_are_not_shared() -> None:
 
 
 def test_a_long_request_gets_its_slot() -> None:
-    """One that needs the whole arena waits for the others, runs alone, and those behind it follow."""
+    """One that needs the whole buffer waits for the others, runs alone, and those behind it follow."""
     loop = Loop(4, positions=512)
     loop.run([request(i, 400 if i == 2 else 10) for i in range(7)])
     assert [s.request.index for s in loop.order] == list(range(7))
 
 
 def test_capacity() -> None:
-    """The longest sequence that can ever run is one that the key lengths allow in the arena."""
+    """The longest sequence that can ever run is one that the key lengths allow in the buffer."""
     for positions in (384, 511, 512, 700, 5000):
         capacity = Loop(3, positions).scheduler.capacity
         assert SHAPES.fit_keys(capacity) <= positions

@@ -55,12 +55,12 @@ def _keep_old(patch: Patch, kept: Callable[[Window, set[int]], range]) -> None:
     def faulty(self: Forward, windows: list[Window], shapes: Shapes) -> torch.Tensor:
         if shapes is FREE_SHAPES:  # the fast path and the draft model
             return run(self, windows, shapes)
-        arena = [w.slot * self.cache.stride + p for w in windows for p in kept(w, drafted)]
+        buffer = [w.slot * self.cache.stride + p for w in windows for p in kept(w, drafted)]
         layers = [*self.cache.keys, *self.cache.values]
-        before = [entries[arena].clone() for entries in layers]
+        before = [entries[buffer].clone() for entries in layers]
         logits = run(self, windows, shapes)
         for entries, old in zip(layers, before, strict=True):
-            entries[arena] = old
+            entries[buffer] = old
         drafted.clear()
         drafted.update(w.slot for w in windows if w.logits > 1)
         return logits

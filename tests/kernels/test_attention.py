@@ -53,7 +53,7 @@ def test_values(attend: Attend, softcap: float | None, window: int | None) -> No
 
 
 @functools.cache
-def arena(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def buffer(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values [slots, stride, kv_heads, size] of a full cache."""
     g = torch.Generator().manual_seed(1)
     shape = (SLOTS, STRIDE, KV_HEADS, size)
@@ -81,7 +81,7 @@ def run(windows: list[Window], like: Shapes, size: int, group: int, window: int 
     for w in windows:
         q[at : at + len(w.tokens)] = queries(size, group)[w.slot, w.start : w.start + len(w.tokens)]
         at += len(w.tokens)
-    k, v = arena(size)
+    k, v = buffer(size)
 
     def read(first: int, last: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         return k[first:last, :length], v[first:last, :length]
@@ -145,7 +145,7 @@ def test_packed_rows_have_the_right_values(attend: Attend) -> None:
     """Rows land where they belong: each one's attention is that of its own slot and position."""
     size, group = 32, 2
     windows = [Window(3, 0, [0] * 3, 0), Window(0, 500, [0] * 40, 0), Window(4, 90, [0], 0), Window(2, 63, [0] * 2, 0)]
-    k, v = arena(size)
+    k, v = buffer(size)
     for window in (None, 40):
         for w, out in zip(windows, run(windows, shapes(attend, size), size, group, window), strict=True):
             for i in range(len(w.tokens)):

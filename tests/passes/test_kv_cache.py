@@ -1,4 +1,4 @@
-"""The KV cache: one arena, cut into slots, never moved."""
+"""The KV cache: one buffer, cut into slots, never moved."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_finite_from_the_start() -> None:
 
 
 def test_write_and_read() -> None:
-    """A slot's entries are read where they were written, as views of the arena, and nowhere else."""
+    """A slot's entries are read where they were written, as views of the buffer, and nowhere else."""
     cache = make()
     cache.partition(32, 3)
     fill(cache, 1, 4, 9, 3.0)
@@ -50,7 +50,7 @@ def test_write_and_read() -> None:
 
 
 def test_partition_moves_no_memory() -> None:
-    """Cutting the arena anew keeps every tensor; the slots tile its first positions."""
+    """Cutting the buffer anew keeps every tensor; the slots tile its first positions."""
     cache = make()
     before = addresses(cache)
     for stride, slots in ((32, 3), (96, 1), (10, 9), (1, 96)):
@@ -62,7 +62,7 @@ def test_partition_moves_no_memory() -> None:
 
 
 def test_partition_refuses_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"4 slots of 32 positions exceed the arena of 96"):
+    with pytest.raises(ValueError, match=r"4 slots of 32 positions exceed the KV buffer of 96"):
         make().partition(32, 4)
 
 

@@ -25,19 +25,19 @@ def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
 @settings(max_examples=150)
 @given(data=st.data(), group=st.integers(1, 5))
 def test_rows(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
-    """Ids, positions and arena places are those of the windows in order; padding goes to the scratch position."""
+    """Ids, positions and buffer places are those of the windows in order; padding goes to the scratch position."""
     found, like = data.draw(windows), data.draw(shapes)
     packed = pack(found, like, STRIDE, SCRATCH, group, CPU)
     rows = rows_of(found)
     n, total = len(rows), len(packed.ids)
     assert packed.ids[:n].tolist() == [t for _, _, t in rows]
     assert packed.positions[:n].tolist() == [p for _, p, _ in rows]
-    assert packed.arena[:n].tolist() == [s * STRIDE + p for s, p, _ in rows]
+    assert packed.kv_positions[:n].tolist() == [s * STRIDE + p for s, p, _ in rows]
     assert packed.padding == total - n
-    assert set(packed.arena[n:].tolist()) <= {SCRATCH}
+    assert set(packed.kv_positions[n:].tolist()) <= {SCRATCH}
     assert total == like.fit_rows(n)
     assert packed.positions.shape == packed.ids.shape
-    assert packed.arena.shape == (total,)
+    assert packed.kv_positions.shape == (total,)
 
 
 @settings(max_examples=150)
