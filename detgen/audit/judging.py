@@ -131,9 +131,9 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
     while some := list(itertools.islice(source, _AHEAD)):
         some.sort(key=lambda a: a.sequence.prompt_length + len(a.tokens), reverse=True)
         while some:
-            stride = shapes.fit_keys(some[0].sequence.prompt_length + len(some[0].tokens))
-            slots = min(max(cache.positions // stride, 1), len(some))
-            cache.partition(stride, slots)
+            slot_size = shapes.fit_keys(some[0].sequence.prompt_length + len(some[0].tokens))
+            slots = min(max(cache.positions // slot_size, 1), len(some))
+            cache.partition(slot_size, slots)
             _share(engine, some[:slots])
             yield from some[:slots]
             del some[:slots]

@@ -45,7 +45,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.live: dict[int, Sequence] = {}
         self._contents: list[list[int]] = []  # tokens whose canonical KV entries each slot holds
-        self._stride = 0
+        self._slot_size = 0
         self._cut = 0
         self.reused = 0
 
@@ -69,7 +69,7 @@ class Scheduler:
             self._repartition()
         while self.waiting and len(self.live) < len(self._contents):
             seq = self.waiting[0]
-            if seq.limit > self._stride or self._sibling_reading(seq):
+            if seq.limit > self._slot_size or self._sibling_reading(seq):
                 return  # wait until the others are done, or until the prompt's KV entries can be shared
             self.waiting.popleft()
             self._place(seq)
@@ -79,19 +79,19 @@ class Scheduler:
         if not self.waiting:
             return
         if self._cut != self._caches[0].cuts:  # another engine has used the caches since
-            self._stride, self._contents = 0, []
+            self._slot_size, self._contents = 0, []
         ahead = list(self.waiting)[: 2 * self._batch_size]
         positions = self._caches[0].positions
-        stride = self._shapes.fit_keys(max(s.limit for s in ahead))
-        if positions // stride < min(self._batch_size, len(ahead)):
+        slot_size = self._shapes.fit_keys(max(s.limit for s in ahead))
+        if positions // slot_size < min(self._batch_size, len(ahead)):
             # Too long for a whole batch side by side: serve the head of the queue, the long one when it is its turn.
-            stride = self._shapes.fit_keys(self.waiting[0].limit)
-        slots = max(min(self._batch_size, positions // stride), 1)
-        if self._stride >= stride and len(self._contents) >= slots:
+            slot_size = self._shapes.fit_keys(self.waiting[0].limit)
+        slots = max(min(self._batch_size, positions // slot_size), 1)
+        if self._slot_size >= slot_size and len(self._contents) >= slots:
             return
-        self._stride = stride
+        self._slot_size = slot_size
         for cache in self._caches:
-            cache.partition(stride, slots)
+            cache.partition(slot_size, slots)
         self._cut = self._caches[0].cuts
         self._contents = [[] for _ in range(slots)]
 

@@ -72,7 +72,7 @@ class Forward:
             float32 [sum of the windows' `logits`, vocabulary], in the order of the windows.
         """
         started = time.perf_counter()
-        packed = pack(windows, shapes, self.cache.stride, self.cache.scratch, self._group, self.device)
+        packed = pack(windows, shapes, self.cache.slot_size, self.cache.scratch, self._group, self.device)
         rows = len(packed.ids)
         self.passes += 1
         self.rows += rows

@@ -1,6 +1,6 @@
 """The KV cache: allocated once, truncated in place.
 
-One buffer of positions a layer. It is cut into slots of equal stride; cutting it anew for longer requests moves no
+One buffer of positions a layer. It is cut into slots of one size; cutting it anew for longer requests moves no
 memory. Knows neither requests nor models.
 """
 
@@ -22,7 +22,7 @@ class KVCache:
         device: where they live.
 
     Attributes:
-        stride: positions a slot.
+        slot_size: positions a slot.
         slots: how many there are.
         cuts: how often the buffer was cut.
     """
@@ -33,7 +33,7 @@ class KVCache:
         self.positions = positions
         self.keys = [torch.zeros(positions + 1, h, d, dtype=dtype, device=device) for h, d, _ in shapes]
         self.values = [torch.zeros(positions + 1, h, d, dtype=dtype, device=device) for h, _, d in shapes]
-        self.stride = 0
+        self.slot_size = 0
         self.slots = 0
         self.cuts = 0
 
@@ -47,19 +47,19 @@ class KVCache:
         """Bytes of one position over all layers."""
         return sum(h * (dk + dv) for h, dk, dv in shapes) * dtype.itemsize
 
-    def partition(self, stride: int, slots: int) -> None:
-        """Cut the buffer into `slots` slots of `stride` positions; what was cached is forgotten.
+    def partition(self, slot_size: int, slots: int) -> None:
+        """Cut the buffer into `slots` slots of `slot_size` positions; what was cached is forgotten.
 
         Raises:
             ValueError: if they do not fit the buffer.
         """
-        if stride * slots > self.positions:
-            raise ValueError(f"{slots} slots of {stride} positions exceed the KV buffer of {self.positions}")
-        self.stride, self.slots = stride, slots
+        if slot_size * slots > self.positions:
+            raise ValueError(f"{slots} slots of {slot_size} positions exceed the KV buffer of {self.positions}")
+        self.slot_size, self.slots = slot_size, slots
         self.cuts += 1
-        n = stride * slots
-        self._key_views = [k[:n].view(slots, stride, *k.shape[1:]) for k in self.keys]
-        self._value_views = [v[:n].view(slots, stride, *v.shape[1:]) for v in self.values]
+        n = slot_size * slots
+        self._key_views = [k[:n].view(slots, slot_size, *k.shape[1:]) for k in self.keys]
+        self._value_views = [v[:n].view(slots, slot_size, *v.shape[1:]) for v in self.values]
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows]."""

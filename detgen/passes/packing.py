@@ -111,13 +111,15 @@ class Packed:
     tiles: Tiles
 
 
-def pack(windows: list[Window], shapes: Shapes, stride: int, scratch: int, group: int, device: torch.device) -> Packed:
+def pack(
+    windows: list[Window], shapes: Shapes, slot_size: int, scratch: int, group: int, device: torch.device
+) -> Packed:
     """Lay windows out as one pass.
 
     Args:
         windows: at most one a slot; together at most `shapes.most_rows` tokens.
         shapes: the class of shapes to keep to.
-        stride: positions a slot in the KV buffer.
+        slot_size: positions a slot in the KV buffer.
         scratch: buffer position for padding rows.
         group: query heads a KV head.
         device: where the tensors go.
@@ -131,7 +133,7 @@ def pack(windows: list[Window], shapes: Shapes, stride: int, scratch: int, group
     table = np.zeros((3, rows), dtype=np.int64)
     table[0, :count] = [token for w in windows for token in w.tokens]
     table[1, :count] = np.arange(count) + np.repeat(starts - (ends - lengths), lengths)
-    table[2, :count] = table[1, :count] + np.repeat(slots * stride, lengths)
+    table[2, :count] = table[1, :count] + np.repeat(slots * slot_size, lengths)
     table[2, count:] = scratch
     wanted = [row for w, end in zip(windows, ends.tolist(), strict=True) for row in range(end - w.logits, end)]
     asked = len(wanted)
@@ -141,7 +143,7 @@ def pack(windows: list[Window], shapes: Shapes, stride: int, scratch: int, group
         rows,
         group,
         shapes.fit_height,
-        lambda keys: min(shapes.fit_keys(keys), stride),
+        lambda keys: min(shapes.fit_keys(keys), slot_size),
         device,
     )
     ids, positions, kv_positions = torch.from_numpy(table).to(device)

@@ -86,7 +86,7 @@ class _Prober:
         cache = forward.cache
         for entries in (*cache.keys, *cache.values):
             noise = torch.randn(3 * _SPAN, *entries.shape[1:], generator=self._random)
-            at = torch.cat([torch.arange(_SPAN) + slot * cache.stride for slot in range(3)])
+            at = torch.cat([torch.arange(_SPAN) + slot * cache.slot_size for slot in range(3)])
             entries[at.to(entries.device)] = noise.to(entries.device, entries.dtype)
 
     def _draw(self, count: int) -> list[int]:
@@ -127,7 +127,7 @@ class _Prober:
 
     def _restore(self) -> None:
         cache = self.forward.cache
-        first = cache.stride + _HEAD
+        first = cache.slot_size + _HEAD
         for entries, want in ((cache.keys, self._want[1]), (cache.values, self._want[2])):
             for layer, rows in zip(entries, want, strict=True):
                 layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
@@ -225,7 +225,7 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
             if not prober.agrees_everywhere(pivot, like):
                 continue
             tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
-            large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.stride][:1]
+            large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.slot_size][:1]
             if large and prober.forward.device.type != "cpu":
                 large += [n for n in _BETWEEN if n < large[0]]
             tried += tuple(large)

@@ -63,8 +63,8 @@ class Loop:
             assert seq.cached < seq.prompt_length, "the last prompt token goes through a pass"
         for slot, seq in self.scheduler.live.items():
             assert seq.slot == slot < self.cache.slots <= self.batch
-            assert seq.limit <= self.cache.stride
-            assert self.draft_cache.stride == self.cache.stride
+            assert seq.limit <= self.cache.slot_size
+            assert self.draft_cache.slot_size == self.cache.slot_size
             self.check(seq)
         windows = []
         for seq in self.scheduler.live.values():
@@ -117,8 +117,8 @@ class Loop:
         self.scheduler.advance(seq, len(seq.tokens) - 1)
 
     def write(self, slot: int, start: int, tokens: list[float]) -> None:
-        assert start + len(tokens) <= self.cache.stride, "a window stays in its slot"
-        at = torch.arange(len(tokens)) + slot * self.cache.stride + start
+        assert start + len(tokens) <= self.cache.slot_size, "a window stays in its slot"
+        at = torch.arange(len(tokens)) + slot * self.cache.slot_size + start
         entries = torch.tensor(tokens).view(-1, 1, 1)
         self.cache.write(0, at, entries, entries)
 

@@ -55,7 +55,7 @@ def _keep_old(patch: Patch, kept: Callable[[Window, set[int]], range]) -> None:
     def faulty(self: Forward, windows: list[Window], shapes: Shapes) -> torch.Tensor:
         if shapes is FREE_SHAPES:  # the fast path and the draft model
             return run(self, windows, shapes)
-        buffer = [w.slot * self.cache.stride + p for w in windows for p in kept(w, drafted)]
+        buffer = [w.slot * self.cache.slot_size + p for w in windows for p in kept(w, drafted)]
         layers = [*self.cache.keys, *self.cache.values]
         before = [entries[buffer].clone() for entries in layers]
         logits = run(self, windows, shapes)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
 from detgen.passes.packing import FREE_SHAPES, Shapes, Window
 
-SLOTS, STRIDE = 8, 2 * PERIOD
+SLOTS, SLOT_SIZE = 8, 2 * PERIOD
 
 
 @st.composite
@@ -21,7 +21,7 @@ def _windows(draw: st.DrawFn, most: int = 128) -> list[Window]:
             continue
         left -= width
         tokens = draw(st.lists(st.integers(1, 999), min_size=width, max_size=width))
-        start = draw(st.integers(0, STRIDE - width))
+        start = draw(st.integers(0, SLOT_SIZE - width))
         found.append(Window(slot, start, tokens, draw(st.integers(0, width))))
     return found or [Window(0, 0, [1], 1)]
 

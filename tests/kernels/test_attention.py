@@ -15,7 +15,7 @@ from detgen.kernels.compiled import attend_compiled, build
 from detgen.kernels.probe import key_lengths, same_bits
 from detgen.passes.packing import Shapes, Window, pack
 
-SLOTS, STRIDE, KV_HEADS = 5, 640, 2
+SLOTS, SLOT_SIZE, KV_HEADS = 5, 640, 2
 CPU = torch.device("cpu")
 BUILT = pytest.mark.skipif(build() is None, reason="the compiled attention was not built")
 ALL = pytest.mark.parametrize("attend", [attend_fused, attend_blocks, pytest.param(attend_compiled, marks=BUILT)])
@@ -54,16 +54,16 @@ def test_values(attend: Attend, softcap: float | None, window: int | None) -> No
 
 @functools.cache
 def buffer(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [slots, stride, kv_heads, size] of a full cache."""
+    """Keys and values [slots, slot_size, kv_heads, size] of a full cache."""
     g = torch.Generator().manual_seed(1)
-    shape = (SLOTS, STRIDE, KV_HEADS, size)
+    shape = (SLOTS, SLOT_SIZE, KV_HEADS, size)
     return torch.randn(shape, generator=g), torch.randn(shape, generator=g)
 
 
 @functools.cache
 def queries(size: int, group: int) -> torch.Tensor:
-    """Queries [slots, stride, kv_heads, group, size] of every position."""
-    return torch.randn(SLOTS, STRIDE, KV_HEADS, group, size, generator=torch.Generator().manual_seed(2))
+    """Queries [slots, slot_size, kv_heads, group, size] of every position."""
+    return torch.randn(SLOTS, SLOT_SIZE, KV_HEADS, group, size, generator=torch.Generator().manual_seed(2))
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def shapes(attend: Attend, size: int) -> Shapes:
 
 def run(windows: list[Window], like: Shapes, size: int, group: int, window: int | None) -> list[torch.Tensor]:
     """Attention of the windows' rows, packed into one pass: [tokens, kv_heads, group, size] a window."""
-    packed = pack(windows, like, STRIDE, SLOTS * STRIDE, group, CPU)
+    packed = pack(windows, like, SLOT_SIZE, SLOTS * SLOT_SIZE, group, CPU)
     q = torch.zeros(len(packed.ids), KV_HEADS, group, size)
     at = 0
     for w in windows:
@@ -107,7 +107,7 @@ def packings(draw: st.DrawFn) -> list[Window]:
         if not left:
             break
         width = draw(st.one_of(st.integers(1, min(16, left)), st.integers(1, left)))
-        start = draw(st.one_of(st.integers(0, 70), st.integers(0, STRIDE - width)))
+        start = draw(st.one_of(st.integers(0, 70), st.integers(0, SLOT_SIZE - width)))
         windows.append(Window(slot, start, [0] * width, draw(st.integers(0, 1))))
         left -= width
     return windows

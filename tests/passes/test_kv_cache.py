@@ -19,7 +19,7 @@ def addresses(cache: KVCache) -> list[int]:
 
 
 def fill(cache: KVCache, slot: int, first: int, last: int, value: float) -> None:
-    at = torch.arange(slot * cache.stride + first, slot * cache.stride + last)
+    at = torch.arange(slot * cache.slot_size + first, slot * cache.slot_size + last)
     for layer, (heads, dk, dv) in enumerate(SHAPES):
         cache.write(layer, at, torch.full((len(at), heads, dk), value), torch.full((len(at), heads, dv), value + 0.5))
 
@@ -53,11 +53,11 @@ def test_partition_moves_no_memory() -> None:
     """Cutting the buffer anew keeps every tensor; the slots tile its first positions."""
     cache = make()
     before = addresses(cache)
-    for stride, slots in ((32, 3), (96, 1), (10, 9), (1, 96)):
-        cache.partition(stride, slots)
-        assert (cache.stride, cache.slots) == (stride, slots)
-        fill(cache, slots - 1, stride - 1, stride, 7.0)
-        assert (cache.keys[0][stride * slots - 1] == 7.0).all()
+    for slot_size, slots in ((32, 3), (96, 1), (10, 9), (1, 96)):
+        cache.partition(slot_size, slots)
+        assert (cache.slot_size, cache.slots) == (slot_size, slots)
+        fill(cache, slots - 1, slot_size - 1, slot_size, 7.0)
+        assert (cache.keys[0][slot_size * slots - 1] == 7.0).all()
     assert addresses(cache) == before
 
 

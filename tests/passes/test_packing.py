@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
 from detgen.passes.packing import Shapes, Window, pack
 
-SLOTS, STRIDE = 8, 2 * PERIOD
-SCRATCH = SLOTS * STRIDE
+SLOTS, SLOT_SIZE = 8, 2 * PERIOD
+SCRATCH = SLOTS * SLOT_SIZE
 CPU = torch.device("cpu")
 
 
@@ -27,12 +27,12 @@ def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
 def test_rows(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
     """Ids, positions and buffer places are those of the windows in order; padding goes to the scratch position."""
     found, like = data.draw(windows), data.draw(shapes)
-    packed = pack(found, like, STRIDE, SCRATCH, group, CPU)
+    packed = pack(found, like, SLOT_SIZE, SCRATCH, group, CPU)
     rows = rows_of(found)
     n, total = len(rows), len(packed.ids)
     assert packed.ids[:n].tolist() == [t for _, _, t in rows]
     assert packed.positions[:n].tolist() == [p for _, p, _ in rows]
-    assert packed.kv_positions[:n].tolist() == [s * STRIDE + p for s, p, _ in rows]
+    assert packed.kv_positions[:n].tolist() == [s * SLOT_SIZE + p for s, p, _ in rows]
     assert packed.padding == total - n
     assert set(packed.kv_positions[n:].tolist()) <= {SCRATCH}
     assert total == like.fit_rows(n)
@@ -45,7 +45,7 @@ def test_rows(data: st.DataObject, windows: Any, shapes: Any, group: int) -> Non
 def test_wanted_logits(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
     """The last rows of each window, as many as it asks for, in order; padded to an allowed row count."""
     found, like = data.draw(windows), data.draw(shapes)
-    packed = pack(found, like, STRIDE, SCRATCH, group, CPU)
+    packed = pack(found, like, SLOT_SIZE, SCRATCH, group, CPU)
     want, at = [], 0
     for w in found:
         at += len(w.tokens)

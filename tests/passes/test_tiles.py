@@ -13,13 +13,13 @@ from detgen.kernels.attention import PERIOD
 from detgen.passes.packing import Shapes, Window, pack
 from detgen.passes.tiles import Piece, Tiles, group_pieces, pieces, tile_area
 
-SLOTS, STRIDE = 8, 2 * PERIOD
+SLOTS, SLOT_SIZE = 8, 2 * PERIOD
 CPU = torch.device("cpu")
 
 
 def tiles_of(found: list[Window], shapes: Shapes, group: int) -> tuple[Tiles, list[tuple[int, int]], int]:
     """Tiles of a pass, (slot, position) of each of its rows, and how many rows it has with padding."""
-    packed = pack(found, shapes, STRIDE, SLOTS * STRIDE, group, CPU)
+    packed = pack(found, shapes, SLOT_SIZE, SLOTS * SLOT_SIZE, group, CPU)
     return packed.tiles, [(w.slot, w.start + i) for w in found for i in range(len(w.tokens))], len(packed.ids)
 
 
@@ -36,7 +36,7 @@ def test_every_row_has_its_place(data: st.DataObject, windows: Any, shapes: Any,
         assert tile.height == like.fit_height(group * tile.width)
         assert tile.height % like.tile_rows == 0
         assert 0 <= tile.height - group * tile.width < like.tile_rows
-        assert tile.length <= STRIDE
+        assert tile.length <= SLOT_SIZE
         assert tile.length == like.fit_keys(tile.length), "a length of the class"
         assert tile.positions.max() < tile.length
         for slot in range(tile.first, tile.last):
