@@ -147,7 +147,7 @@ def _attention(engine: Engine, rows: int) -> Compute:
         most = shapes.most_width(1)
         for first in range(0, n, most):
             take = min(most, n - first)
-            width = shapes.fit_height(take)
+            width = shapes.pad_query_rows(take)
             at = torch.arange(first, first + width, device=k.device)[:, None] + length - rows - shapes.tile_rows
             hidden = torch.arange(length, device=k.device) > at
             mask = torch.zeros(1, 1, width, length, dtype=k.dtype, device=k.device)

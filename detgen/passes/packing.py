@@ -59,7 +59,7 @@ class Shapes:
             return max(rows, self.rows[0])
         return next(n for n in self.rows if n >= rows)
 
-    def fit_height(self, rows: int) -> int:
+    def pad_query_rows(self, rows: int) -> int:
         """The least allowed rows of a tile that hold `rows`."""
         return -(-rows // self.tile_rows) * self.tile_rows
 
@@ -142,7 +142,7 @@ def pack(
         group_pieces(pieces(spans, shapes.most_width(group))),
         rows,
         group,
-        shapes.fit_height,
+        shapes.pad_query_rows,
         lambda keys: min(shapes.fit_keys(keys), slot_size),
         device,
     )

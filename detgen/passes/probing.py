@@ -28,7 +28,7 @@ _LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows 
 _BETWEEN = (192, 256, 384)  # tried below those on a GPU, where no other count stands for them
 _PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
-_TILE_ROWS = (1, 4, 16, 64, 128)  # few rows may have a kernel of their own; 128 leaves tiles of one height
+_TILE_ROWS = (1, 4, 16, 64, 128)  # few rows may have a kernel of their own; 128 leaves tiles of one query_rows
 _SLOW = 0.1  # seconds a pass from which fewer shapes are tried
 _SPAN = 128  # positions of a slot that passes up to that size use
 

@@ -43,7 +43,7 @@ class Tile:
     """Slots first..last-1 with `width` tokens each, reading `length` keys.
 
     Attributes:
-        height: query rows a KV head: `width` tokens of each query head of its group, and padding, which repeats the
+        query_rows: query rows a KV head: `width` tokens of each query head of its group, and padding, which repeats the
             last of them.
         rows: int64 [slots, width], the row of the pass at each place; 0 where a slot has fewer tokens.
         positions: int64 [slots, width], likewise.
@@ -52,19 +52,19 @@ class Tile:
     first: int
     last: int
     width: int
-    height: int
+    query_rows: int
     length: int
     rows: np.ndarray
     positions: np.ndarray
     masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def lay(self, places: np.ndarray) -> np.ndarray:
-        """[..., group, width] as [..., height]."""
+        """[..., group, width] as [..., query_rows]."""
         flat = places.reshape(*places.shape[:-2], -1)
-        return flat[..., np.minimum(np.arange(self.height), flat.shape[-1] - 1)]
+        return flat[..., np.minimum(np.arange(self.query_rows), flat.shape[-1] - 1)]
 
     def mask(self, window: int | None, group: int, like: torch.Tensor) -> torch.Tensor:
-        """[slots, 1, height, length]: 0 where visible, -inf elsewhere; made once a pass and window size.
+        """[slots, 1, query_rows, length]: 0 where visible, -inf elsewhere; made once a pass and window size.
 
         In dtype and on the device of `like`.
         """
@@ -74,7 +74,7 @@ class Tile:
             rows = self.lay(np.repeat(self.length + reach - 1 - self.positions[:, None], group, axis=1))
             at = torch.from_numpy(rows.reshape(-1)).to(like.device)
             band = _band(self.length, reach, like.dtype, like.device)
-            found = band.index_select(0, at).view(len(rows), 1, self.height, self.length)
+            found = band.index_select(0, at).view(len(rows), 1, self.query_rows, self.length)
             self.masks[window, group] = found
         return found
 
@@ -97,7 +97,7 @@ class Tiles:
         pieces: what stands in each tile; no slot twice in one.
         rows: rows of the pass, padding included.
         group: query heads a KV head.
-        fit_height: the least allowed height that holds some query rows.
+        pad_query_rows: the least allowed query_rows that holds some query rows.
         fit_keys: the least allowed key length that holds some keys.
         device: where the tensors go.
 
@@ -111,7 +111,7 @@ class Tiles:
         pieces: list[list[Piece]],
         rows: int,
         group: int,
-        fit_height: Callable[[int], int],
+        pad_query_rows: Callable[[int], int],
         fit_keys: Callable[[int], int],
         device: torch.device,
     ) -> None:
@@ -127,29 +127,29 @@ class Tiles:
         for members in pieces:
             first, last = min(p.slot for p in members), max(p.slot for p in members) + 1
             width = max(p.tokens for p in members)
-            height = fit_height(group * width)
+            query_rows = pad_query_rows(group * width)
             length = fit_keys(max(p.start + p.tokens for p in members))
             for p in members:
                 i = p.slot - first
-                table.append((p.row, p.tokens, p.start, before + i * width, above + i * height, width))
-            spans.append((first, last, width, height, length))
+                table.append((p.row, p.tokens, p.start, before + i * width, above + i * query_rows, width))
+            spans.append((first, last, width, query_rows, length))
             before += (last - first) * width
-            above += (last - first) * height
-            self.area += tile_area(last - first, -(-height // group), length)
-        row, tokens, start, at, height_at, width_of = np.array(sorted(table), dtype=np.int64).T
+            above += (last - first) * query_rows
+            self.area += tile_area(last - first, -(-query_rows // group), length)
+        row, tokens, start, at, query_row_at, width_of = np.array(sorted(table), dtype=np.int64).T
         count = int(tokens.sum())
         along = np.arange(count)
         # Of each row: where its first head's result is among those of all tiles, and its tile's width; padding at 0.
         self._where = np.zeros((2, rows), dtype=np.int64)
-        self._where[:, :count] = along + np.repeat(height_at - row, tokens), np.repeat(width_of, tokens)
+        self._where[:, :count] = along + np.repeat(query_row_at - row, tokens), np.repeat(width_of, tokens)
         places = along + np.repeat(at - row, tokens)
         both = np.zeros((2, before), dtype=np.int64)
         both[:, places] = along, along + np.repeat(start - row, tokens)
         before = 0
-        for first, last, width, height, length in spans:
+        for first, last, width, query_rows, length in spans:
             end = before + (last - first) * width
             taken, seen = both[:, before:end].reshape(2, last - first, width)
-            self.tiles.append(Tile(first, last, width, height, length, taken, seen))
+            self.tiles.append(Tile(first, last, width, query_rows, length, taken, seen))
             before = end
 
     def attend(
@@ -184,7 +184,7 @@ class Tiles:
         at = 0
         for tile in self.tiles:
             slots = tile.last - tile.first
-            count = slots * tile.height * kv_heads
+            count = slots * tile.query_rows * kv_heads
             part = taken[at : at + count].view(slots, kv_heads, -1, size)
             keys, values = read(tile.first, tile.last, tile.length)
             mask = tile.mask(window, heads // kv_heads, q)
@@ -197,7 +197,7 @@ class Tiles:
     def _gather(self, stride: int, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the tiles' queries are among heads of rows `stride` apart, and where each row's results are.
 
-        Queries of a tile stand in the order [slots, kv_heads, height], results in [slots, height, kv_heads], heights
+        Queries of a tile stand in the order [slots, kv_heads, query_rows], results in [slots, query_rows, kv_heads], query rows
         in [group, width]. Both int64, made once a pass.
         """
         found = self._gathers.get((stride, heads, kv_heads))

@@ -33,9 +33,9 @@ def test_every_row_has_its_place(data: st.DataObject, windows: Any, shapes: Any,
     for tile in tiles.tiles:
         assert 0 <= tile.first < tile.last <= SLOTS
         assert tile.rows.shape == tile.positions.shape == (tile.last - tile.first, tile.width)
-        assert tile.height == like.fit_height(group * tile.width)
-        assert tile.height % like.tile_rows == 0
-        assert 0 <= tile.height - group * tile.width < like.tile_rows
+        assert tile.query_rows == like.pad_query_rows(group * tile.width)
+        assert tile.query_rows % like.tile_rows == 0
+        assert 0 <= tile.query_rows - group * tile.width < like.tile_rows
         assert tile.length <= SLOT_SIZE
         assert tile.length == like.fit_keys(tile.length), "a length of the class"
         assert tile.positions.max() < tile.length
@@ -45,7 +45,7 @@ def test_every_row_has_its_place(data: st.DataObject, windows: Any, shapes: Any,
     for i, place in enumerate(rows):
         assert place in places[i]
         assert i == 0 or len(places[i]) == 1
-    assert tiles.area == sum(tile_area(t.last - t.first, -(-t.height // group), t.length) for t in tiles.tiles)
+    assert tiles.area == sum(tile_area(t.last - t.first, -(-t.query_rows // group), t.length) for t in tiles.tiles)
 
 
 def through(tiles: Tiles, q: torch.Tensor, kv_heads: int, group: int) -> torch.Tensor:
@@ -99,8 +99,8 @@ def test_masks(data: st.DataObject, windows: Any, shapes: Any, group: int, windo
     found, like = data.draw(windows), data.draw(shapes)
     for tile in tiles_of(found, like, group)[0].tiles:
         mask = tile.mask(window, group, torch.zeros(0))
-        assert mask.shape == (tile.last - tile.first, 1, tile.height, tile.length)
-        mask, padding = mask.split([group * tile.width, tile.height - group * tile.width], dim=2)
+        assert mask.shape == (tile.last - tile.first, 1, tile.query_rows, tile.length)
+        mask, padding = mask.split([group * tile.width, tile.query_rows - group * tile.width], dim=2)
         assert torch.equal(padding, mask[:, :, -1:].expand_as(padding))
         keys = torch.arange(tile.length)
         at = torch.from_numpy(tile.positions)[:, None, :, None]
