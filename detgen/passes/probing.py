@@ -26,7 +26,7 @@ _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
 _FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
 _LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows are tried, too
 _BETWEEN = (192, 256, 384)  # tried below those on a GPU, where no other count stands for them
-_PIVOTS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
+_REFERENCE_ROWS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
 _TILE_ROWS = (1, 4, 16, 64, 128)  # few rows may have a kernel of their own; 128 leaves tiles of one query_rows
 _SLOW = 0.1  # seconds a pass from which fewer shapes are tried
@@ -210,19 +210,19 @@ def _attentions(
 def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Row counts that give the same bits under all packings and thread counts, and the others.
 
-    All of a class agree with its pivot, so that its bits do not depend on which others there was time to try. The pivot
+    All of a class agree with its reference row count, so that its bits do not depend on which others there was time to try. That count
     alone is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv 2601.17768,
     section 3).
     """
     threads = torch.get_num_threads()
     try:
-        for pivot in _PIVOTS:
-            prober.learn(pivot, like)
+        for reference_rows in _REFERENCE_ROWS:
+            prober.learn(reference_rows, like)
             started = time.perf_counter()
-            if not prober.agrees(pivot, like):
+            if not prober.agrees(reference_rows, like):
                 continue
             seconds = (time.perf_counter() - started) / 4
-            if not prober.agrees_everywhere(pivot, like):
+            if not prober.agrees_everywhere(reference_rows, like):
                 continue
             tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
             large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.slot_size][:1]
@@ -234,7 +234,7 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
                 torch.set_num_threads(count)
                 agreeing -= {n for n in agreeing if not prober.agrees(n, like)}
             torch.set_num_threads(threads)
-            if pivot in agreeing:
+            if reference_rows in agreeing:
                 return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
         return (), _SIZES
     finally:
