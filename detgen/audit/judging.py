@@ -177,18 +177,18 @@ def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading], stopped: 
     """Read samples, the longest first, all up to the same position before any goes on.
 
     The windows of a pass then begin at the same position and stand in neighbouring slots, so that one attention tile
-    holds them and has hardly a place to spare. What room is left goes to the next ones.
+    holds them and has hardly a place to spare. What rows remain go to the next ones.
     """
     read: list[tuple[_Reading, Window]] = []
-    room = shapes.most_rows
+    remaining = shapes.most_rows
     for reading, window in _windows(readings, shapes.most_rows):
-        if len(window.tokens) > room or any(r is reading for r, _ in read):
+        if len(window.tokens) > remaining or any(r is reading for r, _ in read):
             if stopped.is_set():
                 return
             _pass(forward, shapes, read)
-            read, room = [], shapes.most_rows
+            read, remaining = [], shapes.most_rows
         read.append((reading, window))
-        room -= len(window.tokens)
+        remaining -= len(window.tokens)
     if read and not stopped.is_set():
         _pass(forward, shapes, read)
 

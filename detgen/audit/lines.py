@@ -94,8 +94,8 @@ class Lines:
         if not isinstance(tokens, list) or not tokens or not all(type(t) is int and t in known for t in tokens):
             self.result.add(where, "has no tokens, or others than the model's", "line")
             return None
-        if len(tokens) > expected.room:
-            self.result.add(where, f"has {len(tokens):,} tokens, where {expected.room:,} end it", "line")
+        if len(tokens) > expected.remaining:
+            self.result.add(where, f"has {len(tokens):,} tokens, where {expected.remaining:,} end it", "line")
             return None
         if not expected.deterministic:
             self.result.unverified += 1

@@ -122,7 +122,7 @@ class Decoding:
         if self.drafter is None or not seqs:
             return {s.slot: _NO_DRAFT for s in seqs}
         # The pass commits one token more than it accepts, so the last token before the limit is never drafted.
-        lengths = [max(min(self.draft_length, s.room - 1), 0) for s in seqs]
+        lengths = [max(min(self.draft_length, s.remaining - 1), 0) for s in seqs]
         drafts = self.drafter.draft(seqs, lengths)
         return {s.slot: draft for s, draft in zip(seqs, drafts, strict=True)}
 

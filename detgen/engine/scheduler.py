@@ -140,13 +140,13 @@ class Scheduler:
         Yields:
             The windows of each pass, no more rows than a pass may have.
         """
-        room = self._shapes.most_rows
+        most = self._shapes.most_rows
         batch: list[Window] = []
-        free = room
+        free = most
         for window in windows:
             if len(window.tokens) > free:
                 yield batch
-                batch, free = [], room
+                batch, free = [], most
             batch.append(window)
             free -= len(window.tokens)
         for seq in sorted(self.live.values(), key=lambda s: s.prompt_length - s.cached):
@@ -158,7 +158,7 @@ class Scheduler:
             while at < end:
                 if not free:
                     yield batch
-                    batch, free = [], room
+                    batch, free = [], most
                 part = seq.tokens[at : min(at + free, end)]
                 at += len(part)
                 batch.append(Window(seq.slot, at - len(part), part, int(at == seq.prompt_length)))

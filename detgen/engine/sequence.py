@@ -56,7 +56,7 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def room(self) -> int:
+    def remaining(self) -> int:
         """Tokens that it may still generate."""
         return self.limit - len(self.tokens)
 

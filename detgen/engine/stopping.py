@@ -31,7 +31,7 @@ class Stopping:
         """
         if pending[-1] in self.eos or self._stopped(seq, pending):
             seq.finish_reason = "stop"
-        elif len(pending) >= seq.room:
+        elif len(pending) >= seq.remaining:
             seq.finish_reason = "length"
         return seq.finish_reason is not None
 

@@ -69,7 +69,7 @@ class Loop:
         windows = []
         for seq in self.scheduler.live.values():
             if seq.generated and seq.deterministic:
-                draft = [self.rng.randrange(2000, 3000) for _ in range(min(self.rng.randrange(14), seq.room - 1))]
+                draft = [self.rng.randrange(2000, 3000) for _ in range(min(self.rng.randrange(14), seq.remaining - 1))]
                 for i, token in enumerate(draft[: self.rng.randrange(14)]):
                     draft[i] = 1000 + seq.generated + i if self.rng.random() < 0.7 else token
                 windows.append(Window(seq.slot, len(seq.tokens) - 1, [seq.tokens[-1], *draft], len(draft) + 1))
@@ -78,7 +78,7 @@ class Loop:
                 seq.tokens.append(1000 + seq.generated)
                 self.scheduler.advance(seq, len(seq.tokens) - 1)
         self.decode(windows)
-        done = [s for s in self.scheduler.live.values() if s.generated and s.room == 0]
+        done = [s for s in self.scheduler.live.values() if s.generated and s.remaining == 0]
         for seq in done:
             self.check(seq)
             self.scheduler.release(seq)

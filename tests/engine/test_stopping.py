@@ -24,10 +24,10 @@ def stopping(tokenizer: Any) -> Stopping:
     return Stopping(tokenizer, frozenset({tokenizer.eos_token_id}))
 
 
-def sequence(stop: tuple[str, ...] = (), room: int = 1000) -> Sequence:
+def sequence(stop: tuple[str, ...] = (), remaining: int = 1000) -> Sequence:
     prompt = [7, 8, 9]
-    params = SamplingParams(max_tokens=room, stop=stop)
-    return Sequence(Request(0, 0, token_ids=tuple(prompt), params=params), 0, prompt, 3, 3 + room)
+    params = SamplingParams(max_tokens=remaining, stop=stop)
+    return Sequence(Request(0, 0, token_ids=tuple(prompt), params=params), 0, prompt, 3, 3 + remaining)
 
 
 def feed(stopping: Stopping, seq: Sequence, tokens: list[int], widths: list[int]) -> Sequence:
@@ -91,10 +91,10 @@ def test_length(tokenizer: Any, stopping: Stopping) -> None:
     """The limit ends it with `length`; a stop string completed by the very last token, with `stop`."""
     ids = tokenizer("one two three four five").input_ids
     for widths in ([1], [2], [5], [100]):
-        seq = feed(stopping, sequence(room=4), ids, widths)
+        seq = feed(stopping, sequence(remaining=4), ids, widths)
         assert (seq.finish_reason, seq.tokens[3:]) == ("length", ids[:4])
     last = tokenizer.decode(ids[:4])[-2:]
-    seq = feed(stopping, sequence((last,), room=4), ids, [3])
+    seq = feed(stopping, sequence((last,), remaining=4), ids, [3])
     assert seq.finish_reason == "stop"
 
 
@@ -121,7 +121,7 @@ PIECES = ["\n", " ", "def", "ab", "ba", "a", "b", "é", "🎉", "    return", "�
     ),
     special=st.integers(0, 40),
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    room=st.integers(1, 60),
+    remaining=st.integers(1, 60),
 )
 def test_windows_do_not_matter(
     tokenizer: Any,
@@ -130,25 +130,25 @@ def test_windows_do_not_matter(
     stop: list[str],
     special: int,
     widths: list[int],
-    room: int,
+    remaining: int,
 ) -> None:
     """The same end, reason and text in windows of any widths as token by token, which is as the text says."""
     ids = [t for piece in pieces for t in tokenizer(piece).input_ids]
     others = [t for t in tokenizer.all_special_ids if t != tokenizer.eos_token_id]
     if others:
         ids.insert(min(special, len(ids)), others[0])
-    one = feed(stopping, sequence(tuple(stop), room), ids, [1])
-    many = feed(stopping, sequence(tuple(stop), room), ids, widths)
+    one = feed(stopping, sequence(tuple(stop), remaining), ids, [1])
+    many = feed(stopping, sequence(tuple(stop), remaining), ids, widths)
     assert (one.tokens, one.finish_reason, one.text) == (many.tokens, many.finish_reason, many.text)
 
-    for n in range(1, min(room, len(ids)) + 1):
+    for n in range(1, min(remaining, len(ids)) + 1):
         text = tokenizer.decode(ids[:n], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if any(s in text for s in stop):
             assert one.finish_reason == "stop"
             assert one.tokens[3:] == ids[:n]
             assert one.text == text[: min(text.index(s) for s in stop if s in text)]
             return
-    assert one.finish_reason == ("length" if len(ids) >= room else None)
+    assert one.finish_reason == ("length" if len(ids) >= remaining else None)
 
 
 def test_a_long_completion_with_long_tokens(tokenizer: Any, stopping: Stopping) -> None:
