@@ -14,7 +14,7 @@ from typing import Any
 from detgen.check.axes import Axis, Setting, Value, allowed
 
 _CANDIDATES = 6
-_DEAR = ("process", "quant")  # axes off whose first value a setting takes long
+_SLOW = ("process", "quant")  # axes off whose first value a setting takes long
 
 _Pair = tuple[int, Value, int, Value]
 
@@ -63,7 +63,7 @@ def _grow(axes: list[Axis], left: set[_Pair], first: _Pair, rng: random.Random) 
     values: dict[int, Value] = {i: x, j: y}
     others = [k for k in range(len(axes)) if k not in values]
     rng.shuffle(others)
-    others.sort(key=lambda k: axes[k].name in _DEAR)
+    others.sort(key=lambda k: axes[k].name in _SLOW)
     for k in others:
         fitting = [v for v in axes[k].values if _fits(axes, values, k, v)]
         if not fitting:
@@ -71,7 +71,7 @@ def _grow(axes: list[Axis], left: set[_Pair], first: _Pair, rng: random.Random) 
         gains = [sum(((a, w, k, v) if a < k else (k, v, a, w)) in left for a, w in values.items()) for v in fitting]
         best = [v for v, gain in zip(fitting, gains, strict=True) if gain == max(gains)]
         # Another process or quantization takes longer: only where it adds a pair.
-        values[k] = best[0] if axes[k].name in _DEAR else rng.choice(best)
+        values[k] = best[0] if axes[k].name in _SLOW else rng.choice(best)
     return values
 
 

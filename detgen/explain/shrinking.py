@@ -12,7 +12,7 @@ from detgen.check.pool import Pool
 
 Differs = Callable[[Case], bool]
 
-_DEAR = ("process", "quant", "sampling")  # turned back first: what makes every further step cheaper
+_SLOW = ("process", "quant", "sampling")  # turned back first: what makes every further step cheaper
 
 
 def shrink(case: Case, axes: list[Axis], pool: Pool, differs: Differs, deadline: float) -> Case:
@@ -29,7 +29,7 @@ def shrink(case: Case, axes: list[Axis], pool: Pool, differs: Differs, deadline:
     found: Setting | None = case.setting
     while found is not None:
         found = None
-        for axis in sorted(axes, key=lambda a: (a.name not in _DEAR, a.name != "drafter")):
+        for axis in sorted(axes, key=lambda a: (a.name not in _SLOW, a.name != "drafter")):
             for smaller in _smaller(case.setting, axis):
                 if time.monotonic() > deadline:
                     return case

@@ -60,7 +60,7 @@ def cost(fixed: float, each: float) -> PassCost:
 
 
 def test_the_best_length_grows_with_acceptance_and_shrinks_with_cost() -> None:
-    target, cheap, dear = cost(10.0, 0.1), cost(0.1, 0.0), cost(20.0, 0.0)
+    target, cheap, slow = cost(10.0, 0.1), cost(0.1, 0.0), cost(20.0, 0.0)
     assert best_length(0.9, 4, target, cheap) == 8
     assert best_length(0.3, 4, target, cheap) < 4
-    assert best_length(0.9, 4, target, dear) == 1
+    assert best_length(0.9, 4, target, slow) == 1

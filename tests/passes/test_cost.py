@@ -93,7 +93,7 @@ def test_choosing_counts_for_each_row() -> None:
         assert cost.predict(rows, chosen=1) == pytest.approx(0.013 + 0.002 * rows)
 
 
-def test_pauses_beside_dear_choices() -> None:
+def test_pauses_beside_slow_choices() -> None:
     """A slow pass is known by passes alone, a slow choice by choices; neither counts for more than twice the usual."""
     cost = PassCost()
     for i in range(100):

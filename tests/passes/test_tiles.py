@@ -115,7 +115,7 @@ def test_masks(data: st.DataObject, windows: Any, shapes: Any, group: int, windo
     most=st.integers(1, 40),
 )
 def test_groups(spans: list[tuple[int, int, int]], most: int) -> None:
-    """All tokens of all windows are in one tile each, no slot twice in a tile, and sharing is never the dearer way."""
+    """All tokens of all windows are in one tile each, no slot twice in a tile, and sharing is never the slower way."""
     spans = list({slot: (slot, start, tokens) for slot, start, tokens in spans}.values())
     cut = pieces(spans, most)
     assert sum(p.tokens for p in cut) == sum(tokens for _, _, tokens in spans)
