@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from detgen.errors import DEMO
 from detgen.passes.packing import Window
-from detgen.passes.rewriting import pack_linears
+from detgen.passes.rewriting import prepack_linears
 
 CONTEXT, ROWS = 100, 16
 
@@ -74,7 +74,7 @@ def linears(folder: Path, rows: int, repeats: int) -> dict[str, float]:
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     packed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     names = [(name, m.in_features) for name, m in plain.named_modules() if isinstance(m, nn.Linear)]
-    pack_linears(packed)
+    prepack_linears(packed)
     inputs = {size: torch.randn(1, rows, size) for _, size in names}
 
     def run(model: nn.Module) -> Callable[[], None]:

@@ -51,12 +51,12 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> list[Callable[[], torch.Tenso
     """Ways to multiply two matrices; which one is the fastest depends on the processor."""
     import torch
 
-    from detgen.kernels.linear import PackedLinear, can_pack
+    from detgen.kernels.linear import PrepackedLinear, can_prepack
 
     out = torch.empty_like(a)
     found: list[Callable[[], torch.Tensor]] = [lambda: torch.matmul(a, b, out=out)]
-    if can_pack(b):
-        packed = PackedLinear(b, None)
+    if can_prepack(b):
+        packed = PrepackedLinear(b, None)
         found.append(lambda: packed(a))
     return found
 

@@ -103,7 +103,7 @@ class Decoding:
             self.fast.decode([])
         elif not self._drafts_by_fast_path:
             windows += [Window(s.slot, len(s.tokens) - 1, s.tokens[-1:], 1) for s in self.unverified()]
-        for batch in self._scheduler.pack(windows):
+        for batch in self._scheduler.passes(windows):
             logits = self._target.run(batch, self._shapes)
             self.commit(batch, logits, drafts)
         done, self._done = self._done, []

@@ -131,7 +131,7 @@ class Scheduler:
         """Free the slot; its entries stay for who shares their tokens."""
         del self.live[seq.slot]
 
-    def pack(self, windows: list[Window]) -> Iterator[list[Window]]:
+    def passes(self, windows: list[Window]) -> Iterator[list[Window]]:
         """Divide windows and chunks of the prompts being read into passes.
 
         Args:

@@ -1,7 +1,7 @@
 """Mixture-of-experts layers whose rows do not depend on which other rows chose the same expert.
 
 transformers groups rows by expert, so the shapes of its products, and with them the bits, depend on the neighbours.
-Here each expert's weights are packed (see `linear`), rows are padded to the least count of the packed product's
+Here each expert's weights are prepacked (see `linear`), rows are padded to the least count of the prepacked product's
 class, and a row's experts are added in the order of their numbers.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from detgen.kernels.linear import PackedLinear
+from detgen.kernels.linear import PrepackedLinear
 
 _LEAST_ROWS = 4  # fewer may take a matrix-vector kernel
 
 
-class PackedExperts(nn.Module):
-    """Gated experts on packed weights.
+class PrepackedExperts(nn.Module):
+    """Gated experts on prepacked weights.
 
     Args:
         gate_up: [experts, 2 * inner, hidden].
@@ -30,8 +30,8 @@ class PackedExperts(nn.Module):
         self, gate_up: torch.Tensor, down: torch.Tensor, activation: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         super().__init__()
-        self.gate_up = nn.ModuleList(PackedLinear(w, None) for w in gate_up)
-        self.down = nn.ModuleList(PackedLinear(w, None) for w in down)
+        self.gate_up = nn.ModuleList(PrepackedLinear(w, None) for w in gate_up)
+        self.down = nn.ModuleList(PrepackedLinear(w, None) for w in down)
         self.activation = activation
 
     def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-_PACK_ROWS = 64  # row count for which oneDNN lays the weight out; the layout serves every count of the class
+_PREPACK_ROWS = 64  # row count for which oneDNN lays the weight out; the layout serves every count of the class
 
 
-class PackedLinear(nn.Module):
+class PrepackedLinear(nn.Module):
     """`x @ weight.T + bias` on a weight reordered for oneDNN.
 
     Args:
@@ -28,12 +28,12 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACK_ROWS)
+        self.prepacked = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PREPACK_ROWS)
         self.bias = None if bias is None else bias.detach().contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.prepacked, self.bias, "none", [], "")
         return out
 
     def extra_repr(self) -> str:
@@ -41,7 +41,7 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
-def can_pack(weight: torch.Tensor) -> bool:
+def can_prepack(weight: torch.Tensor) -> bool:
     """Whether oneDNN can reorder this weight here: on the CPU, in float32, or bfloat16 where the processor has it."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -56,8 +56,8 @@ class Joined:
     The first sibling called with an input computes all of them, the others take their columns of the same result.
     """
 
-    def __init__(self, packed: PackedLinear) -> None:
-        self.packed = packed
+    def __init__(self, packed: PrepackedLinear) -> None:
+        self.prepacked = packed
         self._input: torch.Tensor | None = None
         self._waiting = 0
         self._output: torch.Tensor | None = None
@@ -65,7 +65,7 @@ class Joined:
     def columns(self, x: torch.Tensor, first: int, last: int, siblings: int) -> torch.Tensor:
         """Columns first..last-1 of the product; the result is let go when all siblings have taken theirs."""
         if self._input is not x or self._output is None:
-            self._input, self._output, self._waiting = x, self.packed(x), siblings
+            self._input, self._output, self._waiting = x, self.prepacked(x), siblings
         out = self._output[..., first:last]
         self._waiting -= 1
         if not self._waiting:

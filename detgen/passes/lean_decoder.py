@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from detgen.kernels.activation import rowwise
-from detgen.kernels.linear import PackedLinear, can_pack
+from detgen.kernels.linear import PrepackedLinear, can_prepack
 
 # Attention of the pass in progress: layer, q, k, v, scale, window, softcap; see `Forward.attend`.
 AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None, float | None], torch.Tensor]
@@ -49,7 +49,7 @@ class _Norm:
         return out if self._weight is None else out.mul_(self._weight)
 
 
-class _NormedLinear(PackedLinear):
+class _NormedLinear(PrepackedLinear):
     """Linear layers on a norm, in one product.
 
     Args:
@@ -111,9 +111,9 @@ class LeanDecoderLayer(nn.Module):
         order = torch.arange(outputs)
         order[:turned] = _paired(order[:turned].view(-1, self.head_size)).reshape(-1)
         self.qkv_proj = _NormedLinear(layer.input_layernorm, projections, order)
-        self.o_proj = PackedLinear(attention.o_proj.weight, attention.o_proj.bias)
+        self.o_proj = PrepackedLinear(attention.o_proj.weight, attention.o_proj.bias)
         self.gate_up_proj = _NormedLinear(layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj])
-        self.down_proj = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
+        self.down_proj = PrepackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
         self._head_norm = self._norm_of_heads(attention) if hasattr(attention, "q_norm") else None
         self._attend = attend
 
@@ -197,7 +197,7 @@ def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[tuple[float, i
     """
     if type(model).__name__ not in _PLAIN or not all(_is_plain(layer) for layer in model.model.layers):
         return None
-    if type(model.lm_head) is not nn.Linear or not can_pack(model.lm_head.weight):
+    if type(model.lm_head) is not nn.Linear or not can_prepack(model.lm_head.weight):
         return None
     rope, head_size = model.model.rotary_emb, model.model.layers[0].self_attn.head_dim
     if rope.rope_type not in _FIXED_ROPE or 2 * len(rope.inv_freq) != head_size:
@@ -214,7 +214,7 @@ def _is_plain(layer: Any) -> bool:
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     return (
-        all(type(m) is nn.Linear and can_pack(m.weight) for m in linears)
+        all(type(m) is nn.Linear and can_prepack(m.weight) for m in linears)
         and len({m.weight.dtype for m in linears}) == 1
         and len({m.bias is None for m in linears[:3]}) == 1
         and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")

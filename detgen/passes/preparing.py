@@ -24,7 +24,7 @@ from detgen.passes.lean_decoder import lean_decoder
 from detgen.passes.loading import LoadedModel, check_vocabularies, load_model, pick_device
 from detgen.passes.packing import FREE_SHAPES, Shapes
 from detgen.passes.probing import ProbeReport, probe, reference_logits
-from detgen.passes.rewriting import align_activations, fuse_norms, pack_experts, pack_linears
+from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
 
 _LEAST_POSITIONS = 3 * 128  # what the probe needs
 
@@ -87,10 +87,10 @@ def prepare(config: EngineConfig) -> Prepared:
 
 def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:
     """The model's own forward, on operators that give a row the same bits beside any neighbours."""
-    pack_linears(model)
+    prepack_linears(model)
     fuse_norms(model)
     align_activations(model)
-    pack_experts(model)
+    prepack_experts(model)
     return PlainDecoder(model)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from detgen.kernels.activation import RowwiseActivation
-from detgen.kernels.experts import PackedExperts
-from detgen.kernels.linear import Joined, JoinedLinear, PackedLinear, can_pack
+from detgen.kernels.experts import PrepackedExperts
+from detgen.kernels.linear import Joined, JoinedLinear, PrepackedLinear, can_prepack
 from detgen.kernels.norm import FusedRMSNorm
 
 # Children that transformers' models call one after the other on the same tensor.
@@ -35,15 +35,15 @@ _PLAIN_NORMS = {
 _PLAIN_EXPERTS = {"MixtralExperts", "OlmoeExperts", "Qwen2MoeExperts", "Qwen3MoeExperts"}
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace each plain linear layer of `model` by a packed one, siblings by one joined product, in place.
+def prepack_linears(model: nn.Module) -> int:
+    """Replace each plain linear layer of `model` by a prepacked one, siblings by one joined product, in place.
 
     Quantized layers (other classes) stay. An embedding that shares its weight with the output layer keeps it.
 
     Returns:
         How many layers were replaced.
     """
-    found = {name: (weight, bias) for name, weight, bias in _linears(model) if can_pack(weight)}
+    found = {name: (weight, bias) for name, weight, bias in _linears(model) if can_prepack(weight)}
     count = len(found)
     for parent in sorted({name.rpartition(".")[0] for name in found}):
         for names in _SIBLINGS:
@@ -52,7 +52,7 @@ def pack_linears(model: nn.Module) -> int:
                 _join(model.get_submodule(parent), names, [found.pop(p) for p in paths])
     for name, (weight, bias) in found.items():
         owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, PackedLinear(weight, bias))
+        setattr(model.get_submodule(owner), child, PrepackedLinear(weight, bias))
     return count
 
 
@@ -66,7 +66,7 @@ def _joinable(layers: list[_Layer]) -> bool:
 
 def _join(owner: nn.Module, names: tuple[str, ...], layers: list[_Layer]) -> None:
     biases = [b for _, b in layers if b is not None]
-    joined = Joined(PackedLinear(torch.cat([w for w, _ in layers]), torch.cat(biases) if biases else None))
+    joined = Joined(PrepackedLinear(torch.cat([w for w, _ in layers]), torch.cat(biases) if biases else None))
     first = 0
     for name, (weight, _) in zip(names, layers, strict=True):
         setattr(owner, name, JoinedLinear(joined, first, first + weight.shape[0], len(names)))
@@ -104,15 +104,15 @@ def align_activations(model: nn.Module) -> int:
     return len(found)
 
 
-def pack_experts(model: nn.Module) -> int:
+def prepack_experts(model: nn.Module) -> int:
     """Replace the expert layers of known classes, in place; returns how many. Others stay, and the probe judges."""
     found = [
         (name, m)
         for name, m in model.named_modules()
-        if type(m).__name__ in _PLAIN_EXPERTS and can_pack(m.gate_up_proj) and can_pack(m.down_proj)
+        if type(m).__name__ in _PLAIN_EXPERTS and can_prepack(m.gate_up_proj) and can_prepack(m.down_proj)
     ]
     for name, experts in found:
         owner, _, child = name.rpartition(".")
-        packed = PackedExperts(experts.gate_up_proj.detach(), experts.down_proj.detach(), experts.act_fn)
+        packed = PrepackedExperts(experts.gate_up_proj.detach(), experts.down_proj.detach(), experts.act_fn)
         setattr(model.get_submodule(owner), child, packed)
     return len(found)

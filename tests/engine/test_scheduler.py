@@ -86,7 +86,7 @@ class Loop:
 
     def decode(self, windows: list[Window]) -> None:
         verified = []
-        for batch in self.scheduler.pack(windows):
+        for batch in self.scheduler.passes(windows):
             self.passes += 1
             slots = [w.slot for w in batch]
             assert len(set(slots)) == len(slots), "at most one window a slot"
@@ -274,7 +274,7 @@ def test_capacity() -> None:
 def test_windows_fill_passes(widths: list[int]) -> None:
     """Windows of any widths go in order into passes that are full, and no fuller."""
     windows = [Window(i, 0, [1] * n, n) for i, n in enumerate(widths)]
-    passes = list(Loop(12).scheduler.pack(windows))
+    passes = list(Loop(12).scheduler.passes(windows))
     assert [w for batch in passes for w in batch] == windows
     totals = [sum(len(w.tokens) for w in batch) for batch in passes]
     assert max(totals) <= MOST

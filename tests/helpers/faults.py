@@ -21,7 +21,7 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
 from detgen.kernels.attention import Attend
-from detgen.kernels.linear import PackedLinear
+from detgen.kernels.linear import PrepackedLinear
 from detgen.kernels.sampling import Choice
 from detgen.outputs.journal import Journal
 from detgen.passes.forward import Forward
@@ -153,13 +153,13 @@ def draft_taken_unchecked(patch: Patch) -> None:
 
 def few_rows_by_another_kernel(patch: Patch) -> None:
     """Linear layers of one row round otherwise than those of more."""
-    forward = PackedLinear.forward
+    forward = PrepackedLinear.forward
 
-    def faulty(self: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+    def faulty(self: PrepackedLinear, x: torch.Tensor) -> torch.Tensor:
         out = forward(self, x)
         return (out.double() * (1 + 1e-7)).to(out.dtype) if x.shape[-2] == 1 else out
 
-    patch.setattr(PackedLinear, "forward", faulty)
+    patch.setattr(PrepackedLinear, "forward", faulty)
 
 
 def prefix_copied_short(patch: Patch) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from detgen.kernels.linear import PackedLinear, can_pack
+from detgen.kernels.linear import PrepackedLinear, can_prepack
 from detgen.kernels.probe import same_bits
-from detgen.passes.rewriting import pack_linears
+from detgen.passes.rewriting import prepack_linears
 
 ROWS = 128
 # (in, out): the embedded models', larger ones, and sizes that are no multiple of a vector.
@@ -34,7 +34,7 @@ def weights(size: tuple[int, int], seed: int = 0) -> tuple[torch.Tensor, torch.T
 def test_equals_linear(size: tuple[int, int], biased: bool) -> None:
     """The packed product is F.linear's to rounding, for inputs of any number of axes."""
     weight, bias, x = weights(size)
-    packed = PackedLinear(weight, bias if biased else None)
+    packed = PrepackedLinear(weight, bias if biased else None)
     want = F.linear(x.double(), weight.double(), bias.double() if biased else None)
     for shape in ((ROWS, -1), (1, ROWS, -1), (4, 32, -1)):
         out = packed(x.view(*shape))
@@ -45,7 +45,7 @@ def test_equals_linear(size: tuple[int, int], biased: bool) -> None:
 def test_rows_do_not_depend_on_their_number(size: tuple[int, int]) -> None:
     """From 4 to 128 rows, for 1 and 2 threads, a row has the same bits, wherever it stands."""
     weight, bias, x = weights(size)
-    packed = PackedLinear(weight, bias)
+    packed = PrepackedLinear(weight, bias)
     torch.set_num_threads(1)
     whole = packed(x[None])[0]
     for threads in (1, 2):
@@ -74,7 +74,7 @@ class Siblings(nn.Module):
 def packed_siblings(bias: bool) -> nn.Module:
     """The same weights, joined."""
     model = nn.ModuleDict({"self_attn": Siblings(bias)})
-    assert pack_linears(model) == 4
+    assert prepack_linears(model) == 4
     return model["self_attn"]
 
 
@@ -127,8 +127,8 @@ def test_transposed_layers_of_gpt2() -> None:
         p.data.normal_(generator=g)
     x = torch.randn(1, 7, 64, generator=g)
     want = model["c_attn"](x)
-    assert pack_linears(model) == 2
-    assert isinstance(model["c_attn"], PackedLinear)
+    assert prepack_linears(model) == 2
+    assert isinstance(model["c_attn"], PrepackedLinear)
     torch.testing.assert_close(run(model["c_attn"], x), want.detach(), rtol=1e-5, atol=1e-5)
 
 
@@ -139,11 +139,11 @@ def test_what_cannot_be_packed_stays() -> None:
         pass
 
     model = nn.ModuleDict({"a": Quantized(8, 8), "b": nn.Linear(8, 8).double(), "c": nn.Linear(8, 8)})
-    assert pack_linears(model) == 1
+    assert prepack_linears(model) == 1
     assert type(model["a"]) is Quantized
     assert type(model["b"]) is nn.Linear
-    assert not can_pack(torch.zeros(8, 8, dtype=torch.float16))
-    assert not can_pack(torch.zeros(8, 8, device="meta"))
+    assert not can_prepack(torch.zeros(8, 8, dtype=torch.float16))
+    assert not can_prepack(torch.zeros(8, 8, device="meta"))
 
 
 def test_a_tied_embedding_stays() -> None:
@@ -152,7 +152,7 @@ def test_a_tied_embedding_stays() -> None:
     lm_head: Any = model["lm_head"]
     lm_head.weight = model["embed"].weight
     table = lm_head.weight.detach().clone()
-    pack_linears(model)
+    prepack_linears(model)
     assert torch.equal(run(model["embed"], torch.arange(40)), table)
     x = torch.randn(1, 4, 16)
     torch.testing.assert_close(run(model["lm_head"], x), x @ table.T, rtol=1e-5, atol=1e-5)

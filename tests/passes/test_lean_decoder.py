@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers as hf
 
-from detgen.kernels.linear import can_pack
+from detgen.kernels.linear import can_prepack
 from detgen.passes.lean_decoder import lean_decoder
 
 SIZES: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_equals_the_models_own_forward(family: str) -> None:
     assert (found - want[wanted]).abs().max() < 2e-5 * want.abs().max()
 
 
-@pytest.mark.skipif(not can_pack(torch.zeros(8, 8, dtype=torch.bfloat16)), reason="no bfloat16 in oneDNN here")
+@pytest.mark.skipif(not can_prepack(torch.zeros(8, 8, dtype=torch.bfloat16)), reason="no bfloat16 in oneDNN here")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_no_less_exact_than_the_models_own(family: str) -> None:
     """Both round; the lean decoder's logits are as near to those of the same weights in float32."""

@@ -49,14 +49,14 @@ def linear_layers(source: ModelSource, repeats: int, most_rows: int = 2048) -> D
     import torch
     import torch.nn.functional as F
 
-    from detgen.kernels.linear import PackedLinear, can_pack
+    from detgen.kernels.linear import PrepackedLinear, can_prepack
 
     engine, config = _target(source)
     forward, shapes = engine.canonical
     dtype, device = forward.cache.keys[0].dtype, forward.device
     generator = torch.Generator().manual_seed(source.seed)
     weight = torch.randn(config.intermediate_size, config.hidden_size, generator=generator).to(device, dtype)
-    packed = PackedLinear(weight, None) if can_pack(weight) else None
+    packed = PrepackedLinear(weight, None) if can_prepack(weight) else None
     rows = [1 << i for i in range(most_rows.bit_length())]
     found: Data = {"rows": rows, "invariant": [], "plain": [], "shape": list(weight.shape), "dtype": source.dtype}
     for count in rows:
