@@ -101,13 +101,13 @@ class Journal:
         return found if len(found) == samples else None
 
     def append(self, entry: Entry) -> int:
-        """Take in an entry, to be written by `commit`; its offset is returned."""
+        """Take in an entry, to be written by `flush`; its offset is returned."""
         body = dump(shallow(entry))[1:].encode() + b"\n"
         offset = self._end + len(self._pending)
         self._pending += b'{"crc32":"%08x",' % zlib.crc32(body) + body
         return offset
 
-    def commit(self, *, sync: bool = False) -> None:
+    def flush(self, *, sync: bool = False) -> None:
         """Write what was appended; it survives the end of this process from now on.
 
         Raises:
@@ -122,7 +122,7 @@ class Journal:
                 self._synced = time.monotonic()
 
     def read(self, offset: int) -> Entry:
-        """An entry that was committed.
+        """An entry that was flushed.
 
         Raises:
             OutputError: the file was changed by something else.

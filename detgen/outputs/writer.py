@@ -145,7 +145,7 @@ class Writer:
         self._advance()
 
     def finish(self, completion: Completion) -> None:
-        """Take in a sample, or a request's error; `commit` writes it."""
+        """Take in a sample, or a request's error; `flush` writes it."""
         slot = self._slots[completion.request.index]
         if completion.error is not None:
             self._set_error(slot, output_line(completion))
@@ -156,13 +156,13 @@ class Writer:
             slot.missing -= 1
             self.done += slot.missing == 0
 
-    def commit(self) -> None:
+    def flush(self) -> None:
         """Write what was taken in: to the journal all of it, to the two files whatever is next in order.
 
         Raises:
             OutputError: it cannot be written.
         """
-        self._journal.commit()
+        self._journal.flush()
         self._advance()
         self._outputs.flush()
         self._acceptance.flush()
@@ -173,8 +173,8 @@ class Writer:
         Raises:
             OutputError: it cannot be written.
         """
-        self.commit()
-        self._journal.commit(sync=True)
+        self.flush()
+        self._journal.flush(sync=True)
         self._outputs.sync()
         self._acceptance.sync()
         return Digests(
@@ -191,7 +191,7 @@ class Writer:
         self._acceptance.close()
 
     def _advance(self) -> None:
-        """Copy whatever is next in order; nothing that `finish` took in may be waiting for its `commit`."""
+        """Copy whatever is next in order; nothing that `finish` took in may be waiting for its `flush`."""
         while (slot := self._slots.get(self._next)) and not slot.missing:
             self._write(slot)
             del self._slots[self._next]

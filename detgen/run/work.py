@@ -69,14 +69,14 @@ class Work:
             for completions in steps:
                 for completion in completions:
                     self.writer.finish(self._placed(completion))
-                self.writer.commit()
+                self.writer.flush()
                 self._report()
                 if self._stop.requested:
                     return
         finally:
             if isinstance(steps, Generator):
                 steps.close()
-        self.writer.commit()
+        self.writer.flush()
         if self.writer.waiting and not self._stop.requested:
             raise RuntimeError(f"the engine ended with {self.writer.waiting} prompts unfinished")
 

@@ -21,7 +21,7 @@ from detgen.outputs.journal import Journal, make_entry
 def journal_of(path: Path, completions: list[Completion]) -> list[int]:
     with closing(Journal(path)) as journal:
         offsets = [journal.append(make_entry(done)) for done in completions]
-        journal.commit()
+        journal.flush()
     return offsets
 
 
@@ -60,7 +60,7 @@ def test_a_torn_end_is_cut_off_wherever_it_is(tmp_path: Path) -> None:
         with closing(Journal(path)) as journal:
             assert journal.kept == kept
             journal.append(make_entry(completion(request(7))))
-            journal.commit()
+            journal.flush()
         assert path.read_bytes()[: ends[kept]] == whole[: ends[kept]]
         with closing(Journal(path)) as journal:
             assert journal.kept == kept + 1
@@ -88,7 +88,7 @@ def test_commits_are_fsynced_in_groups(tmp_path: Path, monkeypatch: pytest.Monke
         with closing(Journal(tmp_path / "j")) as journal:
             for index in range(3):
                 journal.append(make_entry(completion(request(index))))
-                journal.commit()
+                journal.flush()
             assert len(synced) == expected
-            journal.commit(sync=True)
+            journal.flush(sync=True)
             assert len(synced) == expected + 1

@@ -51,7 +51,7 @@ def test_any_order_in_input_order_out(
                 seed.shuffle(left)
                 for done in left if last else left[: int(cut * len(left))]:
                     writer.finish(done)
-                    writer.commit()
+                    writer.flush()
                     written = [(line["index"], line["sample"]) for line in lines_of(folder.outputs)]
                     assert written == expected[: len(written)]
                 digests = writer.finish_all()
@@ -95,7 +95,7 @@ def test_the_errors_of_an_engine_are_tried_again(tmp_path: Path) -> None:
         with closing(Writer(folder)) as writer:
             writer.recall(request(0))
             writer.finish(Completion(request(0), error="needs more KV memory"))
-            writer.commit()
+            writer.flush()
         with closing(Writer(folder)) as writer:
             assert not writer.recall(request(0))
 
@@ -105,7 +105,7 @@ def test_a_journal_of_other_requests_is_refused(tmp_path: Path) -> None:
         with closing(Writer(folder)) as writer:
             writer.recall(request(0))
             writer.finish(completion(request(0)))
-            writer.commit()
+            writer.flush()
         with closing(Writer(folder)) as writer, pytest.raises(OutputError, match="another prompt 1 than the input"):
             writer.recall(replace(request(0), prompt="other"))
 
@@ -120,13 +120,13 @@ def test_a_writer_is_full_when_too_much_waits(tmp_path: Path, monkeypatch: pytes
         assert writer.full
         for index in (2, 0, 1):
             writer.finish(completion(request(index)))
-            writer.commit()
+            writer.flush()
             assert writer.full == (index == 2)
         writer.recall(request(3))
         writer.refuse(BadLine(4, 5, 5, "e" * 2000))
         assert writer.full
         writer.finish(completion(request(3)))
-        writer.commit()
+        writer.flush()
         assert not writer.full
 
 
@@ -149,11 +149,11 @@ def test_a_full_disk_is_reported_and_loses_nothing(
             for index in (0, 1):
                 writer.recall(request(index))
             writer.finish(completion(request(0)))
-            writer.commit()
+            writer.flush()
             writer.finish(completion(request(1)))
             monkeypatch.setattr(os, "write", half)
             with pytest.raises(OutputError, match=rf"cannot write .*{victim}: .*; free some space and run the same"):
-                writer.commit()
+                writer.flush()
             monkeypatch.undo()
         with closing(Writer(folder)) as writer:
             for index in (0, 1):
