@@ -16,7 +16,7 @@ from detgen.passes.cost import PassCost
 if TYPE_CHECKING:
     from detgen.engine.sequence import Sequence as EngineSequence
 
-LENGTHS = range(1, 9)
+DRAFT_TOKENS = range(1, 9)
 
 
 class SyntheticDrafter:
@@ -60,7 +60,7 @@ class SyntheticDrafter:
         ]  # fmt: skip
 
 
-def best_length(acceptance: float, batch_size: int, target: PassCost, draft: PassCost) -> int:
+def best_draft_tokens(acceptance: float, batch_size: int, target: PassCost, draft: PassCost) -> int:
     """The draft length of the most expected tokens a second, from the measured costs of both models' passes."""
 
     def speed(length: int) -> float:
@@ -68,4 +68,4 @@ def best_length(acceptance: float, batch_size: int, target: PassCost, draft: Pas
         seconds = target.predict(batch_size * (length + 1)) + length * draft.predict(batch_size)
         return expected / seconds if seconds else expected
 
-    return max(LENGTHS, key=speed)
+    return max(DRAFT_TOKENS, key=speed)

@@ -24,8 +24,8 @@ class Setting:
             (soon finished).
         slot: places by which the queue is turned, so that each request takes another slot.
         drafter: one of detgen's, or "adversary" (wrong at random depths), "oracle" (always right).
-        length: drafted tokens a round; None adapts.
-        window: verify window of the drafter self; None for the others.
+        draft_tokens: drafted a round; None adapts.
+        verify_window: tokens between verifications of the drafter self; None for the others.
         chunk: most prompt tokens a pass; None reads the prompt whole.
         reuse: take over KV entries of prompts that begin alike.
         threads: CPU threads; 0 is all cores.
@@ -40,8 +40,8 @@ class Setting:
     neighbours: str = "none"
     slot: int = 0
     drafter: str = "none"
-    length: int | None = None
-    window: int | None = None
+    draft_tokens: int | None = None
+    verify_window: int | None = None
     chunk: int | None = None
     reuse: bool = False
     threads: int = 0
@@ -73,8 +73,8 @@ TITLES = {
     "neighbours": "neighbours",
     "slot": "slot",
     "drafter": "drafter",
-    "length": "draft length",
-    "window": "verify window",
+    "draft_tokens": "draft tokens",
+    "verify_window": "verify window",
     "chunk": "prompt chunk",
     "reuse": "prefix reuse",
     "threads": "threads",
@@ -93,7 +93,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "T=1.3 n=2": {"temperature": 1.3, "top_k": 50, "top_p": 0.9, "seed": 2**40 + 7, "n": 2},
 }
 
-_NONE = {"length": "adaptive", "window": "-", "chunk": "whole"}
+_NONE = {"draft_tokens": "adaptive", "verify_window": "-", "chunk": "whole"}
 
 
 def name_value(axis: str, value: Value) -> str:
@@ -140,13 +140,13 @@ def make_axes(*, has_draft: bool, quants: Iterable[str], processes: bool, cores:
         Axis("neighbours", ("none", "others", "long", "early"), full),
         Axis("slot", (0, 1, 5), full),
         Axis("drafter", drafters, full),
-        Axis("length", (None, 1, 2, 3, 4, 5, 6, 7, 8), replace(full, drafter="adversary")),
-        Axis("window", (None, 4, 16, 64), full),
+        Axis("draft_tokens", (None, 1, 2, 3, 4, 5, 6, 7, 8), replace(full, drafter="adversary")),
+        Axis("verify_window", (None, 4, 16, 64), full),
         Axis("chunk", (None, 1, 7, 64), full),
         Axis("reuse", (False, True), full),
         Axis("threads", (0, *(n for n in (1, 2) if n < cores)), full),
         Axis("process", ("this", "fresh", "resumed") if processes else ("this",), full),
-        Axis("sampling", tuple(SAMPLING), replace(full, drafter="ngram", length=4)),
+        Axis("sampling", tuple(SAMPLING), replace(full, drafter="ngram", draft_tokens=4)),
         Axis("unverified", (0, 1, 4), full),
         Axis("quant", tuple(quants), full),
     ]
@@ -157,12 +157,12 @@ def allowed(a: str, x: Value, b: str, y: Value) -> bool:
     """Whether two values of two axes can stand together and both have an effect."""
     pair = {a: x, b: y}
     drafter = pair.get("drafter")
-    if "length" in pair and "drafter" in pair:
-        return pair["length"] is None or drafter not in ("none", "self")
-    if "window" in pair and "drafter" in pair:
-        return (pair["window"] is not None) == (drafter == "self")
-    if "window" in pair and "length" in pair:
-        return pair["window"] is None or pair["length"] is None
+    if "draft_tokens" in pair and "drafter" in pair:
+        return pair["draft_tokens"] is None or drafter not in ("none", "self")
+    if "verify_window" in pair and "drafter" in pair:
+        return (pair["verify_window"] is not None) == (drafter == "self")
+    if "verify_window" in pair and "draft_tokens" in pair:
+        return pair["verify_window"] is None or pair["draft_tokens"] is None
     if "slot" in pair and "batch" in pair:
         return not (pair["slot"] and pair["batch"] == 1)
     return True
@@ -181,10 +181,10 @@ def alone(axis: Axis) -> list[Setting]:
     found = []
     for value in axis.values:
         setting = axis.beside.turned(axis.name, value)
-        if axis.name == "window" and value is not None:
+        if axis.name == "verify_window" and value is not None:
             setting = replace(setting, drafter="self")
         elif axis.name == "drafter" and value == "self":
-            setting = replace(setting, window=4)
+            setting = replace(setting, verify_window=4)
         if consistent(setting):
             found.append(setting)
     return found

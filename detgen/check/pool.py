@@ -42,8 +42,10 @@ class Pool:
         chosen = self.requests[: max(count, _FEW)]
         if self.following is not None and setting.process != "resumed":  # files of prompts have no token ids
             chosen = [*chosen, self.following]
-        if setting.window is not None and setting.window > max(r.params.max_tokens for r in self.requests):
-            chosen = [self._lasting(setting.window), *chosen]
+        if setting.verify_window is not None and setting.verify_window > max(
+            r.params.max_tokens for r in self.requests
+        ):
+            chosen = [self._lasting(setting.verify_window), *chosen]
         if setting.neighbours == "long":
             chosen = [self.longest(), *chosen]
         return [self._sampled(r, setting.sampling) for r in chosen]

@@ -72,8 +72,8 @@ class Subject:
         setting, engine = task.setting, self.engine(task.setting.quant)
         return engine.with_settings(
             drafter=_drafter(task, engine.vocabulary),
-            draft_tokens=setting.length,
-            verify_window=setting.window or 8,
+            draft_tokens=setting.draft_tokens,
+            verify_window=setting.verify_window or 8,
             batch_size=max(len(task.queue), 1) if setting.batch == "all" else setting.batch,
             threads=setting.threads or self._config.threads or _all_cores(),
             prefill_chunk=setting.chunk,

@@ -94,8 +94,8 @@ def verify_command(
             metavar="NAME",
             show_default=False,
             rich_help_panel="Extent",
-            help="Turn only this axis; may be given several times: batch, order, neighbours, slot, drafter, length,"
-            " window, chunk, reuse, threads, process, sampling, unverified, quant.",
+            help="Turn only this axis; may be given several times: batch, order, neighbours, slot, drafter, draft_tokens,"
+            " verify_window, chunk, reuse, threads, process, sampling, unverified, quant.",
         ),
     ] = None,
     seed: Annotated[

@@ -17,7 +17,7 @@ from detgen.drafters.protocol import Draft, Drafting
 from detgen.passes.cost import PassCost
 from detgen.passes.tiles import tile_area
 
-_MODEL_DEPTHS = (1, 3, 6)
+_MODEL_DRAFT_TOKENS = (1, 3, 6)
 # Acceptance before anything was seen: of the draft model, and of the look-up by the length of its match, from 1.
 _MODEL_PRIOR = 0.67
 _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
@@ -52,7 +52,7 @@ class AutoDrafter:
         model: the draft model, if there is one.
         target_cost: of canonical passes.
         most_rows: of a canonical pass; a round of more takes several.
-        depth: fixed draft length; None adapts.
+        draft_tokens: drafted a round; None adapts.
     """
 
     name = "auto"
@@ -63,14 +63,14 @@ class AutoDrafter:
         model: ModelDrafter | None,
         target_cost: PassCost,
         most_rows: int,
-        depth: int | None,
+        draft_tokens: int | None,
     ) -> None:
         self._ngram = ngram
         self._model = model
         self._cost = target_cost
         self._most_rows = most_rows
-        self._depth = depth
-        self._depths = _MODEL_DEPTHS if depth is None else (depth,)
+        self._draft_tokens = draft_tokens
+        self._choices = _MODEL_DRAFT_TOKENS if draft_tokens is None else (draft_tokens,)
         self._speed = 0.0  # expected tokens a second of the last round
         self._by_model = _Rate(_MODEL_PRIOR)
         self._by_match = [_Rate(prior) for prior in _NGRAM_PRIOR]
@@ -87,22 +87,24 @@ class AutoDrafter:
         found = []
         chances = []  # of each token of each draft: that it and all before it are accepted
         for seq, length in zip(seqs, lengths, strict=True):
-            tokens, matched = self._ngram.look_up(seq, length if self._depth is None else min(length, self._depth))
+            tokens, matched = self._ngram.look_up(
+                seq, length if self._draft_tokens is None else min(length, self._draft_tokens)
+            )
             self._matched[seq.slot] = matched
             found.append(tokens)
             chances.append(self._chances(matched, len(tokens), least))
-        depths, gain, self._speed = [0] * count, 0.0, plain
+        counts, gain, self._speed = [0] * count, 0.0, plain
         # Tiles are as wide as the longest draft, so the longest ones are cut to what pays for all of them.
         for cap in range(1, max(map(len, chances)) + 1):
             gain += sum(chance[cap - 1] for chance in chances if len(chance) >= cap)
             cut = [min(len(chance), cap) for chance in chances]
             speed = self._rate(count + gain, cut, keys, 0.0)
             if speed > self._speed:
-                depths, self._speed = cut, speed
-        drafts = [Draft(tokens[:n], "ngram") if n else _NOTHING for tokens, n in zip(found, depths, strict=True)]
+                counts, self._speed = cut, speed
+        drafts = [Draft(tokens[:n], "ngram") if n else _NOTHING for tokens, n in zip(found, counts, strict=True)]
         self._rounds += 1
         if self._model is not None and (self._modelled or self._rounds % _RECONSIDERED == 0):
-            gains = [sum(chance[:n]) for chance, n in zip(chances, depths, strict=True)]
+            gains = [sum(chance[:n]) for chance, n in zip(chances, counts, strict=True)]
             self._draft_by_model(self._model, seqs, lengths, drafts, gains)
         return drafts
 
@@ -127,12 +129,12 @@ class AutoDrafter:
         least = math.log(self._least())
         worthwhile = [min(n, int(least / math.log(rate))) for n, rate in zip(lengths, rates, strict=True)]
         best: dict[int, int] = {}
-        for depth in self._depths:
+        for most in self._choices:
             picks: dict[int, int] = {}
             tokens, read = count + sum(gains), 0.0
             cut = [len(d.tokens) for d in drafts]
             for i, rate in enumerate(rates):
-                length = min(depth, worthwhile[i])
+                length = min(most, worthwhile[i])
                 gain = _expected(rate, length)
                 if gain > gains[i]:
                     picks[i] = length
@@ -142,7 +144,7 @@ class AutoDrafter:
                     read += model.behind(seqs[i]) * min((gain + 1) / lengths[i], 1.0)
             if picks:
                 first = model.cost.predict(max(read, len(picks)), chosen=len(picks))
-                speed = self._rate(tokens, cut, keys, first + (depth - 1) * model.cost.predict(len(picks)))
+                speed = self._rate(tokens, cut, keys, first + (most - 1) * model.cost.predict(len(picks)))
                 if speed > self._speed:
                     best, self._speed = picks, speed
         self._modelled = bool(best)
@@ -167,7 +169,7 @@ class AutoDrafter:
 
     def _least(self) -> float:
         """The chance from which on a drafted token gains more than its row costs, at the last speed."""
-        if self._depth is not None:
+        if self._draft_tokens is not None:
             return 1e-9  # the length is given
         return min(max(self._speed * sum(self._cost.slopes()), 1e-3), 0.9)
 

@@ -56,7 +56,7 @@ class Decoding:
 
     Attributes:
         drafter: who drafts; None for nobody.
-        draft_length: most tokens drafted a round.
+        draft_tokens: most tokens drafted a round.
         fast: the fast path; set, like the drafter, before the first step.
         verified: told sequence, drafter, accepted tokens and those tried (accepted or corrected) of each draft.
         trace: sees canonical values; None for nobody.
@@ -76,7 +76,7 @@ class Decoding:
         self._stopping = stopping
         self._stats = stats
         self.drafter: Drafter | None = None
-        self.draft_length = 0
+        self.draft_tokens = 0
         self.fast: FastPath | None = None
         self.verified: Callable[[Sequence, str, int, int], None] | None = None
         self.trace: Trace | None = None
@@ -122,7 +122,7 @@ class Decoding:
         if self.drafter is None or not seqs:
             return {s.slot: _NO_DRAFT for s in seqs}
         # The pass commits one token more than it accepts, so the last token before the limit is never drafted.
-        lengths = [max(min(self.draft_length, s.remaining - 1), 0) for s in seqs]
+        lengths = [max(min(self.draft_tokens, s.remaining - 1), 0) for s in seqs]
         drafts = self.drafter.draft(seqs, lengths)
         return {s.slot: draft for s, draft in zip(seqs, drafts, strict=True)}
 

@@ -31,7 +31,7 @@ from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
 
 _ADAPTIVE = 8  # most tokens an adaptive draft may have
-_DEFAULT_DEPTH = 4  # of a drafter that was named, where no length was given
+_DEFAULT_DRAFT_TOKENS = 4  # of a drafter that was named, where no length was given
 # What `with_settings` may change: nothing of it is part of the prepared models.
 _SETTINGS = frozenset(
     {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_reuse"}
@@ -128,7 +128,7 @@ class Engine:
     def _join(self, named: Mapping[str, Drafter], model: ModelDrafter | None) -> None:
         """Choose the drafter and its length."""
         c, decoding = self.config, self._decoding
-        length = c.draft_tokens or _DEFAULT_DEPTH
+        length = c.draft_tokens or _DEFAULT_DRAFT_TOKENS
         if c.drafter == "auto":
             auto = AutoDrafter(NgramDrafter(), model, self._forward.cost, self._shapes.most_rows, c.draft_tokens)
             decoding.drafter, decoding.verified = auto, auto.learn
@@ -142,7 +142,7 @@ class Engine:
         else:
             decoding.drafter = named[c.drafter]
             length = c.verify_window if c.drafter == "self" else length
-        decoding.draft_length = min(length, self._shapes.most_rows - 1)  # a window is verified in one pass
+        decoding.draft_tokens = min(length, self._shapes.most_rows - 1)  # a window is verified in one pass
 
     def generate(self, prompts: Iterable[str | Request], **sampling: Any) -> list[Completion]:
         """Complete prompts.

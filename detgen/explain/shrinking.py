@@ -54,7 +54,7 @@ def _smaller(setting: Setting, axis: Axis) -> Iterator[Setting]:
             continue  # it is one of the requests, which are those of the case
         smaller = setting.turned(axis.name, other)
         if other == "none" and axis.name == "drafter":
-            smaller = replace(smaller, length=None, window=None)
+            smaller = replace(smaller, draft_tokens=None, verify_window=None)
         if consistent(smaller):
             yield smaller
 

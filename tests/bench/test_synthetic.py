@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from detgen.bench.synthetic import SyntheticDrafter, best_length
+from detgen.bench.synthetic import SyntheticDrafter, best_draft_tokens
 from detgen.drafters.protocol import Draft
 from detgen.passes.cost import PassCost
 
@@ -61,6 +61,6 @@ def cost(fixed: float, each: float) -> PassCost:
 
 def test_the_best_length_grows_with_acceptance_and_shrinks_with_cost() -> None:
     target, cheap, slow = cost(10.0, 0.1), cost(0.1, 0.0), cost(20.0, 0.0)
-    assert best_length(0.9, 4, target, cheap) == 8
-    assert best_length(0.3, 4, target, cheap) < 4
-    assert best_length(0.9, 4, target, slow) == 1
+    assert best_draft_tokens(0.9, 4, target, cheap) == 8
+    assert best_draft_tokens(0.3, 4, target, cheap) < 4
+    assert best_draft_tokens(0.9, 4, target, slow) == 1

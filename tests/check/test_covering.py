@@ -46,16 +46,16 @@ def test_alone(axis: object) -> None:
 
 def test_contradictions() -> None:
     """A length without a drafter has no effect, nor a window without the fast path, nor a slot in a batch of one."""
-    assert not consistent(Setting(length=3))
-    assert not consistent(Setting(drafter="self", length=3))
+    assert not consistent(Setting(draft_tokens=3))
+    assert not consistent(Setting(drafter="self", draft_tokens=3))
     assert not consistent(Setting(drafter="self"))
-    assert not consistent(Setting(drafter="ngram", window=4))
+    assert not consistent(Setting(drafter="ngram", verify_window=4))
     assert not consistent(Setting(slot=1))
-    assert consistent(Setting(drafter="self", window=4, batch=2, slot=1))
+    assert consistent(Setting(drafter="self", verify_window=4, batch=2, slot=1))
 
 
 def test_said_in_words() -> None:
     assert str(Setting()) == "the reference"
-    setting = Setting(batch=3, drafter="ngram", length=2, threads=1, reuse=True)
+    setting = Setting(batch=3, drafter="ngram", draft_tokens=2, threads=1, reuse=True)
     assert str(setting) == "batch size 3, drafter ngram, draft length 2, prefix reuse on, threads 1"
     assert Setting(sampling="stop", quant="nf4", batch=3).reference() == Setting(sampling="stop", quant="nf4")

@@ -66,7 +66,7 @@ def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: P
     few_rows_by_another_kernel(monkeypatch)
     check = make_check(pool)
     check.learn()
-    setting = Setting(batch=3, order="reversed", neighbours="early", drafter="adversary", length=4, threads=1)
+    setting = Setting(batch=3, order="reversed", neighbours="early", drafter="adversary", draft_tokens=4, threads=1)
     failure = check.attempt(Case(setting, pool.watched(setting)))
     assert failure is not None
     finding = explain(check, failure, seconds=30)

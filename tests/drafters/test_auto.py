@@ -23,7 +23,7 @@ def line(fixed: float, row: float) -> PassCost:
 
 
 def make(
-    passes: Any, target: PassCost, draft: PassCost | None, depth: int | None = None, most_rows: int = 128
+    passes: Any, target: PassCost, draft: PassCost | None, draft_tokens: int | None = None, most_rows: int = 128
 ) -> AutoDrafter:
     model = None
     if draft is not None:
@@ -31,7 +31,7 @@ def make(
         model = ModelDrafter(passes, 50, 10_000, frozenset())
         for slot in range(8):
             model.start(slot, None, 0)
-    return AutoDrafter(NgramDrafter(), model, target, most_rows, depth)
+    return AutoDrafter(NgramDrafter(), model, target, most_rows, draft_tokens)
 
 
 SEQUENCES = st.lists(
@@ -45,7 +45,7 @@ SEQUENCES = st.lists(
     fixed=st.floats(0, 0.1),
     row=st.floats(0, 0.01),
     draft=st.one_of(st.none(), st.floats(1e-5, 0.1)),
-    depth=st.one_of(st.none(), st.integers(1, 8)),
+    draft_tokens=st.one_of(st.none(), st.integers(1, 8)),
     learnt=st.lists(st.tuples(st.sampled_from(["model", "ngram", "none"]), st.integers(0, 4)), max_size=6),
 )
 def test_within_limits(
@@ -55,12 +55,12 @@ def test_within_limits(
     fixed: float,
     row: float,
     draft: float | None,
-    depth: int | None,
+    draft_tokens: int | None,
     learnt: list[tuple[str, int]],
 ) -> None:
     """Never more than asked for, and each draft is what the drafter named beside it would write."""
     predictable.slots.clear()
-    auto = make(predictable, line(fixed, row), None if draft is None else line(draft, draft / 10), depth)
+    auto = make(predictable, line(fixed, row), None if draft is None else line(draft, draft / 10), draft_tokens)
     seqs = [draftable(i, tokens) for i, (tokens, _) in enumerate(some)]
     lengths = [n for _, n in some]
     auto.draft(seqs, lengths)
@@ -69,7 +69,7 @@ def test_within_limits(
     looked_up = NgramDrafter().draft(seqs, lengths)
     for seq, n, (found, name), (other, _) in zip(seqs, lengths, auto.draft(seqs, lengths), looked_up, strict=True):
         assert len(found) <= n
-        assert depth is None or len(found) <= depth
+        assert draft_tokens is None or len(found) <= draft_tokens
         assert (name == "none") == (not found)
         assert name in ("none", "ngram") or draft is not None
         if name == "ngram":

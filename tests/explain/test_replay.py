@@ -21,7 +21,7 @@ from detgen.errors import CheckError
 from detgen.explain import replay
 from detgen.explain.explaining import Finding
 
-SETTING = Setting(batch=3, order="reversed", neighbours="long", drafter="ngram", length=2, sampling="T=1.3 n=2")
+SETTING = Setting(batch=3, order="reversed", neighbours="long", drafter="ngram", draft_tokens=2, sampling="T=1.3 n=2")
 
 
 def _save(path: Path, pool: Pool, case: Case, config: EngineConfig, seed: int = 0) -> None:

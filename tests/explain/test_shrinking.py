@@ -15,7 +15,14 @@ from detgen.explain.explaining import explain
 from detgen.explain.shrinking import shrink
 
 FAR = Setting(
-    batch=8, order="reversed", neighbours="long", slot=1, drafter="self", window=16, chunk=7, sampling="T=1.3 n=2"
+    batch=8,
+    order="reversed",
+    neighbours="long",
+    slot=1,
+    drafter="self",
+    verify_window=16,
+    chunk=7,
+    sampling="T=1.3 n=2",
 )
 
 
@@ -66,7 +73,7 @@ def test_fault_of_the_sampling(monkeypatch: pytest.MonkeyPatch, make_check: Call
     noise_keyed_by_slot(monkeypatch)
     check = make_check(pool)
     check.learn()
-    setting = Setting(batch=3, order="reversed", drafter="ngram", length=2, sampling="T=1.3 top-p")
+    setting = Setting(batch=3, order="reversed", drafter="ngram", draft_tokens=2, sampling="T=1.3 top-p")
     failure = check.attempt(Case(setting, pool.watched(setting)))
     assert failure is not None
     finding = explain(check, failure, seconds=60)

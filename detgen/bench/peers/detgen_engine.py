@@ -87,7 +87,7 @@ class DetgenPeer:
 
     def _synthetic(self, job: Job) -> Engine:
         """An engine whose drafter proposes the continuations with errors; the draft length is the best one."""
-        from detgen.bench.synthetic import SyntheticDrafter, best_length
+        from detgen.bench.synthetic import SyntheticDrafter, best_draft_tokens
 
         assert job.acceptance is not None
         known = [self._continuations[p] for p in job.prompts]
@@ -102,7 +102,7 @@ class DetgenPeer:
 
             engine = self._base.with_settings(drafter=drafter, batch_size=job.batch_size)
             costs = engine.canonical[0].cost, found["model"].cost
-            length = best_length(job.acceptance, job.batch_size, *costs)
+            length = best_draft_tokens(job.acceptance, job.batch_size, *costs)
             self._engines[key] = engine.with_settings(draft_tokens=length)
         return self._engines[key]
 
