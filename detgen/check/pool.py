@@ -92,7 +92,7 @@ class Pool:
         return request.with_params(**changes)
 
     def arranged(self, watched: list[Request], setting: Setting, seed: int) -> list[Request]:
-        """The queue: the watched requests in the setting's order, with neighbours and unverified requests between them."""
+        """The watched requests in the setting's order, with neighbours and unverified requests among them."""
         queue = list(watched)
         if setting.order == "reversed":
             queue.reverse()

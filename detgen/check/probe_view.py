@@ -17,8 +17,8 @@ from torch import nn
 
 from detgen.engine import Engine
 from detgen.kernels.probe import same_bits
-from detgen.passes.packing import Shapes, Window
 from detgen.passes.hooks import hooked
+from detgen.passes.packing import Shapes, Window
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _TIMED = 5  # passes timed a row count; the quickest counts

@@ -94,8 +94,8 @@ def verify_command(
             metavar="NAME",
             show_default=False,
             rich_help_panel="Extent",
-            help="Turn only this axis; may be given several times: batch, order, neighbours, slot, drafter, draft_tokens,"
-            " verify_window, chunk, reuse, threads, process, sampling, unverified, quant.",
+            help="Turn only this axis; may be given several times: batch, order, neighbours, slot, drafter,"
+            " draft_tokens, verify_window, chunk, reuse, threads, process, sampling, unverified, quant.",
         ),
     ] = None,
     seed: Annotated[
@@ -127,8 +127,8 @@ def verify_command(
     """Try to break the guarantee on this machine, with these models and prompts.
 
     A reference is generated one prompt at a time without drafts. Then everything is generated again in other batches,
-    orders, neighbours, with other drafters, threads and processes, and tokens, logits and KV entries are compared bit
-    for bit.
+    orders, neighbours, with other drafters, threads and processes, and tokens, logits and KV entries are compared
+    bit for bit.
     """
     from detgen.engine.config import EngineConfig
     from detgen.errors import EngineError, RequestError

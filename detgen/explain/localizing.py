@@ -19,8 +19,8 @@ from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.probe import same_bits
-from detgen.passes.packing import Shapes, Window
 from detgen.passes.hooks import hooked
+from detgen.passes.packing import Shapes, Window
 
 
 @dataclass(slots=True)

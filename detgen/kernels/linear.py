@@ -56,8 +56,8 @@ class Joined:
     The first sibling called with an input computes all of them, the others take their columns of the same result.
     """
 
-    def __init__(self, packed: PrepackedLinear) -> None:
-        self.prepacked = packed
+    def __init__(self, linear: PrepackedLinear) -> None:
+        self._linear = linear
         self._input: torch.Tensor | None = None
         self._waiting = 0
         self._output: torch.Tensor | None = None
@@ -65,7 +65,7 @@ class Joined:
     def columns(self, x: torch.Tensor, first: int, last: int, siblings: int) -> torch.Tensor:
         """Columns first..last-1 of the product; the result is let go when all siblings have taken theirs."""
         if self._input is not x or self._output is None:
-            self._input, self._output, self._waiting = x, self.prepacked(x), siblings
+            self._input, self._output, self._waiting = x, self._linear(x), siblings
         out = self._output[..., first:last]
         self._waiting -= 1
         if not self._waiting:

@@ -28,7 +28,13 @@ _LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows 
 _BETWEEN = (192, 256, 384)  # tried below those on a GPU, where no other count stands for them
 _REFERENCE_ROWS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
-_TILE_ROWS = (1, 4, 16, 64, 128)  # few rows may have a kernel of their own; 128 leaves tiles of one query_rows
+_TILE_ROWS = (
+    1,
+    4,
+    16,
+    64,
+    128,
+)  # few rows may have a kernel of their own; 128 leaves tiles of one number of query rows
 _SLOW = 0.1  # seconds a pass from which fewer shapes are tried
 _SPAN = 128  # positions of a slot that passes up to that size use
 
@@ -210,9 +216,9 @@ def _attentions(
 def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Row counts that give the same bits under all packings and thread counts, and the others.
 
-    All of a class agree with its reference row count, so that its bits do not depend on which others there was time to try. That count
-    alone is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv 2601.17768,
-    section 3).
+    All of a class agree with its reference row count, so that its bits do not depend on which others there was time to
+    try. That count alone is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv
+    2601.17768, section 3).
     """
     threads = torch.get_num_threads()
     try:

@@ -97,7 +97,7 @@ class Tiles:
         pieces: what stands in each tile; no slot twice in one.
         rows: rows of the pass, padding included.
         group: query heads a KV head.
-        pad_query_rows: the least allowed query_rows that holds some query rows.
+        pad_query_rows: the least allowed number of query rows of a tile that holds some.
         fit_keys: the least allowed key length that holds some keys.
         device: where the tensors go.
 
@@ -197,8 +197,8 @@ class Tiles:
     def _gather(self, stride: int, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the tiles' queries are among heads of rows `stride` apart, and where each row's results are.
 
-        Queries of a tile stand in the order [slots, kv_heads, query_rows], results in [slots, query_rows, kv_heads], query rows
-        in [group, width]. Both int64, made once a pass.
+        Queries of a tile stand in the order [slots, kv_heads, query_rows], results in [slots, query_rows, kv_heads],
+        their rows in [group, width]. Both int64, made once a pass.
         """
         found = self._gathers.get((stride, heads, kv_heads))
         if found is None:

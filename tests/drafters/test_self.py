@@ -12,13 +12,13 @@ from detgen.passes.packing import Window
 
 
 def test_drafts_and_unverified_sequences_share_passes(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """One token a sequence and pass; unverified commit theirs each time, drafting ones never."""
+    """One token a sequence and pass; unverified ones commit theirs each time, drafting ones never."""
     drafting = [draftable(0, [1, 2, 3]), draftable(2, [4, 5])]
     unverified = [draftable(1, [6, 7]), draftable(3, [8])]
     for seq in (*drafting, *unverified):  # prompts are read by canonical passes
         predictable.slots[seq.slot] = dict(enumerate(seq.tokens))
     want = [s.wanted(3) for s in drafting]
-    ridden = [s.tokens + s.wanted(3) for s in unverified]
+    wanted = [s.tokens + s.wanted(3) for s in unverified]
     before = [list(s.tokens) for s in drafting]
 
     def commit(windows: list[Window], logits: torch.Tensor) -> None:
@@ -30,7 +30,7 @@ def test_drafts_and_unverified_sequences_share_passes(predictable: Any, draftabl
     drafter = SelfDrafter(FastPath(predictable, lambda: unverified, commit), frozenset())
     assert [d.tokens for d in drafter.draft(drafting, [3, 2])] == [want[0], want[1][:2]]
     assert [s.tokens for s in drafting] == before
-    assert [s.tokens for s in unverified] == ridden
+    assert [s.tokens for s in unverified] == wanted
     assert [len(p) for p in predictable.passes] == [4, 4, 3]
 
 

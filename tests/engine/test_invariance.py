@@ -90,12 +90,12 @@ def test_nothing_but_the_request_matters(
     unverified: list[str],
     place: int,
 ) -> None:
-    """Batch size, order, neighbours, unverified, drafter, lengths and threads leave every bit as it is."""
+    """Batch size, order, neighbours, unverified requests, drafter, lengths and threads leave every bit as it is."""
     engine = engines(batch_size=batch, **drafter)
     torch.set_num_threads(threads)
-    free = [POOL[name].with_params(deterministic=False) for name in unverified if name not in names]
+    beside = [POOL[name].with_params(deterministic=False) for name in unverified if name not in names]
     order = [POOL[name] for name in names]
-    order[place:place] = unverified
+    order[place:place] = beside
     found = observe(engine, order)
     assert len(found) == sum(r.params.n for r in order)
     for name in names:

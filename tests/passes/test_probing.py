@@ -175,7 +175,7 @@ def test_attention_by_the_height_of_its_tiles(
     twist: Callable[[int], int],
     tile_rows: int,
 ) -> None:
-    """Where few query rows have another kernel tiles are higher; where each query_rows has its own, all have the same."""
+    """Where few query rows have another kernel tiles are higher; where each number has its own, all have one."""
 
     def attend(q: torch.Tensor, *others: Any) -> torch.Tensor:
         return attend_fused(q, *others) * (1 + ULP * twist(q.shape[2]))
