@@ -5,7 +5,6 @@ The public API of the package, beside the plain data of `request` and `config`.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,6 +25,7 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.errors import EngineError, RequestError
+from detgen.machine import cpu_name
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
@@ -273,7 +273,7 @@ class Engine:
         return {
             "target": {"name": self._target.name, "digest": self._target.digest, "quant": self.config.target_quant},
             "dtype": str(self._target.dtype).removeprefix("torch."),
-            "device": _cpu_name() if cpu else torch.cuda.get_device_name(self._device),
+            "device": cpu_name() if cpu else torch.cuda.get_device_name(self._device),
             "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "attention": self.probe.attention,
@@ -300,12 +300,3 @@ def _completion(seq: Sequence) -> Completion:
         logprobs=tuple(seq.logprobs) if seq.request.params.logprobs is not None else None,
         records=tuple(seq.records),
     )
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as f:
-            names = (line.partition(":")[2].strip() for line in f if line.startswith("model name"))
-            return next(names, platform.processor())
-    except OSError:
-        return platform.processor()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -16,6 +15,7 @@ import detgen
 from detgen.engine.config import EngineConfig
 from detgen.engine.stats import DrafterStats
 from detgen.errors import OutputError, PromptsError, RunError
+from detgen.machine import peak_memory
 from detgen.outputs import OutputFolder, Writer, differences, model_stamp
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, Observer, RunConfig, RunSummary
@@ -184,7 +184,7 @@ class _Run:
             tokens=writer.fresh.tokens,
             seconds=work.seconds,
             target_passes=engine.stats.target_passes,
-            peak_memory=_peak_memory(),
+            peak_memory=peak_memory(),
             drafters=writer.fresh.drafters,
             sha256=digests.outputs if finished else None,
             deterministic=deterministic,
@@ -203,7 +203,7 @@ class _Run:
             tokens=counts["tokens"],
             seconds=0.0,
             target_passes=0,
-            peak_memory=_peak_memory(),
+            peak_memory=peak_memory(),
             drafters={name: DrafterStats(**counts) for name, counts in counts["drafters"].items()},
             sha256=manifest["files"]["outputs.jsonl"]["sha256"],
             deterministic=manifest["deterministic"],
@@ -232,8 +232,3 @@ def _check_same(folder: OutputFolder, former: dict[str, Any], manifest: dict[str
             f"{folder.path} holds {state} run that differs from this one: {'; '.join(found)}."
             " Start afresh with --overwrite, or choose another folder with -o"
         )
-
-
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,38 @@
+"""What the operating system says of this machine and this process. Imports nothing of detgen."""
+
+from __future__ import annotations
+
+import platform
+import re
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+
+def cpu_name() -> str:
+    """The processor's model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
+
+
+def peak_memory() -> int:
+    """Peak resident bytes of this process since `forget_peak_memory`; elsewhere than on Linux since its start."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        found = None
+    if found:
+        return int(found[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak_memory() -> None:
+    """Start the peak anew, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")

@@ -1,0 +1,37 @@
+"""Who is told how work is going: one observer, one kind of progress. Plain data; imports nothing of detgen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far something is.
+
+    Attributes:
+        done: finished parts.
+        total: all parts; None if not known.
+        unit: what the parts are, such as "prompts".
+        seconds: time passed.
+        left: seconds left; None if there is no telling.
+        figures: what else there is to say, in words, the most important first.
+    """
+
+    done: int
+    total: int | None
+    unit: str
+    seconds: float
+    left: float | None = None
+    figures: tuple[str, ...] = ()
+
+
+class Observer(Protocol):
+    """Who is told how a run, a check or a benchmark is going."""
+
+    def message(self, text: str) -> None:
+        """Something worth a line of its own."""
+
+    def progress(self, progress: Progress) -> None:
+        """How far the work is; called as often as there is news, shown as often as it can be read."""
