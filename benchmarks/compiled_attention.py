@@ -15,7 +15,7 @@ import torch
 from canonical_pass import interleaved
 
 from detgen.kernels import compiled
-from detgen.kernels.attention import attend_fused
+from detgen.kernels.attention import AttentionTraits, attend_fused
 
 TILES = ((16, 4, 192), (4, 8, 192), (8, 128, 192), (8, 128, 384))  # slots, rows, keys; 2 KV heads of 64 entries
 GENERATIONS = (("none", 16), ("auto", 16), ("none", 1))  # drafter, batch size
@@ -27,7 +27,7 @@ def tile(slots: int, rows: int, keys: int, dtype: torch.dtype) -> dict[str, floa
     g = torch.Generator().manual_seed(0)
     q = torch.randn(slots, 2, rows, 64, generator=g).to(dtype)
     k, v = (torch.randn(slots, 1024, 2, 64, generator=g).to(dtype)[:, :keys] for _ in range(2))
-    arguments = q, k, v, torch.zeros(slots, 1, rows, keys, dtype=dtype), 0.125, None
+    arguments = q, k, v, torch.zeros(slots, 1, rows, keys, dtype=dtype), AttentionTraits(0.125)
     with torch.inference_mode():
         ways = {"compiled": lambda: compiled.attend_compiled(*arguments), "fused": lambda: attend_fused(*arguments)}
         return interleaved(ways, 50)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from detgen.engine import Engine
+from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.probe import same_bits
 from detgen.passes.hooks import hooked
 from detgen.passes.packing import Shapes, Window
@@ -152,7 +153,7 @@ def _attention(engine: Engine, rows: int) -> Compute:
             hidden = torch.arange(length, device=k.device) > at
             mask = torch.zeros(1, 1, width, length, dtype=k.dtype, device=k.device)
             mask.masked_fill_(hidden, -torch.inf)
-            out = shapes.attend(q[:, :, first : first + width], k, v, mask, size**-0.5, None)
+            out = shapes.attend(q[:, :, first : first + width], k, v, mask, AttentionTraits(size**-0.5))
             outs.append(out[0].transpose(0, 1)[:take].flatten(1))
         return torch.cat(outs)
 

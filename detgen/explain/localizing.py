@@ -20,7 +20,7 @@ from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.probe import same_bits
 from detgen.passes.hooks import hooked
-from detgen.passes.packing import Shapes, Window
+from detgen.passes.packing import Packed, Shapes, Window
 
 
 @dataclass(slots=True)
@@ -125,10 +125,10 @@ class Recording:
             self._begin(windows, shapes)
             return run(windows, shapes)
 
-        def attend_recorded(layer: int, *args: Any) -> torch.Tensor:
+        def attend_recorded(packed: Packed, shapes: Shapes, layer: int, *args: Any) -> torch.Tensor:
             for name, x in zip(("query", "key", "value"), args, strict=False):
                 self._take(f"attention {layer}, {name}", x)
-            out = attend(layer, *args)
+            out = attend(packed, shapes, layer, *args)
             self._take(f"attention {layer}", out)
             self._late = layer == len(forward.cache.keys) - 1
             return out

@@ -17,6 +17,7 @@ machine:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +26,27 @@ BLOCK = 64  # keys a block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
 MOST_TILE_ROWS = 184  # rows of a tile; from 192 torch's fused kernel takes queries 64 at a time instead of 32
 PERIOD = 8 * BLOCK  # keys that torch's fused kernel takes at a time
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float | None], torch.Tensor]
+
+@dataclass(frozen=True, slots=True)
+class AttentionTraits:
+    """What a layer asks of its attention beside queries, keys and values.
+
+    Attributes:
+        scale: factor of the scores.
+        window: positions that a row may see, its own the last; None for all before it. The mask of a tile keeps it.
+        softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
 
 
 def attend_fused(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
 ) -> torch.Tensor:
     """Attention of one tile by `scaled_dot_product_attention`; soft-capped tiles go to `attend_blocks`.
 
@@ -38,28 +55,27 @@ def attend_fused(
         k: [slots, keys, kv_heads, head_size], keys a multiple of BLOCK; every entry finite.
         v: as k.
         mask: [slots, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
-        scale: factor of the scores.
-        softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
+        traits: the layer's.
 
     Returns:
         [slots, kv_heads, rows, head_size].
     """
-    if softcap is not None:
-        return attend_blocks(q, k, v, mask, scale, softcap)
-    return F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale)
+    if traits.softcap is not None:
+        return attend_blocks(q, k, v, mask, traits)
+    return F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=traits.scale)
 
 
 def attend_blocks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
 ) -> torch.Tensor:
     """Attention of one tile in plain PyTorch, in float32, block by block; arguments as `attend_fused`."""
     slots, heads, rows, size = q.shape
     blocks = k.shape[1] // BLOCK
     kb = k.float().view(slots, blocks, BLOCK, heads, size).permute(0, 3, 1, 4, 2)
     vb = v.float().view(slots, blocks, BLOCK, heads, size).permute(0, 3, 1, 2, 4)
-    scores = torch.matmul(q.float().unsqueeze(2), kb) * scale  # [slots, heads, blocks, rows, BLOCK]
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = torch.matmul(q.float().unsqueeze(2), kb) * traits.scale  # [slots, heads, blocks, rows, BLOCK]
+    if traits.softcap is not None:
+        scores = torch.tanh(scores / traits.softcap) * traits.softcap
     scores = scores + mask.float().view(slots, 1, rows, blocks, BLOCK).transpose(2, 3)
     weights = torch.exp(scores - scores.amax(dim=(2, 4), keepdim=True))
     sums = weights.sum(-1, keepdim=True)

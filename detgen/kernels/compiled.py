@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from detgen.kernels.attention import attend_fused
+from detgen.kernels.attention import AttentionTraits, attend_fused
 
 _LANES = 16  # head sizes are a multiple of it
 _TILE = struct.Struct("=24q2d")  # `Tile` of attention.c
@@ -54,7 +54,7 @@ def can_attend(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
 
 
 def attend_compiled(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
 ) -> torch.Tensor:
     """Attention of one tile; `attend_fused` takes the tiles that this one does not.
 
@@ -63,8 +63,7 @@ def attend_compiled(
         k: likewise.
         v: its head size may be another.
         mask: likewise.
-        scale: likewise.
-        softcap: likewise.
+        traits: likewise.
 
     Returns:
         [slots, kv_heads, rows, value head_size].
@@ -76,14 +75,14 @@ def attend_compiled(
     keys, values = k.shape[1], v.shape[3]
     found = _library() if can_attend(q.device, q.dtype, size, values) else None
     if found is None:
-        return attend_fused(q, k, v, mask, scale, softcap)
+        return attend_fused(q, k, v, mask, traits)
     out = torch.empty(slots, rows, heads, values, dtype=q.dtype)
     tile = _TILE.pack(
         *(x.data_ptr() for x in (q, k, v, mask, out)),
         *(q.dtype == torch.bfloat16, torch.get_num_threads()),
         *(slots, heads, rows, keys, size, values),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask.stride(0), mask.stride(2)),
-        *(scale, softcap or 0.0),
+        *(traits.scale, traits.softcap or 0.0),
     )
     if found[0].attend(tile):
         raise MemoryError(f"no memory for the scores of {rows} rows and {keys} keys")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend
+from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, AttentionTraits
 
 _CROWD = 32  # slots of a large tile: enough work that a GPU kernel need not share a row's keys out among its processors
 
@@ -32,7 +32,7 @@ def key_lengths(
     dtype: torch.dtype,
     device: torch.device,
     rows: int,
-    softcap: float | None = None,
+    traits: AttentionTraits | None = None,
 ) -> tuple[int, ...]:
     """Key lengths, in multiples of BLOCK up to PERIOD, at which a row has the same bits as at longer ones.
 
@@ -46,13 +46,14 @@ def key_lengths(
         device: where to run.
         rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, and in
             a tile of one slot as in one of many.
-        softcap: that a layer asks for; such tiles may take another way through the implementation.
+        traits: that a layer asks for, since tiles of others may take another way; None scales by size ** -0.5 alone.
 
     Returns:
         The lengths out of (BLOCK, ..., PERIOD) that may be read, PERIOD among them; none if PERIOD itself disagrees
         with longer ones.
     """
     g = torch.Generator().manual_seed(0)
+    traits = traits or AttentionTraits(size**-0.5)
     longest = 2 * PERIOD
     many, *ragged = (n // rows * rows for n in (MOST_TILE_ROWS, 36, 68, 100))
     few = {rows, min(2 * rows, many), many}
@@ -62,14 +63,14 @@ def key_lengths(
     def result(count: int, visible: int, length: int) -> torch.Tensor:
         mask = torch.zeros(2, 1, count, length, dtype=dtype, device=device)
         mask[..., visible:] = float("-inf")
-        return attend(q[:, :, :count].contiguous(), k[:, :length], v[:, :length], mask, size**-0.5, softcap)
+        return attend(q[:, :, :count].contiguous(), k[:, :length], v[:, :length], mask, traits)
 
     def beside(slots: int, length: int) -> torch.Tensor:
         mask = torch.zeros(slots, 1, rows, length, dtype=dtype, device=device)
         queries, keys, values = (
             x[:1].expand(slots, -1, -1, -1) for x in (q[:, :, :rows], k[:, :length], v[:, :length])
         )
-        return attend(queries.contiguous(), keys, values, mask, size**-0.5, softcap)
+        return attend(queries.contiguous(), keys, values, mask, traits)
 
     def agrees(length: int) -> bool:
         for visible in (length - BLOCK // 2, length - 3, length):
@@ -84,6 +85,6 @@ def key_lengths(
     found = [n for n in lengths if agrees(n) and agrees(PERIOD + n)]
     if dtype != torch.float32:
         # Rounding to 16 bits hides most differences of a sum's order; the float32 kernels are cut the same way.
-        exact = key_lengths(attend, heads, size, torch.float32, device, rows, softcap)
+        exact = key_lengths(attend, heads, size, torch.float32, device, rows, traits)
         found = [n for n in found if n in exact]
     return tuple(found) if PERIOD in found else ()

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from detgen.errors import EngineError
+from detgen.kernels.attention import AttentionTraits
 from detgen.passes.lean_decoder import AttendRows
 
 ATTENTION_NAME = "detgen"
@@ -72,7 +73,7 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend_current(layer, q, k, v, scale, sliding_window, softcap)[None], None
+    return attend_current(layer, q, k, v, AttentionTraits(scale, sliding_window, softcap))[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
@@ -98,22 +99,13 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[int, int, int, int]] = {}
-        self.traits: dict[int, tuple[float, int | None]] = {}
-        self.softcaps: set[float | None] = set()
+        self.traits: dict[int, AttentionTraits] = {}
 
     def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
         self.layers[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
-        self.traits[layer] = (scale, window)
-        self.softcaps.add(softcap)
+        self.traits[layer] = traits
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
 
 
@@ -123,15 +115,13 @@ class Layout:
 
     Attributes:
         cached: (kv_heads, key head size, value head size) of each layer.
-        traits: scale of the scores and sliding window (None for full attention) of each layer.
+        traits: of each layer.
         group: query heads a KV head.
-        softcaps: of all layers, None for a layer without.
     """
 
     cached: list[tuple[int, int, int]]
-    traits: list[tuple[float, int | None]]
+    traits: list[AttentionTraits]
     group: int
-    softcaps: frozenset[float | None]
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
@@ -166,5 +156,4 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         [(h, dk, dv) for _, h, dk, dv in shapes],
         [recorder.traits[i] for i in range(count)],
         min(q // h for q, h, _, _ in shapes),
-        frozenset(recorder.softcaps),
     )

@@ -8,15 +8,16 @@ no requests and no files.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
 
-from detgen.kernels.attention import BLOCK
+from detgen.kernels.attention import BLOCK, AttentionTraits
 from detgen.passes.adapter import PlainDecoder, attending
 from detgen.passes.cost import PassCost
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import LeanDecoder
-from detgen.passes.packing import FREE_SHAPES, Shapes, Window, pack
+from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, pack
 
 
 class Forward:
@@ -77,8 +78,7 @@ class Forward:
         self.passes += 1
         self.rows += rows
         self.padding += packed.padding
-        self._packed, self._shapes = packed, shapes
-        with torch.inference_mode(), attending(self.attend):
+        with torch.inference_mode(), attending(partial(self.attend, packed, shapes)):
             logits: torch.Tensor = self.model(packed.ids, packed.positions, packed.wanted)[: packed.count].float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -87,31 +87,27 @@ class Forward:
 
     def attend(
         self,
+        packed: Packed,
+        shapes: Shapes,
         layer: int,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        traits: AttentionTraits,
     ) -> torch.Tensor:
         """Called by each attention layer: store the rows' keys and values, attend over the cache.
 
         Args:
+            packed: the pass.
+            shapes: what it is held to.
             layer: index of the layer.
             q: [rows, heads, head_size].
             k: [rows, kv_heads, head_size].
             v: as k; its head size may be another.
-            scale: factor of the scores.
-            window: size of the sliding window, None for full attention.
-            softcap: see `attend_blocks`.
+            traits: the layer's.
 
         Returns:
             [rows, heads, value head_size].
         """
-        self.cache.write(layer, self._packed.kv_positions, k, v)
-
-        def read(first: int, last: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.cache.read(layer, first, last, length)
-
-        return self._packed.tiles.attend(q, k.shape[1], read, self._shapes.attend, scale, window, softcap)
+        self.cache.write(layer, packed.kv_positions, k, v)
+        return packed.tiles.attend(q, k.shape[1], partial(self.cache.read, layer), shapes.attend, traits)

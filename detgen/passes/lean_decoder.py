@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from detgen.kernels.activation import rowwise
+from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.linear import PrepackedLinear, can_prepack
 
-# Attention of the pass in progress: layer, q, k, v, scale, window, softcap; see `Forward.attend`.
-AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None, float | None], torch.Tensor]
+# Attention of the pass in progress: layer, q, k, v and the layer's traits; see `Forward.attend`.
+AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
 
 # Decoders of: embedding; layers of norm, rotary attention, residual, norm, gated SiLU, residual; norm; output layer.
 _PLAIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -93,17 +94,16 @@ class LeanDecoderLayer(nn.Module):
     Args:
         layer: the transformers layer.
         attend: attention of the pass in progress.
-        scale: factor of the attention scores.
-        window: size of the sliding window, None for full attention.
+        traits: what it was seen to ask of its attention.
     """
 
-    def __init__(self, layer: Any, attend: AttendRows, scale: float, window: int | None) -> None:
+    def __init__(self, layer: Any, attend: AttendRows, traits: AttentionTraits) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.index: int = attention.layer_idx
         self.head_size: int = attention.head_dim
         self.kv_heads: int = attention.k_proj.out_features // self.head_size
-        self.scale, self.window = scale, window
+        self.traits = traits
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         turned = (attention.q_proj.out_features // self.head_size + self.kv_heads) * self.head_size
         outputs = turned + attention.v_proj.out_features
@@ -142,7 +142,7 @@ class LeanDecoderLayer(nn.Module):
             turned = self._head_norm(turned)
         turned = rowwise(_turn, turned, rotation).to(heads.dtype)
         q, k, v = turned[:, : -self.kv_heads], turned[:, -self.kv_heads :], heads[:, -self.kv_heads :]
-        mixed = self._attend(self.index, q, k, v, self.scale, self.window, None).view(rows, -1)
+        mixed = self._attend(self.index, q, k, v, self.traits).view(rows, -1)
         if wanted is not None:
             hidden, mixed = hidden.index_select(0, wanted), mixed.index_select(0, wanted)
         hidden = hidden + self.o_proj.forward(mixed)
@@ -160,7 +160,7 @@ class LeanDecoder(nn.Module):
 
     concurrent = True
 
-    def __init__(self, model: Any, attend: AttendRows, traits: Sequence[tuple[float, int | None]]) -> None:
+    def __init__(self, model: Any, attend: AttendRows, traits: Sequence[AttentionTraits]) -> None:
         super().__init__()
         inner = model.model
         self.kind = type(model).__name__
@@ -169,7 +169,7 @@ class LeanDecoder(nn.Module):
         # Each layer is let go before the next is made, so that memory holds one twice at most.
         for i in range(len(inner.layers)):
             index = inner.layers[i].self_attn.layer_idx
-            self.layers.append(LeanDecoderLayer(inner.layers[i], attend, *traits[index]))
+            self.layers.append(LeanDecoderLayer(inner.layers[i], attend, traits[index]))
             inner.layers[i] = nn.Identity()
         self.lm_head = _NormedLinear(inner.norm, [model.lm_head])
         self._frequencies: torch.Tensor = inner.rotary_emb.inv_freq.float()
@@ -187,13 +187,13 @@ class LeanDecoder(nn.Module):
         return self.lm_head.forward(last.forward(hidden, rotation, wanted))
 
 
-def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[tuple[float, int | None]]) -> LeanDecoder | None:
+def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[AttentionTraits]) -> LeanDecoder | None:
     """A lean decoder of a model as it was loaded; None, and the model unchanged, if it is of another kind.
 
     Args:
         model: a transformers decoder.
         attend: attention of the pass in progress.
-        traits: scale and sliding window that each layer was seen to ask of its attention.
+        traits: what each layer was seen to ask of its attention.
     """
     if type(model).__name__ not in _PLAIN or not all(_is_plain(layer) for layer in model.model.layers):
         return None

@@ -72,7 +72,7 @@ def prepare(config: EngineConfig) -> Prepared:
         )
         for m, layout in parts
     )
-    shapes, report = probe(passes[0], reference, layouts[0].softcaps)
+    shapes, report = probe(passes[0], reference, layouts[0].traits)
     if shapes is None:
         if not config.allow_nondeterministic:
             raise EngineError(

@@ -7,16 +7,15 @@ come out the same form a class; only shapes of one class may run canonical passe
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
-from detgen.kernels.attention import Attend, attend_blocks, attend_fused
+from detgen.kernels.attention import Attend, AttentionTraits, attend_blocks, attend_fused
 from detgen.kernels.compiled import attend_compiled, build, can_attend
 from detgen.kernels.probe import key_lengths, same_bits
 from detgen.passes.forward import Forward
@@ -158,14 +157,14 @@ def _exact(rows: int, like: Shapes) -> Shapes:
 
 
 def probe(
-    forward: Forward, reference: torch.Tensor, softcaps: frozenset[float | None]
+    forward: Forward, reference: torch.Tensor, traits: Sequence[AttentionTraits]
 ) -> tuple[Shapes | None, ProbeReport]:
     """Find the canonical class of a model's passes.
 
     Args:
         forward: its passes; the cache's contents are forgotten.
         reference: what `reference_logits` gave.
-        softcaps: that its layers ask for.
+        traits: what each layer asks of its attention.
 
     Returns:
         The shapes of canonical passes, None if a row has the same bits beside any neighbours; and what was found.
@@ -177,7 +176,7 @@ def probe(
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
-    for name, attend, tile_rows, lengths in _attentions(forward, softcaps):
+    for name, attend, tile_rows, lengths in _attentions(forward, traits):
         cache.partition(cache.positions // 3, 3)
         like = Shapes((_SIZES[-1],), False, tile_rows, lengths, attend)
         prober = _Prober(forward, reference.shape[-1])
@@ -197,17 +196,19 @@ _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks
 
 
 def _attentions(
-    forward: Forward, softcaps: frozenset[float | None]
+    forward: Forward, traits: Sequence[AttentionTraits]
 ) -> Iterator[tuple[str, Attend, int, tuple[int, ...]]]:
     """Attentions that keep their promise here, in the order of trial, with least rows of a tile and key lengths."""
     cache, candidates = forward.cache, list(_ATTENTIONS.items())
-    layers = {(k.shape[1], k.shape[2], k.dtype) for k in cache.keys}
+    layers = {
+        (k.shape[1], k.shape[2], k.dtype, replace(asked, window=None))
+        for k, asked in zip(cache.keys, traits, strict=True)
+    }
     if all(can_attend(forward.device, x.dtype, x.shape[2]) for x in (*cache.keys, *cache.values)):
         candidates.insert(0, (str(build()), attend_compiled))
     for name, attend in candidates:
         for rows in _TILE_ROWS:
-            kinds = itertools.product(layers, softcaps)
-            found = [key_lengths(attend, *layer, forward.device, rows, softcap) for layer, softcap in kinds]
+            found = [key_lengths(attend, h, d, dtype, forward.device, rows, asked) for h, d, dtype, asked in layers]
             if lengths := tuple(sorted(set.intersection(*map(set, found)))):
                 yield name, attend, rows, lengths
                 break

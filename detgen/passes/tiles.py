@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from detgen.kernels.attention import Attend
+from detgen.kernels.attention import Attend, AttentionTraits
 
 # What a tile costs beside its places: one more tile, and 64 keys more of a slot, in places.
 _CALL, _KEYS = 15, 2
@@ -158,9 +158,7 @@ class Tiles:
         kv_heads: int,
         read: Read,
         implementation: Attend,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        traits: AttentionTraits,
     ) -> torch.Tensor:
         """Attention of all rows.
 
@@ -169,9 +167,7 @@ class Tiles:
             kv_heads: heads of the cache.
             read: the layer's cache.
             implementation: computes a tile.
-            scale: factor of the scores.
-            window: size of the sliding window, None for full attention.
-            softcap: see `attend_blocks`.
+            traits: the layer's.
 
         Returns:
             [rows, heads, value head_size].
@@ -187,8 +183,8 @@ class Tiles:
             count = slots * tile.query_rows * kv_heads
             part = taken[at : at + count].view(slots, kv_heads, -1, size)
             keys, values = read(tile.first, tile.last, tile.length)
-            mask = tile.mask(window, heads // kv_heads, q)
-            out = implementation(part, keys, values, mask, scale, softcap)
+            mask = tile.mask(traits.window, heads // kv_heads, q)
+            out = implementation(part, keys, values, mask, traits)
             outs.append(out.transpose(1, 2).reshape(count, -1))  # a view, as torch's fused kernel lays it out
             at += count
         out = outs[0] if len(outs) == 1 else torch.cat(outs)

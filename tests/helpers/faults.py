@@ -20,7 +20,7 @@ from detgen.engine import decoding, engine, verification
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
-from detgen.kernels.attention import Attend
+from detgen.kernels.attention import Attend, AttentionTraits
 from detgen.kernels.linear import PrepackedLinear
 from detgen.kernels.sampling import Choice
 from detgen.outputs.journal import Journal
@@ -99,12 +99,13 @@ def tile_of_one_row(patch: Patch) -> None:
     """The smallest tiles are computed a row at a time, which takes another kernel."""
 
     def faulty(
-        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
         if q.shape[2] > 4:
-            return sound(q, k, v, mask, scale, softcap)
+            return sound(q, k, v, mask, traits)
         rows = [
-            ((q[:, :, i : i + 1] * scale) @ k.permute(0, 2, 3, 1) + mask[:, :, i : i + 1]) for i in range(q.shape[2])
+            ((q[:, :, i : i + 1] * traits.scale) @ k.permute(0, 2, 3, 1) + mask[:, :, i : i + 1])
+            for i in range(q.shape[2])
         ]
         return torch.cat([torch.softmax(r, -1) @ v.transpose(1, 2) for r in rows], dim=2)
 
@@ -115,10 +116,10 @@ def key_blocks_relative_to_window(patch: Patch) -> None:
     """Keys are summed from the window's own beginning on, and round."""
 
     def faulty(
-        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
         first = int((mask == 0).sum(-1).min()) if mask.numel() else 0
-        return sound(q, k.roll(-first, 1), v.roll(-first, 1), mask.roll(-first, 3), scale, softcap)
+        return sound(q, k.roll(-first, 1), v.roll(-first, 1), mask.roll(-first, 3), traits)
 
     _attend(patch, faulty)
 
@@ -127,10 +128,10 @@ def softmax_unpadded(patch: Patch) -> None:
     """A tile's keys end with its longest row instead of a whole block."""
 
     def faulty(
-        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: Any
+        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
         end = int((mask == 0).sum(-1).max())
-        weights = torch.softmax((q @ k[:, :end].permute(0, 2, 3, 1)) * scale + mask[..., :end], -1)
+        weights = torch.softmax((q @ k[:, :end].permute(0, 2, 3, 1)) * traits.scale + mask[..., :end], -1)
         return weights @ v[:, :end].transpose(1, 2)
 
     _attend(patch, faulty)
@@ -176,7 +177,7 @@ def resume_loses_a_token(patch: Patch) -> None:
         entry = read(self, offset)
         line = json.loads(entry.output)
         line["token_ids"] = line["token_ids"][:-1]
-        return replace(entry, output=json.dumps(line) + "\n")
+        return replace(entry, output=json.dumps(line).encode() + b"\n")
 
     patch.setattr(Journal, "read", faulty)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detgen.kernels.attention import BLOCK, Attend, attend_blocks, attend_fused
+from detgen.kernels.attention import BLOCK, Attend, AttentionTraits, attend_blocks, attend_fused
 from detgen.kernels.compiled import attend_compiled, build
 from detgen.kernels.probe import key_lengths, same_bits
 from detgen.passes.packing import Shapes, Window, pack
@@ -44,7 +44,7 @@ def test_values(attend: Attend, softcap: float | None, window: int | None) -> No
     all_keys = torch.arange(keys)
     visible = (all_keys <= at) if window is None else (all_keys <= at) & (all_keys > at - window)
     mask = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)[:, None]
-    out = attend(q, k, v, mask, 0.3, softcap)
+    out = attend(q, k, v, mask, AttentionTraits(0.3, softcap=softcap))
     assert out.shape == q.shape
     for slot in range(3):
         for head in range(KV_HEADS):
@@ -86,7 +86,7 @@ def run(windows: list[Window], like: Shapes, size: int, group: int, window: int 
     def read(first: int, last: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         return k[first:last, :length], v[first:last, :length]
 
-    out = packed.tiles.attend(q.flatten(1, 2), KV_HEADS, read, like.attend, size**-0.5, window, None)
+    out = packed.tiles.attend(q.flatten(1, 2), KV_HEADS, read, like.attend, AttentionTraits(size**-0.5, window))
     flat = out.view(len(q), KV_HEADS, group, size)
     ends = [sum(len(x.tokens) for x in windows[: i + 1]) for i in range(len(windows))]
     return [flat[end - len(w.tokens) : end] for w, end in zip(windows, ends, strict=True)]
@@ -167,9 +167,9 @@ def test_masked_entries_weigh_nothing(attend: Attend) -> None:
     k, v = (torch.randn(1, 2 * BLOCK, 1, 16, generator=g) for _ in range(2))
     mask = torch.zeros(1, 1, 4, 2 * BLOCK)
     mask[..., 70:] = -torch.inf
-    clean = attend(q, k, v, mask, 0.25, None)
+    clean = attend(q, k, v, mask, AttentionTraits(0.25))
     k[:, 70:], v[:, 70:] = 1e4, -1e30
-    assert same_bits(clean, attend(q, k, v, mask, 0.25, None))
+    assert same_bits(clean, attend(q, k, v, mask, AttentionTraits(0.25)))
 
 
 @BUILT
@@ -196,7 +196,8 @@ def test_compiled_rows_have_an_order_of_their_own(
     reach = data.draw(st.integers(1, keys))
     visible = (torch.arange(keys) <= at) & (torch.arange(keys) > at - reach)
     mask = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)[:, None].to(dtype)
-    whole = attend_compiled(q, k, v, mask, size**-0.5, softcap)
+    traits = AttentionTraits(size**-0.5, softcap=softcap)
+    whole = attend_compiled(q, k, v, mask, traits)
     slot, row = data.draw(st.integers(0, 1)), data.draw(st.integers(0, rows - 1))
     length = (int(at[slot, row]) // BLOCK + 1) * BLOCK
     one = attend_compiled(
@@ -204,8 +205,7 @@ def test_compiled_rows_have_an_order_of_their_own(
         k[slot : slot + 1, :length],
         v[slot : slot + 1, :length],
         mask[slot : slot + 1, :, row : row + 1, :length],
-        size**-0.5,
-        softcap,
+        traits,
     )
     assert same_bits(one[0, :, 0], whole[slot, :, row])
     want = naive(

@@ -9,7 +9,7 @@ import torch
 
 from detgen import Engine
 from detgen.kernels import compiled
-from detgen.kernels.attention import BLOCK, attend_fused
+from detgen.kernels.attention import BLOCK, AttentionTraits, attend_fused
 from detgen.kernels.compiled import attend_compiled, build, can_attend
 from detgen.kernels.probe import same_bits
 
@@ -29,7 +29,9 @@ def test_other_sizes_go_to_the_fused_kernel() -> None:
     g = torch.Generator().manual_seed(5)
     q, k, v = (torch.randn(shape, generator=g) for shape in ((1, 2, 4, 24), (1, BLOCK, 2, 24), (1, BLOCK, 2, 24)))
     mask = torch.zeros(1, 1, 4, BLOCK)
-    assert same_bits(attend_compiled(q, k, v, mask, 0.2, None), attend_fused(q, k, v, mask, 0.2, None))
+    assert same_bits(
+        attend_compiled(q, k, v, mask, AttentionTraits(0.2)), attend_fused(q, k, v, mask, AttentionTraits(0.2))
+    )
 
 
 @BUILT
@@ -37,7 +39,7 @@ def test_a_row_that_is_no_number_stays_so() -> None:
     """A broken model's NaN is not lost, and stays in its row."""
     q, k = torch.ones(1, 1, 3, 16), torch.ones(1, BLOCK, 1, 16)
     q[0, 0, 1, 5] = torch.nan
-    out = attend_compiled(q, k, k, torch.zeros(1, 1, 3, BLOCK), 1.0, None)
+    out = attend_compiled(q, k, k, torch.zeros(1, 1, 3, BLOCK), AttentionTraits(1.0))
     assert out.isnan().any(-1).tolist() == [[[False, True, False]]]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks, attend_fused
+from detgen.kernels.attention import BLOCK, PERIOD, AttentionTraits, attend_blocks, attend_fused
 from detgen.kernels.probe import bits, key_lengths, same_bits
 
 CPU = torch.device("cpu")
@@ -49,9 +49,9 @@ def test_a_length_that_breaks_is_found(broken: int) -> None:
     """An implementation whose bits differ at one length loses that length and no other."""
 
     def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
-        out = attend_blocks(q, k, v, mask, scale, softcap)
+        out = attend_blocks(q, k, v, mask, traits)
         return torch.where(torch.tensor(k.shape[1] == broken), out * (1 + 2**-22), out)
 
     assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == tuple(n for n in ALL if n != broken)
@@ -61,9 +61,9 @@ def test_a_broken_period_leaves_nothing() -> None:
     """If whole periods disagree with longer ones, no length can be trusted."""
 
     def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
-        out = attend_blocks(q, k, v, mask, scale, softcap)
+        out = attend_blocks(q, k, v, mask, traits)
         return torch.where(torch.tensor(k.shape[1] == PERIOD), out + 1e-3, out)
 
     assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
@@ -73,9 +73,9 @@ def test_a_dependence_on_the_rows_is_found() -> None:
     """An implementation that gives a tile of few rows other bits than one of many has no class."""
 
     def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
-        return attend_blocks(q, k, v, mask, scale, softcap) + 1e-3 * (q.shape[2] < 16)
+        return attend_blocks(q, k, v, mask, traits) + 1e-3 * (q.shape[2] < 16)
 
     assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
 
@@ -84,9 +84,9 @@ def test_a_ragged_last_block_of_rows_is_found() -> None:
     """An implementation that treats the rows behind the last whole block of 32 otherwise is not trusted with them."""
 
     def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
-        out = attend_blocks(q, k, v, mask, scale, softcap)
+        out = attend_blocks(q, k, v, mask, traits)
         whole = q.shape[2] // 32 * 32
         if whole and q.shape[2] > whole:
             out[:, :, whole:] *= 1 + 2**-22
@@ -100,8 +100,8 @@ def test_a_dependence_on_the_slots_is_found(splits: Callable[[int], bool]) -> No
     """An implementation that shares a row's keys out where a tile has few slots, as kernels of GPUs do."""
 
     def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
-        return attend_blocks(q, k, v, mask, scale, softcap) * (1 + 2**-22 * splits(q.shape[0]))
+        return attend_blocks(q, k, v, mask, traits) * (1 + 2**-22 * splits(q.shape[0]))
 
     assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers as hf
 
+from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.linear import can_prepack
 from detgen.passes.lean_decoder import lean_decoder
 
@@ -42,17 +43,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 ROWS = 12
 
 
-def attend(
-    layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None, softcap: Any
-) -> torch.Tensor:
+def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, traits: AttentionTraits) -> torch.Tensor:
     """Causal attention of one sequence that starts at position 0; a window as wide as it says."""
     group = q.shape[1] // k.shape[1]
     at = torch.arange(len(q))
     visible = at[:, None] >= at
-    if window is not None:
-        visible &= at[:, None] - at < window
+    if traits.window is not None:
+        visible &= at[:, None] - at < traits.window
     q, k, v = (x.transpose(0, 1) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale).transpose(0, 1).contiguous()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=traits.scale).transpose(0, 1).contiguous()
 
 
 def random_model(config: Any) -> Any:
@@ -78,7 +77,7 @@ def lean_logits(model: Any, wanted: list[int]) -> torch.Tensor:
     """float32 [wanted rows, vocabulary] by the lean decoder; the model is used up."""
     scale = model.model.layers[0].self_attn.head_dim ** -0.5
     window = model.config.sliding_window if isinstance(model, hf.MistralForCausalLM) else None
-    lean = lean_decoder(model, attend, [(scale, window)] * 3)
+    lean = lean_decoder(model, attend, [AttentionTraits(scale, window)] * 3)
     assert lean is not None
     with torch.inference_mode():
         logits: torch.Tensor = lean(IDS, torch.arange(ROWS), torch.tensor(wanted)).float()
@@ -111,7 +110,7 @@ def test_the_model_is_let_go() -> None:
     """Neither layers nor an output layer of its own stay in memory twice."""
     model = random_model(FAMILIES["mistral"]())
     before = sum(p.numel() for p in model.parameters())
-    assert lean_decoder(model, attend, [(0.25, None)] * 3) is not None
+    assert lean_decoder(model, attend, [AttentionTraits(0.25)] * 3) is not None
     assert sum(p.numel() for p in model.parameters()) < before / 2
 
 
@@ -139,5 +138,5 @@ def test_other_models_are_left_as_they_are(change: Callable[[Any], Any]) -> None
     model = random_model(FAMILIES["llama, tied"]())
     change(model)
     parts = copy.copy(dict(model.named_modules()))
-    assert lean_decoder(model, attend, [(0.25, None)] * 3) is None
+    assert lean_decoder(model, attend, [AttentionTraits(0.25)] * 3) is None
     assert dict(model.named_modules()) == parts

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detgen.kernels.attention import PERIOD
+from detgen.kernels.attention import PERIOD, AttentionTraits
 from detgen.passes.packing import Shapes, Window, pack
 from detgen.passes.tiles import Piece, Tiles, group_pieces, pieces, tile_area
 
@@ -63,7 +63,7 @@ def through(tiles: Tiles, q: torch.Tensor, kv_heads: int, group: int) -> torch.T
         assert mask.shape == (k.shape[0], 1, part.shape[2], k.shape[1])
         return part + (k[:, :1] + v[:, :1]).transpose(1, 2)
 
-    return tiles.attend(q, kv_heads, read, attend, 1.0, None, None)
+    return tiles.attend(q, kv_heads, read, attend, AttentionTraits(1.0))
 
 
 @settings(max_examples=150)
