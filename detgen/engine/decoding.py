@@ -19,7 +19,7 @@ from detgen.engine.logprobs import token_logprobs
 from detgen.engine.request import TokenRecord
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
-from detgen.engine.stats import EngineStats
+from detgen.engine.stats import DrafterStats, EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import Verdict, record, verify
 from detgen.kernels.sampling import Chosen, choose, leads
@@ -166,7 +166,9 @@ class Decoding:
             self._keep_logprobs(seq, logprobs, chosen, range(at, at + n))
             if seq.deterministic:
                 record(seq, verdict, drafted, name, chosen[at : at + n], margins[at : at + n])
-                self._count(seq, verdict, len(drafted), name)
+                self._count(seq, name, _counts(verdict, len(drafted)))
+                if drafted and self.verified is not None:
+                    self.verified(seq, name, verdict.accepted, verdict.tried)
             else:
                 self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[at])
             at += n
@@ -183,22 +185,12 @@ class Decoding:
         seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, margin))
         seq.tokens.append(token)
         seq.rounds += 1
-        stats = self._stats.of("fast")
-        stats.unverified += 1
-        stats.rounds += 1
+        self._count(seq, "fast", DrafterStats(rounds=1, unverified=1))
 
-    def _count(self, seq: Sequence, verdict: Verdict, drafted: int, name: str) -> None:
-        """Add a round of a sequence to the counters."""
-        stats = self._stats.of(name)
-        stats.rounds += 1
-        stats.drafted += drafted
-        stats.accepted += verdict.accepted
-        stats.rolled_back += len(verdict.rolled_back)
-        last = verdict.statuses[-1]
-        if last != "accepted":
-            setattr(stats, last, getattr(stats, last) + 1)
-        if self.verified is not None and drafted:
-            self.verified(seq, name, verdict.accepted, verdict.tried)
+    def _count(self, seq: Sequence, name: str, counts: DrafterStats) -> None:
+        """Count a round of a sequence, once for it and once for all."""
+        seq.drafts[name].add(counts)
+        self._stats.drafters[name].add(counts)
 
     def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float], rows: range) -> None:
         """Keep those that the request wants, of its rows out of [rows, vocabulary]."""
@@ -220,6 +212,14 @@ class Decoding:
             self.trace.finished(seq, *self._target.cache.entries(seq.slot, 0, seq.cached))
         self._scheduler.release(seq)
         self._done.append(seq)
+
+
+def _counts(verdict: Verdict, drafted: int) -> DrafterStats:
+    """What a verdict on a draft of so many tokens adds to its drafter's counts."""
+    counts = DrafterStats(1, drafted, verdict.accepted, rolled_back=len(verdict.rolled_back))
+    if (last := verdict.statuses[-1]) != "accepted":
+        setattr(counts, last, 1)
+    return counts
 
 
 def _judge(

@@ -299,4 +299,5 @@ def _completion(seq: Sequence) -> Completion:
         prompt_tokens=seq.prompt_length,
         logprobs=tuple(seq.logprobs) if seq.request.params.logprobs is not None else None,
         records=tuple(seq.records),
+        drafts=seq.drafts,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from detgen.engine.stats import DraftCounts
 from detgen.errors import RequestError
 
 FinishReason = Literal["stop", "length"]
@@ -155,6 +156,7 @@ class Completion:
         prompt_tokens: tokens of the prompt.
         logprobs: one entry a token where the request asked for them, else None.
         records: the sample's part of the acceptance log, by round and position.
+        drafts: what the records add up to, by drafter.
         error: why the request could not run; None if it did.
     """
 
@@ -166,4 +168,5 @@ class Completion:
     prompt_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     records: tuple[TokenRecord, ...] = ()
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     error: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from detgen.engine.request import FinishReason, Request, TokenLogprobs, TokenRecord
+from detgen.engine.stats import DraftCounts
 from detgen.kernels.sampling import Choice
 
 
@@ -21,6 +22,7 @@ class Sequence:
         slot: where its KV entries are; -1 while it waits.
         cached: leading positions whose KV entries are canonical (for an unverified request: written).
         rounds: canonical passes that committed tokens of it.
+        drafts: what was drafted for it, by drafter.
         acceptance: running share of accepted drafts by drafter, as (accepted, tried), old rounds fading.
         finish_reason: None while it runs.
         text: the completion's text, once it has finished.
@@ -34,6 +36,7 @@ class Sequence:
     slot: int = -1
     cached: int = 0
     rounds: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
     records: list[TokenRecord] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from detgen.engine.request import TokenRecord
 
 
 @dataclass(slots=True)
@@ -21,10 +19,34 @@ class DrafterStats:
     rolled_back: int = 0
     unverified: int = 0
 
+    def add(self, other: DrafterStats) -> None:
+        """Add the counts of `other`."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     @property
     def acceptance(self) -> float | None:
         """Accepted share of the drafted tokens; None if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
+
+
+class DraftCounts(dict[str, DrafterStats]):
+    """Counts by drafter name; those of a drafter are made on first use."""
+
+    def __missing__(self, drafter: str) -> DrafterStats:
+        return self.setdefault(drafter, DrafterStats())
+
+    def add(self, other: Mapping[str, DrafterStats]) -> None:
+        """Add the counts of `other`, drafter by drafter."""
+        for name, stats in other.items():
+            self[name].add(stats)
+
+    def total(self) -> DrafterStats:
+        """The counts of all drafters together."""
+        total = DrafterStats()
+        for stats in self.values():
+            total.add(stats)
+        return total
 
 
 @dataclass(slots=True)
@@ -55,28 +77,4 @@ class EngineStats:
     draft_passes: int = 0
     live: int = 0
     peak_live: int = 0
-    drafters: dict[str, DrafterStats] = field(default_factory=dict)
-
-    def of(self, drafter: str) -> DrafterStats:
-        """The counts of one drafter, made on first use."""
-        if drafter not in self.drafters:
-            self.drafters[drafter] = DrafterStats()
-        return self.drafters[drafter]
-
-    def total(self) -> DrafterStats:
-        """The counts of all drafters together."""
-        parts = self.drafters.values()
-        return DrafterStats(**{name: sum(getattr(p, name) for p in parts) for name in DrafterStats.__slots__})
-
-
-def count_records(records: list[TokenRecord] | tuple[TokenRecord, ...]) -> dict[str, DrafterStats]:
-    """The counts by drafter that one sample's acceptance log adds up to."""
-    rounds = {(r.drafter, r.round) for r in records}
-    drafters: dict[str, DrafterStats] = {}
-    for drafter, n in Counter(d for d, _ in rounds).items():
-        drafters[drafter] = DrafterStats(rounds=n)
-    for r in records:
-        stats = drafters[r.drafter]
-        stats.drafted += r.drafted is not None
-        setattr(stats, r.status, getattr(stats, r.status) + 1)
-    return drafters
+    drafters: DraftCounts = field(default_factory=DraftCounts)

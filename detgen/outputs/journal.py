@@ -1,7 +1,8 @@
 """The journal: every finished sample, in the order of finishing, appended and fsynced.
 
-One line a sample, with a checksum, since a crash of the machine may leave anything behind the last fsync. Memory holds
-an offset a sample, not its text.
+An entry is a line of figures with a checksum, since a crash of the machine may leave anything after the last fsync, and
+then the sample's lines of `outputs.jsonl` and `acceptance.jsonl` as they will be copied. Memory holds an offset a
+sample, not its text.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from detgen.engine.request import Completion
-from detgen.engine.stats import count_records
+from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import OutputError
 from detgen.outputs.base import write_all, writing
 from detgen.outputs.lines import acceptance_lines, dump, output_line, request_digest, shallow
@@ -27,7 +28,7 @@ from detgen.outputs.lines import acceptance_lines, dump, output_line, request_di
 # most this many seconds of work.
 SYNC_SECONDS = 0.2
 
-_HEAD = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("index":(\d+),"sample":(\d+),.*\}\n)', re.DOTALL)
+_HEAD = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("index":(\d+),"sample":(\d+),"bytes":\[(\d+),(\d+)\],.*\}\n)')
 _NOWHERE = -1
 
 
@@ -39,7 +40,7 @@ class Entry:
         request: digest of what was asked.
         tokens: how many tokens it has.
         prompt_tokens: how many its prompt has.
-        counts: what its records add up to, by drafter.
+        drafts: what its records add up to, by drafter.
         output: its line of `outputs.jsonl`.
         acceptance: its lines of `acceptance.jsonl`.
     """
@@ -49,9 +50,9 @@ class Entry:
     request: str
     tokens: int
     prompt_tokens: int
-    counts: dict[str, dict[str, int]]
-    output: str
-    acceptance: str
+    drafts: DraftCounts
+    output: bytes
+    acceptance: bytes
 
 
 def make_entry(completion: Completion) -> Entry:
@@ -62,9 +63,9 @@ def make_entry(completion: Completion) -> Entry:
         request=request_digest(completion.request),
         tokens=len(completion.token_ids),
         prompt_tokens=completion.prompt_tokens,
-        counts={name: shallow(stats) for name, stats in count_records(completion.records).items()},
-        output=output_line(completion),
-        acceptance=acceptance_lines(completion),
+        drafts=completion.drafts,
+        output=output_line(completion).encode(),
+        acceptance=acceptance_lines(completion).encode(),
     )
 
 
@@ -89,9 +90,9 @@ class Journal:
         self._synced = time.monotonic()
         with writing(path):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            self._reader = path.open("rb")
             self._end = self._recover()
             os.ftruncate(self._file, self._end)  # what a crash tore goes
+            self._reader = path.open("rb")  # not before: it would have what is gone in its buffer
 
     def offsets(self, index: int, samples: int) -> dict[int, int] | None:
         """Where the samples of a prompt are that a former process finished; None unless they are all there."""
@@ -102,9 +103,8 @@ class Journal:
 
     def append(self, entry: Entry) -> int:
         """Take in an entry, to be written by `flush`; its offset is returned."""
-        body = dump(shallow(entry))[1:].encode() + b"\n"
         offset = self._end + len(self._pending)
-        self._pending += b'{"crc32":"%08x",' % zlib.crc32(body) + body
+        self._pending += _pack(entry)
         return offset
 
     def flush(self, *, sync: bool = False) -> None:
@@ -128,10 +128,10 @@ class Journal:
             OutputError: the file was changed by something else.
         """
         self._reader.seek(offset)
-        fields: dict[str, Any] | None = _parse(self._reader.readline())
-        if fields is None:
+        found = _read(self._reader)
+        if found is None:
             raise OutputError(f"{self._path} was changed while the run used it; run the same command again to resume")
-        return Entry(**fields)
+        return found.entry()
 
     def close(self) -> None:
         """Close the file; what was not committed is dropped."""
@@ -141,12 +141,10 @@ class Journal:
     def _recover(self) -> int:
         """Note where the valid entries are; the end of the last one is returned."""
         end = 0
-        for line in self._reader:
-            head = _check(line)
-            if head is None:
-                break
-            self._note(int(head[3]), int(head[4]), end)
-            end += len(line)
+        with self._path.open("rb") as file:
+            while found := _read(file):
+                self._note(found.index, found.sample, end)
+                end = file.tell()
         return end
 
     def _note(self, index: int, sample: int, offset: int) -> None:
@@ -169,18 +167,58 @@ def read_entries(path: Path) -> Iterator[Entry]:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        for line in file:
-            fields = _parse(line)
-            if fields is None:
-                return
-            yield Entry(**fields)
+        while found := _read(file):
+            yield found.entry()
 
 
-def _check(line: bytes) -> re.Match[bytes] | None:
-    head = _HEAD.fullmatch(line)
-    return head if head and int(head[1], 16) == zlib.crc32(head[2]) else None
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """An entry as it stands in the file: its place, its line of figures, its lines of the two files."""
+
+    index: int
+    sample: int
+    figures: bytes
+    output: bytes
+    acceptance: bytes
+
+    def entry(self) -> Entry:
+        fields = json.loads(self.figures)
+        drafts = DraftCounts({name: DrafterStats(**counts) for name, counts in fields["drafts"].items()})
+        return Entry(
+            self.index,
+            self.sample,
+            fields["request"],
+            fields["tokens"],
+            fields["prompt_tokens"],
+            drafts,
+            self.output,
+            self.acceptance,
+        )
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    head = _check(line)
-    return json.loads(b"{" + head[2]) if head else None
+def _pack(entry: Entry) -> bytes:
+    figures = {
+        "index": entry.index,
+        "sample": entry.sample,
+        "bytes": (len(entry.output), len(entry.acceptance)),
+        "request": entry.request,
+        "tokens": entry.tokens,
+        "prompt_tokens": entry.prompt_tokens,
+        "drafts": {name: shallow(stats) for name, stats in entry.drafts.items()},
+    }
+    body = b"".join((dump(figures)[1:].encode(), b"\n", entry.output, entry.acceptance))
+    return b'{"crc32":"%08x",' % zlib.crc32(body) + body
+
+
+def _read(file: BinaryIO) -> _Packed | None:
+    """The entry at the file's position, which is after it then; None if there is no whole one."""
+    head = _HEAD.fullmatch(file.readline())
+    if head is None:
+        return None
+    output, acceptance = int(head[5]), int(head[6])
+    if output + acceptance > os.fstat(file.fileno()).st_size - file.tell():
+        return None
+    lines = file.read(output + acceptance)
+    if int(head[1], 16) != zlib.crc32(lines, zlib.crc32(head[2])):
+        return None
+    return _Packed(int(head[3]), int(head[4]), b"{" + head[2], lines[:output], lines[output:])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from detgen.engine.request import Completion, Request
-from detgen.engine.stats import DrafterStats
+from detgen.engine.stats import DraftCounts
 from detgen.errors import OutputError
 from detgen.outputs.base import write_all, writing
 from detgen.outputs.folder import OutputFolder
@@ -32,23 +32,14 @@ class Totals:
     errors: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
-    drafters: dict[str, DrafterStats] = field(default_factory=dict)
+    drafters: DraftCounts = field(default_factory=DraftCounts)
 
     def add(self, entry: Entry) -> None:
         """Count a sample."""
         self.samples += 1
         self.tokens += entry.tokens
         self.prompt_tokens += entry.prompt_tokens if entry.sample == 0 else 0
-        for name, counts in entry.counts.items():
-            stats = self.drafters.setdefault(name, DrafterStats())
-            for key, count in counts.items():
-                setattr(stats, key, getattr(stats, key) + count)
-
-    def total(self) -> DrafterStats:
-        """The counts of all drafters together."""
-        parts = self.drafters.values()
-        names = [part.name for part in fields(DrafterStats)]
-        return DrafterStats(**{name: sum(getattr(part, name) for part in parts) for name in names})
+        self.drafters.add(entry.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +209,8 @@ class Writer:
                     f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was made from other"
                     " prompts or by another detgen; start afresh with --overwrite or choose another folder with -o"
                 )
-            self._outputs.write(entry.output.encode())
-            self._acceptance.write(entry.acceptance.encode())
+            self._outputs.write(entry.output)
+            self._acceptance.write(entry.acceptance)
             self.totals.add(entry)
 
 

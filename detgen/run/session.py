@@ -162,7 +162,7 @@ class _Run:
                 "errors": totals.errors,
                 "tokens": totals.tokens,
                 "prompt_tokens": totals.prompt_tokens,
-                "total": asdict(totals.total()),
+                "total": asdict(totals.drafters.total()),
                 "drafters": {name: asdict(totals.drafters[name]) for name in sorted(totals.drafters)},
             },
         }

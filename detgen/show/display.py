@@ -172,7 +172,7 @@ def prompts_done(progress: Progress) -> str:
 
 def figures(progress: Progress) -> Iterator[str]:
     """Speed, requests at work, and how well the drafts do."""
-    counts = progress.stats.total()
+    counts = progress.stats.drafters.total()
     if progress.seconds > 0:
         yield f"{progress.tokens / progress.seconds:,.0f} tokens/s"
     yield f"{progress.stats.live} live"

@@ -137,7 +137,7 @@ def test_a_perfect_draft_is_accepted(demo_models: Any, drafter: str, temperature
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=6, n=2)
     texts = ["def add(a, b):\n", "import os\nimport", "class Node:\n    def __init__", "x = [1, 2"]
     done = engine.generate([Request(i, i, prompt=p, params=params) for i, p in enumerate(texts)])
-    stats = engine.stats.of(drafter)
+    stats = engine.stats.drafters[drafter]
     assert stats.drafted > 100
     behind_an_end = sum(c.finish_reason == "stop" for c in done) * 4
     assert stats.accepted >= 0.98 * stats.drafted - behind_an_end

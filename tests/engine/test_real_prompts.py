@@ -45,5 +45,5 @@ def test_drafts_save_passes() -> None:
     """The embedded draft model is worth having: on code, many of its tokens are accepted and save a pass."""
     engine = Engine(batch_size=1, drafter="model", draft_tokens=3, kv_memory=32 << 20)
     done = engine.generate(code(6), max_tokens=32)
-    assert (engine.stats.of("model").acceptance or 0) > 0.3
+    assert (engine.stats.drafters["model"].acceptance or 0) > 0.3
     assert engine.stats.target_passes < 0.7 * sum(len(c.token_ids) for c in done)

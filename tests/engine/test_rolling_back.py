@@ -62,7 +62,7 @@ def test_truncation_allocates_nothing(
     assert [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in now] == identities
     assert 0 < made.largest < max(size for _, _, size in identities) / 2
     if settings["drafter"] != "self":
-        assert engine.stats.total().rolled_back > 500
+        assert engine.stats.drafters.total().rolled_back > 500
     want = observe(engines(drafter="none", batch_size=1), some)
     for key, one in want.items():
         assert found[key].differs(one) is None

@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 from helpers.engine_inputs import PROMPTS
+from helpers.records import count_records
 
 from detgen import Engine, Request, SamplingParams
-from detgen.engine.stats import DrafterStats, count_records
+from detgen.engine.stats import DraftCounts
 
 
-def added_up(records: list[Any]) -> dict[str, DrafterStats]:
+def added_up(records: list[Any]) -> DraftCounts:
     """The logs of several samples together."""
-    total: dict[str, DrafterStats] = {}
+    total = DraftCounts()
     for log in records:
-        for name, counts in count_records(log).items():
-            mine = total.setdefault(name, DrafterStats())
-            for field in DrafterStats.__slots__:
-                setattr(mine, field, getattr(mine, field) + getattr(counts, field))
+        total.add(count_records(log))
     return total
 
 
@@ -49,7 +47,7 @@ def test_stats_add_up(settings: dict[str, Any]) -> None:
     stats = engine.stats
     assert {k: v for k, v in stats.drafters.items() if v.rounds} == added_up([c.records for c in done])
     assert stats.tokens == sum(len(c.token_ids) for c in done)
-    total = stats.total()
+    total = stats.drafters.total()
     assert total.drafted == total.accepted + total.corrected + total.rolled_back
     assert stats.tokens == total.accepted + total.corrected + total.bonus + total.plain + total.unverified
     assert stats.prompt_tokens + stats.reused_tokens == sum(c.prompt_tokens for c in done)

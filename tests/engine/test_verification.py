@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from helpers.records import count_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen.engine.request import Request, SamplingParams
 from detgen.engine.sequence import Sequence
-from detgen.engine.stats import count_records
 from detgen.engine.verification import record, verify
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from detgen.engine.request import Completion, Request, SamplingParams, TokenRecord
+from helpers.records import count_records
 
 
 def request(index: int, n: int = 1, **fields: Any) -> Request:
@@ -24,7 +25,9 @@ def records(length: int) -> tuple[TokenRecord, ...]:
 
 def completion(req: Request, sample: int = 0, length: int = 5) -> Completion:
     tokens = tuple(100 + p for p in range(length))
-    return Completion(req, sample, f"text {req.index}.{sample}", tokens, "length", 3, None, records(length))
+    log = records(length)
+    text = f"text {req.index}.{sample}"
+    return Completion(req, sample, text, tokens, "length", 3, None, log, count_records(log))
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
 from detgen.run import Progress, RunConfig, RunSummary, run
+from helpers.records import count_records
 
 NAMES = ("outputs.jsonl", "acceptance.jsonl", "manifest.json")
 
@@ -81,11 +82,12 @@ def complete(request: Request) -> list[Completion]:
             for p, token in enumerate(tokens)
         ]
         records.append(TokenRecord(len(tokens), 1, None, "ngram", 3, "rolled_back", None, None))
+        drafts = count_records(records)
         logprobs = None
         if request.params.logprobs is not None:
             logprobs = tuple(TokenLogprobs(-0.1, ((token, -0.1),)) for token in tokens)
         text = "".join(map(chr, tokens))
-        completions.append(Completion(request, sample, text, tokens, "length", 4, logprobs, tuple(records)))
+        completions.append(Completion(request, sample, text, tokens, "length", 4, logprobs, tuple(records), drafts))
     return completions
 
 

@@ -51,9 +51,9 @@ def test_a_prompt_without_its_first_sample_is_not_there(tmp_path: Path) -> None:
 
 def test_a_torn_end_is_cut_off_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    journal_of(path, [completion(request(index), length=0) for index in range(2)])
+    offsets = journal_of(path, [completion(request(index), length=0) for index in range(2)])
     whole = path.read_bytes()
-    ends = [0, *(at + 1 for at, byte in enumerate(whole) if byte == ord("\n"))]
+    ends = [*offsets, len(whole)]
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
         kept = sum(end <= size for end in ends) - 1

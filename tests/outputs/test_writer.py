@@ -66,7 +66,7 @@ def test_any_order_in_input_order_out(
         assert digests.acceptance_bytes == folder.acceptance.stat().st_size
         log = lines_of(folder.acceptance)
         counts = Counter(line["status"] for line in log)
-        total = totals.total()
+        total = totals.drafters.total()
         assert all(getattr(total, status) == counts[status] for status in ("accepted", "corrected", "bonus", "plain"))
         assert total.rolled_back == counts["rolled_back"]
         assert total.drafted == sum(line["drafted"] is not None for line in log)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from detgen.engine.stats import DrafterStats, EngineStats
+from detgen.engine.stats import DraftCounts, DrafterStats, EngineStats
 from detgen.run import Progress, RunSummary
 from detgen.show.display import LiveDisplay, PlainDisplay, QuietDisplay, clock, open_display, print_summary, size
 
@@ -25,7 +25,7 @@ def written(to: Console) -> str:
 
 
 def progress(done: int = 12, total: int | None = 64, seconds: float = 6.0, resumed: int = 0) -> Progress:
-    stats = EngineStats(tokens=600, live=16, drafters={"model": MODEL})
+    stats = EngineStats(tokens=600, live=16, drafters=DraftCounts(model=MODEL))
     return Progress(
         prompts_done=done, prompts_total=total, errors=0, tokens=600, seconds=seconds, resumed=resumed, stats=stats
     )

@@ -177,7 +177,7 @@ def windows(
             some = prompts[: max(size, 4)]
             job = Job(some, size, (True,) * len(some))
             seconds = [_generate(engine, job)[1] for _ in range(repeats + 1)][1:]
-            total = engine.stats.total()
+            total = engine.stats.drafters.total()
             wasted = total.drafted - total.accepted
             recomputed.append(wasted / (wasted + engine.stats.tokens))
             speeds.append(sum(p.output for p in some) / median(seconds))

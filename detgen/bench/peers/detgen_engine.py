@@ -134,7 +134,7 @@ class DetgenPeer:
 
 def _counts(engine: Engine) -> dict[str, int]:
     s = engine.stats
-    total = s.total()
+    total = s.drafters.total()
     return {
         **{name: getattr(s, name) for name in ("target_passes", "fast_passes", "draft_passes", "rows", "padding_rows")},
         **{name: getattr(total, name) for name in ("drafted", "accepted", "corrected", "rolled_back")},
