@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from detgen.engine.config import DrafterName
+from detgen.drafters.registry import DRAFTERS
 from detgen.errors import DTypeName, QuantName
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
@@ -44,6 +44,13 @@ def parse_device(text: str) -> str:
     """A device by torch's name, or `auto`."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
         raise typer.BadParameter(f"{text!r} is not one of auto, cpu, cuda, cuda:N (N a number)")
+    return text
+
+
+def parse_drafter(text: str) -> str:
+    """A drafter by name."""
+    if text not in DRAFTERS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(DRAFTERS)}")
     return text
 
 
@@ -98,12 +105,13 @@ DraftQuant = Annotated[
     typer.Option(metavar="none|nf4|int8", rich_help_panel="Models", help="Quantize the draft model by bitsandbytes."),
 ]
 Drafter = Annotated[
-    DrafterName,
+    str,
     typer.Option(
+        parser=parse_drafter,
         metavar="NAME",
         rich_help_panel="Drafting",
-        help="Who proposes tokens: model (--draft), self (the target's own fast path), ngram (repeats in the text),"
-        " none, or auto, which chooses while it runs. Never changes the text.",
+        help=f"Where drafts come from: {'; '.join(f'{name}: {d.help}' for name, d in DRAFTERS.items())}."
+        " Never changes the text.",
     ),
 ]
 DraftTokens = Annotated[

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
-from detgen.drafters.protocol import Draft, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.drafters.registry import Parts
 from detgen.passes.cost import PassCost
 from detgen.passes.tiles import tile_area
 
@@ -21,6 +22,7 @@ _MODEL_DRAFT_TOKENS = (1, 3, 6)
 # Acceptance before anything was seen: of the draft model, and of the look-up by the length of its match, from 1.
 _MODEL_PRIOR = 0.67
 _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
+_ADAPTIVE = 8  # most tokens of an adaptive draft
 _WEIGHT = 4.0  # of a prior, in tokens tried
 _RECONSIDERED = 8  # rounds after which a draft model that did not pay is considered again
 _NOTHING = Draft([], "none")
@@ -69,6 +71,7 @@ class AutoDrafter:
         self._model = model
         self._cost = target_cost
         self._most_rows = most_rows
+        self.draft_tokens = draft_tokens or _ADAPTIVE
         self._draft_tokens = draft_tokens
         self._choices = _MODEL_DRAFT_TOKENS if draft_tokens is None else (draft_tokens,)
         self._speed = 0.0  # expected tokens a second of the last round
@@ -185,3 +188,8 @@ class AutoDrafter:
 def _expected(rate: float, length: int) -> float:
     """Expected accepted tokens of a draft: rate + rate**2 + ... + rate**length."""
     return rate * (1 - rate**length) / (1 - rate)
+
+
+def make(parts: Parts) -> Drafter:
+    """Chooses between a look-up of its own, the draft model, if there is one, and no drafts."""
+    return AutoDrafter(NgramDrafter(), parts.model, parts.target_cost, parts.most_rows, parts.draft_tokens)

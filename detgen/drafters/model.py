@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from detgen.drafters.protocol import Draft, Drafting, Passes
+from detgen.drafters.protocol import Draft, Drafter, Drafting, Passes
+from detgen.drafters.registry import Parts
 from detgen.kernels.sampling import choose
 from detgen.passes.cost import PassCost
-from detgen.passes.packing import FREE_SHAPES, Window, common_prefix
-
-READ_ROWS = 512  # of a pass that reads what was committed
+from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, common_prefix
 
 
 class ModelDrafter:
@@ -112,3 +111,8 @@ class ModelDrafter:
         for w in windows:
             self._held[w.slot][w.start :] = w.tokens
         return self.forward.run(windows, FREE_SHAPES)
+
+
+def make(parts: Parts) -> Drafter | None:
+    """The engine's one, since its cache follows the target's slots."""
+    return parts.model

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from detgen.drafters.protocol import Draft, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.drafters.registry import Parts
 
 _LONGEST, _SHORTEST = 3, 1  # lengths of n-gram that are looked up, longest first
 MOST_MATCHED = 8  # a longer match predicts no better
@@ -62,3 +63,8 @@ class NgramDrafter:
                 period = len(tokens) - at
                 return [tokens[at + i % period] for i in range(length)], n
         return [], 0
+
+
+def make(_: Parts) -> Drafter:
+    """A look-up of its own."""
+    return NgramDrafter()

@@ -45,6 +45,11 @@ class Passes(Protocol):
         """What the passes cost."""
         ...
 
+    @property
+    def passes(self) -> int:
+        """Passes run so far."""
+        ...
+
     def run(self, windows: list[Window], shapes: Shapes) -> torch.Tensor:
         """Write the windows' KV entries; float32 [wanted rows, vocabulary] of logits."""
         ...
@@ -58,7 +63,12 @@ class Draft(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Writes provisional tokens behind the committed ones."""
+    """Writes provisional tokens after the committed ones.
+
+    It may also have `draft_tokens`, the most tokens that it drafts a round, and `learn(seq, drafter, accepted, tried)`,
+    which is told how each of its drafts fared: how many tokens were accepted, and how many were compared with a
+    canonical choice.
+    """
 
     @property
     def name(self) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from detgen.drafters.protocol import Draft, Drafting, Passes
+from detgen.drafters.protocol import Draft, Drafter, Drafting, Passes
+from detgen.drafters.registry import Parts
 from detgen.kernels.sampling import choose
 from detgen.passes.packing import FREE_SHAPES, Window
 
@@ -35,6 +36,11 @@ class FastPath:
         self._forward = forward
         self._unverified = unverified
         self._commit = commit
+
+    @property
+    def passes(self) -> int:
+        """Passes run so far."""
+        return self._forward.passes
 
     def decode(self, drafting: list[tuple[Drafting, list[int]]]) -> list[int]:
         """One pass: the next token of each drafting sequence behind its draft so far; unverified ones commit theirs.
@@ -66,11 +72,18 @@ def _last(seq: Drafting, draft: list[int]) -> Window:
 
 
 class SelfDrafter:
-    """Drafts with the target's own fast path."""
+    """Drafts with the target's own fast path.
+
+    Args:
+        fast: the fast path.
+        eos: ids after which nothing is drafted.
+        draft_tokens: tokens between verifications.
+    """
 
     name = "self"
 
-    def __init__(self, fast: FastPath, eos: frozenset[int]) -> None:
+    def __init__(self, fast: FastPath, eos: frozenset[int], draft_tokens: int) -> None:
+        self.draft_tokens = draft_tokens
         self._fast = fast
         self._eos = eos
 
@@ -84,3 +97,8 @@ class SelfDrafter:
                 drafts[i].append(token)
             going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
         return [Draft(d, self.name) for d in drafts]
+
+
+def make(parts: Parts) -> Drafter:
+    """Drafts a verify window at a time."""
+    return SelfDrafter(parts.fast, parts.eos, parts.verify_window)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
+from detgen.drafters.registry import DRAFTERS
 from detgen.errors import DTypeName, EngineError, QuantName
 
 if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
     from detgen.passes.loading import LoadedModel
-
-DrafterName = Literal["auto", "model", "self", "ngram", "none"]
 
 _MOST_THREADS = 1024  # far more than a process can start end it without a word
 
@@ -44,7 +43,7 @@ class EngineConfig:
 
     target: str | Path | LoadedModel | None = None
     draft: str | Path | LoadedModel | None = None
-    drafter: DrafterName | Callable[[Mapping[str, Drafter]], Drafter] = "auto"
+    drafter: str | Callable[[Mapping[str, Drafter]], Drafter] = "auto"
     draft_tokens: int | None = None
     verify_window: int = 8
     batch_size: int = 16
@@ -65,14 +64,14 @@ class EngineConfig:
             EngineError: naming the option, what it may be and what it was.
         """
         for name, allowed in (
-            ("drafter", DrafterName),
-            ("dtype", DTypeName),
-            ("target_quant", QuantName),
-            ("draft_quant", QuantName),
+            ("drafter", tuple(DRAFTERS)),
+            ("dtype", get_args(DTypeName)),
+            ("target_quant", get_args(QuantName)),
+            ("draft_quant", get_args(QuantName)),
         ):
-            own = name == "drafter" and callable(self.drafter)
-            if not own and getattr(self, name) not in get_args(allowed):
-                raise EngineError(f"{name} must be one of {', '.join(get_args(allowed))}, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value not in allowed and not (name == "drafter" and callable(value)):
+                raise EngineError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         for name in ("draft_tokens", "threads", "kv_memory", "verify_window", "batch_size", "prefill_chunk"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):

@@ -50,15 +50,13 @@ class Decoding:
     Args:
         target: canonical passes.
         shapes: what they are held to.
+        fast: passes of the fast path.
         scheduler: slots and rows.
         stopping: where sequences end.
         stats: counters to keep.
 
     Attributes:
-        drafter: who drafts; None for nobody.
-        draft_tokens: most tokens drafted a round.
-        fast: the fast path; set, like the drafter, before the first step.
-        verified: told sequence, drafter, accepted tokens and those tried (accepted or corrected) of each draft.
+        fast: the fast path.
         trace: sees canonical values; None for nobody.
     """
 
@@ -66,21 +64,34 @@ class Decoding:
         self,
         target: Forward,
         shapes: Shapes,
+        fast: Forward,
         scheduler: Scheduler,
         stopping: Stopping,
         stats: EngineStats,
     ) -> None:
+        self.fast = FastPath(fast, self.unverified, partial(self.commit, drafts={}))
+        self.trace: Trace | None = None
         self._target = target
         self._shapes = shapes
         self._scheduler = scheduler
         self._stopping = stopping
         self._stats = stats
-        self.drafter: Drafter | None = None
-        self.draft_tokens = 0
-        self.fast: FastPath | None = None
-        self.verified: Callable[[Sequence, str, int, int], None] | None = None
-        self.trace: Trace | None = None
+        self._drafter: Drafter | None = None
+        self._draft_tokens = 0
+        self._learn: Callable[[Sequence, str, int, int], None] | None = None
         self._done: list[Sequence] = []
+
+    def draft_with(self, drafter: Drafter | None, draft_tokens: int) -> None:
+        """Have the next rounds drafted.
+
+        Args:
+            drafter: who drafts; None for nobody.
+            draft_tokens: most tokens drafted a round, if the drafter does not say so itself.
+        """
+        self._drafter = drafter
+        most = getattr(drafter, "draft_tokens", draft_tokens)
+        self._draft_tokens = min(most, self._shapes.most_rows - 1)  # a window is verified in one pass
+        self._learn = getattr(drafter, "learn", None)
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
@@ -94,14 +105,15 @@ class Decoding:
         self._stats.live = len(live)
         self._stats.peak_live = max(self._stats.peak_live, len(live))
         drafting = [s for s in live if s.generated and s.deterministic]
+        passes = self.fast.passes
         drafts = self._draft(drafting)
         windows = [
             Window(s.slot, len(s.tokens) - 1, [s.tokens[-1], *drafts[s.slot].tokens], len(drafts[s.slot].tokens) + 1)
             for s in drafting
         ]
-        if not drafting and self.fast is not None:
+        if not drafting:
             self.fast.decode([])
-        elif not self._drafts_by_fast_path:
+        elif self.fast.passes == passes:  # else they had a token for each token drafted
             windows += [Window(s.slot, len(s.tokens) - 1, s.tokens[-1:], 1) for s in self.unverified()]
         for batch in self._scheduler.passes(windows):
             logits = self._target.run(batch, self._shapes)
@@ -109,21 +121,17 @@ class Decoding:
         done, self._done = self._done, []
         return done
 
-    @property
-    def _drafts_by_fast_path(self) -> bool:
-        return self.drafter is not None and self.drafter.name == "self"
-
     def unverified(self) -> list[Sequence]:
         """Live sequences that are never verified and have read their prompt."""
         return [s for s in self._scheduler.live.values() if s.generated and not s.deterministic]
 
     def _draft(self, seqs: list[Sequence]) -> dict[int, Draft]:
         """The draft of each sequence, by slot."""
-        if self.drafter is None or not seqs:
+        if self._drafter is None or not seqs:
             return {s.slot: _NO_DRAFT for s in seqs}
         # The pass commits one token more than it accepts, so the last token before the limit is never drafted.
-        lengths = [max(min(self.draft_tokens, s.remaining - 1), 0) for s in seqs]
-        drafts = self.drafter.draft(seqs, lengths)
+        lengths = [max(min(self._draft_tokens, s.remaining - 1), 0) for s in seqs]
+        drafts = self._drafter.draft(seqs, lengths)
         return {s.slot: draft for s, draft in zip(seqs, drafts, strict=True)}
 
     def commit(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft]) -> None:
@@ -167,8 +175,8 @@ class Decoding:
             if seq.deterministic:
                 record(seq, verdict, drafted, name, chosen[at : at + n], margins[at : at + n])
                 self._count(seq, name, _counts(verdict, len(drafted)))
-                if drafted and self.verified is not None:
-                    self.verified(seq, name, verdict.accepted, verdict.tried)
+                if drafted and self._learn is not None:
+                    self._learn(seq, name, verdict.accepted, verdict.tried)
             else:
                 self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[at])
             at += n

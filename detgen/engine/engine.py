@@ -5,20 +5,17 @@ The public API of the package, beside the plain data of `request` and `config`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.model import ModelDrafter
-from detgen.drafters.ngram import NgramDrafter
-from detgen.drafters.protocol import Drafter
-from detgen.drafters.self import FastPath, SelfDrafter
+from detgen.drafters.registry import Parts, make_drafter, make_drafters
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding, Trace
+from detgen.engine.models import load_models
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
@@ -27,11 +24,11 @@ from detgen.engine.stopping import Stopping
 from detgen.errors import EngineError, RequestError
 from detgen.machine import cpu_name
 from detgen.passes.forward import Forward
+from detgen.passes.loading import pick_device
 from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
 
-_ADAPTIVE = 8  # most tokens an adaptive draft may have
-_DEFAULT_DRAFT_TOKENS = 4  # of a drafter that was named, where no length was given
+_DRAFT_TOKENS = 4  # drafted a round, where neither the user nor the drafter says how many
 # What `with_settings` may change: nothing of it is part of the prepared models.
 _SETTINGS = frozenset(
     {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_reuse"}
@@ -57,7 +54,17 @@ class Engine:
         config = replace(config, **settings) if config is not None else EngineConfig(**settings)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self._assemble(config, prepare(config))
+        device = pick_device(config.device)
+        target, draft = load_models(config, device)
+        prepared = prepare(
+            target,
+            draft,
+            device,
+            batch_size=config.batch_size,
+            kv_memory=config.kv_memory,
+            allow_nondeterministic=config.allow_nondeterministic,
+        )
+        self._assemble(config, prepared)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
@@ -102,13 +109,21 @@ class Engine:
             config.prefill_chunk,
             config.prefix_reuse,
         )
-        self._decoding = Decoding(self._forward, self._shapes, self._scheduler, self.stopping, self.stats)
-        fast = FastPath(self._fast_forward, self._decoding.unverified, partial(self._decoding.commit, drafts={}))
-        self._decoding.fast = fast
-        named: dict[str, Drafter] = {"self": SelfDrafter(fast, self._target.eos), "ngram": NgramDrafter()}
-        if model:
-            named["model"] = model
-        self._join(named, model)
+        self._decoding = Decoding(
+            self._forward, self._shapes, self._fast_forward, self._scheduler, self.stopping, self.stats
+        )
+        parts = Parts(
+            model=model,
+            fast=self._decoding.fast,
+            target_cost=self._forward.cost,
+            most_rows=self._shapes.most_rows,
+            eos=self._target.eos,
+            draft_tokens=config.draft_tokens,
+            verify_window=config.verify_window,
+        )
+        own = config.drafter
+        drafter = make_drafter(own, parts) if isinstance(own, str) else own(make_drafters(parts))
+        self._decoding.draft_with(drafter, config.draft_tokens or _DRAFT_TOKENS)
 
     @property
     def vocabulary(self) -> int:
@@ -124,25 +139,6 @@ class Engine:
     def canonical(self) -> tuple[Forward, Shapes]:
         """The target's passes and the shapes that canonical ones keep to; for proofs and benchmarks."""
         return self._forward, self._shapes
-
-    def _join(self, named: Mapping[str, Drafter], model: ModelDrafter | None) -> None:
-        """Choose the drafter and its length."""
-        c, decoding = self.config, self._decoding
-        length = c.draft_tokens or _DEFAULT_DRAFT_TOKENS
-        if c.drafter == "auto":
-            auto = AutoDrafter(NgramDrafter(), model, self._forward.cost, self._shapes.most_rows, c.draft_tokens)
-            decoding.drafter, decoding.verified = auto, auto.learn
-            length = c.draft_tokens or _ADAPTIVE
-        elif c.drafter == "none":
-            decoding.drafter = None
-        elif not isinstance(c.drafter, str):
-            decoding.drafter = c.drafter(named)
-        elif c.drafter not in named:
-            raise EngineError("drafter model needs a draft model, and this engine has none")
-        else:
-            decoding.drafter = named[c.drafter]
-            length = c.verify_window if c.drafter == "self" else length
-        decoding.draft_tokens = min(length, self._shapes.most_rows - 1)  # a window is verified in one pass
 
     def generate(self, prompts: Iterable[str | Request], **sampling: Any) -> list[Completion]:
         """Complete prompts.

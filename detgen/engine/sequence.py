@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from detgen.engine.request import FinishReason, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import DraftCounts
@@ -65,10 +65,9 @@ class Sequence:
 
     def choice(self, ahead: int = 0) -> Choice:
         """How the token `ahead` places behind the next one is chosen."""
-        p = self.request.params
-        if p.temperature == 0:
+        if self.request.params.temperature == 0:
             return _GREEDY
-        return Choice(p.temperature, p.top_p, p.top_k, p.min_p, p.seed, self.sample, self.generated + ahead)
+        return replace(Choice.of(self.request.params, self.sample), position=self.generated + ahead)
 
     def choices(self, count: int) -> list[Choice]:
         """How the next `count` tokens are chosen."""

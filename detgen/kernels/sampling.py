@@ -12,7 +12,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +38,18 @@ class Choice:
     sample: int = 0
     position: int = 0
 
+    @classmethod
+    def of(cls, params: Any, sample: int) -> Choice:
+        """That of a sample's first token, by sampling parameters that have the fields by name."""
+        return cls(**{name: getattr(params, name) for name in _OF_REQUEST}, sample=sample)
+
     @property
     def filtered(self) -> bool:
         """Whether some tokens may be dropped."""
         return bool(self.top_k or self.min_p) or self.top_p < 1
+
+
+_OF_REQUEST = tuple(f.name for f in fields(Choice) if f.name not in ("sample", "position"))
 
 
 @dataclass(frozen=True, slots=True)

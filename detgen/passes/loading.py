@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,7 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    _quiet()
     path = Path(source)
     if path.is_dir() and not (path / "config.json").is_file():
         raise EngineError(f"{source}: no config.json in this folder; give a folder in the Hugging Face layout")
@@ -191,3 +194,14 @@ def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
         f"{len(theirs)} tokens and {len(ours)}, {len(differing)} have other ids (target and draft: {shown}). "
         "Use a draft model of the same family, or --drafter ngram"
     )
+
+
+def _quiet() -> None:
+    """Keep transformers' loading bars and advice off the screen; errors are raised and shown by detgen."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="MatMul8bitLt")

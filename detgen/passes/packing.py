@@ -78,6 +78,8 @@ class Shapes:
         return self.rows[-1]
 
 
+READ_ROWS = 512  # of a pass that reads what was committed, where nothing else holds it
+
 # Passes that are held to nothing: the fast path's and the draft model's.
 FREE_SHAPES = Shapes(
     rows=(1, 1 << 30),

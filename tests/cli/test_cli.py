@@ -18,7 +18,8 @@ from typer.testing import CliRunner, Result
 import detgen.run
 from detgen import __version__, cli
 from detgen.cli import options
-from detgen.engine.config import DrafterName, EngineConfig
+from detgen.drafters.registry import DRAFTERS
+from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
 from detgen.errors import DTypeName, EngineError, QuantName, RequestError, RunError
 from detgen.run import RunConfig, RunSummary
@@ -89,7 +90,7 @@ def test_run_help_has_every_option_in_a_panel_and_examples() -> None:
     assert positions == sorted(positions)
     words = result.stdout[positions[0] :].split()
     assert [option for option in OPTIONS if option not in words] == []
-    for choice in (*get_args(DrafterName), *get_args(DTypeName), *get_args(QuantName)):
+    for choice in (*DRAFTERS, *get_args(DTypeName), *get_args(QuantName)):
         assert choice in result.stdout
     assert "  detgen run prompts.jsonl" in result.stdout
 
@@ -204,7 +205,7 @@ def test_what_is_no_size(text: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--drafter", "best", get_args(DrafterName)),
+        ("--drafter", "best", DRAFTERS),
         ("--dtype", "float8", get_args(DTypeName)),
         ("--target-quant", "int4", get_args(QuantName)),
         ("--draft-quant", "int4", get_args(QuantName)),

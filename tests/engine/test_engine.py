@@ -10,7 +10,6 @@ import torch
 from helpers.engine_inputs import PROMPTS
 
 from detgen import Engine, EngineError, Request, RequestError, SamplingParams
-from detgen.engine.config import DrafterName
 
 
 def test_generate_returns_the_order_of_the_prompts(engines: Callable[..., Engine]) -> None:
@@ -110,7 +109,7 @@ def test_engine_errors(demo_models: Any) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["none", "self", "model"])
-def test_batches_larger_than_a_pass(drafter: DrafterName) -> None:
+def test_batches_larger_than_a_pass(drafter: str) -> None:
     """The fast path and the draft model take any number of rows at a time; canonical passes are divided."""
     engine = Engine(drafter=drafter, batch_size=530, kv_memory=512 << 20)
     requests = [

@@ -221,9 +221,9 @@ def break_engines(fault: Callable[[Patch], None]) -> None:
     faulty = Patch()
     prepare = engine.prepare
 
-    def prepare_sound(*args: Any) -> Any:
+    def prepare_sound(*args: Any, **named: Any) -> Any:
         faulty.undo()
-        prepared = prepare(*args)
+        prepared = prepare(*args, **named)
         fault(faulty)
         return prepared
 

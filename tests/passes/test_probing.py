@@ -12,7 +12,6 @@ import torch
 from transformers import Gemma2Config, LlamaConfig, MixtralConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
-from detgen.engine.config import DrafterName
 from detgen.kernels.attention import attend_blocks, attend_fused
 from detgen.kernels.compiled import build
 from detgen.passes.lean_decoder import LeanDecoderLayer
@@ -126,9 +125,7 @@ def test_another_kernel_below_8_rows(twisted: Callable[..., Engine], observe: Ca
 
 
 @pytest.mark.parametrize("drafter", ["none", "self", "auto"])
-def test_one_row_count_is_a_class(
-    twisted: Callable[..., Engine], observe: Callable[..., Any], drafter: DrafterName
-) -> None:
+def test_one_row_count_is_a_class(twisted: Callable[..., Engine], observe: Callable[..., Any], drafter: str) -> None:
     """Where each row count has a kernel of its own, all passes are padded to one, and no bit depends on packing."""
     engine = twisted(by_count, batch_size=4, drafter=drafter)
     assert engine.probe_report()["rows"] == (64,)
