@@ -36,7 +36,7 @@ def test_an_entry_is_all_that_a_new_drafter_needs(
     module: Any = ModuleType("a_new_drafter")
     module.make = lambda parts: Adversary()
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    with pytest.raises(EngineError, match="drafter must be one of auto, .*, none, got 'adversary'"):
+    with pytest.raises(EngineError, match=r"drafter must be one of auto, .*, none, got 'adversary'"):
         EngineConfig(drafter="adversary")
     monkeypatch.setitem(DRAFTERS, "adversary", Entry("a_new_drafter:make", "unused", "wrong tokens"))
     base = engines(drafter="auto", batch_size=3)
