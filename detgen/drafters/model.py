@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from detgen.drafters.protocol import Draft, Drafter, Drafting, Passes
+from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 from detgen.kernels.sampling import choose
 from detgen.passes.cost import PassCost
+from detgen.passes.forward import Forward
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, common_prefix
 
 
@@ -30,7 +31,7 @@ class ModelDrafter:
 
     name = "model"
 
-    def __init__(self, forward: Passes, vocabulary: int, context: int, eos: frozenset[int]) -> None:
+    def __init__(self, forward: Forward, vocabulary: int, context: int, eos: frozenset[int]) -> None:
         self.forward = forward
         self._vocabulary = vocabulary
         self._context = context

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import torch
-
 from detgen.kernels.sampling import Choice
-from detgen.passes.cost import PassCost
-from detgen.passes.packing import Shapes, Window
 
 
 class Drafting(Protocol):
@@ -21,37 +17,6 @@ class Drafting(Protocol):
 
     def choice(self, ahead: int = 0) -> Choice:
         """How the token `ahead` places behind the next one is chosen."""
-        ...
-
-
-class Cache(Protocol):
-    """A KV cache as a drafter sees it."""
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot to another."""
-        ...
-
-
-class Passes(Protocol):
-    """Passes of one model over one KV cache."""
-
-    @property
-    def cache(self) -> Cache:
-        """The cache that the passes write."""
-        ...
-
-    @property
-    def cost(self) -> PassCost:
-        """What the passes cost."""
-        ...
-
-    @property
-    def passes(self) -> int:
-        """Passes run so far."""
-        ...
-
-    def run(self, windows: list[Window], shapes: Shapes) -> torch.Tensor:
-        """Write the windows' KV entries; float32 [wanted rows, vocabulary] of logits."""
         ...
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from detgen.drafters.protocol import Draft, Drafter, Drafting, Passes
+from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 from detgen.kernels.sampling import choose
+from detgen.passes.forward import Forward
 from detgen.passes.packing import FREE_SHAPES, Window
 
 
@@ -29,7 +30,7 @@ class FastPath:
 
     def __init__(
         self,
-        forward: Passes,
+        forward: Forward,
         unverified: Callable[[], Sequence[Drafting]],
         commit: Callable[[list[Window], torch.Tensor], None],
     ) -> None:

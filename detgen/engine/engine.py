@@ -66,11 +66,6 @@ class Engine:
         )
         self._assemble(config, prepared)
 
-    @classmethod
-    def from_config(cls, config: EngineConfig) -> Engine:
-        """An engine of these settings; raises as the constructor does."""
-        return cls(config)
-
     def with_settings(self, **settings: Any) -> Engine:
         """Another engine on the same models, caches and probe; only one of the two may generate at a time.
 

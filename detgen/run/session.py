@@ -47,7 +47,7 @@ def run(
 def _engine(config: EngineConfig) -> EngineLike:
     from detgen.engine import Engine
 
-    return Engine.from_config(config)
+    return Engine(config)
 
 
 class _Run:
