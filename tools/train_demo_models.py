@@ -54,15 +54,15 @@ tags: [code, python, detgen]
 A small Llama ({parameters:.2f} million parameters, bfloat16) that continues Python source.
 It ships with detgen so that every command can be tried without a download.
 It is a demonstration, not a coding assistant: what it writes looks like Python and rarely works,
-and at temperature 0 it soon repeats itself, which is easy for a draft to foretell.
+and at temperature 0 it soon repeats itself, which is easy for a drafter to predict.
 
-- **Training data**: the source of the Python {python} standard library, beside the interpreter
-  that ran the script ({library_mb:.1f} MB of modules, and {tests_mb:.1f} MB of their tests, sampled
+- **Training data**: the source of the Python {python} standard library, as installed with the
+  interpreter that ran the script ({library_mb:.1f} MB of modules, and {tests_mb:.1f} MB of their tests, sampled
   less often). No other text.
 - **Licence of the data**: PSF-2.0, copyright Python Software Foundation.
 - **Held out of training**, with their tests: {held_out}.
-- **Training**: {steps} steps, {tokens:.1f} million tokens, {minutes:.0f} minutes on a CPU of two
-  cores. {method}
+- **Training**: {steps} steps, {tokens:.1f} million tokens, {minutes:.0f} minutes on two cores of a
+  CPU. {method}
 - **Tokenizer**: byte-level BPE, {vocabulary} entries, the same for both models. Context: {context}
   tokens.
 
