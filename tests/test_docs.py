@@ -1,0 +1,186 @@
+"""The documents are true to the code: options, names, links, terms and worked examples."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from detgen.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
+NAMING = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+
+# Files of a run, and what other libraries call their own.
+FOREIGN_FILES = re.compile(r".*\.(jsonl?|txt|csv|parquet|gz|zst)")
+FOREIGN_NAMES = {"AttentionInterface", "F.linear", "LLM.int8"}
+
+
+def shown(path: Path) -> str:
+    """A document as tests call it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+# The option table
+
+
+def run_options() -> dict[str, str]:
+    """Default of each option of `detgen run`, as `--help` shows it, by its names: "--output, -o"."""
+    command: Any = typer.main.get_command(app)
+    options = [p for p in command.commands["run"].params if p.param_type_name == "option"]
+    return {", ".join(o.opts): _default(o) for o in options}
+
+
+def _default(option: Any) -> str:
+    if isinstance(option.show_default, str):
+        return option.show_default
+    if option.is_flag:
+        return "on" if option.default else "off"
+    return str(option.default) if option.show_default else "none"
+
+
+def table_options() -> dict[str, str]:
+    """The same from the README."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("### Options of `detgen run`\n")[2].partition("\n#")[0]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("| `-")]
+    names = [re.findall(r"`(--?[\w-]+)", row[0]) for row in rows]
+    return {", ".join(n): row[1].strip().strip("`") for n, row in zip(names, rows, strict=True)}
+
+
+def test_the_option_table_is_the_help() -> None:
+    assert table_options() == run_options()
+    assert list(table_options()) == list(run_options())
+
+
+# Names
+
+
+def sources() -> dict[str, ast.Module]:
+    """The syntax tree of each module, by its path under `detgen/` with dots."""
+    found = {}
+    for path in sorted((ROOT / "detgen").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT / "detgen").with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def members(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
+    """Names that a module or class binds, attributes that its methods set on self among them."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+            yield from ((name.id, node) for t in targets for name in ast.walk(t) if isinstance(name, ast.Name))
+    for node in (n for part in body if isinstance(part, ast.FunctionDef) for n in ast.walk(part)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node
+
+
+SOURCES = sources()
+CLASSES = {node.name: node for tree in SOURCES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is there: of a module by its whole path or the end of it, or of a class."""
+    parts = name.removeprefix("detgen.").split(".")
+    for at in range(len(parts), 0, -1):
+        module = ".".join(parts[:at])
+        trees = [tree for path, tree in SOURCES.items() if path == module or path.endswith("." + module)]
+        if any(_has(tree.body, parts[at:]) for tree in trees):
+            return True
+    return parts[0] in CLASSES and _has(CLASSES[parts[0]].body, parts[1:])
+
+
+def _has(body: list[ast.stmt], parts: list[str]) -> bool:
+    if not parts:
+        return True
+    found = [node for name, node in members(body) if name == parts[0]]
+    if len(parts) == 1:
+        return bool(found)
+    return any(isinstance(node, ast.ClassDef) and _has(node.body, parts[1:]) for node in found)
+
+
+def quoted(text: str) -> list[str]:
+    """What stands in backticks outside of code blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def unknown(text: str) -> list[str]:
+    """Files, dotted names, classes and registered names in backticks that the tree does not have."""
+    missing = []
+    for name in quoted(text):
+        if name in FOREIGN_NAMES or FOREIGN_FILES.fullmatch(name):
+            continue
+        if re.fullmatch(r"[\w./-]*(/[\w.-]*|\.(py|c|md|toml))", name):
+            known = (ROOT / name).exists()
+        elif re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
+            known = exists(name)
+        elif re.fullmatch(r"([A-Z][a-z0-9]+){2,}", name):
+            known = name in CLASSES
+        else:
+            continue
+        if not known:
+            missing.append(name)
+    for name, file in re.findall(r"`(\w+)`\s+in\s+`(detgen/[\w/]+\.py)`", text):
+        if (ROOT / file).exists() and not exists(f"{file[:-3].replace('/', '.')}.{name}"):
+            missing.append(name)
+    return missing
+
+
+@pytest.mark.parametrize("path", NAMING, ids=shown)
+def test_names_in_backticks_exist(path: Path) -> None:
+    assert not unknown(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "name", ["detgen/engine/nothing.py", "Scheduler.nothing", "detgen.engine.nothing", "NoSuchClass", "verification.no"]
+)
+def test_a_wrong_name_is_found(name: str) -> None:
+    assert unknown(f"see `{name}`, `Scheduler.admit`, `verification.verify`") == [name]
+
+
+def test_a_function_of_another_file_is_found() -> None:
+    assert unknown("`admit_all` in\n`detgen/engine/scheduler.py`, `pack` in `detgen/passes/packing.py`") == [
+        "admit_all"
+    ]
+
+
+# Links
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=shown)
+def test_relative_links_resolve(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), f"{shown(path)} links to {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{shown(path)} links to {link}"
+
+
+# Terms
+
+
+def test_the_glossary_is_in_order_and_has_each_term_once() -> None:
+    terms = re.findall(r"^\*\*(.+?)\*\*: ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(terms) > 50
+    assert terms == sorted(set(terms), key=str.lower)
