@@ -184,3 +184,48 @@ def test_the_glossary_is_in_order_and_has_each_term_once() -> None:
     terms = re.findall(r"^\*\*(.+?)\*\*: ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(terms) > 50
     assert terms == sorted(set(terms), key=str.lower)
+
+
+# Worked examples
+
+
+def examples() -> dict[str, str]:
+    """The diffs of `docs/design.md`, by the headings that they stand under."""
+    parts = re.split(r"^### (.+)$", DESIGN, flags=re.MULTILINE)
+    blocks = {
+        title: re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    return {title: found[0] for title, found in blocks.items() if found}
+
+
+def changed(diff: str) -> dict[str, str]:
+    """The files of a diff as they are after it, by path. Its hunks have no line numbers: each must fit in one place."""
+    files = {}
+    for part in re.split(r"^--- ", diff, flags=re.MULTILINE)[1:]:
+        old, new, rest = part.split("\n", 2)
+        path = new.removeprefix("+++ b/")
+        text = "" if old == "/dev/null" else (ROOT / path).read_text(encoding="utf-8")
+        for hunk in re.split(r"^@@.*\n", rest, flags=re.MULTILINE)[1:]:
+            lines = hunk.splitlines()
+            before, after = ("".join(f"{line[1:]}\n" for line in lines if line[:1] != sign) for sign in "+-")
+            assert not text or text.count(before) == 1, f"{text.count(before)} places in {path} for:\n{before}"
+            text = text.replace(before, after) if text else after
+        files[path] = text
+    return files
+
+
+EXAMPLES = {
+    "A drafter": {"detgen/drafters/repeat.py", "detgen/drafters/registry.py"},
+    "A sampling filter": {"detgen/engine/request.py", "detgen/kernels/sampling.py", "detgen/cli/run.py", "README.md"},
+    "An argument of attention": {
+        "detgen/kernels/attention.py",
+        "detgen/kernels/compiled.py",
+        "detgen/passes/adapter.py",
+    },
+}
+
+
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_an_example_applies_and_touches_few_files(title: str) -> None:
+    assert changed(examples()[title]).keys() == EXAMPLES[title]
