@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,11 +35,11 @@ def shown(path: Path) -> str:
 # The option table
 
 
-def run_options() -> dict[str, str]:
-    """Default of each option of `detgen run`, as `--help` shows it, by its names: "--output, -o"."""
+def run_options() -> dict[str, tuple[str, str]]:
+    """Value and default of each option of `detgen run`, as `--help` shows them, by its names: "--output, -o"."""
     command: Any = typer.main.get_command(app)
     options = [p for p in command.commands["run"].params if p.param_type_name == "option"]
-    return {", ".join(o.opts): _default(o) for o in options}
+    return {", ".join(o.opts): ("" if o.is_flag else o.metavar, _default(o)) for o in options}
 
 
 def _default(option: Any) -> str:
@@ -46,13 +50,17 @@ def _default(option: Any) -> str:
     return str(option.default) if option.show_default else "none"
 
 
-def table_options() -> dict[str, str]:
+def table_options() -> dict[str, tuple[str, str]]:
     """The same from the README."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     section = readme.partition("### Options of `detgen run`\n")[2].partition("\n#")[0]
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("| `-")]
-    names = [re.findall(r"`(--?[\w-]+)", row[0]) for row in rows]
-    return {", ".join(n): row[1].strip().strip("`") for n, row in zip(names, rows, strict=True)}
+    found = {}
+    for line in section.splitlines():
+        if line.startswith("| `-"):
+            option, default, _ = (cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+            names = re.findall(r"`(--?[\w-]+)", option)
+            found[", ".join(names)] = option.split("`")[1].removeprefix(names[0]).strip(), default.strip("`")
+    return found
 
 
 def test_the_option_table_is_the_help() -> None:
@@ -229,3 +237,40 @@ EXAMPLES = {
 @pytest.mark.parametrize("title", EXAMPLES)
 def test_an_example_applies_and_touches_few_files(title: str) -> None:
     assert changed(examples()[title]).keys() == EXAMPLES[title]
+
+
+TRIED = """
+import torch
+from detgen import Engine
+from detgen.kernels.attention import AttentionTraits, attend_blocks
+from detgen.kernels.compiled import attend_compiled
+
+engine = Engine(drafter="repeat", kv_memory=64 << 20)
+plain = engine.with_settings(drafter="none")
+found = []
+for chosen in (engine, plain):
+    for sigma in (0.0, 1.0):
+        done = chosen.generate(["def add(a, b):", "for"], max_tokens=12, temperature=1.1, top_n_sigma=sigma)
+        found.append([c.token_ids for c in done])
+assert engine.stats.drafters["repeat"].drafted
+assert found[:2] == found[2:], "the drafter changed the output"
+assert found[0] != found[1], "the filter changed nothing"
+
+q, (k, v) = torch.randn(2, 2, 6, 16), torch.randn(2, 2, 64, 2, 16)
+scores = torch.cat([torch.einsum("shrd,skhd->shrk", q, k), torch.full((2, 2, 6, 1), 3.0)], -1)
+want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1)[..., :-1], v)
+for attend in (attend_blocks, attend_compiled):
+    torch.testing.assert_close(attend(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
+"""
+
+
+@pytest.mark.slow
+def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "detgen", tmp_path / "detgen", ignore=shutil.ignore_patterns("__pycache__"))
+    for diff in examples().values():
+        for path, text in changed(diff).items():
+            (tmp_path / path).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", TRIED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False
+    )
+    assert done.returncode == 0
