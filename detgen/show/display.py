@@ -5,7 +5,6 @@ It knows the counters of a run, not the engine behind them.
 
 from __future__ import annotations
 
-import os
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from detgen.show.screen import Screen, clock, size
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
@@ -23,20 +24,10 @@ if TYPE_CHECKING:
     from detgen.engine.stats import DrafterStats
     from detgen.run import Progress, RunSummary
 
+__all__ = ["PLAIN_INTERVAL", "Screen", "clock", "open_display", "print_summary", "size"]
+
 PLAIN_INTERVAL = 10.0
 """Seconds between two lines of progress where there is no terminal."""
-
-
-class Screen(Console):
-    """A console that falls silent when nobody reads it any more, as behind `| head`, where rich's ends the process.
-
-    What a command has done is in its files and its exit code.
-    """
-
-    def on_broken_pipe(self) -> None:
-        """Show nothing from now on, nor at the end what the stream still holds."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 def open_display(*, quiet: bool = False) -> QuietDisplay:
@@ -237,18 +228,3 @@ def _drafter(counts: DrafterStats) -> str:
     if counts.unverified:
         return f"{counts.unverified:,} tokens, not verified"
     return f"nothing drafted in {counts.rounds:,} rounds"
-
-
-def clock(seconds: float) -> str:
-    """Such as `0:01:05`."""
-    minutes, second = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
-
-
-def size(number: float) -> str:
-    """Such as `412.0 MiB`."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.1f} {unit}" if unit != "bytes" else f"{number:.0f} bytes"
-        number /= 1024
-    return f"{number:.1f} GiB"

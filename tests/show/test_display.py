@@ -10,7 +10,7 @@ from rich.console import Console
 
 from detgen.engine.stats import DraftCounts, DrafterStats, EngineStats
 from detgen.run import Progress, RunSummary
-from detgen.show.display import LiveDisplay, PlainDisplay, QuietDisplay, clock, open_display, print_summary, size
+from detgen.show.display import LiveDisplay, PlainDisplay, QuietDisplay, open_display, print_summary
 
 MODEL = DrafterStats(rounds=20, drafted=80, accepted=60, corrected=8, bonus=12, rolled_back=12)
 
@@ -194,13 +194,3 @@ def test_the_summary_of_a_run_that_was_done_already(capsys: pytest.CaptureFixtur
 def test_long_values_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(summary(output=Path("x" * 300)))
     assert "x" * 300 in capsys.readouterr().out
-
-
-def test_clock_and_size() -> None:
-    assert [clock(seconds) for seconds in (0, 59.6, 3661)] == ["0:00:00", "0:01:00", "1:01:01"]
-    assert [size(number) for number in (12, 2048, 412 * 2**20, 3 * 2**40)] == [
-        "12 bytes",
-        "2.0 KiB",
-        "412.0 MiB",
-        "3072.0 GiB",
-    ]
