@@ -117,14 +117,15 @@ def run_command(
     """
     from detgen.engine.config import EngineConfig
     from detgen.engine.request import SamplingParams
-    from detgen.errors import EngineError, RequestError
-    from detgen.show.display import open_display
+    from detgen.errors import EngineError, RequestError, RunError
+    from detgen.show.progress import open_display
 
-    with open_display(quiet=quiet) as display:
-        from detgen.errors import RunError
-        from detgen.run import RunConfig, run
+    display = open_display(quiet=quiet)
+    summary = None
+    try:
+        with display:
+            from detgen.run import RunConfig, run
 
-        try:
             params = SamplingParams(
                 max_tokens=max_tokens,
                 temperature=temperature,
@@ -151,18 +152,21 @@ def run_command(
                 allow_nondeterministic=allow_nondeterministic,
             )
             summary = run(RunConfig(prompts, output, params, engine, limit, overwrite), display)
-        except (EngineError, RequestError, RunError) as error:
-            display.error(options.as_typed(error))
-            raise typer.Exit(options.REFUSED) from None
-        except KeyboardInterrupt:
-            display.interrupted(options.same_command())
-            raise typer.Exit(options.INTERRUPTED) from None
-
-    if summary.status == "interrupted":
-        display.interrupted(options.same_command())
+    except (EngineError, RequestError, RunError) as error:
+        display.error(options.as_typed(error))
+        raise typer.Exit(options.REFUSED) from None
+    except KeyboardInterrupt:
+        pass  # as if it had been interrupted while it was generating
+    if summary is None or summary.status == "interrupted":
+        display.notice("interrupted. What was finished is kept; to resume, run the same command again:")
+        display.console.print(f"  {options.same_command()}", soft_wrap=True, markup=False)
         raise typer.Exit(options.INTERRUPTED)
+
+    from detgen.show.run import print_summary
+
     try:
-        display.summary(summary)
+        if not quiet:
+            print_summary(summary)
     except OSError as error:  # such as a full disk that standard output goes to; the run itself is complete
         display.error(f"cannot write the summary: {error.strerror}; the outputs are complete in {summary.output}")
     if strict and summary.errors:

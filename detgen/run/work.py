@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from detgen.engine.request import Completion, Request
 from detgen.outputs import Writer
+from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts
-from detgen.run.interface import EngineLike, Observer, Progress, RunConfig
+from detgen.run.interface import EngineLike, RunConfig
 
 _REPORT_SECONDS = 0.1
 
@@ -22,7 +23,6 @@ class Work:
     """The generating part of a run.
 
     Attributes:
-        writer: what the samples are handed to.
         seconds: time spent so far.
     """
 
@@ -33,69 +33,65 @@ class Work:
         engine: EngineLike,
         writer: Writer,
         observer: Observer,
-        total: int | None,
+        prompts: int | None,
     ) -> None:
-        """Get ready; `total` is the number of prompts, where it is known."""
-        self.writer = writer
+        """Get ready; `prompts` is how many the input has, where it is known."""
         self.seconds = 0.0
         self._engine = engine
+        self._writer = writer
         self._observer = observer
-        self._total = total
+        self._total = min(prompts, config.limit or prompts) if prompts is not None else None
         self._items = source.read(config.params, config.limit)
         self._name = source.name
         self._exhausted = False
+        self._recalled = 0
         self._stop = _Stop()
         self._started = time.monotonic()
         self._reported = -_REPORT_SECONDS
 
     def run(self) -> bool:
-        """Generate until all is written (True) or somebody asks for a stop (False).
+        """Generate until everything is written (True) or a signal asks for a stop (False).
 
         Raises:
-            PromptsError: the input cannot be read on.
+            PromptsError: the rest of the input cannot be read.
             OutputError: the output cannot be written.
-            KeyboardInterrupt: somebody asked twice.
+            KeyboardInterrupt: a second signal.
         """
         with self._stop:
-            while not self._exhausted and not self._stop.requested:
-                self._stream()
+            while not self._exhausted and not self._stop.requested():
+                # Ends with the input, or early where too many prompts wait for an earlier one.
+                for completions in self._engine.stream(self._requests()):
+                    for completion in completions:
+                        self._writer.finish(self._placed(completion))
+                    self._writer.flush()
+                    self._report()
+                    if self._stop.requested():
+                        break
+                else:
+                    self._writer.flush()
+                    if self._writer.waiting and not self._stop.requested():
+                        raise RuntimeError(f"the engine ended with {self._writer.waiting} prompts unfinished")
         self._report(now=True)
-        return self._exhausted and not self.writer.waiting
-
-    def _stream(self) -> None:
-        """Feed the engine until the input ends, or until too many prompts wait for an earlier one."""
-        steps = self._engine.stream(self._requests())
-        try:
-            for completions in steps:
-                for completion in completions:
-                    self.writer.finish(self._placed(completion))
-                self.writer.flush()
-                self._report()
-                if self._stop.requested:
-                    return
-        finally:
-            if isinstance(steps, Generator):
-                steps.close()
-        self.writer.flush()
-        if self.writer.waiting and not self._stop.requested:
-            raise RuntimeError(f"the engine ended with {self.writer.waiting} prompts unfinished")
+        return self._exhausted and not self._writer.waiting
 
     def _placed(self, completion: Completion) -> Completion:
-        """With the place in the input before an error, which the engine does not know."""
+        """The completion; an error with the place in the input before it, which the engine does not know."""
         if completion.error is None:
             return completion
         return replace(completion, error=f"{self._name}:{completion.request.line}: {completion.error}")
 
     def _requests(self) -> Iterator[Request]:
-        """The requests that have to run; the others are dealt with on the way."""
-        while not self.writer.full and not self._stop.requested:
+        """The requests that have to run; whatever else is read goes to the writer on the way."""
+        while not self._writer.full and not self._stop.requested():
             item = next(self._items, None)
             if item is None:
                 self._exhausted = True
                 return
             if isinstance(item, BadLine):
-                self.writer.refuse(item)
-            elif not self.writer.recall(item):
+                self._writer.refuse(item)
+            elif self._writer.recall(item):
+                self._recalled += 1
+            else:
                 yield item
             self._report()
 
@@ -104,24 +100,28 @@ class Work:
         if not now and self.seconds - self._reported < _REPORT_SECONDS:
             return
         self._reported = self.seconds
-        self._observer.progress(
-            Progress(
-                prompts_done=self.writer.done,
-                prompts_total=self._total,
-                errors=self.writer.errors,
-                tokens=self._engine.stats.tokens,
-                seconds=self.seconds,
-                resumed=self.writer.resumed,
-                stats=self._engine.stats,
-            )
-        )
+        done, total = self._writer.done, self._total
+        pace = (done - self._recalled) / self.seconds  # recalled prompts took no time
+        left = (total - done) / pace if pace and total is not None and done < total else None
+        self._observer.progress(Progress(done, total, "prompts", self.seconds, left, tuple(self._figures())))
+
+    def _figures(self) -> Iterator[str]:
+        stats = self._engine.stats
+        counts = stats.drafters.total()
+        yield f"{stats.tokens / self.seconds:,.0f} tokens/s"
+        yield f"{stats.live} live"
+        if counts.acceptance is not None:
+            yield f"{counts.acceptance:.0%} of drafts accepted"
+            yield f"{counts.corrected:,} roll-backs"
+        if self._writer.errors:
+            yield f"{self._writer.errors:,} errors"
 
 
 class _Stop:
-    """Whether somebody asked for a stop by a signal. Only the main thread can be asked."""
+    """Asked for by SIGINT or SIGTERM, inside of `with`; a second signal raises. Only the main thread gets signals."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self._requested = False
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> None:
@@ -133,7 +133,10 @@ class _Stop:
         for number, handler in self._former.items():
             signal.signal(number, handler)
 
+    def requested(self) -> bool:
+        return self._requested
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self._requested:
             raise KeyboardInterrupt
-        self.requested = True
+        self._requested = True

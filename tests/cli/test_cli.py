@@ -21,6 +21,7 @@ from detgen.cli import options
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
+from detgen.engine.stats import DraftCounts
 from detgen.errors import DTypeName, EngineError, QuantName, RequestError, RunError
 from detgen.run import RunConfig, RunSummary
 
@@ -42,7 +43,7 @@ SUMMARY = RunSummary(
     seconds=1.5,
     target_passes=10,
     peak_memory=2**20,
-    drafters={},
+    drafters=DraftCounts(),
     sha256="f" * 64,
     deterministic=True,
 )
@@ -285,7 +286,7 @@ def test_a_summary_that_cannot_be_written_does_not_hide_that_the_run_is_done(
     def fail(summary: RunSummary) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("detgen.show.display.print_summary", fail)
+    monkeypatch.setattr("detgen.show.run.print_summary", fail)
     result, _ = run_with("prompts.jsonl")
     assert result.exit_code == 0
     assert result.stderr.splitlines()[-1] == (

@@ -9,14 +9,14 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
-from detgen.run import Progress, RunConfig, RunSummary, run
+from detgen.progress import Progress
+from detgen.run import RunConfig, RunSummary, run
 from helpers.records import count_records
 
 NAMES = ("outputs.jsonl", "acceptance.jsonl", "manifest.json")
@@ -100,7 +100,7 @@ class Watcher:
         self.messages.append(text)
 
     def progress(self, progress: Progress) -> None:
-        self.reports.append(replace(progress, stats=replace(progress.stats)))
+        self.reports.append(progress)
 
 
 def config(prompts: Path | str, output: Path | None, *, batch_size: int = 4, **changes: Any) -> RunConfig:

@@ -54,7 +54,7 @@ def test_another_profile_is_refused(
 ) -> None:
     out = tmp_path / "out"
     go(prompts, out, build=FakeEngine if finished else stopping_at(4))
-    monkeypatch.setattr("detgen.run.session.model_stamp", lambda config: None)
+    monkeypatch.setattr("detgen.run.lifecycle.model_stamp", lambda config: None)
     with pytest.raises(RunError, match=r"profile\.device: cpu -> cuda"):
         go(prompts, out, build=lambda config: FakeEngine(config, device="cuda"))
 
@@ -63,7 +63,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, prompts: Path, monkeypatch
     out = tmp_path / "out"
     first = go(prompts, out)
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
-    monkeypatch.setattr("detgen.run.session.model_stamp", lambda config: None)  # no telling without a model
+    monkeypatch.setattr("detgen.run.lifecycle.model_stamp", lambda config: None)  # no telling without a model
     assert go(prompts, out).status == "already finished"
     monkeypatch.undo()
     (out / "journal.jsonl").write_text("left by a crash at the very end")

@@ -42,7 +42,7 @@ def test_a_signal_stops_at_the_next_step_and_the_rest_is_resumed(tmp_path: Path,
     assert (first.status, first.sha256) == ("interrupted", None)
     assert 0 < first.prompts < 16
     assert first.target_passes == 6
-    assert watcher.reports[-1].prompts_done < 16
+    assert watcher.reports[-1].done < 16
     kept = (out / "journal.jsonl").read_bytes().count(b'{"crc32"')
     second = go(prompts, out, watcher)
     assert watcher.messages == [f"resuming {out}: {kept} finished samples kept"]
@@ -73,7 +73,7 @@ def test_a_run_outside_the_main_thread_leaves_signals_alone(tmp_path: Path, prom
     assert summaries[0].status == "finished"
 
 
-def test_a_journal_cut_at_any_byte_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_cut_anywhere_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terse(FakeEngine):  # a short journal, since there is a run for each of its bytes
         def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
             for completions in super().stream(requests):
@@ -85,7 +85,7 @@ def test_a_journal_cut_at_any_byte_resumes_to_the_same_bytes(tmp_path: Path, mon
             raise MemoryError
 
     monkeypatch.setattr(os, "fsync", lambda file: None)
-    monkeypatch.setattr("detgen.run.session.model_stamp", lambda config: None)
+    monkeypatch.setattr("detgen.run.lifecycle.model_stamp", lambda config: None)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a", "n": 2, "max_tokens": 1}\n{"prompt": 1}\n{"prompt": "b", "max_tokens": 1}\n')
     go(path, tmp_path / "whole", build=Terse)
@@ -95,7 +95,8 @@ def test_a_journal_cut_at_any_byte_resumes_to_the_same_bytes(tmp_path: Path, mon
     journal = (out / "journal.jsonl").read_bytes()
     manifest = (out / "manifest.json").read_bytes()
     assert journal.count(b'{"crc32"') == 3
-    for size in range(len(journal) + 1):
+    ends = [at + 1 for at, byte in enumerate(journal) if byte == ord("\n")]
+    for size in sorted({*range(0, len(journal), 4), *(end + step for end in ends for step in (-1, 0, 1))}):
         (out / "manifest.json").write_bytes(manifest)
         (out / "journal.jsonl").write_bytes(journal[:size])
         for name in NAMES[:2]:  # whatever a crash may have left of them

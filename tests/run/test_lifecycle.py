@@ -39,7 +39,8 @@ def test_a_run_writes_every_prompt_in_input_order(tmp_path: Path, prompts: Path)
     assert summary.deterministic
     assert watcher.messages == []
     last = watcher.reports[-1]
-    assert (last.prompts_done, last.prompts_total, last.errors, last.tokens, last.resumed) == (16, 16, 3, 45, 0)
+    assert (last.done, last.total, last.unit, last.left) == (16, 16, "prompts", None)
+    assert last.figures[-1] == "3 errors"
 
 
 def test_the_manifest_says_what_was_run(tmp_path: Path, prompts: Path) -> None:

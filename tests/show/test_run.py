@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from detgen.engine.stats import DraftCounts, DrafterStats
+from detgen.run import RunSummary
+from detgen.show.run import print_summary
+
+MODEL = DrafterStats(rounds=20, drafted=80, accepted=60, corrected=8, bonus=12, rolled_back=12)
+
+
+def summary(**changes: object) -> RunSummary:
+    values: dict[str, object] = {
+        "status": "finished",
+        "output": Path("some folder/prompts-out"),
+        "prompts": 64,
+        "samples": 64,
+        "errors": 2,
+        "resumed": 0,
+        "tokens": 4096,
+        "seconds": 8.0,
+        "target_passes": 256,
+        "peak_memory": 412 * 2**20,
+        "drafters": DraftCounts(model=MODEL, none=DrafterStats(rounds=5, plain=5)),
+        "sha256": "0123456789abcdef" * 4,
+        "deterministic": True,
+    }
+    return RunSummary(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(summary())
+    shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert {label.strip(): value.strip() for label, value in shown.items()} == {
+        "status": "finished",
+        "prompts": "64",
+        "errors": "2",
+        "tokens": "4,096",
+        "tokens per second": "512.0 (0:00:08 in all)",
+        "tokens per target pass": "16.00",
+        "drafter model": "75.0% of 80 drafted tokens accepted in 20 rounds",
+        "drafter none": "nothing drafted in 5 rounds",
+        "roll-backs": "8",
+        "recomputed": "0.5% of all computed tokens (20 drafted and discarded)",
+        "peak memory": "412.0 MiB",
+        "output": "some folder/prompts-out",
+        "SHA-256 of outputs.jsonl": "0123456789abcdef" * 4,
+    }
+
+
+def test_the_summary_of_a_resumed_run_without_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
+    fast = DraftCounts(fast=DrafterStats(rounds=9, unverified=9))
+    print_summary(summary(resumed=10, samples=128, deterministic=False, drafters=fast, target_passes=0, seconds=0.0))
+    shown = capsys.readouterr().out
+    assert "10 samples were finished before" in shown
+    assert "128" in shown
+    assert "not guaranteed" in shown
+    assert "9 unverified tokens" in shown
+    assert "per second" not in shown
+    assert "target pass" not in shown
+    assert "roll-backs" not in shown
+
+
+def test_the_summary_of_a_run_that_was_done_already(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(summary(status="already finished", resumed=64, seconds=0.0, target_passes=0))
+    shown = capsys.readouterr().out
+    assert "already finished: nothing was done; --overwrite starts afresh" in shown
+    assert "resumed" not in shown
+    assert "peak memory" not in shown
+
+
+def test_long_values_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(summary(output=Path("x" * 300)))
+    assert "x" * 300 in capsys.readouterr().out
