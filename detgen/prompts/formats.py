@@ -1,6 +1,6 @@
-"""The text formats: how a stream of bytes is cut into items, and what an item says.
+"""The text formats: how a stream of bytes is cut into items, and the value of an item.
 
-Cutting is separate from decoding, so that counting the prompts of a file costs little.
+Cutting is separate from decoding, so that counting the prompts of a file is cheap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from detgen.errors import PromptsError, RequestError
 from detgen.prompts.array import array_elements
-from detgen.prompts.record import INTEGER_PARAMS, KEYS
+from detgen.prompts.record import INTEGERS, KEYS, PARAMS
 from detgen.prompts.table import check_columns
 
 _BOM = b"\xef\xbb\xbf"
@@ -26,7 +26,7 @@ class Format:
     """A text format.
 
     Attributes:
-        items: cuts a stream (named by the second argument in errors) into undecoded items with their numbers.
+        items: cuts a stream, which errors call by the second argument, into items with their numbers.
         decode: the value of an item; raises RequestError.
     """
 
@@ -105,8 +105,8 @@ def _valid(text: str) -> str:
 
 
 def _rows(file: BinaryIO, name: str) -> Iterator[tuple[int, tuple[list[str], list[str] | csv.Error]]]:
-    """The rows of a CSV file beside its header; a row's number is that of the line it starts on."""
-    csv.field_size_limit(2**31 - 1)  # the default of 128 KiB is less than a long prompt
+    """The rows of a CSV file, each with the header; a row's number is that of the line it starts on."""
+    csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the default of 128 KiB
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
         reader = csv.reader(text, strict=True)
@@ -115,7 +115,7 @@ def _rows(file: BinaryIO, name: str) -> Iterator[tuple[int, tuple[list[str], lis
         except csv.Error as error:
             raise PromptsError(f"{name}: its first line is not a CSV header: {error}") from None
         if header:
-            check_columns(name, header, remedy="name one of them so in the first line")
+            check_columns(name, header, remedy="rename one of them in the first line")
         while True:
             line = reader.line_num + 1
             try:
@@ -143,26 +143,26 @@ def _decode_row(item: tuple[list[str], list[str] | csv.Error]) -> object:
 
 
 def _cell(name: str, cell: str) -> object:
-    """A cell as the type its column has; what does not parse stays a string, for the parameter's own check."""
+    """A cell as the type of its column; what does not parse stays a string, for the parameter's own check."""
     _valid(cell)
     if name not in KEYS:
         return cell
     if not cell:
         return None
-    if name in ("prompt", "id") or (name == "stop" and not cell.startswith("[")):
-        return cell
-    if name in ("messages", "stop"):
+    if name == "messages" or (name == "stop" and cell.startswith("[")):
         try:
             return parse_json(cell)
         except RequestError as error:
             raise RequestError(f"{name}: {error}") from None
-    if name == "deterministic":
+    if name in ("prompt", "id", "stop"):
+        return cell
+    if PARAMS[name] is bool:
         return {"true": True, "1": True, "false": False, "0": False}.get(cell.strip().lower(), cell)
     try:
         number = float(cell)
     except ValueError:
         return cell
-    if name in INTEGER_PARAMS and number.is_integer():
+    if name in INTEGERS and number.is_integer():
         return int(cell) if cell.strip().lstrip("+-").isdecimal() else int(number)
     return number
 

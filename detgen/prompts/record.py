@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import RequestError
 
-INTEGER_PARAMS = ("max_tokens", "top_k", "seed", "n", "logprobs")
-PARAMS = (*INTEGER_PARAMS, "temperature", "top_p", "min_p", "deterministic")
-KEYS = frozenset({"id", "prompt", "messages", "stop", *PARAMS})
+# The sampling parameters and their types; whatever `SamplingParams` has, a record may set.
+PARAMS: dict[str, Any] = get_type_hints(SamplingParams)
+INTEGERS = tuple(name for name, type_ in PARAMS.items() if type_ in (int, int | None))
+KEYS = frozenset({"id", "prompt", "messages", *PARAMS})
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-# Far below the depth at which Python's JSON encoder gives up, far above what metadata has.
+# Far below the depth at which Python's JSON encoder fails, far above that of real metadata.
 _DEEPEST = 100
 
 _KINDS = {
@@ -36,7 +37,7 @@ class BadLine:
         line: line or record number, from 1.
         id: the record's own id where it could be read, else the line number.
         error: the place and the reason.
-        metadata: the record's unknown keys.
+        metadata: the record's other keys.
     """
 
     index: int
@@ -47,7 +48,7 @@ class BadLine:
 
 
 def parse_record(record: object, *, index: int, line: int, name: str, defaults: SamplingParams) -> Request | BadLine:
-    """The request that a record asks for, or why it cannot run."""
+    """The request that a record describes, or why it cannot run."""
     identity: str | int = line
     metadata: dict[str, Any] = {}
     try:
@@ -130,11 +131,11 @@ def _messages(messages: object) -> list[dict[str, Any]]:
 
 def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
     changes: dict[str, Any] = {name: record[name] for name in PARAMS if record.get(name) is not None}
-    stop = record.get("stop")
-    if stop is not None:
-        changes["stop"] = tuple(stop) if isinstance(stop, list) else (stop,)
     if not changes:
         return defaults
+    if "stop" in changes:
+        stop = changes["stop"]
+        changes["stop"] = tuple(stop) if isinstance(stop, list) else (stop,)
     params = replace(defaults, **changes)
     for text in params.stop:
         _check_text("stop", text)

@@ -11,13 +11,13 @@ from typing import Any
 from uuid import UUID
 
 from detgen.errors import PromptsError
-from detgen.prompts.record import INTEGER_PARAMS
+from detgen.prompts.record import INTEGERS
 
 _NOTHING = object()
 
 
 def check_columns(name: str, columns: Iterable[str], remedy: str) -> None:
-    """Make sure that a table holds prompts.
+    """Make sure that a table has a column of prompts.
 
     Raises:
         PromptsError: it has neither a column `prompt` nor a column `messages`.
@@ -28,18 +28,18 @@ def check_columns(name: str, columns: Iterable[str], remedy: str) -> None:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON could carry it.
+    """A row as JSON-like values.
 
-    Dates and decimals become strings, numbers that are not finite null; what has no JSON form (bytes, images, audio) is
-    left out. A missing number turns a column of integers into floats, so those are turned back for the parameters.
+    Dates and decimals become strings, and numbers that are not finite null; what has no JSON form (bytes, images,
+    audio) is left out. A missing number turns a column of integers into floats, which are turned back for parameters.
     """
     record = {str(key): value for key, cell in row.items() if (value := _plain(cell)) is not _NOTHING}
-    for name in INTEGER_PARAMS:
+    for name in INTEGERS:
         value = record.get(name)
         if isinstance(value, float) and value.is_integer():
             record[name] = int(value)
     messages = record.get("messages")
-    if isinstance(messages, list):  # the columns of all messages' keys together, null where one lacks a key
+    if isinstance(messages, list):  # each message has the keys of all of them, null where it lacks one
         record["messages"] = [
             {key: value for key, value in message.items() if value is not None}
             if isinstance(message, dict)
