@@ -1,4 +1,4 @@
-"""Prompts in a dataset: of the Hugging Face hub, or in a local folder."""
+"""Prompts in a dataset: on the Hugging Face hub, or in a local folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTIONS = ("split", "column", "config", "revision")
 class DatasetPrompts(Prompts):
     """A dataset, streamed.
 
-    Either `NAME` on the hub, or a folder that `save_to_disk` wrote or that holds data files; behind a question mark
+    Either `NAME` on the hub, or a folder that `save_to_disk` wrote or that holds data files. After a question mark:
     `split`, `column` (the one that holds the prompts or chats), `config` and `revision`.
     """
 
@@ -33,7 +33,7 @@ class DatasetPrompts(Prompts):
         self._options = dict(parse_qsl(query, keep_blank_values=True))
         for option in self._options:
             if option not in _OPTIONS:
-                raise PromptsError(f"{given}: no option {option}; there are {', '.join(_OPTIONS)}")
+                raise PromptsError(f"{given}: no option {option}; choose from {', '.join(_OPTIONS)}")
         local = not given.startswith("hf://") or place.startswith(("/", "."))
         if local and not Path(place).is_dir():
             raise PromptsError(f"{given}: there is no folder {place}")
@@ -67,24 +67,19 @@ class DatasetPrompts(Prompts):
         """Each row, with its number.
 
         Raises:
-            PromptsError: the dataset cannot be read (on).
+            PromptsError: the dataset, or the rest of it, cannot be read.
         """
         if self._dataset is None:
             self._dataset = self._load(None)
-        rows = iter(self._dataset)
         number = 0
-        while True:
-            try:
-                row = next(rows, None)
-            except Exception as error:  # datasets raises whatever the builder and the network do
-                raise PromptsError(f"cannot read {self.given} behind row {number}: {_reason(error)}") from error
-            if row is None:
-                return
-            number += 1
-            yield number, row
+        try:
+            for number, row in enumerate(self._dataset, 1):
+                yield number, row
+        except Exception as error:  # datasets raises whatever the builder and the network do
+            raise PromptsError(f"cannot read {self.given} after row {number}: {_reason(error)}") from error
 
     def decode(self, item: Any) -> object:
-        """The row as JSON could carry it, the chosen column as its prompt or messages."""
+        """The row as JSON-like values, the chosen column as its prompt or messages."""
         record = plain_row(item)
         column = self._options.get("column")
         if column:
@@ -117,7 +112,7 @@ class DatasetPrompts(Prompts):
         if wanted is None:
             raise PromptsError(f"{self.given} has the splits {splits}: choose one, as in {self._with('split', 'test')}")
         if wanted not in dataset:
-            raise PromptsError(f"{self.given}: no split {wanted}; there are {splits}")
+            raise PromptsError(f"{self.given}: no split {wanted}; choose from {splits}")
         return dataset[wanted]
 
     def _with(self, option: str, value: str) -> str:
@@ -128,10 +123,10 @@ class DatasetPrompts(Prompts):
         if column is None:
             check_columns(self.given, columns, remedy=f"choose one, as in {self._with('column', columns[0])}")
         elif column not in columns:
-            raise PromptsError(f"{self.given}: no column {column}; there are {', '.join(columns)}")
+            raise PromptsError(f"{self.given}: no column {column}; choose from {', '.join(columns)}")
 
     def _commit(self) -> str:
-        """What the name stands for now; loading by it makes a resumed run read the same rows."""
+        """The commit that the name stands for now; loading it makes a resumed run read the same rows."""
         hub = import_package("huggingface_hub", "huggingface_hub", self.given)
         try:
             info = hub.HfApi().dataset_info(self._place, revision=self._options.get("revision"), timeout=30)
@@ -156,7 +151,7 @@ def _reason(error: Exception) -> str:
 
 
 def _digest(folder: Path) -> str:
-    """Digest of the names and bytes of a folder's files, hidden ones left out."""
+    """Digest of the names and bytes of a folder's files, except hidden ones."""
     digest = hashlib.sha256()
     try:
         for path in sorted(folder.rglob("*")):

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,17 +23,29 @@ _CHUNK = 1 << 20
 class FilePrompts(Prompts):
     """A file that may not change while it is read."""
 
-    def __init__(self, path: Path, given: str, name: str, stem: str, format: str) -> None:
-        """Note where it is; nothing is read yet."""
-        super().__init__(given, name, stem, format, path)
-        self._file = path
-        self._inspected: tuple[int, int] | None = None
+    path: Path
+    _inspected: tuple[int, int] | None = None
+
+    def inspect(self) -> Inspection:
+        """Read the file, to count and digest it.
+
+        Raises:
+            PromptsError: it cannot be read, or holds no prompts.
+        """
+        with self._reading():
+            self._inspected = self._stamp()
+            count = self._count()
+            with self.path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if not count:
+            raise PromptsError(f"no prompts in {self.given}")
+        return Inspection(sha256, count)
 
     def check_unchanged(self) -> None:
         """Make sure that what was read is what was inspected.
 
         Raises:
-            PromptsError: the file changed meanwhile.
+            PromptsError: the file changed in between.
         """
         with self._reading():
             if self._inspected is not None and self._stamp() != self._inspected:
@@ -40,24 +53,12 @@ class FilePrompts(Prompts):
                     f"{self.given} changed while it was read; run again with --overwrite or another output folder"
                 )
 
-    def inspect(self) -> Inspection:
-        """Read the file once, to count and digest it.
-
-        Raises:
-            PromptsError: it cannot be read, or holds no prompts.
-        """
-        with self._reading():
-            self._inspected = self._stamp()
-            inspection = self._inspect()
-        if not inspection.prompts:
-            raise PromptsError(f"no prompts in {self.given}")
-        return inspection
-
-    def _inspect(self) -> Inspection:
-        raise NotImplementedError
+    @abstractmethod
+    def _count(self) -> int:
+        """The number of records."""
 
     def _stamp(self) -> tuple[int, int]:
-        stat = self._file.stat()
+        stat = self.path.stat()
         return stat.st_size, stat.st_mtime_ns
 
     @contextmanager
@@ -73,36 +74,31 @@ class FilePrompts(Prompts):
 class TextPrompts(FilePrompts):
     """A file of one of the text formats, compressed or not."""
 
-    def __init__(self, path: Path, given: str, name: str, stem: str, format: str, compression: str = "") -> None:
+    def __init__(self, given: str, name: str, stem: str, format: str, path: Path, compression: str = "") -> None:
         """Note where it is; nothing is read yet. `compression` is "gz", "zst" or nothing."""
-        super().__init__(path, given, name, stem, format)
+        super().__init__(given, name, stem, format, path)
         self._format = FORMATS[format]
         self._compression = compression
 
     def items(self) -> Iterator[tuple[int, Any]]:
-        """Each line, element or row undecoded, with its number.
+        """Each line, element or row, not decoded, with its number.
 
         Raises:
-            PromptsError: the file cannot be read (on).
+            PromptsError: the file, or the rest of it, cannot be read.
         """
-        with self._reading(), self._file.open("rb") as file:
+        with self._reading(), self.path.open("rb") as file:
             yield from self._format.items(self._decompressed(file), self.given)
 
     def decode(self, item: Any) -> object:
-        """What an item says.
+        """The value of an item.
 
         Raises:
-            RequestError: nothing that could be understood.
+            RequestError: it has none.
         """
         return self._format.decode(item)
 
-    def _inspect(self) -> Inspection:
-        with self._file.open("rb", buffering=0) as raw:
-            file = io.BufferedReader(cast("io.RawIOBase", hashing := _Hashing(raw)), _CHUNK)
-            count = sum(1 for _ in self._format.items(self._decompressed(file), self.given))
-            while file.read(_CHUNK):  # what may follow behind the compressed part
-                pass
-            return Inspection(hashing.sha256.hexdigest(), count)
+    def _count(self) -> int:
+        return sum(1 for _ in self.items())
 
     def _decompressed(self, file: BinaryIO) -> BinaryIO:
         if self._compression == "gz":
@@ -112,7 +108,7 @@ class TextPrompts(FilePrompts):
         return file
 
     def _zst_blocks(self, file: BinaryIO) -> Iterator[bytes]:
-        # zstandard's own stream reader takes a file that was cut off for a whole one.
+        # zstandard's own stream reader takes a truncated file for a whole one.
         zstandard = import_package("zstandard", "zstandard", self.given)
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         frame = None
@@ -138,51 +134,30 @@ class ParquetPrompts(FilePrompts):
         """Each row, with its number.
 
         Raises:
-            PromptsError: the file cannot be read (on).
+            PromptsError: the file, or the rest of it, cannot be read.
         """
-        number = 0
         with self._table() as table:
-            for batch in table.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
+            batches = table.iter_batches(batch_size=1024)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
 
     def decode(self, item: Any) -> object:
         """The row as JSON could carry it."""
         return plain_row(item)
 
-    def _inspect(self) -> Inspection:
+    def _count(self) -> int:
         with self._table() as table:
             check_columns(self.given, table.schema_arrow.names, remedy="rename the one that holds the prompts")
-            count = table.metadata.num_rows
-        with self._file.open("rb") as file:
-            return Inspection(hashlib.file_digest(file, "sha256").hexdigest(), count)
+            return int(table.metadata.num_rows)
 
     @contextmanager
     def _table(self) -> Iterator[Any]:
         parquet = import_package("pyarrow", "pyarrow.parquet", self.given)
         arrow = import_package("pyarrow", "pyarrow", self.given)
         try:
-            with self._reading(), parquet.ParquetFile(self._file) as table:
+            with self._reading(), parquet.ParquetFile(self.path) as table:
                 yield table
         except arrow.ArrowException as error:
             raise PromptsError(f"{self.given} is not a Parquet file that can be read: {error}") from None
-
-
-class _Hashing(io.RawIOBase):
-    """A file that is digested while it is read."""
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
-        self.sha256.update(memoryview(buffer)[:count])
-        return count
 
 
 class _Blocks(io.RawIOBase):

@@ -1,4 +1,4 @@
-"""From what the user called an input to the reader of it."""
+"""From the name of an input to its reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMPRESSIONS = ("gz", "zst")
 
 
 def open_prompts(given: str) -> Prompts:
-    """The reader of a file, a folder or a dataset of the hub. Nothing is read yet.
+    """The reader of a file, a folder or a dataset on the hub. Nothing is read yet.
 
     Raises:
         PromptsError: there is no such file, or no reader for it.
@@ -26,27 +26,27 @@ def open_prompts(given: str) -> Prompts:
         if path.is_dir() or (not path.exists() and Path(given.partition("?")[0]).is_dir()):
             return DatasetPrompts(given)
         found = path.exists()
-    except OSError as error:  # such as a prompt itself, too long for a name
+    except OSError as error:  # such as a prompt, too long for a file name
         raise PromptsError(f"cannot read {given}: {error.strerror}; name a file with prompts in it") from None
     if not found:
         raise PromptsError(f"there is no file {given}")
     if not path.is_file():  # a pipe would be empty when it is read again
-        raise PromptsError(f"{given} is no file that can be read twice; pipe JSON lines in, with - for the name")
+        raise PromptsError(f"{given} is not a regular file; pass - and pipe to stdin")
     stem, *suffixes = _split_name(path.name)
     format = suffixes[0] if suffixes else ""
     if format == "parquet" and len(suffixes) == 1:
-        return ParquetPrompts(path, given, path.name, stem, format)
+        return ParquetPrompts(given, path.name, stem, format, path)
     if format not in FORMATS:
         raise PromptsError(
-            f"{given}: its name does not tell what it holds; it must end in .jsonl, .json, .txt, .csv (each also with"
-            " .gz or .zst behind it) or .parquet; JSON lines can be piped in too, with - for the name"
+            f"{given}: its name does not say what it holds; it must end in .jsonl, .json, .txt or .csv (optionally"
+            " followed by .gz or .zst) or in .parquet; to pipe JSON lines to stdin, pass -"
         )
-    return TextPrompts(path, given, path.name, stem, format, *suffixes[1:])
+    return TextPrompts(given, path.name, stem, format, path, *suffixes[1:])
 
 
 def spooled_prompts(path: Path) -> Prompts:
-    """The reader of what came on standard input and was kept in `path`."""
-    return TextPrompts(path, "standard input", "stdin", "stdin", "jsonl")
+    """The reader of what was piped to standard input and kept in `path`."""
+    return TextPrompts("standard input", "stdin", "stdin", "jsonl", path)
 
 
 def _split_name(name: str) -> list[str]:
