@@ -13,7 +13,7 @@ from detgen.errors import PromptsError
 _CHUNK = 1 << 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 
-# Finds where an element ends and accepts whatever the element's own decoding shall judge.
+# Finds where an element ends; accepts whatever the decoding of the element has to judge.
 _SCANNER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 # The longest start of a literal or escape that a chunk may cut off, such as "-Infinit" or "\\ud83d\\ude0".
@@ -21,9 +21,9 @@ _CUT = 32
 
 
 def array_elements(file: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
-    """The text of each element of the array that `file` holds, with its number from 1.
+    """The text of each element of the array in `file`, with its number from 1.
 
-    Bytes that are not UTF-8 come out as lone surrogates, to be refused with their element.
+    Bytes that are not UTF-8 become lone surrogates, to be refused with their element.
 
     Raises:
         PromptsError: not an array, or not JSON.
@@ -40,7 +40,7 @@ def _elements(window: _Window, name: str) -> Iterator[tuple[int, str]]:
         return
     if first != "[":
         raise PromptsError(
-            f"{name}: not a JSON array of prompts (objects or strings); if it has an object a line, call it .jsonl"
+            f"{name}: not a JSON array of prompts (objects or strings); if there is one per line, rename it to .jsonl"
         )
     window.skip()
     number = 0
@@ -52,17 +52,17 @@ def _elements(window: _Window, name: str) -> Iterator[tuple[int, str]]:
             if after == "]":
                 break
             if after != ",":
-                raise window.error("expected a comma or ] behind element", number)
+                raise window.error("expected a comma or ] after element", number)
             window.skip()
             if window.peek() == "]":
-                raise window.error("a comma without an element behind element", number)
+                raise window.error("a comma without an element after element", number)
     window.skip()
     if window.peek():
-        raise window.error("text behind the end of the array, behind element", number)
+        raise window.error("text after the end of the array, after element", number)
 
 
 class _Window:
-    """The part of the text that is being looked at."""
+    """The part of the text that is held."""
 
     def __init__(self, file: io.TextIOWrapper, name: str) -> None:
         self._file = file
@@ -73,7 +73,7 @@ class _Window:
         self._ended = False
 
     def peek(self) -> str:
-        """The next character that is no white space; nothing at the end."""
+        """The next character that is not white space; empty at the end."""
         while True:
             self._at = self._match_space()
             if self._at < len(self._text) or self._ended:
@@ -109,7 +109,7 @@ class _Window:
         return match.end() if match else self._at
 
     def _more(self) -> None:
-        # Reading as much again as is held keeps the work for a long element linear.
+        # Doubling what is held keeps the work for a long element linear.
         chunk = self._file.read(max(_CHUNK, len(self._text) - self._at))
         self._ended = not chunk
         self._line += self._text.count("\n", 0, self._at)

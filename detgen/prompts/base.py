@@ -1,4 +1,4 @@
-"""What every input has in common: a name, a digest, and records in order."""
+"""What all inputs have in common: a name, a digest, and records in order."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Prompts(ABC):
 
     Attributes:
         given: what the user called it; used in messages.
-        name: short name that stands in the errors of single records, the same wherever the file lies.
-        stem: what the output folder is called after.
+        name: short name used in the errors of single records; does not depend on where the file is.
+        stem: what the output folder is named after.
         format: "jsonl", "json", "txt", "csv", "parquet" or "dataset".
         path: the file or folder; None if it is on the hub.
     """
 
     def __init__(self, given: str, name: str, stem: str, format: str, path: Path | None) -> None:
-        """Note the names; nothing is read yet."""
+        """Keep the names; nothing is read yet."""
         self.given = given
         self.name = name
         self.stem = stem
@@ -48,7 +48,7 @@ class Prompts(ABC):
 
     @abstractmethod
     def inspect(self) -> Inspection:
-        """Read the input once, to count and identify it.
+        """Count and identify the input.
 
         Raises:
             PromptsError: it cannot be read, or holds no prompts.
@@ -56,10 +56,10 @@ class Prompts(ABC):
 
     @abstractmethod
     def items(self) -> Iterator[tuple[int, Any]]:
-        """Each record undecoded, with its line or record number from 1.
+        """Each record, not decoded, with its line or record number from 1.
 
         Raises:
-            PromptsError: the input cannot be read (on).
+            PromptsError: the input, or the rest of it, cannot be read.
         """
 
     @abstractmethod
@@ -67,21 +67,21 @@ class Prompts(ABC):
         """The JSON-like value of one of `items`.
 
         Raises:
-            RequestError: it has none; the reason, without the place.
+            RequestError: it has none; the message gives the reason, without the place.
         """
 
     def check_unchanged(self) -> None:  # noqa: B027 (most inputs cannot change)
         """Make sure that what was read is what was inspected.
 
         Raises:
-            PromptsError: the input changed meanwhile.
+            PromptsError: the input changed in between.
         """
 
     def read(self, defaults: SamplingParams, limit: int | None = None) -> Iterator[Request | BadLine]:
-        """The first `limit` requests, in input order; parameters that a record does not give are `defaults`.
+        """The first `limit` requests, in input order; `defaults` are the parameters that a record does not set.
 
         Raises:
-            PromptsError: the input cannot be read (on).
+            PromptsError: the input, or the rest of it, cannot be read.
         """
         for index, (line, item) in enumerate(islice(self.items(), limit)):
             try:

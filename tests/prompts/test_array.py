@@ -36,12 +36,12 @@ def test_json_array_with_bytes_that_are_no_text(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('{"prompt": "a"}', "not a JSON array of prompts"),
-        ('["a",\n"b" "c"]', ":2: not valid JSON: expected a comma or ] behind element 2"),
+        ('["a",\n"b" "c"]', ":2: not valid JSON: expected a comma or ] after element 2"),
         ('["a",\n{"prompt": }]', ":2: not valid JSON: Expecting value in element 2"),
         ('["a", "b', ":1: not valid JSON: Unterminated string starting in element 2"),
-        ('["a", "b"', ":1: not valid JSON: expected a comma or ] behind element 2"),
-        ('["a",]', ":1: not valid JSON: a comma without an element behind element 1"),
-        ('["a"] x', ":1: not valid JSON: text behind the end of the array, behind element 1"),
+        ('["a", "b"', ":1: not valid JSON: expected a comma or ] after element 2"),
+        ('["a",]', ":1: not valid JSON: a comma without an element after element 1"),
+        ('["a"] x', ":1: not valid JSON: text after the end of the array, after element 1"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )

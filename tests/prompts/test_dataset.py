@@ -45,9 +45,9 @@ def test_a_folder_of_data_files(tmp_path: Path) -> None:
     ("query", "message"),
     [
         ("", r"has the splits train, test: choose one, as in .*saved\?split=test"),
-        ("?split=dev", "no split dev; there are train, test"),
-        ("?split=test&column=text", "no column text; there are question, prompt, seed"),
-        ("?slit=test", "no option slit; there are split, column, config, revision"),
+        ("?split=dev", "no split dev; choose from train, test"),
+        ("?split=test&column=text", "no column text; choose from question, prompt, seed"),
+        ("?slit=test", "no option slit; choose from split, column, config, revision"),
     ],
 )
 def test_dataset_mistakes(saved: Path, query: str, message: str) -> None:

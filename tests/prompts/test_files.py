@@ -28,9 +28,7 @@ def test_names_that_nothing_can_be_read_from(tmp_path: Path) -> None:
     with pytest.raises(PromptsError, match=r"there is no file .*missing\.jsonl"):
         open_prompts(str(tmp_path / "missing.jsonl"))
     for name in ("prompts", "p.yaml", "p.parquet.gz", "p.gz", ".jsonl"):
-        with pytest.raises(
-            PromptsError, match=rf"{name}: its name does not tell what it holds; it must end in \.jsonl"
-        ):
+        with pytest.raises(PromptsError, match=rf"{name}: its name does not say what it holds; it must end in \.jsonl"):
             open_prompts(str(write(tmp_path, name, "x")))
     with pytest.raises(PromptsError, match="File name too long; name a file with prompts in it"):
         open_prompts("Write a poem. " * 40)
@@ -40,7 +38,7 @@ def test_names_that_nothing_can_be_read_from(tmp_path: Path) -> None:
 
 def test_a_named_pipe_is_refused_since_it_could_be_read_only_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "p.jsonl")
-    with pytest.raises(PromptsError, match=r"p\.jsonl is no file that can be read twice; pipe JSON lines in"):
+    with pytest.raises(PromptsError, match=r"p\.jsonl is not a regular file; pass - and pipe to stdin"):
         open_prompts(str(tmp_path / "p.jsonl"))
 
 
@@ -62,7 +60,7 @@ def test_a_file_that_changes_under_the_run_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.txt", "p.csv", "p.jsonl.gz"])
 def test_readers_hold_one_record_at_a_time(tmp_path: Path, name: str) -> None:
-    prompts = [f"prompt number {n}" for n in range(30_000)]
+    prompts = [f"prompt number {n}" for n in range(12_000)]
     objects = [json.dumps({"prompt": prompt}) for prompt in prompts]
     data = {
         "p.jsonl": "\n".join(objects),
@@ -83,4 +81,4 @@ def test_readers_hold_one_record_at_a_time(tmp_path: Path, name: str) -> None:
         tracemalloc.stop()
     assert isinstance(last, Request)
     assert last.prompt == prompts[-1]
-    assert peak < 4 << 20
+    assert peak < 5 << 19

@@ -45,7 +45,7 @@ def test_csv_cells_have_their_columns_types(tmp_path: Path) -> None:
     assert short.prompt == "short"
 
 
-def test_csv_takes_long_prompts_and_goes_on_behind_broken_rows(tmp_path: Path) -> None:
+def test_csv_takes_long_prompts_and_goes_on_after_broken_rows(tmp_path: Path) -> None:
     data = b"prompt,x\n" + b"a" * 300_000 + b',1\n"b"c,2\n\xff,3\nd,4\n"open,5\n'
     items = read(write(tmp_path, "p.csv", data))
     assert [len(getattr(item, "prompt", "")) for item in items] == [300_000, 0, 0, 1, 0]
@@ -58,5 +58,5 @@ def test_csv_takes_long_prompts_and_goes_on_behind_broken_rows(tmp_path: Path) -
 
 
 def test_a_table_without_prompts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PromptsError, match="no column prompt or messages among question, answer; name one of them so"):
+    with pytest.raises(PromptsError, match="no column prompt or messages among question, answer; rename one of them"):
         open_prompts(str(write(tmp_path, "p.csv", "question,answer\na,b\n"))).inspect()

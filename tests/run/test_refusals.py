@@ -33,7 +33,7 @@ def test_a_run_never_writes_into_its_input(tmp_path: Path, prompts: Path) -> Non
     [
         ("missing.jsonl", None, r"there is no file .*missing\.jsonl"),
         ("empty.jsonl", "\n", r"no prompts in .*empty\.jsonl"),
-        ("p.yaml", "a", r"p\.yaml: its name does not tell what it holds"),
+        ("p.yaml", "a", r"p\.yaml: its name does not say what it holds"),
         ("p.csv", "a,b\n1,2\n", "no column prompt or messages among a, b"),
     ],
 )
