@@ -25,15 +25,18 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Example: [bold]detgen run prompts.jsonl -o out --max-tokens 200[/]")
+@app.callback(
+    epilog="Example: [bold]detgen run prompts.jsonl -o out --max-tokens 200[/]\n\n"
+    "[bold]detgen COMMAND --help[/] lists the options of a command."
+)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Batch text generation that writes the same bytes every time.
+    """Generate text for a file of prompts, and write the same bytes every time.
 
-    Whatever the batch size, the order of the prompts, the draft model, the number of threads, or a crash and a resume.
+    No matter the batch size, the order of the prompts, the draft model, the number of threads, or a crash and a resume.
     """
 
 

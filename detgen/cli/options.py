@@ -1,4 +1,4 @@
-"""What several commands share: exit codes, parsers of option values, and the options themselves."""
+"""What commands share: exit codes, parsers of option values, and options."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def parse_drafter(text: str) -> str:
 
 
 def as_typed(error: Exception) -> str:
-    """An error's message; the setting whose range it tells is named as its option: `--batch-size must be ...`."""
+    """An error's message; a setting out of range is called by its option: `--batch-size must be ...`."""
     return re.sub(r"^[a-z_]+(?= must be )", lambda name: "--" + name[0].replace("_", "-"), str(error))
 
 
 def same_command() -> str:
-    """What was typed, less `--overwrite`, which would start afresh instead of going on."""
+    """What was typed, without `--overwrite`, which would start over instead of resuming."""
     return shlex.join(["detgen", *(word for word in sys.argv[1:] if word != "--overwrite")])
 
 
@@ -70,7 +70,7 @@ Target = Annotated[
         metavar="MODEL",
         show_default="the embedded one",
         rich_help_panel="Models",
-        help="The model whose text is wanted: a folder or a Hugging Face name.",
+        help="The model whose text you want: a folder or a Hugging Face name.",
     ),
 ]
 Draft = Annotated[
@@ -79,7 +79,7 @@ Draft = Annotated[
         metavar="MODEL",
         show_default="the embedded one with the embedded target, else none",
         rich_help_panel="Models",
-        help="A smaller model with the same vocabulary that proposes tokens. Never changes the text.",
+        help="A smaller model with the same vocabulary, to draft tokens. Never changes the text.",
     ),
 ]
 Device = Annotated[
@@ -93,16 +93,16 @@ Dtype = Annotated[
     typer.Option(
         metavar="TYPE",
         rich_help_panel="Models",
-        help="float32, bfloat16, float16 or auto: float32 on a CPU, the checkpoint's own on CUDA.",
+        help="float32, bfloat16, float16 or auto: float32 on a CPU, the checkpoint's own type on CUDA.",
     ),
 ]
 TargetQuant = Annotated[
     QuantName,
-    typer.Option(metavar="none|nf4|int8", rich_help_panel="Models", help="Quantize the target model by bitsandbytes."),
+    typer.Option(metavar="none|nf4|int8", rich_help_panel="Models", help="Quantize the target with bitsandbytes."),
 ]
 DraftQuant = Annotated[
     QuantName,
-    typer.Option(metavar="none|nf4|int8", rich_help_panel="Models", help="Quantize the draft model by bitsandbytes."),
+    typer.Option(metavar="none|nf4|int8", rich_help_panel="Models", help="Quantize the draft model with bitsandbytes."),
 ]
 Drafter = Annotated[
     str,
@@ -121,14 +121,16 @@ DraftTokens = Annotated[
         metavar="N|auto",
         show_default="auto",
         rich_help_panel="Drafting",
-        help="Tokens proposed a round by model and ngram; auto adapts.",
+        help="Tokens that model and ngram draft per round; auto adapts.",
     ),
 ]
 VerifyWindow = Annotated[
     int,
-    typer.Option(metavar="N", rich_help_panel="Drafting", help="Tokens that self proposes between two verifications."),
+    typer.Option(metavar="N", rich_help_panel="Drafting", help="Tokens that self drafts between two verifications."),
 ]
-BatchSize = Annotated[int, typer.Option(metavar="N", rich_help_panel="Resources", help="Most requests at a time.")]
+BatchSize = Annotated[
+    int, typer.Option(metavar="N", rich_help_panel="Resources", help="Most requests to run at a time.")
+]
 Threads = Annotated[
     int | None,
     typer.Option(metavar="N", show_default="torch's choice", rich_help_panel="Resources", help="CPU threads."),
@@ -147,4 +149,4 @@ Limit = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, show_default="all", rich_help_panel="Run", help="Run only the first N prompts."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel="Run", help="Show nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel="Run", help="Show only errors.")]

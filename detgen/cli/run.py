@@ -1,7 +1,7 @@
 """`detgen run`: a prompt file in, a folder of outputs out.
 
-What a run does is in `detgen.run`, how it looks in `detgen.show`; both are imported inside the command, since they
-bring torch and rich, and `--help` answers without them.
+What a run does is in `detgen.run`, how it looks in `detgen.show`. The command imports both when it is called, since
+they bring torch and rich, and `--help` works without them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPILOG = "\n".join(
         "  [bold]detgen run chats.jsonl --target models/large --draft models/small[/]",
         "  [bold]zcat prompts.jsonl.gz | detgen run - -o out --stop $'\\n\\n'[/]",
         "",
-        "Exit status: 0 done, 1 some prompts failed (--strict), 2 refused, 130 interrupted.",
+        "Exit status: 0 done, 1 some prompts could not be run (--strict), 2 wrong usage or input, 130 interrupted.",
     )
 )
 
@@ -32,8 +32,8 @@ def run_command(
         typer.Argument(
             metavar="PROMPTS",
             show_default=False,
-            help="A .jsonl (also .gz, .zst), .json, .txt (a prompt a line), .csv or .parquet file; - for JSON lines on"
-            " standard input; or a dataset, as hf://NAME?split=test&column=prompt or a local folder.",
+            help="A .jsonl, .json, .txt (one prompt per line) or .csv file, each also as .gz or .zst, or a .parquet"
+            " file; - for JSON lines on stdin; or a dataset: hf://NAME?split=test&column=prompt or a local folder.",
         ),
     ],
     target: options.Target = None,
@@ -46,15 +46,22 @@ def run_command(
     draft_tokens: options.DraftTokens = None,
     verify_window: options.VerifyWindow = 8,
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel="Sampling", help="Most tokens to generate for a sample.")
+        int, typer.Option(metavar="N", rich_help_panel="Sampling", help="Most tokens to generate per sample.")
     ] = 128,
     temperature: Annotated[
-        float, typer.Option(metavar="T", rich_help_panel="Sampling", help="0 always takes the most likely token.")
+        float,
+        typer.Option(
+            metavar="T",
+            rich_help_panel="Sampling",
+            help="0 always takes the most likely token; 1 samples as the model predicts.",
+        ),
     ] = 0.0,
     top_p: Annotated[
         float,
         typer.Option(
-            metavar="P", rich_help_panel="Sampling", help="Keep the most likely tokens that add up to P; 1 is off."
+            metavar="P",
+            rich_help_panel="Sampling",
+            help="Keep the most likely tokens that together have probability P; 1 is off.",
         ),
     ] = 1.0,
     top_k: Annotated[
@@ -63,20 +70,22 @@ def run_command(
     min_p: Annotated[
         float,
         typer.Option(
-            metavar="P", rich_help_panel="Sampling", help="Drop tokens less likely than P times the best; 0 is off."
+            metavar="P",
+            rich_help_panel="Sampling",
+            help="Drop tokens less likely than P times the most likely one; 0 is off.",
         ),
     ] = 0.0,
     seed: Annotated[
         int, typer.Option(metavar="N", rich_help_panel="Sampling", help="Another seed gives another sample.")
     ] = 0,
-    n: Annotated[int, typer.Option("--n", metavar="N", rich_help_panel="Sampling", help="Samples a prompt.")] = 1,
+    n: Annotated[int, typer.Option("--n", metavar="N", rich_help_panel="Sampling", help="Samples per prompt.")] = 1,
     stop: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT",
             show_default=False,
             rich_help_panel="Sampling",
-            help="End the text before TEXT; may be given several times. Taken as it is: write a newline as $'\\n'.",
+            help="End the text before TEXT; may be given several times. Taken literally: write a newline as $'\\n'.",
         ),
     ] = None,
     batch_size: options.BatchSize = 16,
@@ -95,7 +104,7 @@ def run_command(
     ] = None,
     limit: options.Limit = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", rich_help_panel="Run", help="Start afresh: delete what a former run wrote.")
+        bool, typer.Option("--overwrite", rich_help_panel="Run", help="Start over: delete what an earlier run wrote.")
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", rich_help_panel="Run", help="Exit with 1 if any prompt could not be run.")
@@ -110,10 +119,10 @@ def run_command(
         ),
     ] = False,
 ) -> None:
-    """Generate a text for every prompt of a file.
+    """Generate text for every prompt of a file.
 
-    A line's own settings (max_tokens, temperature, ...) win over the options.
-    A line that cannot be run becomes an error in the output; the others run.
+    A line's own settings (max_tokens, temperature, ...) override the options.
+    A line that cannot be run becomes an error in the output; the rest run.
     """
     from detgen.engine.config import EngineConfig
     from detgen.engine.request import SamplingParams
@@ -156,7 +165,7 @@ def run_command(
         display.error(options.as_typed(error))
         raise typer.Exit(options.REFUSED) from None
     except KeyboardInterrupt:
-        pass  # as if it had been interrupted while it was generating
+        pass  # ends as an interruption of the generation does
     if summary is None or summary.status == "interrupted":
         display.notice("interrupted. What was finished is kept; to resume, run the same command again:")
         display.console.print(f"  {options.same_command()}", soft_wrap=True, markup=False)

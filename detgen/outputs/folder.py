@@ -145,7 +145,7 @@ class OutputFolder:
             if found != manifest["files"][path.name]["sha256"]:
                 raise OutputError(
                     f"{path} was {'changed' if found else 'deleted'} after the run had finished;"
-                    f" start afresh with --overwrite, or {_ELSEWHERE}"
+                    f" start over with --overwrite, or {_ELSEWHERE}"
                 )
 
     def receive(self, stream: BinaryIO) -> Path | None:

@@ -207,7 +207,7 @@ class Writer:
             if slot.digest not in (None, entry.request):
                 raise OutputError(
                     f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was made from other"
-                    " prompts or by another detgen; start afresh with --overwrite or choose another folder with -o"
+                    " prompts or by another detgen; start over with --overwrite or choose another folder with -o"
                 )
             self._outputs.write(entry.output)
             self._acceptance.write(entry.acceptance)

@@ -78,7 +78,7 @@ def run(
 def _load_engine(config: EngineConfig) -> EngineLike:
     from detgen.engine import Engine
 
-    return Engine.from_config(config)
+    return Engine(config)
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def _check_same(folder: OutputFolder, former: dict[str, Any], manifest: dict[str
         state = "a finished" if former["status"] == "finished" else "an unfinished"
         raise RunError(
             f"{folder.path} holds {state} run that differs from this one: {'; '.join(found)}."
-            " Start afresh with --overwrite, or choose another folder with -o"
+            " Start over with --overwrite, or choose another folder with -o"
         )
 
 

@@ -31,7 +31,7 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     total = summary.drafters.total()
     discarded = total.drafted - total.accepted
     fresh = summary.status != "already finished"
-    yield "status", summary.status if fresh else f"{summary.status}: nothing was done; --overwrite starts afresh"
+    yield "status", summary.status if fresh else f"{summary.status}: nothing was done; --overwrite starts over"
     yield "prompts", f"{summary.prompts:,}"
     if summary.samples != summary.prompts:
         yield "samples", f"{summary.samples:,}"

@@ -32,7 +32,7 @@ def test_other_parameters_are_refused_without_a_model(
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     state = "a finished" if finished else "an unfinished"
     with pytest.raises(
-        RunError, match=f"holds {state} run that differs from this one: {message}. Start afresh with --over"
+        RunError, match=f"holds {state} run that differs from this one: {message}. Start over with --over"
     ):
         go(prompts, out, build=no_engine, **changes)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
@@ -97,7 +97,7 @@ def test_a_finished_run_that_was_tampered_with_is_not_reported_as_done(
     with (out / name).open("a") as file:
         file.write("\n")
     with pytest.raises(
-        RunError, match=rf"{name} was changed after the run had finished; start afresh with --overwrite"
+        RunError, match=rf"{name} was changed after the run had finished; start over with --overwrite"
     ):
         go(prompts, out, build=no_engine)
     (out / name).unlink()
@@ -106,7 +106,7 @@ def test_a_finished_run_that_was_tampered_with_is_not_reported_as_done(
     assert go(prompts, out, overwrite=True).status == "finished"
 
 
-def test_overwrite_starts_afresh_and_spares_the_rest(tmp_path: Path, prompts: Path) -> None:
+def test_overwrite_starts_over_and_spares_the_rest(tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "out"
     go(prompts, out, build=stopping_at(4))
     (out / "notes.txt").write_text("mine")

@@ -66,7 +66,7 @@ def test_the_summary_of_a_resumed_run_without_guarantee(capsys: pytest.CaptureFi
 def test_the_summary_of_a_run_that_was_done_already(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(summary(status="already finished", resumed=64, seconds=0.0, target_passes=0))
     shown = capsys.readouterr().out
-    assert "already finished: nothing was done; --overwrite starts afresh" in shown
+    assert "already finished: nothing was done; --overwrite starts over" in shown
     assert "resumed" not in shown
     assert "peak memory" not in shown
 
