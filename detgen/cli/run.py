@@ -178,5 +178,5 @@ def run_command(
             print_summary(summary)
     except OSError as error:  # such as a full disk that standard output goes to; the run itself is complete
         display.error(f"cannot write the summary: {error.strerror}; the outputs are complete in {summary.output}")
-    if strict and summary.errors:
+    if strict and summary.written.errors:
         raise typer.Exit(options.FAILED)

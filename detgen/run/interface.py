@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams
-from detgen.engine.stats import DraftCounts, EngineStats
+from detgen.engine.stats import EngineStats
+from detgen.outputs import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +39,24 @@ class RunSummary:
     """How a run ended.
 
     Attributes:
-        prompts: prompts written, errors included.
-        samples: samples written.
-        errors: prompts that became an error line.
+        written: what the folder holds.
+        fresh: the part of it that this process generated; all of it if the run was finished already.
         resumed: samples taken from the journal.
-        tokens: tokens of the samples that this process finished; all tokens if the run was finished already.
         seconds: time this process spent generating.
         target_passes: canonical passes of this process.
         peak_memory: bytes.
-        drafters: counts by drafter name, of the samples that `tokens` counts.
         sha256: digest of `outputs.jsonl`; None if it is incomplete.
         deterministic: whether the engine guarantees the output's bytes.
     """
 
     status: Literal["finished", "interrupted", "already finished"]
     output: Path
-    prompts: int
-    samples: int
-    errors: int
+    written: Totals
+    fresh: Totals
     resumed: int
-    tokens: int
     seconds: float
     target_passes: int
     peak_memory: int
-    drafters: DraftCounts
     sha256: str | None
     deterministic: bool
 

@@ -16,7 +16,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import OutputError, PromptsError, RunError
 from detgen.machine import peak_memory
-from detgen.outputs import OutputFolder, Writer, differences, model_stamp
+from detgen.outputs import OutputFolder, Totals, Writer, differences, model_stamp
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary
@@ -159,20 +159,12 @@ def _conclude(
     folder: OutputFolder, manifest: dict[str, Any], engine: EngineLike, writer: Writer, seconds: float, finished: bool
 ) -> RunSummary:
     digests = writer.finish_all()
-    totals = writer.totals
+    written = writer.totals
     manifest |= {
         "status": "finished" if finished else "interrupted",
         "deterministic": bool(manifest["probe"]["row_invariant"]),
         "seconds": round(manifest["seconds"] + seconds, 3),
-        "summary": {
-            "prompts": totals.prompts,
-            "samples": totals.samples,
-            "errors": totals.errors,
-            "tokens": totals.tokens,
-            "prompt_tokens": totals.prompt_tokens,
-            "total": asdict(totals.drafters.total()),
-            "drafters": {name: asdict(totals.drafters[name]) for name in sorted(totals.drafters)},
-        },
+        "summary": {**asdict(written), "total": asdict(written.drafters.total())},
     }
     if finished:
         manifest["files"] = {
@@ -185,15 +177,12 @@ def _conclude(
     return RunSummary(
         status=manifest["status"],
         output=folder.path,
-        prompts=totals.prompts,
-        samples=totals.samples,
-        errors=totals.errors,
+        written=written,
+        fresh=writer.fresh,
         resumed=writer.resumed,
-        tokens=writer.fresh.tokens,
         seconds=seconds,
         target_passes=engine.stats.target_passes,
         peak_memory=peak_memory(),
-        drafters=writer.fresh.drafters,
         sha256=digests.outputs if finished else None,
         deterministic=manifest["deterministic"],
     )
@@ -201,19 +190,18 @@ def _conclude(
 
 def _already_finished(folder: OutputFolder, manifest: dict[str, Any]) -> RunSummary:
     folder.remove_journal()  # a crash may have come between the manifest and this
-    counts = manifest["summary"]
+    counts = {name: count for name, count in manifest["summary"].items() if name != "total"}
+    counts["drafters"] = DraftCounts({name: DrafterStats(**drafts) for name, drafts in counts["drafters"].items()})
+    written = Totals(**counts)
     return RunSummary(
         status="already finished",
         output=folder.path,
-        prompts=counts["prompts"],
-        samples=counts["samples"],
-        errors=counts["errors"],
-        resumed=counts["samples"],
-        tokens=counts["tokens"],
+        written=written,
+        fresh=written,
+        resumed=written.samples,
         seconds=0.0,
         target_passes=0,
         peak_memory=peak_memory(),
-        drafters=DraftCounts({name: DrafterStats(**counts) for name, counts in counts["drafters"].items()}),
         sha256=manifest["files"]["outputs.jsonl"]["sha256"],
         deterministic=manifest["deterministic"],
     )

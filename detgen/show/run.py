@@ -28,26 +28,27 @@ def print_summary(summary: RunSummary) -> None:
 
 
 def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    total = summary.drafters.total()
-    discarded = total.drafted - total.accepted
+    written, made = summary.written, summary.fresh
+    drafts = made.drafters.total()
+    discarded = drafts.drafted - drafts.accepted
     fresh = summary.status != "already finished"
     yield "status", summary.status if fresh else f"{summary.status}: nothing was done; --overwrite starts over"
-    yield "prompts", f"{summary.prompts:,}"
-    if summary.samples != summary.prompts:
-        yield "samples", f"{summary.samples:,}"
-    yield "errors", f"{summary.errors:,}"
+    yield "prompts", f"{written.prompts:,}"
+    if written.samples != written.prompts:
+        yield "samples", f"{written.samples:,}"
+    yield "errors", f"{written.errors:,}"
     if fresh and summary.resumed:
         yield "resumed", f"{summary.resumed:,} samples were finished before; the figures below leave them out"
-    yield "tokens", f"{summary.tokens:,}"
+    yield "tokens", f"{made.tokens:,}"
     if summary.seconds > 0:
-        yield "tokens per second", f"{summary.tokens / summary.seconds:,.1f} ({clock(summary.seconds)} in all)"
+        yield "tokens per second", f"{made.tokens / summary.seconds:,.1f} ({clock(summary.seconds)} in all)"
     if summary.target_passes:
-        yield "tokens per target pass", f"{summary.tokens / summary.target_passes:.2f}"
-    for name, counts in sorted(summary.drafters.items()):
+        yield "tokens per target pass", f"{made.tokens / summary.target_passes:.2f}"
+    for name, counts in sorted(made.drafters.items()):
         yield f"drafter {name}", _drafter(counts)
-    if total.drafted:
-        yield "roll-backs", f"{total.corrected:,}"
-        share = discarded / (discarded + summary.tokens)
+    if drafts.drafted:
+        yield "roll-backs", f"{drafts.corrected:,}"
+        share = discarded / (discarded + made.tokens)
         yield "recomputed", f"{share:.1%} of all computed tokens ({discarded:,} drafted and discarded)"
     if fresh:
         yield "peak memory", size(summary.peak_memory)

@@ -21,8 +21,8 @@ from detgen.cli import options
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
-from detgen.engine.stats import DraftCounts
 from detgen.errors import DTypeName, EngineError, QuantName, RequestError, RunError
+from detgen.outputs import Totals
 from detgen.run import RunConfig, RunSummary
 
 PANELS = ("Models", "Drafting", "Sampling", "Resources", "Run")
@@ -35,15 +35,12 @@ OPTIONS = (
 SUMMARY = RunSummary(
     status="finished",
     output=Path("some-out"),
-    prompts=3,
-    samples=3,
-    errors=0,
+    written=Totals(prompts=3, samples=3),
+    fresh=Totals(tokens=30),
     resumed=0,
-    tokens=30,
     seconds=1.5,
     target_passes=10,
     peak_memory=2**20,
-    drafters=DraftCounts(),
     sha256="f" * 64,
     deterministic=True,
 )
@@ -259,7 +256,7 @@ def test_a_fault_of_detgen_keeps_its_traceback(run_with: Invoke) -> None:
 
 
 def test_errors_matter_under_strict_alone(run_with: Invoke) -> None:
-    failed = replace(SUMMARY, errors=1)
+    failed = replace(SUMMARY, written=Totals(errors=1))
     assert run_with("prompts.jsonl", outcome=failed)[0].exit_code == 0
     assert run_with("prompts.jsonl", "--strict", outcome=failed)[0].exit_code == 1
     assert run_with("prompts.jsonl", "--strict")[0].exit_code == 0

@@ -70,9 +70,9 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, prompts: Path, monkeypatch
     summary = go(prompts, out, build=FakeEngine)
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()} == before
     assert summary.status == "already finished"
-    assert replace(first, status="already finished", resumed=15, seconds=0.0, target_passes=0) == replace(
-        summary, peak_memory=first.peak_memory
-    )
+    assert replace(
+        first, status="already finished", fresh=first.written, resumed=15, seconds=0.0, target_passes=0
+    ) == replace(summary, peak_memory=first.peak_memory)
 
 
 def test_a_finished_run_is_recognised_without_a_model(tmp_path: Path, prompts: Path) -> None:
@@ -96,9 +96,7 @@ def test_a_finished_run_that_was_tampered_with_is_not_reported_as_done(
     go(prompts, out)
     with (out / name).open("a") as file:
         file.write("\n")
-    with pytest.raises(
-        RunError, match=rf"{name} was changed after the run had finished; start over with --overwrite"
-    ):
+    with pytest.raises(RunError, match=rf"{name} was changed after the run had finished; start over with --overwrite"):
         go(prompts, out, build=no_engine)
     (out / name).unlink()
     with pytest.raises(RunError, match=rf"{name} was deleted after the run had finished"):
@@ -111,7 +109,7 @@ def test_overwrite_starts_over_and_spares_the_rest(tmp_path: Path, prompts: Path
     go(prompts, out, build=stopping_at(4))
     (out / "notes.txt").write_text("mine")
     summary = go(prompts, out, overwrite=True, params=SamplingParams(max_tokens=2))
-    assert (summary.status, summary.resumed, summary.tokens) == ("finished", 0, 30)
+    assert (summary.status, summary.resumed, summary.fresh.tokens) == ("finished", 0, 30)
     assert (out / "notes.txt").read_text() == "mine"
 
 

@@ -31,9 +31,10 @@ def test_a_run_writes_every_prompt_in_input_order(tmp_path: Path, prompts: Path)
     assert by_index[9]["metadata"] == {"task": "t"}
     assert by_index[12]["metadata"] == {"metadata": "\ud800"}
     assert by_index[11]["logprobs"][0]["logprob"] == -0.1
-    assert (summary.status, summary.prompts, summary.samples, summary.errors) == ("finished", 16, 15, 3)
+    written = summary.written
+    assert (summary.status, written.prompts, written.samples, written.errors) == ("finished", 16, 15, 3)
     assert summary.sha256 == hashlib.sha256((out / "outputs.jsonl").read_bytes()).hexdigest()
-    assert summary.tokens == 45
+    assert written.tokens == summary.fresh.tokens == 45
     assert summary.target_passes > 0
     assert summary.peak_memory > 10 << 20
     assert summary.deterministic
@@ -60,7 +61,7 @@ def test_the_manifest_says_what_was_run(tmp_path: Path, prompts: Path) -> None:
     assert "batch_size" not in manifest["parameters"]
     assert manifest["profile"]["models"] == {"target": {"digest": "t"}}
     assert manifest["probe"] == {"row_invariant": True, "rows": [4, 8]}
-    assert manifest["summary"]["prompts"] == summary.prompts == 12
+    assert manifest["summary"]["prompts"] == summary.written.prompts == 12
     for name in NAMES[:2]:
         data = (out / name).read_bytes()
         assert manifest["files"][name] == {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}

@@ -40,7 +40,7 @@ def test_a_signal_stops_at_the_next_step_and_the_rest_is_resumed(tmp_path: Path,
     first = go(prompts, out, watcher, build=build)
     assert signal.getsignal(number) is handler
     assert (first.status, first.sha256) == ("interrupted", None)
-    assert 0 < first.prompts < 16
+    assert 0 < first.written.prompts < 16
     assert first.target_passes == 6
     assert watcher.reports[-1].done < 16
     kept = (out / "journal.jsonl").read_bytes().count(b'{"crc32"')
@@ -48,7 +48,7 @@ def test_a_signal_stops_at_the_next_step_and_the_rest_is_resumed(tmp_path: Path,
     assert watcher.messages == [f"resuming {out}: {kept} finished samples kept"]
     assert second.status == "finished"
     assert 0 < second.resumed <= kept
-    assert second.resumed + second.tokens // 3 == second.samples == 15
+    assert second.resumed + second.fresh.tokens // 3 == second.written.samples == 15
     assert content(out) == content(tmp_path / "whole")
 
 
@@ -129,7 +129,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     watcher = Watcher()
     summary = go(path, out, watcher)
     assert summary.status == "finished"
-    assert 0 < summary.resumed < summary.samples
+    assert 0 < summary.resumed < summary.written.samples
     assert "finished samples kept" in watcher.messages[0]
     assert content(out) == content(tmp_path / "whole")
 

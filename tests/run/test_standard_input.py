@@ -75,4 +75,4 @@ def test_overwrite_without_new_input_spares_the_old_run(
         go("-", tmp_path / "out", build=no_engine, overwrite=True)
     assert content(tmp_path / "out") == before
     pipe(b'{"prompt": "other"}\n')
-    assert go("-", tmp_path / "out", overwrite=True).prompts == 1
+    assert go("-", tmp_path / "out", overwrite=True).written.prompts == 1

@@ -88,7 +88,7 @@ def test_memory_does_not_grow_with_the_number_of_prompts(tmp_path: Path) -> None
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from helpers import fakes as t;"
         "s = t.go(sys.argv[1], t.Path(sys.argv[1] + '.out'), params=t.SamplingParams(max_tokens=1), batch_size=8);"
-        "print(s.prompts, s.peak_memory)"
+        "print(s.written.prompts, s.peak_memory)"
     )
     peaks = {}
     for count in (2_000, 20_000):

@@ -5,25 +5,26 @@ from pathlib import Path
 import pytest
 
 from detgen.engine.stats import DraftCounts, DrafterStats
+from detgen.outputs import Totals
 from detgen.run import RunSummary
 from detgen.show.run import print_summary
 
-MODEL = DrafterStats(rounds=20, drafted=80, accepted=60, corrected=8, bonus=12, rolled_back=12)
+DRAFTS = DraftCounts(
+    model=DrafterStats(rounds=20, drafted=80, accepted=60, corrected=8, bonus=12, rolled_back=12),
+    none=DrafterStats(rounds=5, plain=5),
+)
 
 
 def summary(**changes: object) -> RunSummary:
     values: dict[str, object] = {
         "status": "finished",
         "output": Path("some folder/prompts-out"),
-        "prompts": 64,
-        "samples": 64,
-        "errors": 2,
+        "written": Totals(prompts=64, samples=64, errors=2),
+        "fresh": Totals(tokens=4096, drafters=DRAFTS),
         "resumed": 0,
-        "tokens": 4096,
         "seconds": 8.0,
         "target_passes": 256,
         "peak_memory": 412 * 2**20,
-        "drafters": DraftCounts(model=MODEL, none=DrafterStats(rounds=5, plain=5)),
         "sha256": "0123456789abcdef" * 4,
         "deterministic": True,
     }
@@ -52,7 +53,8 @@ def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_summary_of_a_resumed_run_without_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
     fast = DraftCounts(fast=DrafterStats(rounds=9, unverified=9))
-    print_summary(summary(resumed=10, samples=128, deterministic=False, drafters=fast, target_passes=0, seconds=0.0))
+    written, fresh = Totals(prompts=64, samples=128), Totals(tokens=4096, drafters=fast)
+    print_summary(summary(resumed=10, written=written, fresh=fresh, deterministic=False, target_passes=0, seconds=0.0))
     shown = capsys.readouterr().out
     assert "10 samples were finished before" in shown
     assert "128" in shown
