@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -64,89 +65,68 @@ def same_command() -> str:
     return shlex.join(["detgen", *(word for word in sys.argv[1:] if word != "--overwrite")])
 
 
+# Options by their panel of the help.
+model_option = partial(typer.Option, rich_help_panel="Models")
+drafting_option = partial(typer.Option, rich_help_panel="Drafting")
+resource_option = partial(typer.Option, rich_help_panel="Resources")
+run_option = partial(typer.Option, rich_help_panel="Run")
+
 Target = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         metavar="MODEL",
         show_default="the embedded one",
-        rich_help_panel="Models",
         help="The model whose text you want: a folder or a Hugging Face name.",
     ),
 ]
 Draft = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         metavar="MODEL",
         show_default="the embedded one with the embedded target, else none",
-        rich_help_panel="Models",
         help="A smaller model with the same vocabulary, to draft tokens. Never changes the text.",
     ),
 ]
-Device = Annotated[
-    str,
-    typer.Option(
-        parser=parse_device, metavar="auto|cpu|cuda|cuda:N", rich_help_panel="Models", help="Where the models run."
-    ),
-]
+Device = Annotated[str, model_option(parser=parse_device, metavar="auto|cpu|cuda|cuda:N", help="Where the models run.")]
 Dtype = Annotated[
     DTypeName,
-    typer.Option(
-        metavar="TYPE",
-        rich_help_panel="Models",
-        help="float32, bfloat16, float16 or auto: float32 on a CPU, the checkpoint's own type on CUDA.",
+    model_option(
+        metavar="TYPE", help="float32, bfloat16, float16 or auto: float32 on a CPU, the checkpoint's own type on CUDA."
     ),
 ]
-TargetQuant = Annotated[
-    QuantName,
-    typer.Option(metavar="none|nf4|int8", rich_help_panel="Models", help="Quantize the target with bitsandbytes."),
-]
+TargetQuant = Annotated[QuantName, model_option(metavar="none|nf4|int8", help="Quantize the target with bitsandbytes.")]
 DraftQuant = Annotated[
-    QuantName,
-    typer.Option(metavar="none|nf4|int8", rich_help_panel="Models", help="Quantize the draft model with bitsandbytes."),
+    QuantName, model_option(metavar="none|nf4|int8", help="Quantize the draft model with bitsandbytes.")
 ]
 Drafter = Annotated[
     str,
-    typer.Option(
+    drafting_option(
         parser=parse_drafter,
         metavar="NAME",
-        rich_help_panel="Drafting",
         help=f"Where drafts come from: {'; '.join(f'{name}: {d.help}' for name, d in DRAFTERS.items())}."
         " Never changes the text.",
     ),
 ]
 DraftTokens = Annotated[
     int | None,
-    typer.Option(
+    drafting_option(
         parser=parse_draft_tokens,
         metavar="N|auto",
         show_default="auto",
-        rich_help_panel="Drafting",
         help="Tokens that model and ngram draft per round; auto adapts.",
     ),
 ]
-VerifyWindow = Annotated[
-    int,
-    typer.Option(metavar="N", rich_help_panel="Drafting", help="Tokens that self drafts between two verifications."),
-]
-BatchSize = Annotated[
-    int, typer.Option(metavar="N", rich_help_panel="Resources", help="Most requests to run at a time.")
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", show_default="torch's choice", rich_help_panel="Resources", help="CPU threads."),
-]
+VerifyWindow = Annotated[int, drafting_option(metavar="N", help="Tokens that self drafts between two verifications.")]
+BatchSize = Annotated[int, resource_option(metavar="N", help="Most requests to run at a time.")]
+Threads = Annotated[int | None, resource_option(metavar="N", show_default="torch's choice", help="CPU threads.")]
 KvMemory = Annotated[
     int | None,
-    typer.Option(
+    resource_option(
         parser=parse_size,
         metavar="SIZE",
         show_default="a share of what is free",
-        rich_help_panel="Resources",
         help="Memory for the KV cache, such as 4GiB, 500MB or a number of bytes.",
     ),
 ]
-Limit = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, show_default="all", rich_help_panel="Run", help="Run only the first N prompts."),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel="Run", help="Show only errors.")]
+Limit = Annotated[int | None, run_option(metavar="N", min=1, show_default="all", help="Run only the first N prompts.")]
+Quiet = Annotated[bool, run_option("--quiet", "-q", help="Show only errors.")]

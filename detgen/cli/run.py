@@ -6,6 +6,7 @@ they bring torch and rich, and `--help` works without them.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,8 @@ EPILOG = "\n".join(
         "Exit status: 0 done, 1 some prompts could not be run (--strict), 2 wrong usage or input, 130 interrupted.",
     )
 )
+
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 
 
 def run_command(
@@ -45,46 +48,26 @@ def run_command(
     drafter: options.Drafter = "auto",
     draft_tokens: options.DraftTokens = None,
     verify_window: options.VerifyWindow = 8,
-    max_tokens: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel="Sampling", help="Most tokens to generate per sample.")
-    ] = 128,
+    max_tokens: Annotated[int, sampling_option(metavar="N", help="Most tokens to generate per sample.")] = 128,
     temperature: Annotated[
         float,
-        typer.Option(
-            metavar="T",
-            rich_help_panel="Sampling",
-            help="0 always takes the most likely token; 1 samples as the model predicts.",
-        ),
+        sampling_option(metavar="T", help="0 always takes the most likely token; 1 samples as the model predicts."),
     ] = 0.0,
     top_p: Annotated[
         float,
-        typer.Option(
-            metavar="P",
-            rich_help_panel="Sampling",
-            help="Keep the most likely tokens that together have probability P; 1 is off.",
-        ),
+        sampling_option(metavar="P", help="Keep the most likely tokens that together have probability P; 1 is off."),
     ] = 1.0,
-    top_k: Annotated[
-        int, typer.Option(metavar="K", rich_help_panel="Sampling", help="Keep the K most likely tokens; 0 is off.")
-    ] = 0,
+    top_k: Annotated[int, sampling_option(metavar="K", help="Keep the K most likely tokens; 0 is off.")] = 0,
     min_p: Annotated[
-        float,
-        typer.Option(
-            metavar="P",
-            rich_help_panel="Sampling",
-            help="Drop tokens less likely than P times the most likely one; 0 is off.",
-        ),
+        float, sampling_option(metavar="P", help="Drop tokens less likely than P times the most likely one; 0 is off.")
     ] = 0.0,
-    seed: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel="Sampling", help="Another seed gives another sample.")
-    ] = 0,
-    n: Annotated[int, typer.Option("--n", metavar="N", rich_help_panel="Sampling", help="Samples per prompt.")] = 1,
+    seed: Annotated[int, sampling_option(metavar="N", help="Another seed gives another sample.")] = 0,
+    n: Annotated[int, sampling_option("--n", metavar="N", help="Samples per prompt.")] = 1,
     stop: Annotated[
         list[str] | None,
-        typer.Option(
+        sampling_option(
             metavar="TEXT",
             show_default=False,
-            rich_help_panel="Sampling",
             help="End the text before TEXT; may be given several times. Taken literally: write a newline as $'\\n'.",
         ),
     ] = None,
@@ -93,28 +76,24 @@ def run_command(
     kv_memory: options.KvMemory = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        options.run_option(
             "--output",
             "-o",
             metavar="DIR",
             show_default="<stem>-out",
-            rich_help_panel="Run",
             help="Folder for outputs.jsonl, acceptance.jsonl and manifest.json. An unfinished run in it is resumed.",
         ),
     ] = None,
     limit: options.Limit = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", rich_help_panel="Run", help="Start over: delete what an earlier run wrote.")
+        bool, options.run_option("--overwrite", help="Start over: delete what an earlier run wrote.")
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", rich_help_panel="Run", help="Exit with 1 if any prompt could not be run.")
-    ] = False,
+    strict: Annotated[bool, options.run_option("--strict", help="Exit with 1 if any prompt could not be run.")] = False,
     quiet: options.Quiet = False,
     allow_nondeterministic: Annotated[
         bool,
-        typer.Option(
+        options.run_option(
             "--allow-nondeterministic",
-            rich_help_panel="Run",
             help="Run a model that is not deterministic on this device, without the guarantee.",
         ),
     ] = False,
