@@ -27,8 +27,9 @@ class Inspection:
     prompts: int | None
 
 
+@dataclass(eq=False)
 class Prompts(ABC):
-    """An input.
+    """An input. Nothing is read before it is inspected.
 
     Attributes:
         given: what the user called it; used in messages.
@@ -38,13 +39,11 @@ class Prompts(ABC):
         path: the file or folder; None if it is on the hub.
     """
 
-    def __init__(self, given: str, name: str, stem: str, format: str, path: Path | None) -> None:
-        """Keep the names; nothing is read yet."""
-        self.given = given
-        self.name = name
-        self.stem = stem
-        self.format = format
-        self.path = path
+    given: str
+    name: str
+    stem: str
+    format: str
+    path: Path | None
 
     @abstractmethod
     def inspect(self) -> Inspection:
