@@ -28,11 +28,8 @@ def array_elements(file: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
     Raises:
         PromptsError: not an array, or not JSON.
     """
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    try:
+    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         yield from _elements(_Window(text, name), name)
-    finally:
-        text.detach()  # else it would close the file when it is collected
 
 
 def _elements(window: _Window, name: str) -> Iterator[tuple[int, str]]:

@@ -107,8 +107,7 @@ def _valid(text: str) -> str:
 def _rows(file: BinaryIO, name: str) -> Iterator[tuple[int, tuple[list[str], list[str] | csv.Error]]]:
     """The rows of a CSV file, each with the header; a row's number is that of the line it starts on."""
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the default of 128 KiB
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    try:
+    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         reader = csv.reader(text, strict=True)
         try:
             header = [cell.strip() for cell in next(filter(None, reader), [])]
@@ -126,8 +125,6 @@ def _rows(file: BinaryIO, name: str) -> Iterator[tuple[int, tuple[list[str], lis
                 row = error
             if row:
                 yield line, (header, row)
-    finally:
-        text.detach()  # else it would close the file when it is collected
 
 
 def _decode_row(item: tuple[list[str], list[str] | csv.Error]) -> object:
