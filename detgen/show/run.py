@@ -30,7 +30,7 @@ def print_summary(summary: RunSummary) -> None:
 def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     written, made = summary.written, summary.fresh
     drafts = made.drafters.total()
-    discarded = drafts.drafted - drafts.accepted
+    wasted = drafts.drafted - drafts.accepted
     fresh = summary.status != "already finished"
     yield "status", summary.status if fresh else f"{summary.status}: nothing was done; --overwrite starts over"
     yield "prompts", f"{written.prompts:,}"
@@ -48,8 +48,8 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield f"drafter {name}", _drafter(counts)
     if drafts.drafted:
         yield "roll-backs", f"{drafts.corrected:,}"
-        share = discarded / (discarded + made.tokens)
-        yield "recomputed", f"{share:.1%} of all computed tokens ({discarded:,} drafted and discarded)"
+        share = wasted / (wasted + made.tokens)
+        yield "recomputed", f"{share:.1%} of all tokens computed ({wasted:,} drafted and thrown away)"
     if fresh:
         yield "peak memory", size(summary.peak_memory)
     if not summary.deterministic:

@@ -44,7 +44,7 @@ def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
         "drafter model": "75.0% of 80 drafted tokens accepted in 20 rounds",
         "drafter none": "nothing drafted in 5 rounds",
         "roll-backs": "8",
-        "recomputed": "0.5% of all computed tokens (20 drafted and discarded)",
+        "recomputed": "0.5% of all tokens computed (20 drafted and thrown away)",
         "peak memory": "412.0 MiB",
         "output": "some folder/prompts-out",
         "SHA-256 of outputs.jsonl": "0123456789abcdef" * 4,
