@@ -1,13 +1,14 @@
-"""Drafters that know the reference: one proposes wrong tokens on purpose, the other is always right."""
+"""Drafters that know the text beforehand: one is always right, one wrong on purpose, one right at a stated rate."""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from detgen.drafters.protocol import Draft, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.kernels.sampling import Choice
 
 
@@ -62,7 +63,7 @@ class OracleDrafter:
 class AdversaryDrafter:
     """Proposes the reference with a wrong token at a random depth, so that verification rolls back at every depth.
 
-    Behind the wrong token stands the right continuation, which must not be taken over, or noise.
+    After the wrong token comes the right continuation, which must not be taken over, or noise.
 
     Args:
         oracle: knows the right tokens.
@@ -92,3 +93,42 @@ class AdversaryDrafter:
         if rng.random() < 0.5:
             tokens[depth + 1 :] = [rng.randrange(self._vocabulary) for _ in tokens[depth + 1 :]]
         return tokens
+
+
+class SyntheticDrafter:
+    """Proposes the reference, each token wrong with probability 1 - acceptance, at the cost of a draft model.
+
+    Random weights give no draft model a chance, so what drafts of a given acceptance are worth is measured with this
+    one: the draft model runs for every draft, and its tokens are thrown away. Whether a token is wrong depends on its
+    text and position alone, so all batch sizes see the same errors.
+
+    Args:
+        model: the draft model's drafter.
+        oracle: knows the right tokens.
+        acceptance: probability that a drafted token is right.
+        vocabulary: entries of the logits.
+        seed: another one is wrong elsewhere.
+    """
+
+    name = "synthetic"
+
+    def __init__(self, model: Drafter, oracle: OracleDrafter, acceptance: float, vocabulary: int, seed: int) -> None:
+        self._model = model
+        self._oracle = oracle
+        self._acceptance = acceptance
+        self._vocabulary = vocabulary
+        self._seed = seed
+        self._spoiled: WeakKeyDictionary[Drafting, list[int]] = WeakKeyDictionary()
+
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """At most lengths[i] tokens for seqs[i], fewer where the reference ends."""
+        self._model.draft(seqs, lengths)
+        return [Draft(self._text(seq)[len(seq.tokens) :][:n], self.name) for seq, n in zip(seqs, lengths, strict=True)]
+
+    def _text(self, seq: Drafting) -> list[int]:
+        """The whole text with its errors, the same ones whenever the sequence is first drafted for."""
+        if seq not in self._spoiled:
+            text = [*seq.tokens, *self._oracle.ahead(seq, sys.maxsize)]
+            rng = random.Random(f"{self._seed} {text}")
+            self._spoiled[seq] = [t if rng.random() < self._acceptance else (t + 1) % self._vocabulary for t in text]
+        return self._spoiled[seq]
