@@ -1,48 +1,42 @@
-"""The grid: which workloads, batch sizes and settings are measured."""
+"""The grid: which workloads, batch sizes and contenders are measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
-from detgen.bench.interface import BenchConfig, Job, ModelSource, Peer, Setting, Variant, Workload
-from detgen.bench.peers import NAMES, make_peer, versions
+from detgen.bench.interface import BenchConfig, Contender, Job, ModelSource, Workload
+from detgen.bench.models import Target
+from detgen.bench.peers import NAMES, peer_class, versions
 from detgen.bench.peers.detgen_engine import FAST, SYNTHETIC
 from detgen.bench.workloads import SYNTHETIC as SYNTHETIC_WORKLOADS
+from detgen.bench.workloads import make_workload
 from detgen.errors import BenchError
 
-LEAST_SCALE = 1e-4
+_LEAST_SCALE = 1e-4
 _QUICK_BATCHES, _FULL_BATCHES = (16, 1), (1, 4, 16, 32)
 _FULL_FRACTIONS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-_MIXED = ("none", "self", "auto")  # drafters that partly verified batches are measured with
+MIXED = ("none", "self", "auto")  # drafters that partly verified batches are measured with
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One workload at one batch size, and the settings that take turns in it."""
+    """One workload at one batch size, and the contenders that take turns in it."""
 
     workload: Workload
     batch_size: int
-    settings: tuple[Setting, ...]
+    contenders: tuple[Contender, ...]
 
-    def job(self, setting: Setting, batch_size: int | None = None) -> Job:
-        """What a setting is asked to run, at the cell's batch size or another one."""
+    def job(self, contender: Contender, batch_size: int | None = None) -> Job:
+        """What a contender is asked to run, at the cell's batch size or another one."""
         prompts = self.workload.prompts
-        share = 1.0 if setting.fraction is None else setting.fraction
-        verified = tuple(is_verified(i, share) for i in range(len(prompts)))
-        return Job(prompts, batch_size or self.batch_size, verified, setting.acceptance)
+        share = 1.0 if contender.fraction is None else contender.fraction
+        return Job(prompts, batch_size or self.batch_size, tuple(is_verified(i, share) for i in range(len(prompts))))
 
 
 def is_verified(index: int, fraction: float) -> bool:
     """Whether the request of this index is among the verified ones: the first one, and others spread evenly."""
     return ceil((index + 1) * fraction - 1e-9) > ceil(index * fraction - 1e-9)
-
-
-def workload_names(config: BenchConfig) -> tuple[str, ...]:
-    """The workloads asked for, or those of the grid."""
-    if config.workloads:
-        return config.workloads
-    return ("sample", *SYNTHETIC_WORKLOADS) if config.full else ("sample",)
 
 
 def batch_sizes(config: BenchConfig) -> tuple[int, ...]:
@@ -62,17 +56,70 @@ def _fractions(config: BenchConfig) -> tuple[float, ...]:
     return config.fractions or (_FULL_FRACTIONS if config.full or config.figures else (100.0,))
 
 
+def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
+    """The workloads asked for, or those of the grid, with the requests of the largest cell.
+
+    Raises:
+        BenchError: if there is no such workload, or its sequences are longer than the model's context.
+    """
+    names = config.workloads or (("sample", *SYNTHETIC_WORKLOADS) if config.full else ("sample",))
+    requests = max(requests_at(config, size) for size in batch_sizes(config))
+    workloads = []
+    for name in names:
+        scale = config.scale or (1.0 if target.engine.device.startswith("cuda") else 1 / 16)
+        while True:
+            workload = make_workload(
+                name,
+                requests=requests,
+                max_tokens=config.max_tokens,
+                scale=scale,
+                seed=config.seed,
+                vocabulary=target.vocabulary,
+                encode=target.encode,
+            )
+            # A scale that nobody asked for gives way to the model's context.
+            gives_way = config.scale is None and name in SYNTHETIC_WORKLOADS and scale > _LEAST_SCALE
+            if workload.longest <= target.context or not gives_way:
+                break
+            scale /= 2
+        if workload.longest > target.context:
+            raise BenchError(
+                f"workload {name} has sequences of {workload.longest} tokens, the model's context is "
+                f"{target.context}; use a smaller --scale or fewer --max-tokens"
+            )
+        workloads.append(workload)
+    return workloads
+
+
+def make_cells(config: BenchConfig, workloads: list[Workload], peers: Peers) -> list[Cell]:
+    """Each workload at each batch size that a contender can run.
+
+    Raises:
+        BenchError: if there is none.
+    """
+    cells = []
+    for workload in workloads:
+        for size in batch_sizes(config):
+            contenders = contenders_at(config, peers, size)
+            if contenders:
+                prompts = workload.prompts[: requests_at(config, size)]
+                cells.append(Cell(replace(workload, prompts=prompts), size, contenders))
+    if not cells:
+        raise BenchError("nothing is left to measure: no peer that was asked for runs these batch sizes")
+    return cells
+
+
 @dataclass(frozen=True, slots=True)
 class Peers:
     """The peers that can be measured here.
 
     Attributes:
-        variants: by peer.
+        contenders: by peer.
         versions: by package.
         notes: which peers are left out, and why.
     """
 
-    variants: dict[str, list[Variant]]
+    contenders: dict[str, list[Contender]]
     versions: dict[str, str]
     notes: list[str]
 
@@ -85,7 +132,7 @@ def find_peers(config: BenchConfig, source: ModelSource) -> Peers:
     """
     found = Peers({}, {}, [])
     for name in config.peers or NAMES:
-        peer: Peer = make_peer(name)
+        peer = peer_class(name)
         try:
             found.versions.update(versions(peer))
         except BenchError as error:
@@ -93,41 +140,41 @@ def find_peers(config: BenchConfig, source: ModelSource) -> Peers:
                 raise BenchError(f"peer {name}: {error}") from None
             found.notes.append(f"{name} skipped: {error}")
             continue
-        variants = peer.variants(source)
-        if variants:
-            found.variants[name] = variants
+        if contenders := peer.contenders(source):
+            found.contenders[name] = contenders
         else:
-            found.notes.append(f"{name} skipped: it does not run these models on {source.device}")
+            found.notes.append(f"{name} skipped: it does not run these models on {source.engine.device}")
     return found
 
 
-def settings_for(config: BenchConfig, peers: Peers, batch_size: int) -> tuple[Setting, ...]:
-    """The rows of a cell; the quick grid has the first variant alone of peers that come with several precisions."""
-    settings: list[Setting] = []
-    for name, variants in peers.variants.items():
+def contenders_at(config: BenchConfig, peers: Peers, batch_size: int) -> tuple[Contender, ...]:
+    """The rows of a cell; the quick grid has only the first contender of each other peer, unless peers are named."""
+    found: list[Contender] = []
+    for name, contenders in peers.contenders.items():
         if name == "detgen":
-            settings += _detgen_settings(config, variants, requests_at(config, batch_size))
+            found += _of_detgen(config, contenders, requests_at(config, batch_size))
             continue
-        fitting = [v for v in variants if v.most_batch is None or batch_size <= v.most_batch]
-        settings += [Setting(name, v) for v in (fitting if config.full or config.peers else fitting[:1])]
-    return tuple(settings)
+        fitting = [c for c in contenders if c.most_batch is None or batch_size <= c.most_batch]
+        found += fitting if config.full or config.peers else fitting[:1]
+    return tuple(found)
 
 
-def _detgen_settings(config: BenchConfig, variants: list[Variant], requests: int) -> list[Setting]:
+def _of_detgen(config: BenchConfig, contenders: list[Contender], requests: int) -> list[Contender]:
+    """Each drafter with the shares and rates that were asked for."""
     # Whole requests are verified, so a row is named by the share that it really has.
     shares = sorted({ceil(f / 100 * requests - 1e-9) / requests for f in _fractions(config)})
-    settings = []
-    for variant in variants:
-        if variant.name == FAST:
-            settings.append(Setting("detgen", variant, 0.0))
-        elif variant.name == SYNTHETIC:
-            settings += [Setting("detgen", variant, 1.0, rate) for rate in config.acceptances]
+    found = []
+    for contender in contenders:
+        if contender.name == FAST:
+            found.append(replace(contender, fraction=0.0))
+        elif contender.name == SYNTHETIC:
+            found += [replace(contender, fraction=1.0, acceptance=rate) for rate in config.acceptances]
         else:
-            mixed = shares if variant.name in _MIXED else []
+            mixed = shares if contender.name in MIXED else []
             # All else is compared with `none` on every request, so that one is always there.
-            whole = [1.0] if variant.name == "none" or 1.0 in shares else []
-            settings += [Setting("detgen", variant, share) for share in dict.fromkeys((*mixed, *whole))]
-    return settings
+            whole = [1.0] if contender.name == "none" or 1.0 in shares else []
+            found += [replace(contender, fraction=share) for share in dict.fromkeys((*mixed, *whole))]
+    return found
 
 
 def check(config: BenchConfig) -> None:
@@ -142,20 +189,16 @@ def check(config: BenchConfig) -> None:
         ("--synthetic-acceptance", config.acceptances, 0.01, 0.99),
         ("--requests", [config.requests], 1, 10**6),
         ("--rounds", [config.rounds], 1, 1000),
-        ("--threads", [config.threads], 1, 1024),
         ("--max-tokens", [config.max_tokens], 2, 10**6),
-        ("--scale", [config.scale], LEAST_SCALE, 100),
+        ("--scale", [config.scale], _LEAST_SCALE, 100),
     ):
         for value in values:
             if value is not None and not least <= value <= most:
                 raise BenchError(f"{option} must be from {least:g} to {most:g}, got {value:g}")
-    if config.random_weights is not None and (config.target or config.draft):
+    engine = config.engine
+    if config.random_weights is not None and (engine.target or engine.draft):
         raise BenchError("--random-weights takes the place of --target and --draft; give one or the other")
-    if config.random_weights is not None and (config.target_quant, config.draft_quant) != ("none", "none"):
+    if config.random_weights is not None and (engine.target_quant, engine.draft_quant) != ("none", "none"):
         raise BenchError("--random-weights are not quantized; leave out --target-quant and --draft-quant")
-    if config.acceptances and not _has_draft(config):
+    if config.acceptances and config.random_weights is None and engine.target and engine.draft is None:
         raise BenchError("--synthetic-acceptance needs a draft model for its cost: give one with --draft")
-
-
-def _has_draft(config: BenchConfig) -> bool:
-    return config.random_weights is not None or config.draft is not None or config.target is None

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from detgen.bench.rows import Results, Row
-from detgen.show.bench_tables import same_bytes
+from detgen.bench.results import Results, Row
 
-MARGIN = 0.05  # of the median: what two runs of a quiet machine differ by beside the spread within each
+_MARGIN = 0.05  # of the median: what two runs of a quiet machine differ by besides the spread within each
 
 
 def compare(old: Results, new: Results) -> list[str]:
@@ -25,7 +24,7 @@ def compare(old: Results, new: Results) -> list[str]:
             lines.append(f"{_name(row)}: was not measured before")
         else:
             lines += [f"{_name(row)}: {change}" for change in _changes(before[key], row)]
-    lines += [f"{_name(row)}: is not measured any more" for key, row in before.items() if key not in after]
+    lines += [f"{_name(row)}: is no longer measured" for key, row in before.items() if key not in after]
     return lines
 
 
@@ -52,13 +51,13 @@ def _changes(old: Row, new: Row) -> Iterator[str]:
     if not old.seconds or not new.seconds:
         return
     if (old.requests, old.prompt_tokens, old.output_tokens) != (new.requests, new.prompt_tokens, new.output_tokens):
-        yield "another workload than before; the rest is not compared"
+        yield "another workload than before, so the rest is not compared"
         return
     if apart(old.speeds, new.speeds):
         a, b = median(old.speeds), median(new.speeds)
         yield f"{a:,.0f} tokens/s before, {b:,.0f} now ({b / a - 1:+.0%})"
-    if same_bytes(old) != same_bytes(new):
-        yield f"same bytes: {same_bytes(old)} before, {same_bytes(new)} now"
+    if old.verdict != new.verdict:
+        yield f"same bytes: {old.verdict} before, {new.verdict} now"
     if old.agreement != new.agreement:
         yield f"prompts as with drafter none: {old.agreement} before, {new.agreement} now"
 
@@ -70,5 +69,5 @@ def apart(a: list[float], b: list[float]) -> bool:
 
 
 def _range(values: list[float]) -> tuple[float, float]:
-    slack = MARGIN * median(values)
+    slack = _MARGIN * median(values)
     return min(values) - slack, max(values) + slack

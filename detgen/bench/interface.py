@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from detgen.errors import DTypeName, QuantName
+from detgen.engine.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,30 +14,26 @@ class BenchConfig:
     """What to measure.
 
     Attributes:
+        engine: models, quantization, device, dtype and threads of every peer; the rest of it is left to the grid.
+        random_weights: a built-in configuration or a config.json, filled with random weights in place of models.
         output: folder for the results.
         full: the whole grid instead of the quick one.
         workloads: names of workloads; empty for those of the grid.
-        requests: requests a cell; None lets the grid choose.
+        requests: requests per cell; None lets the grid choose.
         batch_sizes: batch sizes; empty for those of the grid.
         fractions: shares of requests that are verified, in percent; empty for those of the grid.
         scale: factor of the lengths of synthetic workloads; None is 1 on CUDA and 1/16 on a CPU, less for a short
             context.
-        max_tokens: tokens generated a request of `sample` and `file:`.
+        max_tokens: tokens generated per request of `sample` and `file:`.
         acceptances: rates at which a synthetic drafter is right, in (0, 1).
         peers: names of peers; empty for all that are installed.
-        rounds: measured rounds a cell; None takes as many as the time allows, at least 3.
+        rounds: measured rounds per cell; None takes as many as the time allows, at least 3.
         seed: of prompts, lengths and random weights.
-        target: folder or hub name of the model; None is the embedded one.
-        draft: likewise the draft model.
-        random_weights: a built-in configuration or a config.json to fill with random weights instead.
-        device: auto, cpu, cuda or cuda:N.
-        dtype: see `EngineConfig`.
-        target_quant: quantization of the target by bitsandbytes.
-        draft_quant: quantization of the draft model.
-        threads: CPU threads of every peer; None is one a core.
         figures: draw the figures too.
     """
 
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    random_weights: str | None = None
     output: Path = Path("bench-out")
     full: bool = False
     workloads: tuple[str, ...] = ()
@@ -50,14 +46,6 @@ class BenchConfig:
     peers: tuple[str, ...] = ()
     rounds: int | None = None
     seed: int = 0
-    target: str | None = None
-    draft: str | None = None
-    random_weights: str | None = None
-    device: str = "auto"
-    dtype: DTypeName = "auto"
-    target_quant: QuantName = "none"
-    draft_quant: QuantName = "none"
-    threads: int | None = None
     figures: bool = False
 
 
@@ -79,78 +67,80 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Positions that its longest sequence takes."""
+        """Positions of its longest sequence."""
         return max(len(p.tokens) + p.output for p in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Which models every peer runs, and on what. Fields as in `BenchConfig`; further ones are:
+    """The models that every peer runs, and on what.
 
     Attributes:
-        positions: that the longest sequence takes, and one to spare.
-        scratch: folder for models written or converted on the way.
+        engine: as in `BenchConfig`, with a device, dtype and threads that are settled.
+        random_weights: as in `BenchConfig`.
+        seed: of random weights.
+        positions: of the longest sequence, and one to spare.
+        scratch: folder for models that are written or converted on the way.
     """
 
-    target: str | None
-    draft: str | None
+    engine: EngineConfig
     random_weights: str | None
-    device: str
-    dtype: DTypeName
-    target_quant: QuantName
-    draft_quant: QuantName
-    threads: int
     seed: int
     positions: int
     scratch: Path
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model whose proposals are worth anything."""
-        return self.random_weights is None and (self.draft is not None or self.target is None)
+        """Whether there is a draft model that agrees with the target at times."""
+        return self.random_weights is None and (self.engine.draft is not None or self.engine.target is None)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the models run on a CUDA device."""
+        return self.engine.device.startswith("cuda")
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of each peer."""
+        assert self.engine.threads is not None
+        return self.engine.threads
+
+    @property
+    def precision(self) -> str:
+        """Of weights and arithmetic, as detgen and transformers run the target."""
+        return self.engine.dtype if self.engine.target_quant == "none" else self.engine.target_quant
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """One way to run a peer.
+class Contender:
+    """One way to run a peer; each cell that it takes part in has a row of it.
 
     Attributes:
+        peer: name of the peer.
         name: such as a drafter's or a precision's.
         precision: of weights and arithmetic.
-        process: variants of one process name share a process, and there models.
+        process: contenders of one process share it, and the models in it.
         environment: variables that the process is started with.
         most_batch: the largest batch size that it can run; None for any.
-        self_checked: a row of it says whether two batch sizes gave the same bytes.
+        self_checked: its rows say whether two batch sizes gave the same bytes.
+        fraction: share of the requests that are verified, from 0 to 1; None where nothing ever is.
+        acceptance: rate at which the synthetic drafter is right; None for real drafters.
     """
 
+    peer: str
     name: str
     precision: str
     process: str
     environment: tuple[tuple[str, str], ...] = ()
     most_batch: int | None = None
     self_checked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row before it is measured.
-
-    Attributes:
-        peer: name of the adapter.
-        variant: how it is run.
-        fraction: share of the requests that are verified, 0 to 1; None where nothing ever is.
-        acceptance: rate at which a synthetic drafter is right; None for real drafters.
-    """
-
-    peer: str
-    variant: Variant
     fraction: float | None = None
     acceptance: float | None = None
 
     @property
     def label(self) -> str:
         """How tables call it, batch size aside."""
-        label = f"{self.peer} {self.variant.name}"
+        label = f"{self.peer} {self.name}"
         if self.acceptance is not None:
             label += f" {self.acceptance:g}"
         if self.fraction is not None and 0 < self.fraction < 1:
@@ -162,15 +152,12 @@ class Setting:
 class Job:
     """What a peer is asked to run: all prompts at once, at most `batch_size` at a time.
 
-    Attributes:
-        deterministic: which prompts are to be verified; peers that verify nothing ignore it.
-        acceptance: see `Setting`.
+    `deterministic` says which prompts are to be verified; peers that verify nothing ignore it.
     """
 
     prompts: tuple[Prompt, ...]
     batch_size: int
     deterministic: tuple[bool, ...]
-    acceptance: float | None = None
 
 
 @dataclass(slots=True)
@@ -185,7 +172,7 @@ class Outcome:
         passes: passes of the target model; None where the peer does not tell.
         counts: further counts: of drafts, of rows.
         memory: peak bytes of the peer's process during the job; GPU memory in `gpu_memory`.
-        precision: what the library chose, where the variant leaves it the choice.
+        precision: what the library chose, where the contender leaves it the choice.
     """
 
     tokens: list[list[int]]
@@ -200,39 +187,26 @@ class Outcome:
 
 
 class Peer(Protocol):
-    """One library beside which detgen is measured. Its file imports the library in `load` alone.
+    """One library beside which detgen is measured, loaded for the contenders of one process.
 
-    Attributes:
-        name: as on the command line.
-        packages: distributions that have to be installed.
+    Its file imports the library only where a peer is made or runs.
+
+    Args:
+        source: the models.
+        contender: one of the process; the others differ in what `run` is told.
+        batch_sizes: all that will be asked for.
     """
 
-    name: str
-    packages: tuple[str, ...]
+    packages: ClassVar[tuple[str, ...]]
+    """Distributions that have to be installed."""
 
-    def variants(self, source: ModelSource) -> list[Variant]:
-        """How it can be run with these models on this device, plain ones first; empty if not at all.
+    def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None: ...
 
-        Called in the parent process, where the library is not imported.
-        """
+    @staticmethod
+    def contenders(source: ModelSource) -> list[Contender]:
+        """How the library can run these models on this device, the plainest way first; empty if not at all."""
         ...
 
-    def load(self, source: ModelSource, variant: Variant, batch_sizes: tuple[int, ...]) -> None:
-        """Get ready to run a variant at these batch sizes; called once a variant, in its process."""
-        ...
-
-    def run(self, variant: Variant, job: Job) -> Outcome:
-        """Run a job, greedily, each prompt to its number of tokens whatever the tokens are."""
-        ...
-
-
-class Observer(Protocol):
-    """Who is told how a benchmark is going."""
-
-    def message(self, text: str) -> None:
-        """Something worth a line."""
-        ...
-
-    def progress(self, done: int, total: int, what: str, seconds_left: float | None) -> None:
-        """`done` of `total` runs are over and `what` is next."""
+    def run(self, contender: Contender, job: Job) -> Outcome:
+        """Run a job greedily, each prompt to its number of tokens whatever the tokens are."""
         ...

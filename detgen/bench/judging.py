@@ -7,27 +7,32 @@ near-tie later on is not wrong; how many of its prompts are equal is shown.
 
 from __future__ import annotations
 
-from detgen.bench.cells import is_verified
-from detgen.bench.measuring import Outputs, Tokens
-from detgen.bench.rows import Row
+from collections import defaultdict
 
-REFERENCE = "detgen none"
+from detgen.bench.cells import is_verified
+from detgen.bench.results import Row
+
+Tokens = list[list[int]]
+Outputs = defaultdict[tuple[str, str], dict[int, Tokens]]
+"""Generated tokens of each prompt, by workload and label, then by batch size; empty for what never ran."""
+
+_REFERENCE = "detgen none"
 
 
 def judge(rows: list[Row], outputs: Outputs) -> None:
     """Fill in what the rows' outputs have in common with others, and what is wrong with them."""
     for row in rows:
-        own = outputs.of(row.workload, row.label)
+        own = outputs[row.workload, row.label]
         if row.error is not None or row.batch_size not in own:
             continue
         tokens = own[row.batch_size]
+        share = row.fraction or 1.0
+        # The furthest batch size is the likeliest to run other kernels.
         others = [size for size in own if size != row.batch_size]
-        share = 1.0 if row.fraction is None or row.fraction == 0 else row.fraction
-        if others:
-            # The furthest batch size is the likeliest to run other kernels.
-            other = max(others, key=lambda size: max(size, row.batch_size) / min(size, row.batch_size))
+        other = max(others, key=lambda size: max(size, row.batch_size) / min(size, row.batch_size), default=None)
+        if other is not None:
             row.same_bytes = (*_equal(tokens, own[other], share), other)
-        reference = outputs.of(row.workload, REFERENCE)
+        reference = outputs[row.workload, _REFERENCE]
         canonical = reference.get(row.batch_size) or next(iter(reference.values()), None)
         if canonical is not None:
             row.agreement = _equal(tokens, canonical, share)
@@ -43,14 +48,13 @@ def _equal(a: Tokens, b: Tokens, share: float) -> tuple[int, int]:
 def _wrong(row: Row, tokens: Tokens, canonical: Tokens | None) -> str | None:
     if row.fraction:
         if row.agreement is not None and row.agreement[0] < row.agreement[1]:
-            return (
-                f"{row.agreement[1] - row.agreement[0]} of {row.agreement[1]} verified prompts differ from drafter none"
-            )
+            same, of = row.agreement
+            return f"{of - same} of {of} verified prompts differ from drafter none"
         if row.same_bytes is not None and row.same_bytes[0] < row.same_bytes[1]:
             return f"verified prompts differ between batch sizes {row.batch_size} and {row.same_bytes[2]}"
     if canonical is None:
         return None
     firsts = [a[0] == b[0] for a, b in zip(tokens, canonical, strict=False)]
-    if firsts and sum(firsts) < len(firsts) / 2:
+    if sum(firsts) < len(firsts) / 2:
         return f"only {sum(firsts)} of {len(firsts)} first tokens are right"
     return None

@@ -1,16 +1,89 @@
-"""The models of a benchmark as its peers take them: loaded by detgen's own loader, or as a folder on the disk.
+"""The models of a benchmark: what is known of the target beforehand, and both as the peers take them.
 
-Runs in the peers' processes.
+Peers load them in their own processes: by detgen's loader, or as a folder on the disk.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from detgen.bench.interface import ModelSource
-from detgen.bench.random_weights import random_model
+from detgen.bench.interface import BenchConfig, ModelSource
+from detgen.bench.random_weights import config_of, random_model
+from detgen.engine.config import EngineConfig
+from detgen.errors import DEMO, BenchError
+from detgen.interruption import interrupted_later
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target in figures.
+
+    Attributes:
+        engine: the settings of the benchmark, with a device, dtype and threads that are settled.
+        vocabulary: entries of its logits.
+        context: most positions of a sequence.
+        weights: parameters that a pass reads; not those of an embedding of its own, of which it reads a row per token.
+        encode: text to token ids; with random weights, by the embedded tokenizer.
+    """
+
+    engine: EngineConfig
+    vocabulary: int
+    context: int
+    weights: float
+    encode: Callable[[str], Any]
+
+
+def resolve(config: BenchConfig) -> Target:
+    """Look at a benchmark's target.
+
+    Raises:
+        BenchError: if there is no such model.
+        EngineError: if there is no such device.
+    """
+    with interrupted_later():
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+        from detgen.passes.loading import DTYPES, context_of, pick_device
+
+    engine = config.engine
+    device = pick_device(engine.device)
+    place: Any = engine.target or DEMO / "target"
+    try:
+        if config.random_weights is not None:
+            found, place = config_of(config.random_weights, "target"), DEMO / "target"
+        else:
+            found = AutoConfig.from_pretrained(place)
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(found)
+    except (OSError, ValueError, KeyError) as error:
+        name = config.random_weights or engine.target or "the embedded model"
+        raise BenchError(f"cannot read the configuration of {name}: {str(error).strip().splitlines()[0]}") from error
+    text = found.get_text_config()
+    dtype = engine.dtype
+    if dtype == "auto":
+        kind: Any = torch.float32 if device.type == "cpu" else getattr(found, "dtype", None)
+        dtype = {known: name for name, known in DTYPES.items()}.get(kind, "bfloat16")
+    tied = getattr(text, "tie_word_embeddings", False)
+    embedding = 0 if tied else model.get_input_embeddings().weight.numel()
+    return Target(
+        engine=replace(engine, device=str(device), dtype=dtype, threads=engine.threads or _cores()),
+        vocabulary=int(text.vocab_size),
+        context=context_of(text),
+        weights=float(sum(p.numel() for p in model.parameters()) - embedding),
+        encode=lambda words: tokenizer(words).input_ids,
+    )
+
+
+def _cores() -> int:
+    """Processors that this process may run on."""
+    allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 class TokenIds:
@@ -30,33 +103,28 @@ class TokenIds:
 
 def loaded(source: ModelSource, role: str) -> Any:
     """A `LoadedModel` that nothing ends before its number of tokens, its context cut to what the workloads need."""
-    import torch
+    from detgen.passes.loading import DTYPES, LoadedModel, load_model, pick_device
 
-    from detgen.errors import DEMO
-    from detgen.passes.loading import LoadedModel, load_model, pick_device
-
-    device = pick_device(source.device)
+    engine = source.engine
+    device = pick_device(engine.device)
     if source.random_weights is not None:
-        dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-        dtype = dtypes.get(source.dtype, torch.float32 if device.type == "cpu" else torch.bfloat16)
+        dtype = DTYPES[engine.dtype]
         model = random_model(source.random_weights, role, dtype, device, source.seed)
         name = f"random:{source.random_weights}:{role}"
         return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), dtype)
-    given, quant = (source.target, source.target_quant) if role == "target" else (source.draft, source.draft_quant)
-    found = load_model(given or DEMO / role, given or f"embedded:{role}", device, source.dtype, quant)
+    given, quant = _given(source, role), engine.target_quant if role == "target" else engine.draft_quant
+    found = load_model(given or DEMO / role, given or f"embedded:{role}", device, engine.dtype, quant)
     return replace(found, eos=frozenset(), context=min(source.positions, found.context))
 
 
 def folder(source: ModelSource, role: str) -> Path:
     """The model as a folder in the Hugging Face layout; random weights are written on first use."""
-    from detgen.errors import DEMO
-
     if source.random_weights is not None:
         path = source.scratch / f"random-{role}"
         if not (path / "config.json").is_file():
             loaded(source, role).model.save_pretrained(path)
         return path
-    given = source.target if role == "target" else source.draft
+    given = _given(source, role)
     if given is None:
         return DEMO / role
     if Path(given).is_dir():
@@ -64,3 +132,9 @@ def folder(source: ModelSource, role: str) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(given, local_files_only=True))
+
+
+def _given(source: ModelSource, role: str) -> str | None:
+    """What was asked for; None for the embedded model."""
+    model = source.engine.target if role == "target" else source.engine.draft
+    return None if model is None else str(model)

@@ -1,91 +1,20 @@
-"""The parent's side of the peers: one child process for each process name, kept alive between its runs.
-
-A process of its own keeps libraries from disturbing each other, gives each its own peak of memory, and makes a crash
-an error of the rows that it has.
-"""
+"""Peers in processes of their own, kept alive between runs: what one library does is no other's trouble."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import re
-import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-from detgen.bench.child import serve
-from detgen.bench.interface import Job, ModelSource, Outcome, Variant
-
-
-class PeerError(Exception):
-    """A peer that could not do what it was asked; the message is one line."""
-
-
-class Child:
-    """A process that answers one request at a time.
-
-    Args:
-        name: of the process and its log.
-        environment: variables that it is started with; without those that are None.
-        logs: folder for the log.
-    """
-
-    def __init__(self, name: str, environment: Mapping[str, str | None], logs: Path) -> None:
-        logs.mkdir(parents=True, exist_ok=True)
-        self.log = logs / (re.sub(r"[^\w.-]+", "-", name) + ".log")
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        # No daemon: some peers start processes of their own.
-        self._process = context.Process(target=serve, args=(theirs, environment, self.log), name=name, daemon=False)
-        self._process.start()
-        theirs.close()
-
-    def ask(self, kind: str, *arguments: Any) -> Any:
-        """Send a request and wait for its answer.
-
-        Raises:
-            PeerError: the child could not do it, or has died.
-        """
-        try:
-            self._connection.send((kind, arguments))
-            good, answer = self._connection.recv()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            self._process.join(10)
-            raise PeerError(self._death()) from None
-        if not good:
-            raise PeerError(answer)
-        return answer
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be asked."""
-        return self._process.is_alive()
-
-    def close(self) -> None:
-        """Hang up; it ends by itself, or is ended after some seconds."""
-        self._connection.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def _death(self) -> str:
-        code = self._process.exitcode
-        if code is not None and code < 0:
-            with contextlib.suppress(ValueError):
-                name = signal.Signals(-code).name
-                why = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-                return f"its process was ended by {name}{why} (see {self.log})"
-        return f"its process ended with exit status {code} (see {self.log})"
+from detgen.bench.interface import Contender, Job, ModelSource, Outcome, Peer
+from detgen.bench.peers import peer_class
+from detgen.machine import forget_peak_memory, peak_memory
+from detgen.worker import Worker
 
 
 class Processes:
-    """The children of a benchmark, started when they are first needed and again if they have died.
+    """The workers of a benchmark, started when they are first needed, and again if they have died.
 
     Args:
         source: the models.
@@ -97,59 +26,56 @@ class Processes:
         self._source = source
         self._batch_sizes = batch_sizes
         self._logs = logs
-        self._children: dict[str, Child] = {}
-        self._loaded: set[tuple[str, str, str]] = set()
+        self._workers: dict[str, Worker] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for child in self._children.values():
-            child.close()
-
-    def run(self, peer: str, variant: Variant, job: Job) -> Outcome:
-        """Run a job in the variant's process, loading what it needs first.
+    def run(self, contender: Contender, job: Job) -> Outcome:
+        """Run a job in the contender's process, which loads its models first where it has not.
 
         Raises:
-            PeerError: it failed.
+            WorkerError: it failed.
         """
-        self.load(peer, variant)
-        outcome: Outcome = self._children[variant.process].ask("run", peer, variant, job)
-        return outcome
-
-    def load(self, peer: str, variant: Variant) -> None:
-        """Have a variant ready.
-
-        Raises:
-            PeerError: it failed.
-        """
-        child = self._children.get(variant.process)
-        if child is None or not child.alive:
-            if child is not None:
-                child.close()
-                self._loaded = {key for key in self._loaded if key[0] != variant.process}
-            environment: dict[str, str | None] = {"OMP_NUM_THREADS": str(self._source.threads)}
-            if peer != "detgen":
+        worker = self._workers.get(contender.process)
+        if worker is None or not worker.alive:
+            if worker is not None:
+                worker.close()
+            environment: dict[str, str | None] = dict(contender.environment)
+            if contender.peer != "detgen":
                 # How long OpenMP's threads spin is detgen's choice for itself; its peers run as they do alone.
                 environment["GOMP_SPINCOUNT"] = None
-            environment |= dict(variant.environment)
-            child = self._children[variant.process] = Child(variant.process, environment, self._logs)
-        key = variant.process, peer, variant.name
-        if key not in self._loaded:
-            child.ask("load", peer, self._source, variant, self._batch_sizes)
-            self._loaded.add(key)
+            worker = start_worker(contender.process, self._source.threads, self._logs, environment)
+            self._workers[contender.process] = worker
+        outcome: Outcome = worker.call(run_job, self._source, contender, self._batch_sizes, job)
+        return outcome
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers.values():
+            worker.close()
 
 
-def call_once(function: str, arguments: dict[str, Any], threads: int, logs: Path) -> Any:
-    """What a function, given by `module:name`, returns in a process of its own.
+def start_worker(name: str, threads: int, logs: Path, environment: Mapping[str, str | None] | None = None) -> Worker:
+    """A worker with so many CPU threads that prints into a log of its name."""
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / (re.sub(r"[^\w.-]+", "-", name) + ".log")
+    return Worker(name, {"OMP_NUM_THREADS": str(threads), **(environment or {})}, log)
 
-    Raises:
-        PeerError: it failed.
-    """
-    child = Child(function.rpartition(":")[2], {"OMP_NUM_THREADS": str(threads)}, logs)
-    try:
-        return child.ask("call", function, arguments)
-    finally:
-        child.close()
+
+_peer: Peer | None = None  # of this process
+
+
+def run_job(source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...], job: Job) -> Outcome:
+    """Run a job by this process's peer, made at the first one; the outcome has the peaks of memory."""
+    global _peer
+    if _peer is None:
+        _peer = peer_class(contender.peer)(source, contender, batch_sizes)
+    torch = sys.modules.get("torch")
+    cuda = torch.cuda if torch is not None and torch.cuda.is_available() else None
+    forget_peak_memory()
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+    outcome = _peer.run(contender, job)
+    outcome.memory = peak_memory()
+    if cuda is not None:
+        # Nothing where the library computes in processes of its own.
+        outcome.gpu_memory = int(cuda.max_memory_reserved()) or None
+    return outcome

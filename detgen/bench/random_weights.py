@@ -50,9 +50,11 @@ def settings_of(name: str) -> dict[str, Any]:
         settings = json.loads(path.read_text())
     except FileNotFoundError:
         known = ", ".join(CONFIGS)
-        raise BenchError(f"no configuration {name!r}: use one of {known}, or the path of a config.json") from None
+        raise BenchError(
+            f"there is no configuration {name!r}; choose {known}, or give the path of a config.json"
+        ) from None
     except (OSError, ValueError) as error:
-        raise BenchError(f"{path} is no configuration that can be read: {error}") from error
+        raise BenchError(f"{path} cannot be read: {error}") from error
     if not isinstance(settings, dict) or "model_type" not in settings:
         raise BenchError(f"{path} has no model_type; give the config.json of a transformers model")
     return settings
@@ -75,15 +77,22 @@ def draft_settings(name: str) -> dict[str, Any]:
     return smaller
 
 
-def vocabulary_of(name: str) -> int:
-    """Entries of the vocabulary of a configuration."""
-    return int(settings_of(name)["vocab_size"])
+def config_of(name: str, role: str) -> Any:
+    """The transformers configuration of a target or of the draft model that goes with it.
+
+    Raises:
+        BenchError: if there is no configuration of this name.
+    """
+    from transformers import AutoConfig
+
+    settings = copy.deepcopy(settings_of(name) if role == "target" else draft_settings(name))
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
 def random_model(name: str, role: str, dtype: Any, device: Any, seed: int) -> Any:
     """A transformers decoder with random weights, the same ones for the same seed on the same device.
 
-    Weights are drawn so that attention and the layers behind it have a say in the logits: as transformers initialises
+    Weights are drawn so that attention and the layers after it have a say in the logits: as transformers initialises
     them, such a model repeats one token for ever, which would flatter look-up drafters.
 
     Args:
@@ -94,10 +103,9 @@ def random_model(name: str, role: str, dtype: Any, device: Any, seed: int) -> An
         seed: of the weights.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    settings = copy.deepcopy(settings_of(name) if role == "target" else draft_settings(name))
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config = config_of(name, role)
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     with torch.device(device):
         torch.manual_seed(seed)

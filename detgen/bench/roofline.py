@@ -1,4 +1,4 @@
-"""What this machine can do at best: bytes a second of a copy, operations a second of a matrix product."""
+"""What this machine can do at best: bytes per second of a copy, operations per second of a matrix product."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from detgen.bench.rows import Row
+from detgen.bench.results import Row
+from detgen.errors import DTypeName
 
 if TYPE_CHECKING:
     import torch
 
 _SECONDS = 0.3  # for each thing that is timed
+_LARGEST = 8192  # rows and columns of the largest product
+_LONG = 0.02  # seconds of a product beyond which a larger one is no faster
 
 # Bytes a weight takes in each precision, scales of its block included.
 _WEIGHT_BYTES = {
@@ -24,26 +27,26 @@ _WEIGHT_BYTES = {
 }
 
 
-def measure_roofline(device: str, dtype: str, threads: int) -> dict[str, float]:
-    """Measure both; the best of several tries, since a roof is meant.
+Roof = dict[str, float]
+"""`copy_bytes` per second, read and written; `product_operations` per second, multiplications and additions."""
 
-    Returns:
-        `copy_bytes` a second, read and written; `product_operations` a second, multiplications and additions.
-    """
+
+def measure_roof(device: str, dtype: DTypeName, threads: int) -> Roof:
+    """Measure both; the best of several tries, since a roof is meant."""
     import torch
 
+    from detgen.passes.loading import DTYPES
+
     torch.set_num_threads(threads)
-    kind = getattr(torch, dtype)
-    big = device.startswith("cuda")
-    source = torch.ones((1 << 30 if big else 1 << 28), dtype=torch.uint8, device=device)
+    source = torch.ones((1 << 30 if device.startswith("cuda") else 1 << 28), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = _best(lambda: target.copy_(source), device)
-    operations = 0.0
-    for size in (4096, 8192) if big else (512, 1024, 2048):
-        a = torch.randn(size, size, device=device).to(kind)
-        b = torch.randn(size, size, device=device).to(kind)
-        for product in _products(a, b):
-            operations = max(operations, 2 * size**3 / _best(product, device))
+    operations, size, taken = 0.0, 256, 0.0
+    while taken < _LONG and size < _LARGEST:
+        size *= 2
+        a, b = (torch.randn(size, size, device=device).to(DTYPES[dtype]) for _ in range(2))
+        taken = min(_best(product, device) for product in _products(a, b))
+        operations = max(operations, 2 * size**3 / taken)
     return {"copy_bytes": 2 * source.numel() / copy, "product_operations": operations}
 
 
@@ -76,7 +79,7 @@ def _best(function: Callable[[], torch.Tensor], device: str) -> float:
     return best
 
 
-def place_under_roof(row: Row, seconds: float, weights: float, roof: dict[str, float], dtype: str) -> None:
+def place_under_roof(row: Row, seconds: float, weights: float, roof: Roof, dtype: str) -> None:
     """Fill in a row's shares: bytes of the weights that its passes read, arithmetic that its tokens needed.
 
     Caches and activations are left out of the bytes, drafts and padding out of the arithmetic. Rows of another
@@ -86,7 +89,7 @@ def place_under_roof(row: Row, seconds: float, weights: float, roof: dict[str, f
         row: changed in place.
         seconds: of one run.
         weights: how many each pass reads and each token is multiplied by.
-        roof: what `measure_roofline` gave.
+        roof: what `measure_roof` gave.
         dtype: that it was measured in.
     """
     each = _WEIGHT_BYTES.get(row.precision)

@@ -10,16 +10,11 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import detgen
 from detgen.bench.interface import Prompt, Workload
-from detgen.errors import BenchError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from detgen.errors import DEMO, BenchError
 
 FIXED = {"1024x256": (1024, 256), "1024x1024": (1024, 1024), "4096x1024": (4096, 1024)}
 
@@ -52,7 +47,7 @@ def make_workload(
     Args:
         name: `sample`, `file:PATH` or one of SYNTHETIC.
         requests: how many prompts; real ones start over where there are fewer.
-        max_tokens: tokens to generate behind a real prompt.
+        max_tokens: tokens to generate after a real prompt.
         scale: factor of synthetic lengths.
         seed: of synthetic lengths and ids.
         vocabulary: ids are below it.
@@ -62,14 +57,14 @@ def make_workload(
         BenchError: an unknown name, or a file without prompts.
     """
     if name in SYNTHETIC:
-        prompts, shape = _synthetic(name, requests, scale, random.Random(f"{seed} {name}"), vocabulary)
-        return Workload(name, prompts, f"random ids, {shape}, scale {scale:g}, seed {seed}")
+        made, shape = _synthetic(name, requests, scale, random.Random(f"{seed} {name}"), vocabulary)
+        return Workload(name, made, f"random ids, {shape}, scale {scale:g}, seed {seed}")
     if name == "sample":
         texts, origin = _sample(), "the embedded prompts"
     elif name.startswith("file:"):
         texts, origin = _from_file(name.removeprefix("file:")), name.removeprefix("file:")
     else:
-        raise BenchError(f"no workload {name!r}; use sample, file:PATH, {', '.join(SYNTHETIC)}")
+        raise BenchError(f"there is no workload {name!r}; choose from sample, file:PATH, {', '.join(SYNTHETIC)}")
     ids = [tuple(int(t) % vocabulary for t in encode(text)) for text in texts[:requests]]
     ids = [i for i in ids if i]
     if not ids:
@@ -84,10 +79,7 @@ def _synthetic(
     """Prompts of a synthetic workload, and its shape in words."""
     prompts = []
     for _ in range(requests):
-        if name in FIXED:
-            lengths: tuple[float, float] = FIXED[name]
-        else:
-            lengths = (MIXES[name][0].draw(random_), MIXES[name][1].draw(random_))
+        lengths = FIXED[name] if name in FIXED else tuple(spread.draw(random_) for spread in MIXES[name])
         size, output = (max(round(n * scale), least) for n, least in zip(lengths, (4, 2), strict=True))
         prompts.append(Prompt(tuple(random_.choices(range(vocabulary), k=size)), output))
     if name in FIXED:
@@ -98,28 +90,24 @@ def _synthetic(
 
 def _sample() -> list[str]:
     """The prompts that come with the package."""
-    path = Path(detgen.__file__).parent / "demo_models" / "prompts.jsonl"
-    return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = (DEMO / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"] for line in lines]
 
 
 def _from_file(path: str) -> list[str]:
     """The prompts of a file that `detgen run` reads; chats and bad lines are refused."""
     from detgen.engine.request import SamplingParams
     from detgen.errors import PromptsError
-    from detgen.prompts import open_prompts
+    from detgen.prompts import BadLine, open_prompts
 
+    texts = []
     try:
-        return list(_texts(open_prompts(path).read(SamplingParams(), None)))
+        for item in open_prompts(path).read(SamplingParams(), None):
+            if isinstance(item, BadLine):
+                raise BenchError(f"{item.error}; a benchmark takes only files without bad lines")
+            if item.prompt is None:
+                raise BenchError(f"line {item.line} is a chat; a benchmark takes only prompts")
+            texts.append(item.prompt)
     except PromptsError as error:
         raise BenchError(str(error)) from error
-
-
-def _texts(items: Iterator[Any]) -> Iterator[str]:
-    from detgen.prompts import BadLine
-
-    for item in items:
-        if isinstance(item, BadLine):
-            raise BenchError(f"{item.error}; a benchmark takes only files without bad lines")
-        if item.prompt is None:
-            raise BenchError(f"line {item.line} is a chat; a benchmark takes prompts")
-        yield item.prompt
+    return texts

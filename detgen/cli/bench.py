@@ -1,18 +1,18 @@
 """`detgen bench`: what determinism costs here, beside what people would use instead.
 
-What is measured is in `detgen.bench`, which is imported inside the command, since it brings rich and torch.
+What is measured is in `detgen.bench`, how it looks in `detgen.show`; both are imported inside the command, since they
+bring torch and rich, and `--help` answers without them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from detgen.cli import options
-
-_PIPED_WIDTH = 160  # characters a line where there is no terminal
 
 EPILOG = "\n".join(
     (
@@ -30,20 +30,16 @@ EPILOG = "\n".join(
 )
 
 
-def _numbers(text: str | None, option: str) -> tuple[float, ...]:
+_Number = TypeVar("_Number", int, float)
+
+
+def _list(text: str | None, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
     """Numbers with commas between them."""
     try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
+        return tuple(kind(part) for part in text.split(",")) if text else ()
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers such as 0.5,20", param_hint=option) from None
-
-
-def _whole_numbers(text: str | None, option: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them."""
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 1,4", param_hint=option) from None
+        example = "whole numbers such as 1,4" if kind is int else "numbers such as 0.5,20"
+        raise typer.BadParameter(f"{text!r} is not a list of {example}", param_hint=option) from None
 
 
 def bench_command(
@@ -147,7 +143,7 @@ def bench_command(
     ] = None,
     figures: Annotated[
         bool,
-        typer.Option("--figures", rich_help_panel="Run", help="Measure and draw the figures, too (detgen[plots])."),
+        typer.Option("--figures", rich_help_panel="Run", help="Measure and draw the figures, too (detgen\\[plots])."),
     ] = False,
     compare: Annotated[
         Path | None,
@@ -170,58 +166,54 @@ def bench_command(
 
     Peers take turns on the same prompts; outputs are compared while they run.
     """
-    from rich.text import Text
-
     from detgen.bench.interface import BenchConfig
+    from detgen.engine.config import EngineConfig
     from detgen.errors import BenchError, EngineError
     from detgen.show.bench_progress import BenchProgress
     from detgen.show.display import Screen
 
-    config = BenchConfig(
-        output=output,
-        full=full,
-        workloads=tuple(workload or ()),
-        requests=requests,
-        batch_sizes=_whole_numbers(batch_size, "--batch-size"),
-        fractions=_numbers(deterministic_fraction, "--deterministic-fraction"),
-        scale=scale,
-        max_tokens=max_tokens,
-        acceptances=_numbers(synthetic_acceptance, "--synthetic-acceptance"),
-        peers=tuple(peer or ()),
-        rounds=rounds,
-        seed=seed,
-        target=target,
-        draft=draft,
-        random_weights=random_weights,
-        device=device,
-        dtype=dtype,
-        target_quant=target_quant,
-        draft_quant=draft_quant,
-        threads=threads,
-        figures=figures,
-    )
+    sizes = _list(batch_size, int, "--batch-size")
+    fractions = _list(deterministic_fraction, float, "--deterministic-fraction")
+    acceptances = _list(synthetic_acceptance, float, "--synthetic-acceptance")
     console = Screen(stderr=True, highlight=False)
     try:
+        config = BenchConfig(
+            engine=EngineConfig(
+                target=target,
+                draft=draft,
+                device=device,
+                dtype=dtype,
+                target_quant=target_quant,
+                draft_quant=draft_quant,
+                threads=threads,
+            ),
+            random_weights=random_weights,
+            output=output,
+            full=full,
+            workloads=tuple(workload or ()),
+            requests=requests,
+            batch_sizes=sizes,
+            fractions=fractions,
+            scale=scale,
+            max_tokens=max_tokens,
+            acceptances=acceptances,
+            peers=tuple(peer or ()),
+            rounds=rounds,
+            seed=seed,
+            figures=figures,
+        )
         with BenchProgress(console, quiet=quiet) as observer:
-            from detgen.bench.comparing import compare as compare_results
+            from detgen.bench.benchmark import bench
             from detgen.bench.results import load
-            from detgen.bench.session import bench
 
             old = load(compare) if compare else None
             results = bench(config, observer)
     except (BenchError, EngineError) as error:
-        console.print(Text(f"detgen: error: {error}", style="red"), soft_wrap=True)
+        console.print(f"detgen: error: {options.as_typed(error)}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(options.REFUSED) from None
     except KeyboardInterrupt:
         console.print("detgen: interrupted; nothing was kept", soft_wrap=True)
         raise typer.Exit(options.INTERRUPTED) from None
-    from detgen.show.bench_tables import render
+    from detgen.show.bench import show
 
-    screen = Screen(highlight=False)
-    if not screen.is_terminal:
-        screen.width = _PIPED_WIDTH
-    screen.print(render(results))
-    if old is not None:
-        changes = compare_results(old, results)
-        screen.print(Text("\n".join(changes) or f"no change beyond noise since {compare}"), soft_wrap=True)
-    screen.print(Text(f"written: {config.output}/bench.json, {config.output}/bench.md"), soft_wrap=True)
+    show(results, old, config.output)

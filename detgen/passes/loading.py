@@ -20,7 +20,11 @@ from transformers import PreTrainedModel
 
 from detgen.errors import DTypeName, EngineError, QuantName
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[DTypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
         raise EngineError(f"{source}: no config.json in this folder; give a folder in the Hugging Face layout")
     if not path.exists() and str(source).startswith((".", "/", "~")):
         raise EngineError(f"cannot load the model {name}: there is no such folder")
-    chosen: Any = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
+    chosen: Any = DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"dtype": chosen}
     if quant != "none":
         options["quantization_config"] = _quantization(quant, chosen)

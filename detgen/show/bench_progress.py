@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from detgen.progress import Progress
 from detgen.show.display import PLAIN_INTERVAL, clock
 
 
@@ -46,13 +47,14 @@ class BenchProgress:
         if not self._quiet:
             self._console.print(Text(f"detgen: {text}"), soft_wrap=True)
 
-    def progress(self, done: int, total: int, what: str, seconds_left: float | None) -> None:
+    def progress(self, progress: Progress) -> None:
         """Show the bar, or a line if the last one is old enough."""
-        left = "" if seconds_left is None else f"{clock(seconds_left)} left"
+        left = "" if progress.left is None else f"{clock(progress.left)} left"
+        words = [f"{progress.done}/{progress.total} {progress.unit}", left, *progress.figures]
         if self._live is not None:
             row = Table.grid(padding=(0, 1))
-            row.add_row(ProgressBar(total=total, completed=done, width=24), f"{done}/{total} runs", left, what)
+            row.add_row(ProgressBar(total=progress.total, completed=progress.done, width=24), *words)
             self._live.update(row)
         elif time.monotonic() - self._shown_at >= PLAIN_INTERVAL:
             self._shown_at = time.monotonic()
-            self.message(", ".join(part for part in (f"{done}/{total} runs", left, what) if part))
+            self.message(", ".join(filter(None, words)))

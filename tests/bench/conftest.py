@@ -1,86 +1,47 @@
-"""What the benchmark's tests share: tiny models, rows, and an observer that keeps what it is told."""
+"""What the benchmark's tests share: tiny models, peers loaded once, and an observer that keeps what it is told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from detgen.bench.interface import Job, ModelSource, Prompt
-from detgen.bench.rows import Results, Row
+from detgen.bench.interface import Contender, Job, ModelSource, Outcome, Peer, Prompt
+from detgen.bench.peers import peer_class
+from detgen.engine.config import EngineConfig
+from detgen.progress import Progress
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> ModelSource:
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     """Random weights of the tiny configuration, on the CPU."""
-    return ModelSource(
-        target=None,
-        draft=None,
-        random_weights="tiny",
-        device="cpu",
-        dtype="float32",
-        target_quant="none",
-        draft_quant="none",
-        threads=2,
-        seed=0,
-        positions=64,
-        scratch=tmp_path,
-    )
+    engine = EngineConfig(device="cpu", dtype="float32", threads=2)
+    return ModelSource(engine, random_weights="tiny", seed=0, positions=64, scratch=tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def job() -> Job:
     """Five prompts of different lengths, two at a time."""
     prompts = tuple(Prompt(tuple(range(7 * i + 1, 7 * i + 5 + 2 * i)), 6 + i) for i in range(5))
     return Job(prompts, 2, (True,) * 5)
 
 
-@pytest.fixture
-def make_row() -> Callable[..., Row]:
-    """A measured row; what is given replaces what it has."""
+@pytest.fixture(scope="session")
+def run_peer() -> Callable[..., Outcome]:
+    """Runs a job by a contender, given by peer and name; models are loaded once for each process that it would have."""
+    made: dict[tuple[str, ModelSource], Peer] = {}
 
-    def make(label: str = "detgen none", **changes: Any) -> Row:
-        values: dict[str, Any] = {
-            "workload": "sample",
-            "batch_size": 4,
-            "peer": label.split()[0],
-            "label": label,
-            "precision": "float32",
-            "synthetic": False,
-            "fraction": 1.0,
-            "requests": 4,
-            "prompt_tokens": 40,
-            "output_tokens": 100,
-            "seconds": [1.0, 1.1, 0.9],
-            "ttft": [(0.1, 0.2)] * 3,
-            "tpot": [(0.01, 0.02)] * 3,
-        }
-        return Row(**(values | changes))
+    def run(peer: str, name: str, source: ModelSource, job: Job, **changes: Any) -> Outcome:
+        kind = peer_class(peer)
+        contender = next(c for c in kind.contenders(source) if c.name == name)
+        key = contender.process, source
+        if key not in made:
+            made[key] = kind(source, contender, (1, 2, 4))
+        fields = {f: getattr(contender, f) for f in Contender.__slots__}
+        return made[key].run(Contender(**(fields | changes)), job)
 
-    return make
-
-
-@pytest.fixture
-def make_results() -> Callable[..., Results]:
-    """Results of rows."""
-
-    def make(*rows: Row) -> Results:
-        environment = {
-            "created": "2026-01-01T00:00:00+00:00",
-            "detgen": "0.1.0",
-            "device": "a processor",
-            "threads": 2,
-            "versions": {"torch": "2.13.0"},
-            "models": {"target": "embedded:target", "dtype": "float32"},
-        }
-        roof = {"copy_bytes": 1e10, "product_operations": 1e11}
-        return Results(
-            environment, roof, {"sample": "the embedded prompts"}, list(rows), ["vllm skipped: not installed"]
-        )
-
-    return make
+    return run
 
 
 class Told:
@@ -88,13 +49,13 @@ class Told:
 
     def __init__(self) -> None:
         self.messages: list[str] = []
-        self.steps: list[tuple[int, int, str, float | None]] = []
+        self.steps: list[Progress] = []
 
     def message(self, text: str) -> None:
         self.messages.append(text)
 
-    def progress(self, done: int, total: int, what: str, seconds_left: float | None) -> None:
-        self.steps.append((done, total, what, seconds_left))
+    def progress(self, progress: Progress) -> None:
+        self.steps.append(progress)
 
 
 @pytest.fixture

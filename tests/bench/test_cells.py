@@ -5,13 +5,25 @@ from typing import Any
 
 import pytest
 
-from detgen.bench.cells import Cell, check, find_peers, is_verified, requests_at, settings_for
+from detgen.bench.cells import (
+    Cell,
+    check,
+    contenders_at,
+    find_peers,
+    fitted_workloads,
+    is_verified,
+    make_cells,
+    requests_at,
+)
 from detgen.bench.interface import BenchConfig, ModelSource, Prompt, Workload
+from detgen.bench.models import Target, resolve
+from detgen.bench.workloads import SYNTHETIC
+from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError
 
 
 def labels(config: BenchConfig, source: ModelSource, batch_size: int = 16) -> list[str]:
-    return [s.label for s in settings_for(config, find_peers(config, source), batch_size)]
+    return [c.label for c in contenders_at(config, find_peers(config, source), batch_size)]
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.05, 0.1, 0.5, 1.0])
@@ -52,9 +64,10 @@ def test_shares_are_those_that_whole_requests_make(source: ModelSource) -> None:
 
 
 def test_a_cell_marks_the_verified_requests(source: ModelSource) -> None:
-    settings = settings_for(config := BenchConfig(peers=("detgen",), fractions=(50.0,)), find_peers(config, source), 2)
-    cell = Cell(Workload("w", (Prompt((1,), 2),) * 4, ""), 2, settings)
-    mixed = next(s for s in settings if s.fraction == 0.5)
+    config = BenchConfig(peers=("detgen",), fractions=(50.0,))
+    contenders = contenders_at(config, find_peers(config, source), 2)
+    cell = Cell(Workload("w", (Prompt((1,), 2),) * 4, ""), 2, contenders)
+    mixed = next(c for c in contenders if c.fraction == 0.5)
     assert cell.job(mixed).deterministic == (True, False, True, False)
     assert cell.job(mixed, 4).batch_size == 4
 
@@ -75,11 +88,11 @@ def test_a_peer_that_is_not_installed_is_a_note_or_an_error_if_asked_for(
     found = find_peers(BenchConfig(), source)
     assert "vllm skipped: vllm not installed (pip install vllm)" in found.notes
     assert any(note.startswith("sglang skipped: it does not run these models on cpu") for note in found.notes)
-    assert "llama.cpp" not in found.variants
+    assert "llama.cpp" not in found.contenders
     assert found.versions["torch"] == "1.0"
     with pytest.raises(BenchError, match="pip install vllm"):
         find_peers(BenchConfig(peers=("vllm",)), source)
-    with pytest.raises(BenchError, match="no peer 'vlm'"):
+    with pytest.raises(BenchError, match="there is no peer 'vlm'"):
         find_peers(BenchConfig(peers=("vlm",)), source)
 
 
@@ -100,12 +113,44 @@ def test_requests_fill_batches() -> None:
         ({"requests": 0}, "--requests must be from 1"),
         ({"rounds": 0}, "--rounds must be from 1"),
         ({"scale": 0.0}, "--scale must be from"),
-        ({"threads": 0}, "--threads must be from 1"),
-        ({"random_weights": "tiny", "target": "x"}, "one or the other"),
-        ({"random_weights": "tiny", "target_quant": "int8"}, "not quantized"),
-        ({"target": "x", "acceptances": (0.5,)}, "--draft"),
+        ({"random_weights": "tiny", "engine": EngineConfig(target="x")}, "one or the other"),
+        ({"random_weights": "tiny", "engine": EngineConfig(target_quant="int8")}, "not quantized"),
+        ({"engine": EngineConfig(target="x"), "acceptances": (0.5,)}, "--draft"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(BenchError, match=said):
         check(BenchConfig(**settings))
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return resolve(BenchConfig(random_weights="tiny"))
+
+
+def test_the_whole_grid_fits_a_short_context(target: Target) -> None:
+    """A scale that nobody asked for gives way, for each workload alone and for all batch sizes alike."""
+    config = BenchConfig(random_weights="tiny", full=True, max_tokens=16)
+    workloads = fitted_workloads(config, replace(target, context=300))
+    assert [w.name for w in workloads] == ["sample", *SYNTHETIC]
+    assert all(w.longest <= 300 for w in workloads)
+    assert [w.origin.partition("scale ")[2].partition(",")[0] for w in workloads] == [
+        "", "0.0625", "0.0625", "0.03125", "0.0625", "0.0078125"
+    ]  # fmt: skip
+
+
+def test_a_context_that_no_scale_fits_is_refused(target: Target) -> None:
+    config = BenchConfig(random_weights="tiny", workloads=("1024x256",))
+    with pytest.raises(BenchError, match="sequences of 6 tokens, the model's context is 5"):
+        fitted_workloads(config, replace(target, context=5))
+
+
+def test_cells_have_the_requests_of_their_batch_size(source: ModelSource) -> None:
+    config = BenchConfig(peers=("detgen",), batch_sizes=(1, 16))
+    workload = Workload("w", tuple(Prompt((i,), 2) for i in range(32)), "")
+    small, large = make_cells(config, [workload], find_peers(config, source))
+    assert (len(small.workload.prompts), small.batch_size) == (8, 1)
+    assert (large.workload, large.batch_size) == (workload, 16)
+    assisted = BenchConfig(peers=("transformers-assisted",), batch_sizes=(16,))
+    with pytest.raises(BenchError, match="nothing is left to measure"):
+        make_cells(assisted, [workload], find_peers(assisted, replace(source, random_weights=None)))

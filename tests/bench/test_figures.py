@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.rows import make_row
 
 from detgen.bench.figures.draw import draw, need_matplotlib
-from detgen.bench.figures.fractions import by_fraction
+from detgen.bench.figures.make import by_fraction
 from detgen.bench.figures.measure import _spans, consistent_spans, linear_layers, pass_costs, windows
 from detgen.bench.interface import Job, ModelSource
-from detgen.bench.rows import Row
 from detgen.errors import BenchError
 
 WINDOWS = {"windows": [2, 4], "requests": [1, 2], "recomputed": [[0.0, 0.01], [0.1, 0.2]], "speed": [[9, 8], [7, 6]]}
@@ -29,7 +28,7 @@ DATA: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"sample, batch 4": {"none": [[50, 0.9], [100, 1.1]], "self": [[50, 0.8], [100, 0.7]]}},
         ("verified requests (%)", "throughput over the unverified fast path"),
     ),
-    13: (WINDOWS, ("requests a pass", "window (tokens)")),
+    13: (WINDOWS, ("requests per pass", "window (tokens)")),
 }
 
 
@@ -84,7 +83,7 @@ def test_measurements_have_a_value_for_every_point(source: ModelSource, job: Job
     assert all(0 <= share < 1 for line in grid["recomputed"] for share in line)
 
 
-def test_fractions_are_taken_from_the_rows(make_row: Callable[..., Row]) -> None:
+def test_fractions_are_taken_from_the_rows() -> None:
     rows = [
         make_row(over_fast=[1.0, 1.2, 1.1]),
         make_row("detgen none, 50% verified", fraction=0.5, over_fast=[0.8]),

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
 
 from detgen.bench.interface import Job, ModelSource, Outcome
-from detgen.bench.peers import NAMES, make_peer
-from detgen.bench.peers.clock import Clock
+from detgen.bench.peers import NAMES, peer_class
+from detgen.bench.peers.clock import Clock, run_stepwise
+from detgen.bench.peers.detgen_engine import best_draft_tokens
+from detgen.passes.cost import PassCost
 
-
-def run(name: str, variant: str, source: ModelSource, job: Job) -> Outcome:
-    peer = make_peer(name)
-    chosen = next(v for v in peer.variants(source) if v.name == variant)
-    peer.load(source, chosen, (1, 2, 4))
-    return peer.run(chosen, job)
+Run = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +21,7 @@ def reference() -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"),
+    ("peer", "name"),
     [
         ("transformers", "generate"),
         ("transformers-continuous", "generate_batch"),
@@ -35,44 +33,41 @@ def reference() -> list[list[list[int]]]:
     ],
 )
 def test_all_peers_give_the_same_tokens_as_many_as_asked_for(
-    name: str, variant: str, source: ModelSource, job: Job, reference: list[list[list[int]]]
+    peer: str, name: str, source: ModelSource, job: Job, reference: list[list[list[int]]], run_peer: Run
 ) -> None:
-    if variant == "synthetic":
-        job = replace(job, acceptance=0.5)
-    outcome = run(name, variant, source, job)
+    synthetic = name == "synthetic"
+    outcome = run_peer(peer, name, source, job, acceptance=0.5 if synthetic else None)
     assert [len(t) for t in outcome.tokens] == [p.output for p in job.prompts]
     reference.append(outcome.tokens)
     assert outcome.tokens == reference[0]
     assert all(0 < first <= last <= outcome.seconds for first, last in zip(outcome.first, outcome.last, strict=True))
-    if name == "detgen":
+    if peer == "detgen":
         assert outcome.passes == outcome.counts["target_passes"] + outcome.counts["fast_passes"]
-        assert (outcome.counts["fast_passes"] > 0) == (variant in ("fast path", "self"))
-    if variant == "synthetic":
+        assert (outcome.counts["fast_passes"] > 0) == (name in ("fast path", "self"))
+    if synthetic:
         assert outcome.counts["draft_passes"] > 0
         assert 0 < outcome.counts["accepted"] < outcome.counts["drafted"]
 
 
-def test_counts_are_those_of_the_job_alone(source: ModelSource, job: Job) -> None:
-    peer = make_peer("detgen")
-    none = next(v for v in peer.variants(source) if v.name == "none")
-    peer.load(source, none, (2,))
-    first, second = (peer.run(none, job) for _ in range(2))
+def test_counts_are_those_of_the_job_alone(source: ModelSource, job: Job, run_peer: Run) -> None:
+    first, second = (run_peer("detgen", "none", source, job) for _ in range(2))
     assert first.counts == second.counts
     assert second.counts["target_passes"] > 0
 
 
-def test_partly_verified_jobs_mix(source: ModelSource, job: Job) -> None:
+def test_partly_verified_jobs_mix(source: ModelSource, job: Job, run_peer: Run) -> None:
     mixed = replace(job, deterministic=(True, False, True, False, True), batch_size=4)
-    outcome = run("detgen", "none", source, mixed)
+    outcome = run_peer("detgen", "none", source, mixed)
     assert outcome.counts["target_passes"] > 0
-    assert outcome.passes < run("detgen", "none", source, replace(mixed, deterministic=(False,) * 5)).passes
+    fast = run_peer("detgen", "fast path", source, replace(job, batch_size=4))
+    assert outcome.passes < fast.passes
 
 
-def test_assisted_generation_runs_the_embedded_pair_alone(source: ModelSource, job: Job) -> None:
-    assert make_peer("transformers-assisted").variants(source) == []
+def test_assisted_generation_runs_the_embedded_pair_alone(source: ModelSource, job: Job, run_peer: Run) -> None:
+    assert peer_class("transformers-assisted").contenders(source) == []
     embedded = replace(source, random_weights=None)
-    assisted = run("transformers-assisted", "generate", embedded, replace(job, batch_size=1))
-    plain = run("transformers", "generate", embedded, replace(job, batch_size=1))
+    assisted = run_peer("transformers-assisted", "generate", embedded, replace(job, batch_size=1))
+    plain = run_peer("transformers", "generate", embedded, replace(job, batch_size=1))
     assert assisted.tokens == plain.tokens
     assert assisted.passes is not None
     assert plain.passes is not None
@@ -80,14 +75,15 @@ def test_assisted_generation_runs_the_embedded_pair_alone(source: ModelSource, j
 
 
 def test_peers_tell_where_they_do_not_run(source: ModelSource) -> None:
+    gpu = replace(source, engine=replace(source.engine, device="cuda", dtype="bfloat16"))
     for name in NAMES:
-        variants = make_peer(name).variants(source)
-        assert (not variants) == (name in ("transformers-assisted", "vllm", "sglang")), name
+        contenders = peer_class(name).contenders(source)
+        assert (not contenders) == (name in ("transformers-assisted", "vllm", "sglang")), name
         if name in ("vllm", "sglang"):
-            there = make_peer(name).variants(replace(source, device="cuda", dtype="bfloat16"))
-            assert [v.precision for v in there] == ["bfloat16"] * 2
+            there = peer_class(name).contenders(gpu)
+            assert [c.precision for c in there] == ["bfloat16"] * 2
             assert there[0].process != there[1].process
-    invariant = make_peer("vllm").variants(replace(source, device="cuda"))[1]
+    invariant = peer_class("vllm").contenders(gpu)[1]
     assert dict(invariant.environment)["VLLM_BATCH_INVARIANT"] == "1"
 
 
@@ -102,17 +98,51 @@ def test_the_clock_times_tokens_up_to_their_number(job: Job) -> None:
         clock.outcome([[] for _ in job.prompts], 3)
 
 
-@pytest.mark.parametrize(("name", "module"), [("openvino", "openvino_genai"), ("llama.cpp", "llama_cpp")])
+def test_a_library_that_runs_pass_by_pass_has_no_more_than_a_batch_under_way(job: Job) -> None:
+    """It continues each prompt by its last token, two tokens a pass: one more than was asked for at times."""
+    begun: list[int] = []
+
+    def step(live: Collection[int]) -> dict[int, list[int]]:
+        assert len(live) <= job.batch_size
+        assert live <= set(begun)
+        steps.append(len(live))
+        return {index: [job.prompts[index].tokens[-1]] * 2 for index in live}
+
+    steps: list[int] = []
+    outcome = run_stepwise(job, begun.append, step)
+    assert begun == [0, 1, 2, 3, 4], "in order"
+    assert outcome.tokens == [[p.tokens[-1]] * p.output for p in job.prompts]
+    assert outcome.passes == len(steps)
+    assert steps.count(2) > steps.count(1), "a free place is taken at once"
+
+
+def cost(fixed: float, each: float) -> PassCost:
+    found = PassCost()
+    for rows in (1, 8, 32):
+        for _ in range(4):
+            found.update(rows, fixed + each * rows)
+    return found
+
+
+def test_the_best_number_of_draft_tokens_grows_with_acceptance_and_shrinks_with_cost() -> None:
+    target, cheap, slow = cost(10.0, 0.1), cost(0.1, 0.0), cost(20.0, 0.0)
+    assert best_draft_tokens(0.9, 4, target, cheap) == 8
+    assert best_draft_tokens(0.3, 4, target, cheap) < 4
+    assert best_draft_tokens(0.9, 4, target, slow) == 1
+
+
+@pytest.mark.parametrize(("peer", "module"), [("openvino", "openvino_genai"), ("llama.cpp", "llama_cpp")])
 def test_peers_beside_torch_give_the_same_tokens_in_float32(
-    name: str, module: str, source: ModelSource, job: Job
+    peer: str, module: str, source: ModelSource, job: Job, run_peer: Run
 ) -> None:
     pytest.importorskip(module)
-    assert run(name, "f32", source, job).tokens == run("transformers", "generate", source, job).tokens
+    expected = run_peer("transformers", "generate", source, job)
+    assert run_peer(peer, "f32", source, job).tokens == expected.tokens
 
 
-def test_openvino_tells_the_precision_that_it_chose(source: ModelSource, job: Job) -> None:
+def test_openvino_tells_the_precision_that_it_chose(source: ModelSource, job: Job, run_peer: Run) -> None:
     pytest.importorskip("openvino_genai")
-    assert run("openvino", "f32", source, job).precision is None
-    chosen = run("openvino", "default", source, job).precision
+    assert run_peer("openvino", "f32", source, job).precision is None
+    chosen = run_peer("openvino", "default", source, job).precision
     assert chosen is not None
     assert chosen.endswith(" cache")

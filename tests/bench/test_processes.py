@@ -1,70 +1,96 @@
+"""Processes and the peers that compute on GPUs alone, with libraries that stand in for theirs."""
+
 from __future__ import annotations
 
-import os
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from detgen.bench.child import describe, peak_memory
-from detgen.bench.interface import Job, ModelSource, Prompt, Variant
-from detgen.bench.processes import Child, PeerError, Processes, call_once
+from detgen.bench import processes
+from detgen.bench.interface import Contender, Job, ModelSource, Prompt
+from detgen.bench.peers import peer_class, sglang, vllm
+from detgen.bench.processes import Processes, run_job, start_worker
+from detgen.worker import WorkerError
+
+CRASH = Job((Prompt((0,), 1),), 1, (True,))
 
 
-def test_a_child_answers_until_it_is_closed_and_keeps_its_noise_to_itself(tmp_path: Path) -> None:
-    child = Child("some child", {"SOME_SETTING": "3"}, tmp_path)
-    try:
-        pid = child.ask("call", "os:getpid", {})
-        assert pid != os.getpid()
-        assert child.ask("call", "os:getpid", {}) == pid, "it stays alive"
-        assert child.ask("call", "os:getenv", {"key": "SOME_SETTING"}) == "3"
-        child.ask("call", "os:system", {"command": "echo noise"})
-        assert child.log.read_text() == "noise\n"
-        with pytest.raises(PeerError, match=r"FileNotFoundError: .*no-such-folder"):
-            child.ask("call", "os:listdir", {"path": "no-such-folder"})
-        assert child.alive, "an error is no death"
-    finally:
-        child.close()
-    assert not child.alive
+@pytest.fixture
+def on_gpu(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> ModelSource:
+    """The embedded model on a second GPU, of which the libraries that stand in take no notice."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "stand_ins")
+    engine = replace(source.engine, device="cuda:1", dtype="bfloat16")
+    return replace(source, random_weights=None, engine=engine)
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments", "said"),
-    [("os:_exit", {"status": 3}, "exit status 3"), ("os:abort", {}, "ended by SIGABRT")],
-)
-def test_a_child_that_dies_says_how(function: str, arguments: dict, said: str, tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match=said):
-        call_once(function, arguments, 1, tmp_path)
+def contender(source: ModelSource, peer: str, name: str) -> Contender:
+    return next(c for c in peer_class(peer).contenders(source) if c.name == name)
 
 
-def test_a_dead_process_is_started_again(source: ModelSource, tmp_path: Path) -> None:
-    job = Job((Prompt((1, 2, 3), 4),), 1, (True,))
-    variant = Variant("generate", "float32", "transformers")
-    with Processes(source, (1,), tmp_path) as processes:
-        first = processes.run("transformers", variant, job)
-        with pytest.raises(PeerError, match="exit status 1"):
-            processes._children["transformers"].ask("call", "os:_exit", {"status": 1})
-        assert processes.run("transformers", variant, job).tokens == first.tokens
-        assert first.memory is not None
-        assert first.memory > 50 << 20
-    assert not processes._children["transformers"].alive
-
-
-def test_errors_are_one_line() -> None:
-    assert describe(RuntimeError("CUDA out of memory.\nTried to allocate")) == "out of memory (RuntimeError)"
-    assert describe(MemoryError()) == "out of memory (MemoryError)"
-    assert describe(ValueError("a\nb")) == "ValueError: a"
-    assert describe(KeyboardInterrupt()) == "KeyboardInterrupt"
-
-
-def test_peak_memory_is_that_of_this_process() -> None:
-    assert 10 << 20 < peak_memory() < 1 << 40
+def test_a_dead_process_is_started_again(on_gpu: ModelSource, job: Job, tmp_path: Path) -> None:
+    plain = contender(on_gpu, "vllm", "plain")
+    with closing(Processes(on_gpu, (2,), tmp_path)) as running:
+        first = running.run(plain, job)
+        worker = running._workers["vllm"]
+        assert first.tokens == [[p.tokens[-1]] * p.output for p in job.prompts]
+        assert all(a < b for a, b in zip(first.first, first.last, strict=True))
+        assert first.memory > 5 << 20
+        assert running.run(plain, job).tokens == first.tokens
+        assert running._workers["vllm"] is worker, "it stays alive, and its models in it"
+        with pytest.raises(WorkerError, match=r"exit status 3 \(see .*vllm.log\)"):
+            running.run(plain, CRASH)
+        assert running.run(plain, job).tokens == first.tokens
+        assert running._workers["vllm"] is not worker
+    assert not running._workers["vllm"].alive
 
 
 def test_what_detgen_sets_for_itself_is_not_set_for_its_peers(
-    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: ModelSource, on_gpu: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
-    with Processes(source, (1,), tmp_path) as processes:
-        for peer, spins in (("detgen", "1000"), ("transformers", None)):
-            processes.load(peer, Variant("none" if peer == "detgen" else "generate", "float32", peer))
-            assert processes._children[peer].ask("call", "os:getenv", {"key": "GOMP_SPINCOUNT"}) == spins
+    started: dict[str, dict[str, str | None]] = {}
+
+    def start(name: str, threads: int, logs: Path, environment: dict[str, str | None]) -> Any:
+        started[name] = environment
+        return SimpleNamespace(alive=True, call=lambda *_: None)
+
+    monkeypatch.setattr(processes, "start_worker", start)
+    running = Processes(source, (1,), tmp_path)
+    running.run(contender(source, "detgen", "none"), CRASH)
+    running.run(contender(on_gpu, "vllm", "batch-invariant"), CRASH)
+    assert started["detgen"] == {}
+    assert started["vllm-invariant"]["GOMP_SPINCOUNT"] is None
+    assert started["vllm-invariant"]["VLLM_BATCH_INVARIANT"] == "1"
+
+
+def test_vllm_is_told_what_to_run(on_gpu: ModelSource) -> None:
+    told = vllm.settings(on_gpu, 4)
+    assert Path(told["model"], "config.json").is_file()
+    assert (told["max_num_seqs"], told["dtype"], told["device_ids"]) == (4, "bfloat16", [1])
+    assert told["max_model_len"] == on_gpu.positions - 1, "no more than the model's context may be"
+    first = replace(on_gpu, engine=replace(on_gpu.engine, device="cuda"))
+    assert "device_ids" not in vllm.settings(first, 4)
+
+
+def test_sglang_is_told_what_to_run(on_gpu: ModelSource) -> None:
+    for name in ("plain", "deterministic"):
+        chosen = contender(on_gpu, "sglang", name)
+        told = sglang.settings(on_gpu, chosen, 4)
+        assert (told["max_running_requests"], told["base_gpu_id"]) == (4, 1)
+        assert told["enable_deterministic_inference"] == (name == "deterministic")
+        assert told["context_length"] > on_gpu.positions, "it keeps some to itself"
+        assert dict(chosen.environment)["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] == "1"
+
+
+def test_sglang_streams_and_its_processes_do_not_keep_its_own_from_ending(
+    on_gpu: ModelSource, job: Job, tmp_path: Path
+) -> None:
+    plain = contender(on_gpu, "sglang", "plain")
+    with start_worker("sglang", 1, tmp_path, dict(plain.environment)) as worker:
+        outcome = worker.call(run_job, on_gpu, plain, (2,), job)
+        assert outcome.tokens == [[p.tokens[-1]] * p.output for p in job.prompts]
+        assert outcome.passes is None
+    assert worker._process.exitcode == 0, "it ended by itself, not by a signal"

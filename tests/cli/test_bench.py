@@ -4,29 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.rows import make_results, make_row
 from typer.testing import CliRunner, Result
 
-import detgen.bench.session
+import detgen.bench.benchmark
 from detgen import cli
 from detgen.bench.interface import BenchConfig
-from detgen.bench.results import save
-from detgen.bench.rows import Results, Row
+from detgen.bench.results import Results, save
+from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError
-
-ENVIRONMENT = {
-    "created": "",
-    "detgen": "0.1.0",
-    "device": "a processor",
-    "threads": 2,
-    "versions": {},
-    "models": {"target": "embedded:target", "dtype": "float32"},
-}
 
 
 def results(seconds: float = 1.0) -> Results:
-    row = Row("sample", 4, "detgen", "detgen none", "float32", False, 1.0, 4, 40, 100, seconds=[seconds])
-    row.ttft = row.tpot = [(0.1, 0.2)]
-    return Results(dict(ENVIRONMENT), {}, {}, [row], [])
+    return make_results(make_row(seconds=[seconds]))
 
 
 def invoke(*arguments: str) -> Result:
@@ -44,7 +34,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
         observer.message("measuring")
         return results()
 
-    monkeypatch.setattr(detgen.bench.session, "bench", bench)
+    monkeypatch.setattr(detgen.bench.benchmark, "bench", bench)
     return seen
 
 
@@ -57,13 +47,28 @@ def test_help_names_every_option_and_has_examples() -> None:
         assert option in out
     assert "Examples:" in out
     assert "llama-89m" in out
+    assert "(detgen[plots])" in out, "not a style of rich's markup"
 
 
 def test_options_reach_the_benchmark(configs: list[BenchConfig], tmp_path: Path) -> None:
     result = invoke(
         *("--workload", "sharegpt", "--workload", "sample", "--batch-size", "1,4", "--requests", "3"),
         *("--deterministic-fraction", "2,50", "--synthetic-acceptance", "0.5,0.9", "--random-weights", "tiny"),
-        *("--peer", "detgen", "--full", "--scale", "0.5", "-o", str(tmp_path), "--rounds", "2", "--device", "cpu"),
+        *(
+            "--peer",
+            "detgen",
+            "--full",
+            "--scale",
+            "0.5",
+            "-o",
+            str(tmp_path),
+            "--rounds",
+            "2",
+            "--device",
+            "cpu",
+            "--threads",
+            "1",
+        ),
     )
     assert result.exit_code == 0, result.output
     (config,) = configs
@@ -72,23 +77,26 @@ def test_options_reach_the_benchmark(configs: list[BenchConfig], tmp_path: Path)
     assert config.fractions == (2.0, 50.0)
     assert config.acceptances == (0.5, 0.9)
     assert (config.random_weights, config.peers, config.full) == ("tiny", ("detgen",), True)
-    assert (config.scale, config.output, config.rounds, config.device) == (0.5, tmp_path, 2, "cpu")
+    assert (config.scale, config.output, config.rounds) == (0.5, tmp_path, 2)
+    assert config.engine == EngineConfig(device="cpu", threads=1)
     assert "detgen none" in result.stdout
     assert f"written: {tmp_path}/bench.json" in result.stdout.replace("\n", "")
+    assert "| detgen none |" in (tmp_path / "bench.md").read_text()
     assert "detgen: measuring" in result.stderr
 
 
-def test_quick_is_the_default_and_quiet_is_quiet(configs: list[BenchConfig]) -> None:
-    result = invoke("--quiet")
-    assert configs == [BenchConfig()]
+def test_quick_is_the_default_and_quiet_is_quiet(configs: list[BenchConfig], tmp_path: Path) -> None:
+    result = invoke("--quiet", "-o", str(tmp_path))
+    assert configs == [BenchConfig(output=tmp_path)]
     assert result.stderr == ""
 
 
 def test_compare_tells_what_changed(configs: list[BenchConfig], tmp_path: Path) -> None:
     save(results(), tmp_path / "same.json")
     save(results(2.0), tmp_path / "slow.json")
-    assert "no change beyond noise" in invoke("--compare", str(tmp_path / "same.json")).stdout
-    assert "50 tokens/s before, 100 now (+100%)" in invoke("--compare", str(tmp_path / "slow.json")).stdout
+    out = ("-o", str(tmp_path))
+    assert "no change beyond noise" in invoke(*out, "--compare", str(tmp_path / "same.json")).stdout
+    assert "50 tokens/s before, 100 now (+100%)" in invoke(*out, "--compare", str(tmp_path / "slow.json")).stdout
 
 
 @pytest.mark.parametrize(
@@ -98,6 +106,7 @@ def test_compare_tells_what_changed(configs: list[BenchConfig], tmp_path: Path) 
         (("--synthetic-acceptance", "much"), "list of numbers"),
         (("--compare", "no-such.json"), "no-such.json: no such file"),
         (("--device", "tpu"), "auto, cpu, cuda"),
+        (("--threads", "0"), "--threads must be a whole number of at least 1"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_measured(
@@ -116,7 +125,7 @@ def test_refusals_and_interruptions_have_their_exit_status(
     def bench(config: BenchConfig, observer: Any) -> Results:
         raise error
 
-    monkeypatch.setattr(detgen.bench.session, "bench", bench)
+    monkeypatch.setattr(detgen.bench.benchmark, "bench", bench)
     result = invoke()
     assert result.exit_code == code
     assert len(result.stderr.strip().splitlines()) == 1

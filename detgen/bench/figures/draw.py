@@ -38,7 +38,7 @@ def draw(number: int, data: Data, folder: Path, machine: str) -> list[Path]:
         number: as in the paper.
         data: what its measurement returned.
         folder: for the files.
-        machine: stands below the figure.
+        machine: told below the figure.
 
     Returns:
         The files.
@@ -55,10 +55,11 @@ def draw(number: int, data: Data, folder: Path, machine: str) -> list[Path]:
     return paths
 
 
-def _axes(columns: int, width: float = 5.0) -> tuple[Figure, list[Axes]]:
+def _axes(columns: int, title: str, width: float = 5.0) -> tuple[Figure, list[Axes]]:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, columns, figsize=(width * columns, 3.8), squeeze=False)
+    figure.suptitle(title, fontsize=11)
     for ax in axes[0]:
         ax.grid(True, color="0.9", linewidth=0.8)
         ax.set_axisbelow(True)
@@ -67,77 +68,73 @@ def _axes(columns: int, width: float = 5.0) -> tuple[Figure, list[Axes]]:
     return figure, list(axes[0])
 
 
-def _rows_axis(ax: Axes, rows: list[int], label: str) -> None:
+def _lines(ax: Axes, counts: list[int], lines: dict[str, list[float]], x: str, y: str, *, log: bool = False) -> None:
+    """Lines over counts that are drawn at equal ratios."""
+    for (marker, stroke), (label, values) in zip(cycle(_STROKES), lines.items(), strict=False):
+        ax.plot(counts, values, marker=marker, linestyle=stroke, color="black", label=label)
     ax.set_xscale("log", base=2)
-    ax.set_xticks(rows, [str(n) for n in rows], rotation=45, fontsize=8)
-    ax.set_xlabel(label)
+    ax.set_xticks(counts, [str(n) for n in counts], rotation=45, fontsize=8)
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    if log:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0, max(1.0, *(1.05 * value for values in lines.values() for value in values)))
+    if len(lines) > 1:
+        ax.legend()
 
 
 def _linear_layers(data: Data) -> Figure:
-    figure, (left, right) = _axes(2)
-    for (marker, stroke), name in zip(_STROKES, ("invariant", "plain"), strict=False):
-        word = {"invariant": "row-invariant", "plain": "plain (F.linear)"}[name]
-        left.plot(data["rows"], data[name], marker=marker, linestyle=stroke, color="black", label=word)
-    left.set_yscale("log")
-    left.set_ylabel("time of the layer (ms)")
-    left.legend()
-    ratio = [a / b for a, b in zip(data["invariant"], data["plain"], strict=True)]
-    right.plot(data["rows"], ratio, marker="o", color="black")
-    right.axhline(1.0, linestyle=":", color="0.4")
-    right.set_ylim(bottom=0)
-    right.set_ylabel("time, row-invariant over plain")
-    for ax in (left, right):
-        _rows_axis(ax, data["rows"], "rows (tokens)")
     out, in_ = data["shape"]
-    figure.suptitle(f"Cost of a row-invariant linear layer, {in_} x {out}, {data['dtype']}", fontsize=11)
+    title = f"Cost of a row-invariant linear layer, {in_} x {out}, {data['dtype']}"
+    figure, (left, right) = _axes(2, title)
+    rows, invariant, plain = data["rows"], data["invariant"], data["plain"]
+    layers = {"row-invariant": invariant, "plain (F.linear)": plain}
+    _lines(left, rows, layers, "rows (tokens)", "time of the layer (ms)", log=True)
+    ratio = {"ratio": [a / b for a, b in zip(invariant, plain, strict=True)]}
+    _lines(right, rows, ratio, "rows (tokens)", "time, row-invariant over plain")
+    right.axhline(1.0, linestyle=":", color="0.4")
     return figure
 
 
 def _spans(data: Data) -> Figure:
-    figure, (ax,) = _axes(1, 6.0)
+    whole = sum(a == b for a, b in zip(data["first"], data["output"], strict=True))
+    figure, (ax,) = _axes(
+        1,
+        f"Agreement with the canonical output without verification, batch {data['batch_size']}:\n"
+        f"{whole} of {len(data['first'])} requests agree to the end",
+        6.0,
+    )
     for (marker, stroke), name in zip(_STROKES, ("first", "second"), strict=False):
         values = sorted(data[name])
         if values:
             shares = [(i + 1) / len(values) for i in range(len(values))]
             ax.step(values, shares, where="post", linestyle=stroke, color="black", marker=marker, markersize=4,
                     label=f"{name} consistent span ({len(values)} requests)")  # fmt: skip
-    whole = sum(a == b for a, b in zip(data["first"], data["output"], strict=True))
     ax.set_xlabel("consistent span (tokens)")
     ax.set_ylabel("share of requests at most that long")
     ax.set_ylim(0, 1.05)
     ax.set_xlim(left=0)
     ax.legend(loc="center left")
-    figure.suptitle(
-        f"Agreement with the canonical output without verification, batch {data['batch_size']}:\n"
-        f"{whole} of {len(data['first'])} requests agree to the end",
-        fontsize=11,
-    )
     return figure
 
 
 def _pass_costs(data: Data) -> Figure:
-    figure, (left, right) = _axes(2)
+    figure, (left, right) = _axes(2, "What a canonical pass costs, and what windows waste (drafter self)")
     per_token = [ms / n for ms, n in zip(data["ms"], data["rows"], strict=True)]
-    left.plot(data["rows"], per_token, marker="o", color="black", label="a token")
-    left.plot(data["rows"], data["ms"], marker="s", linestyle="--", color="black", label="a pass")
-    left.set_yscale("log")
-    left.set_ylabel("latency (ms)")
-    left.legend()
-    _rows_axis(left, data["rows"], "rows of a canonical pass")
+    costs = {"per token": per_token, "per pass": data["ms"]}
+    _lines(left, data["rows"], costs, "rows of a canonical pass", "latency (ms)", log=True)
     part = data["windows"]
-    for (marker, stroke), (i, size) in zip(cycle(_STROKES), enumerate(part["requests"]), strict=False):
-        shares = [100 * row[i] for row in part["recomputed"]]
-        right.plot(part["windows"], shares, marker=marker, linestyle=stroke, color="black", label=f"{size} at a time")
-    right.set_ylabel("recomputed tokens (% of computed)")
-    right.set_ylim(0, max(1.0, *(100 * share for row in part["recomputed"] for share in row)) * 1.05)
-    right.legend()
-    _rows_axis(right, part["windows"], "window (tokens between verifications)")
-    figure.suptitle("What a canonical pass costs, and what windows waste (drafter self)", fontsize=11)
+    wasted = {
+        f"{size} at a time": [100 * row[i] for row in part["recomputed"]] for i, size in enumerate(part["requests"])
+    }
+    of = "recomputed tokens (% of computed)"
+    _lines(right, part["windows"], wasted, "window (tokens between verifications)", of)
     return figure
 
 
 def _fractions(data: Data) -> Figure:
-    figure, axes = _axes(max(len(data), 1), 4.2)
+    figure, axes = _axes(max(len(data), 1), "What verification costs, by share of verified requests", 4.2)
     for ax, (name, drafters) in zip(axes, data.items(), strict=False):
         width = 0.8 / len(drafters)
         for i, (drafter, points) in enumerate(drafters.items()):
@@ -150,12 +147,11 @@ def _fractions(data: Data) -> Figure:
         ax.set_xlabel("verified requests (%)")
         ax.set_ylabel("throughput over the unverified fast path")
         ax.legend(fontsize=8)
-    figure.suptitle("What verification costs, by share of verified requests", fontsize=11)
     return figure
 
 
 def _heat_maps(data: Data) -> Figure:
-    figure, axes = _axes(2)
+    figure, axes = _axes(2, "Windows and requests per pass (drafter self)")
     maps = (
         ("recomputed", "recomputed tokens (% of all computed)", "{:.1f}", 100.0),
         ("speed", "throughput (output tokens/s)", "{:,.0f}", 1.0),
@@ -172,11 +168,10 @@ def _heat_maps(data: Data) -> Figure:
                         color="white" if dark else "black")  # fmt: skip
         ax.set_xticks(range(len(data["requests"])), data["requests"])
         ax.set_yticks(range(len(data["windows"])), data["windows"])
-        ax.set_xlabel("requests a pass")
+        ax.set_xlabel("requests per pass")
         ax.set_ylabel("window (tokens)")
         ax.set_title(label, fontsize=10)
         figure.colorbar(image, ax=ax)
-    figure.suptitle("Windows and requests a pass (drafter self)", fontsize=11)
     return figure
 
 

@@ -10,32 +10,32 @@ from detgen.bench.interface import Peer
 from detgen.errors import BenchError
 
 _HOMES = {
-    "detgen": "detgen.bench.peers.detgen_engine:DetgenPeer",
-    "transformers": "detgen.bench.peers.transformers_generate:GeneratePeer",
-    "transformers-assisted": "detgen.bench.peers.transformers_assisted:AssistedPeer",
-    "transformers-continuous": "detgen.bench.peers.transformers_continuous:ContinuousPeer",
-    "openvino": "detgen.bench.peers.openvino:OpenVinoPeer",
-    "llama.cpp": "detgen.bench.peers.llama_cpp:LlamaCppPeer",
-    "vllm": "detgen.bench.peers.vllm:VllmPeer",
-    "sglang": "detgen.bench.peers.sglang:SglangPeer",
+    "detgen": "detgen_engine:DetgenPeer",
+    "transformers": "transformers_generate:GeneratePeer",
+    "transformers-assisted": "transformers_assisted:AssistedPeer",
+    "transformers-continuous": "transformers_continuous:ContinuousPeer",
+    "openvino": "openvino:OpenVinoPeer",
+    "llama.cpp": "llama_cpp:LlamaCppPeer",
+    "vllm": "vllm:VllmPeer",
+    "sglang": "sglang:SglangPeer",
 }
 NAMES = tuple(_HOMES)
 
 
-def make_peer(name: str) -> Peer:
-    """The adapter of a peer; its library is not imported yet.
+def peer_class(name: str) -> type[Peer]:
+    """The class of a peer; its library is not imported yet.
 
     Raises:
         BenchError: if there is no peer of this name.
     """
     if name not in _HOMES:
-        raise BenchError(f"no peer {name!r}; use some of {', '.join(NAMES)}")
+        raise BenchError(f"there is no peer {name!r}; choose from {', '.join(NAMES)}")
     module, _, kind = _HOMES[name].partition(":")
-    return cast(Peer, getattr(importlib.import_module(module), kind)())
+    return cast(type[Peer], getattr(importlib.import_module(f"{__name__}.{module}"), kind))
 
 
-def versions(peer: Peer) -> dict[str, str]:
-    """Versions of the distributions that the peer needs.
+def versions(peer: type[Peer]) -> dict[str, str]:
+    """Versions of the distributions that a peer needs.
 
     Raises:
         BenchError: naming those that are not installed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from detgen.bench.interface import Job, Outcome
 
@@ -45,3 +46,31 @@ class Clock:
             if len(made) != wanted:
                 raise RuntimeError(f"prompt {index} got {len(made)} tokens instead of {wanted}")
         return Outcome(tokens, seconds, self._first, self._last, passes, counts or {})
+
+
+def run_stepwise(
+    job: Job, submit: Callable[[int], None], step: Callable[[Collection[int]], Mapping[int, Sequence[int]]]
+) -> Outcome:
+    """Run a job on a library that runs a pass at a time: at most a batch is under way, a free place is taken at once.
+
+    Args:
+        job: what to run.
+        submit: begins the prompt of an index.
+        step: runs a pass; given the prompts under way, it returns the new tokens of those that got some.
+    """
+    tokens: list[list[int]] = [[] for _ in job.prompts]
+    waiting = list(range(len(job.prompts)))[::-1]
+    live: set[int] = set()
+    passes = 0
+    clock = Clock(job)
+    while waiting or live:
+        while waiting and len(live) < job.batch_size:
+            live.add(waiting[-1])
+            submit(waiting.pop())
+        for index, made in step(live).items():
+            tokens[index] += made
+            clock.tokens(index, len(made))
+            if len(tokens[index]) >= job.prompts[index].output:
+                live.discard(index)
+        passes += 1
+    return clock.outcome([made[: p.output] for made, p in zip(tokens, job.prompts, strict=True)], passes)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from detgen.bench.interface import Job, ModelSource, Outcome, Prompt, Variant
+from detgen.bench.interface import Contender, Job, ModelSource, Outcome, Prompt
 from detgen.bench.models import loaded
 from detgen.bench.peers.clock import Clock
 from detgen.engine.request import Request, SamplingParams
@@ -19,58 +19,38 @@ from detgen.engine.request import Request, SamplingParams
 if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
     from detgen.engine import Engine
+    from detgen.passes.cost import PassCost
 
 FAST, SYNTHETIC = "fast path", "synthetic"
+_DRAFT_TOKENS = range(1, 9)
 
 
 class DetgenPeer:
     """Runs jobs by one engine and others on the same models."""
 
-    name = "detgen"
     packages = ("torch", "transformers")
 
-    def __init__(self) -> None:
+    def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
+        self._base = make_engine(source, max(batch_sizes), drafted=source.has_draft or contender.name == SYNTHETIC)
+        self._seed = source.seed
         self._engines: dict[tuple[Any, ...], Engine] = {}
         self._continuations: dict[Prompt, list[int]] = {}
 
-    def variants(self, source: ModelSource) -> list[Variant]:
+    @staticmethod
+    def contenders(source: ModelSource) -> list[Contender]:
         """The fast path, each drafter, and the synthetic one, which is there whenever it is asked for."""
         names = [FAST, "none", *(["model"] if source.has_draft else []), "self", "ngram", "auto"]
-        precision = precision_of(source)
-        plain = [Variant(name, precision, "detgen", self_checked=True) for name in names]
-        return [*plain, Variant(SYNTHETIC, precision, "detgen-synthetic", self_checked=True)]
+        processes = dict.fromkeys(names, "detgen") | {SYNTHETIC: "detgen-synthetic"}
+        return [Contender("detgen", n, source.precision, p, self_checked=True) for n, p in processes.items()]
 
-    def load(self, source: ModelSource, variant: Variant, batch_sizes: tuple[int, ...]) -> None:
-        """Load and probe the models, the first time."""
-        if self._engines:
-            return
-        from detgen.engine import Engine
-
-        drafted = source.has_draft or variant.name == SYNTHETIC
-        self._source = source
-        target = loaded(source, "target")
-        self._vocabulary = target.vocabulary
-        self._base = Engine(
-            target=target,
-            draft=loaded(source, "draft") if drafted else None,
-            drafter="auto" if drafted else "none",
-            batch_size=max(batch_sizes),
-            threads=source.threads,
-            device=source.device,
-            prefix_reuse=False,
-        )
-        self._engines["base",] = self._base
-
-    def run(self, variant: Variant, job: Job) -> Outcome:
+    def run(self, contender: Contender, job: Job) -> Outcome:
         """Run a job; jobs of the fast path are not verified whatever they say."""
-        if variant.name == SYNTHETIC:
-            self._learn_continuations(job)
-            return self._run(self._synthetic(job), job)
-        if variant.name == FAST:
-            return self._run(
-                self._engine("none", job.batch_size), replace(job, deterministic=(False,) * len(job.prompts))
-            )
-        return self._run(self._engine(variant.name, job.batch_size), job)
+        if contender.acceptance is not None:
+            return generate(self._synthetic(job, contender.acceptance), job)
+        if contender.name == FAST:
+            unverified = replace(job, deterministic=(False,) * len(job.prompts))
+            return generate(self._engine("none", job.batch_size), unverified)
+        return generate(self._engine(contender.name, job.batch_size), job)
 
     def _engine(self, drafter: str, batch_size: int) -> Engine:
         key = drafter, batch_size
@@ -78,58 +58,68 @@ class DetgenPeer:
             self._engines[key] = self._base.with_settings(drafter=drafter, batch_size=batch_size)
         return self._engines[key]
 
-    def _learn_continuations(self, job: Job) -> None:
-        """Run the prompts that are new without a draft: what the synthetic drafter proposes."""
-        new = tuple(p for p in job.prompts if p not in self._continuations)
-        if new:
-            made = self._run(self._engine("none", job.batch_size), Job(new, job.batch_size, (True,) * len(new)))
+    def _synthetic(self, job: Job, acceptance: float) -> Engine:
+        """An engine whose drafter proposes the canonical texts with errors; the number of draft tokens is the best."""
+        from detgen.drafters.known_text import Known, OracleDrafter, SyntheticDrafter
+        from detgen.kernels.sampling import Choice
+
+        key = SYNTHETIC, job.batch_size, acceptance, job.prompts
+        if key in self._engines:
+            return self._engines[key]
+        if new := tuple(p for p in job.prompts if p not in self._continuations):
+            made = generate(self._engine("none", job.batch_size), Job(new, job.batch_size, (True,) * len(new)))
             self._continuations.update(zip(new, made.tokens, strict=True))
+        known = [Known(Choice(), (*p.tokens, *self._continuations[p])) for p in job.prompts]
+        costs = [self._base.canonical[0].cost]
 
-    def _synthetic(self, job: Job) -> Engine:
-        """An engine whose drafter proposes the continuations with errors; the draft length is the best one."""
-        from detgen.bench.synthetic import SyntheticDrafter, best_draft_tokens
+        def drafter(named: Mapping[str, Any]) -> Drafter:
+            costs.append(named["model"].cost)
+            return SyntheticDrafter(named["model"], OracleDrafter(known), acceptance, self._base.vocabulary, self._seed)
 
-        assert job.acceptance is not None
-        known = [self._continuations[p] for p in job.prompts]
-        key = SYNTHETIC, job.batch_size, job.acceptance, job.prompts
-        if key not in self._engines:
-            found: dict[str, Any] = {}
-            vocabulary = self._vocabulary
-
-            def drafter(named: Mapping[str, Drafter]) -> Drafter:
-                found.update(named)
-                return SyntheticDrafter(named["model"], known, job.acceptance or 0.0, vocabulary, self._source.seed)
-
-            engine = self._base.with_settings(drafter=drafter, batch_size=job.batch_size)
-            costs = engine.canonical[0].cost, found["model"].cost
-            length = best_draft_tokens(job.acceptance, job.batch_size, *costs)
-            self._engines[key] = engine.with_settings(draft_tokens=length)
+        engine = self._base.with_settings(drafter=drafter, batch_size=job.batch_size)
+        length = best_draft_tokens(acceptance, job.batch_size, costs[0], costs[1])
+        self._engines[key] = engine.with_settings(draft_tokens=length)
         return self._engines[key]
 
-    def _run(self, engine: Engine, job: Job) -> Outcome:
-        requests = [
-            Request(i, i, token_ids=p.tokens, params=SamplingParams(max_tokens=p.output, deterministic=verified))
-            for i, (p, verified) in enumerate(zip(job.prompts, job.deterministic, strict=True))
-        ]
-        tokens: list[list[int]] = [[] for _ in requests]
-        before = _counts(engine)
-        mixed = any(job.deterministic) and not all(job.deterministic)
-        moments: list[float] = []  # the end of each round
-        clock = Clock(job)
-        for completions in engine.stream(requests):
-            moments.append(time.perf_counter())
-            for completion in completions:
-                if completion.error is not None:
-                    raise RuntimeError(completion.error)
-                index = completion.request.index
-                tokens[index] = list(completion.token_ids)
-                if job.deterministic[index] or not mixed:
-                    # A request commits in every round from its first token on, so its rounds tell when.
-                    rounds = completion.records[-1].round - completion.records[0].round
-                    clock.tokens(index, 1, moments[-1 - rounds])
-                    clock.tokens(index, len(tokens[index]) - 1, moments[-1])
-        counts = {name: n - before.get(name, 0) for name, n in _counts(engine).items()}
-        return clock.outcome(tokens, counts["target_passes"] + counts["fast_passes"], counts)
+
+def make_engine(source: ModelSource, batch_size: int, *, drafted: bool) -> Engine:
+    """An engine on the models of a benchmark, with or without the draft model."""
+    from detgen.engine import Engine
+
+    models = {"target": loaded(source, "target"), "draft": loaded(source, "draft") if drafted else None}
+    drafter = "auto" if drafted else "none"
+    return Engine(source.engine, **models, drafter=drafter, batch_size=batch_size, prefix_reuse=False)
+
+
+def generate(engine: Engine, job: Job) -> Outcome:
+    """Run a job by an engine.
+
+    Raises:
+        RuntimeError: if a prompt cannot run.
+    """
+    requests = [
+        Request(i, i, token_ids=p.tokens, params=SamplingParams(max_tokens=p.output, deterministic=verified))
+        for i, (p, verified) in enumerate(zip(job.prompts, job.deterministic, strict=True))
+    ]
+    tokens: list[list[int]] = [[] for _ in requests]
+    before = _counts(engine)
+    mixed = any(job.deterministic) and not all(job.deterministic)
+    moments: list[float] = []  # the end of each round
+    clock = Clock(job)
+    for completions in engine.stream(requests):
+        moments.append(time.perf_counter())
+        for completion in completions:
+            if completion.error is not None:
+                raise RuntimeError(completion.error)
+            index = completion.request.index
+            tokens[index] = list(completion.token_ids)
+            if job.deterministic[index] or not mixed:
+                # A request commits in every round from its first token on, so its rounds tell when.
+                rounds = completion.records[-1].round - completion.records[0].round
+                clock.tokens(index, 1, moments[-1 - rounds])
+                clock.tokens(index, len(tokens[index]) - 1, moments[-1])
+    counts = {name: n - before[name] for name, n in _counts(engine).items()}
+    return clock.outcome(tokens, counts["target_passes"] + counts["fast_passes"], counts)
 
 
 def _counts(engine: Engine) -> dict[str, int]:
@@ -141,6 +131,12 @@ def _counts(engine: Engine) -> dict[str, int]:
     }
 
 
-def precision_of(source: ModelSource) -> str:
-    """Of weights and arithmetic, as detgen and transformers run the target."""
-    return source.dtype if source.target_quant == "none" else source.target_quant
+def best_draft_tokens(acceptance: float, batch_size: int, target: PassCost, draft: PassCost) -> int:
+    """The draft tokens that promise most tokens per second, from the measured costs of both models' passes."""
+
+    def speed(length: int) -> float:
+        expected = sum(acceptance**i for i in range(length + 1))
+        seconds = target.predict(batch_size * (length + 1)) + length * draft.predict(batch_size)
+        return expected / seconds if seconds else expected
+
+    return max(_DRAFT_TOKENS, key=speed)

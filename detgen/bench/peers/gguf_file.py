@@ -28,7 +28,7 @@ def write_gguf(source: ModelSource, path: Path, quantized: str | None) -> None:
     model = loaded(source, "target").model
     config = model.config
     if config.model_type not in _KINDS:
-        raise ValueError(f"models of type {config.model_type} are not converted to GGUF; {', '.join(_KINDS)} are")
+        raise ValueError(f"models of type {config.model_type} are not converted to GGUF, only {', '.join(_KINDS)}")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"rotary embeddings of type {rope['rope_type']} are not converted to GGUF")

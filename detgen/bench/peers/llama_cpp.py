@@ -7,40 +7,32 @@ llama.cpp's default, float16, beside q8_0 ones.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 from typing import NamedTuple
 
-from detgen.bench.interface import Job, ModelSource, Outcome, Variant
-from detgen.bench.peers.clock import Clock
+from detgen.bench.interface import Contender, Job, ModelSource, Outcome
+from detgen.bench.peers.clock import run_stepwise
 
 _KEPT: list[object] = []  # a callback must live as long as the library
-_ROWS = 512  # tokens a call
-_QUANTIZED = {"q8_0": "Q8_0"}
+_ROWS = 512  # tokens per call
 
 
 class LlamaCppPeer:
     """Runs jobs by `llama_decode`."""
 
-    name = "llama.cpp"
     packages = ("llama-cpp-python", "gguf")
 
-    def variants(self, source: ModelSource) -> list[Variant]:
-        """float32 and q8_0, each in a process of its own."""
-        if source.target_quant != "none":
-            return []
-        return [Variant("f32", "float32", "llama.cpp-f32"), Variant("q8_0", "q8_0", "llama.cpp-q8_0")]
-
-    def load(self, source: ModelSource, variant: Variant, batch_sizes: tuple[int, ...]) -> None:
-        """Convert and load the model."""
+    def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         import llama_cpp
 
         from detgen.bench.peers.gguf_file import write_gguf
 
         _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it tells every tensor
         llama_cpp.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
-        path = source.scratch / f"target-{variant.name}.gguf"
-        write_gguf(source, path, _QUANTIZED.get(variant.name))
+        path = source.scratch / f"target-{contender.name}.gguf"
+        write_gguf(source, path, None if contender.name == "f32" else "Q8_0")
         params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = -1 if source.device.startswith("cuda") else 0
+        params.n_gpu_layers = -1 if source.on_gpu else 0
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise RuntimeError("llama.cpp cannot load the converted model")
@@ -51,60 +43,67 @@ class LlamaCppPeer:
         context.n_ctx = slots * (-(-source.positions // 256) * 256)
         context.n_batch = context.n_ubatch = _ROWS
         context.n_threads = context.n_threads_batch = source.threads
-        if variant.name == "f32":
+        if contender.name == "f32":
             context.type_k = context.type_v = llama_cpp.GGML_TYPE_F32
         self._context = llama_cpp.llama_init_from_model(self._model, context)
         if not self._context:
             raise RuntimeError("llama.cpp cannot make a context of this size")
         self._batch = llama_cpp.llama_batch_init(_ROWS, 0, 1)
+        self._live: dict[int, _Live] = {}
 
-    def run(self, variant: Variant, job: Job) -> Outcome:
-        """All prompts, at most a batch of them at a time; a free place is taken at once."""
+    @staticmethod
+    def contenders(source: ModelSource) -> list[Contender]:
+        """float32 and q8_0, each in a process of its own."""
+        if source.engine.target_quant != "none":
+            return []
+        precisions = {"f32": "float32", "q8_0": "q8_0"}
+        return [Contender("llama.cpp", n, precision, f"llama.cpp-{n}") for n, precision in precisions.items()]
+
+    def run(self, contender: Contender, job: Job) -> Outcome:
+        """All prompts, at most a batch of them at a time."""
         import llama_cpp
 
         memory = llama_cpp.llama_get_memory(self._context)
         llama_cpp.llama_memory_clear(memory, False)
-        waiting = list(range(len(job.prompts)))[::-1]
-        live: dict[int, _Live] = {}
-        tokens: list[list[int]] = [[] for _ in job.prompts]
-        passes = 0
-        clock = Clock(job)
-        while waiting or live:
-            for place in range(job.batch_size):
-                if waiting and place not in live:
-                    index = waiting.pop()
-                    live[place] = _Live(index, list(job.prompts[index].tokens), 0)
-            wanted = self._fill(live)
+        self._live.clear()
+
+        def submit(index: int) -> None:
+            taken = {seq.place for seq in self._live.values()}
+            place = next(i for i in range(job.batch_size) if i not in taken)
+            self._live[index] = _Live(place, list(job.prompts[index].tokens), 0, job.prompts[index].output)
+
+        def step(live: Collection[int]) -> dict[int, list[int]]:
+            wanted = self._fill()
             if llama_cpp.llama_decode(self._context, self._batch) != 0:
                 raise RuntimeError("llama_decode failed")
-            passes += 1
-            for place, row in wanted:
-                seq = live[place]
-                token = self._argmax(row)
-                tokens[seq.number].append(token)
-                clock.tokens(seq.number, 1)
-                if len(tokens[seq.number]) == job.prompts[seq.number].output:
-                    llama_cpp.llama_memory_seq_rm(memory, place, -1, -1)
-                    del live[place]
+            made = {}
+            for index, row in wanted:
+                seq, token = self._live[index], self._argmax(row)
+                made[index] = [token]
+                if seq.wanted == 1:
+                    llama_cpp.llama_memory_seq_rm(memory, seq.place, -1, -1)
+                    del self._live[index]
                 else:
-                    live[place] = seq._replace(tokens=[token])
-        return clock.outcome(tokens, passes)
+                    self._live[index] = seq._replace(tokens=[token], wanted=seq.wanted - 1)
+            return made
 
-    def _fill(self, live: dict[int, _Live]) -> list[tuple[int, int]]:
-        """Put tokens to be read into the batch; the places whose next token it gives, and their rows."""
+        return run_stepwise(job, submit, step)
+
+    def _fill(self) -> list[tuple[int, int]]:
+        """Put tokens to be read into the batch; the prompts whose next token it gives, and their rows."""
         batch, row = self._batch, 0
         wanted = []
         # Those that decode have one token each, so they go first and prompts take what is left.
-        for place, seq in sorted(live.items(), key=lambda item: len(item[1].tokens)):
+        for index, seq in sorted(self._live.items(), key=lambda item: len(item[1].tokens)):
             part = seq.tokens[: _ROWS - row]
             for i, token in enumerate(part):
                 batch.token[row], batch.pos[row] = token, seq.at + i
-                batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, place, 0
+                batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, seq.place, 0
                 row += 1
             if part and len(part) == len(seq.tokens):
                 batch.logits[row - 1] = 1
-                wanted.append((place, row - 1))
-            live[place] = seq._replace(tokens=seq.tokens[len(part) :], at=seq.at + len(part))
+                wanted.append((index, row - 1))
+            self._live[index] = seq._replace(tokens=seq.tokens[len(part) :], at=seq.at + len(part))
         batch.n_tokens = row
         return wanted
 
@@ -122,8 +121,9 @@ def _ignore(level: int, text: bytes, data: object) -> None:
 
 
 class _Live(NamedTuple):
-    """A prompt that has a place: its number, the tokens that are still to be read, and the position of the first."""
+    """A prompt that has a place: the tokens still to be read, the position of the first, and how many still to make."""
 
-    number: int
+    place: int
     tokens: list[int]
     at: int
+    wanted: int

@@ -6,32 +6,23 @@ OpenVINO chooses for the processor, of which its cache in 8 bits is a part.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from detgen.bench.interface import Job, ModelSource, Outcome, Variant
-from detgen.bench.peers.clock import Clock
+from detgen.bench.interface import Contender, Job, ModelSource, Outcome
+from detgen.bench.peers.clock import run_stepwise
 
 _F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-_DRAFTED = 4  # tokens a round of speculative decoding
+_DRAFT_TOKENS = 4  # per round of speculative decoding
+_SPECULATIVE = "f32 speculative"
 
 
 class OpenVinoPeer:
     """Runs jobs by `ContinuousBatchingPipeline`, request by request and step by step."""
 
-    name = "openvino"
     packages = ("openvino", "openvino-genai")
 
-    def variants(self, source: ModelSource) -> list[Variant]:
-        """Two precisions; float32 with a draft model too, where there is one."""
-        if source.device != "cpu" or source.target_quant != "none":
-            return []
-        names = {"f32": "float32", "default": "default"}
-        if source.has_draft:
-            names["f32 speculative"] = "float32"
-        return [Variant(name, precision, f"openvino-{name}") for name, precision in names.items()]
-
-    def load(self, source: ModelSource, variant: Variant, batch_sizes: tuple[int, ...]) -> None:
-        """Convert and compile."""
+    def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         import openvino
 
         from detgen.bench.peers.openvino_model import write_model
@@ -40,13 +31,23 @@ class OpenVinoPeer:
         arithmetic, cached = (str(core.get_property("CPU", name)) for name in _F32)
         self._chosen = f"{_short(arithmetic)}, {_short(cached)} cache"
         self._properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": source.threads}
-        if variant.name != "default":
+        if contender.name != "default":
             self._properties |= _F32
-        self._speculative = variant.name.endswith("speculative")
+        self._speculative = contender.name == _SPECULATIVE
         self._models = [write_model(source, role) for role in ("target", "draft")[: 1 + self._speculative]]
         self._positions = source.positions
         self._pipelines: dict[int, Any] = {}
         self._next = 0
+
+    @staticmethod
+    def contenders(source: ModelSource) -> list[Contender]:
+        """Two precisions; float32 with a draft model too, where there is one."""
+        if source.on_gpu or source.engine.target_quant != "none":
+            return []
+        names = {"f32": "float32", "default": "default"}
+        if source.has_draft:
+            names[_SPECULATIVE] = "float32"
+        return [Contender("openvino", name, precision, f"openvino-{name}") for name, precision in names.items()]
 
     def _pipeline(self, batch_size: int) -> Any:
         """One for each batch size, which it is built for."""
@@ -65,48 +66,39 @@ class OpenVinoPeer:
             )
         return self._pipelines[batch_size]
 
-    def run(self, variant: Variant, job: Job) -> Outcome:
+    def run(self, contender: Contender, job: Job) -> Outcome:
         """All prompts, at most a batch of them at a time."""
         import numpy as np
         import openvino
+        import openvino_genai as genai
 
         pipeline = self._pipeline(job.batch_size)
         inputs = [openvino.Tensor(np.array([p.tokens], dtype=np.int64)) for p in job.prompts]
-        tokens: list[list[int]] = [[] for _ in job.prompts]
-        passes = 0
-        clock = Clock(job)
-        waiting = list(range(len(job.prompts)))[::-1]
-        live: dict[int, Any] = {}
-        while waiting or live:
-            while waiting and len(live) < job.batch_size:
-                index = waiting.pop()
-                live[index] = pipeline.add_request(self._next, inputs[index], self._config(job.prompts[index].output))
-                self._next += 1
+        handles: dict[int, Any] = {}
+
+        def submit(index: int) -> None:
+            config = genai.GenerationConfig()
+            config.max_new_tokens, config.ignore_eos = job.prompts[index].output, True
+            if self._speculative:
+                config.num_assistant_tokens = _DRAFT_TOKENS
+            handles[index] = pipeline.add_request(self._next, inputs[index], config)
+            self._next += 1
+
+        def step(live: Collection[int]) -> dict[int, list[int]]:
             pipeline.step()
-            passes += 1
-            for index, handle in list(live.items()):
-                while handle.can_read():
-                    new = [t for output in handle.read().values() for t in output.generated_ids]
-                    tokens[index] += new
-                    clock.tokens(index, len(new))
-                if len(tokens[index]) >= job.prompts[index].output:
-                    del live[index]
+            made: dict[int, list[int]] = {}
+            for index in live:
+                while handles[index].can_read():
+                    new = [t for output in handles[index].read().values() for t in output.generated_ids]
+                    made[index] = made.get(index, []) + new
+            return made
+
+        outcome = run_stepwise(job, submit, step)
         while pipeline.has_non_finished_requests():
             pipeline.step()
-        made = [row[: p.output] for row, p in zip(tokens, job.prompts, strict=True)]
-        outcome = clock.outcome(made, passes)
-        if variant.name == "default":
+        if contender.name == "default":
             outcome.precision = self._chosen
         return outcome
-
-    def _config(self, output: int) -> Any:
-        import openvino_genai as genai
-
-        config = genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos = output, True
-        if self._speculative:
-            config.num_assistant_tokens = _DRAFTED
-        return config
 
 
 def _short(element: str) -> str:

@@ -19,7 +19,7 @@ _NAME = "detgen_openvino"
 
 
 def write_model(source: ModelSource, role: str) -> Path:
-    """Convert a model to a folder with `openvino_model.xml`; one that was converted before is taken as it is.
+    """Convert a model to a folder with `openvino_model.xml`; one that is there already is left as it is.
 
     Raises:
         ValueError: if the model does not take its attention from transformers' AttentionInterface.
@@ -171,7 +171,7 @@ def _repeat(x: torch.Tensor, heads: int, group: int) -> torch.Tensor:
 
 
 def _example(model: Any, caches: list[tuple[int, int]]) -> tuple[Any, ...]:
-    """Inputs for tracing: two sequences of three tokens behind four cached ones."""
+    """Inputs for tracing: two sequences of three tokens after four cached ones."""
     import torch
 
     ids = torch.zeros(2, 3, dtype=torch.int64)

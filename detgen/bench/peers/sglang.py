@@ -10,10 +10,9 @@ import gc
 from multiprocessing.util import Finalize
 from typing import Any
 
-from detgen.bench.interface import Job, ModelSource, Outcome, Variant
+from detgen.bench.interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.models import folder
 from detgen.bench.peers.clock import Clock
-from detgen.bench.peers.detgen_engine import precision_of
 
 _SHARE = 0.5  # of the GPU's memory that is free when it starts, for its weights and its cache
 _SPARE = 8  # positions of its context that it gives to no prompt and no output
@@ -22,46 +21,33 @@ _SPARE = 8  # positions of its context that it gives to no prompt and no output
 class SglangPeer:
     """Runs jobs by `Engine.async_generate`; how many passes its processes run is not told."""
 
-    name = "sglang"
     packages = ("sglang",)
 
-    def variants(self, source: ModelSource) -> list[Variant]:
-        """Plain, and with --enable-deterministic-inference; on GPUs alone."""
-        if not source.device.startswith("cuda") or source.target_quant != "none":
-            return []
-        precision = precision_of(source)
-        # The model's context may end with the longest sequence; what is spared beyond it is never reached.
-        base = (("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1"),)
-        return [
-            Variant("plain", precision, "sglang", base),
-            Variant("deterministic", precision, "sglang-deterministic", base),
-        ]
-
-    def load(self, source: ModelSource, variant: Variant, batch_sizes: tuple[int, ...]) -> None:
-        """Load the model."""
+    def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         import sglang
         import torch
 
-        model = folder(source, "target")
+        arguments = settings(source, contender, max(batch_sizes))
         # Random weights were made in this process; it computes in others, which need the memory.
         gc.collect()
         torch.cuda.empty_cache()
-        self._engine = sglang.Engine(
-            model_path=str(model),
-            skip_tokenizer_init=True,
-            dtype=source.dtype,
-            context_length=source.positions + _SPARE,
-            max_running_requests=max(batch_sizes),
-            mem_fraction_static=_SHARE,
-            disable_radix_cache=True,
-            enable_deterministic_inference=variant.name == "deterministic",
-            random_seed=source.seed,
-            base_gpu_id=int(source.device.partition(":")[2] or 0),
-        )
+        self._engine = sglang.Engine(**arguments)
         # Its own end is left to atexit, before which a child of multiprocessing waits for its processes, for ever.
         Finalize(None, self._engine.shutdown, exitpriority=0)
 
-    def run(self, variant: Variant, job: Job) -> Outcome:
+    @staticmethod
+    def contenders(source: ModelSource) -> list[Contender]:
+        """Plain, and with --enable-deterministic-inference; on GPUs alone."""
+        if not source.on_gpu or source.engine.target_quant != "none":
+            return []
+        # The model's context may end with the longest sequence; what is spared beyond it is never reached.
+        base = (("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1"),)
+        return [
+            Contender("sglang", "plain", source.precision, "sglang", base),
+            Contender("sglang", "deterministic", source.precision, "sglang-deterministic", base),
+        ]
+
+    def run(self, contender: Contender, job: Job) -> Outcome:
         """All prompts, at most a batch of them at a time."""
         # The loop that the engine has made the current one; its sockets belong to it.
         return asyncio.get_event_loop().run_until_complete(self._run(job))
@@ -85,3 +71,19 @@ class SglangPeer:
 
         await asyncio.gather(*(one(i) for i in range(len(job.prompts))))
         return clock.outcome(tokens, None)
+
+
+def settings(source: ModelSource, contender: Contender, most_requests: int) -> dict[str, Any]:
+    """Arguments of the engine."""
+    return {
+        "model_path": str(folder(source, "target")),
+        "skip_tokenizer_init": True,
+        "dtype": source.engine.dtype,
+        "context_length": source.positions + _SPARE,
+        "max_running_requests": most_requests,
+        "mem_fraction_static": _SHARE,
+        "disable_radix_cache": True,
+        "enable_deterministic_inference": contender.name == "deterministic",
+        "random_seed": source.seed,
+        "base_gpu_id": int(source.engine.device.partition(":")[2] or 0),
+    }

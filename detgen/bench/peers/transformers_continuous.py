@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from detgen.bench.interface import Job, ModelSource, Outcome, Variant
-from detgen.bench.models import loaded
+from detgen.bench.interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import Clock
-from detgen.bench.peers.detgen_engine import precision_of
 from detgen.bench.peers.transformers_generate import greedy
 
-_PAGE = 256  # positions a page of its cache
+_PAGE = 256  # positions per page of its cache
 
 
 class ContinuousPeer:
     """Runs jobs by the manager behind `model.generate_batch`."""
 
-    name = "transformers-continuous"
     packages = ("transformers",)
 
-    def variants(self, source: ModelSource) -> list[Variant]:
-        """One: as it comes."""
-        return [Variant("generate_batch", precision_of(source), "transformers-continuous", self_checked=True)]
-
-    def load(self, source: ModelSource, variant: Variant, batch_sizes: tuple[int, ...]) -> None:
-        """Load the model."""
-        import torch
-
-        torch.set_num_threads(source.threads)
-        self._model = greedy(loaded(source, "target").model)
+    def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
+        self._model = greedy(source)
         self._positions = source.positions
 
-    def run(self, variant: Variant, job: Job) -> Outcome:
+    @staticmethod
+    def contenders(source: ModelSource) -> list[Contender]:
+        """One: as it comes."""
+        name = "transformers-continuous"
+        return [Contender(name, "generate_batch", source.precision, name, self_checked=True)]
+
+    def run(self, contender: Contender, job: Job) -> Outcome:
         """All prompts at once; the manager batches them."""
         from transformers import ContinuousBatchingConfig
 
@@ -54,10 +49,9 @@ class ContinuousPeer:
                     done[result.request_id] = result
                 elif not manager.is_running():
                     raise RuntimeError("its generation thread ended")
-            results = [done[name] for name in names]
-            for index, result in enumerate(results):
-                if result.error is not None:
-                    raise RuntimeError(result.error)
-                for at in result.timestamps or ():
+            for index, name in enumerate(names):
+                if done[name].error is not None:
+                    raise RuntimeError(done[name].error)
+                for at in done[name].timestamps or ():
                     clock.tokens(index, 1, at)
-            return clock.outcome([list(r.generated_tokens) for r in results], None)
+            return clock.outcome([list(done[name].generated_tokens) for name in names], None)

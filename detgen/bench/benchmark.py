@@ -1,0 +1,100 @@
+"""One benchmark from its settings to a folder of results."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+
+from detgen.bench.cells import Cell, check, find_peers, fitted_workloads, make_cells
+from detgen.bench.figures.draw import need_matplotlib
+from detgen.bench.figures.make import make_figures
+from detgen.bench.interface import BenchConfig, ModelSource
+from detgen.bench.judging import judge
+from detgen.bench.measuring import Measuring
+from detgen.bench.models import resolve
+from detgen.bench.processes import Processes, start_worker
+from detgen.bench.results import Results, Row, describe, save
+from detgen.bench.roofline import Roof, measure_roof, place_under_roof
+from detgen.errors import BenchError
+from detgen.progress import Observer
+from detgen.worker import WorkerError
+
+_QUICK_SECONDS = 140.0  # in which the quick grid is measured; the full one takes its rounds whatever they take
+
+
+def bench(config: BenchConfig, observer: Observer) -> Results:
+    """Measure, and write bench.json to the output folder.
+
+    Raises:
+        BenchError: settings that make no benchmark, or a folder that cannot be written.
+        EngineError: a device or model that is not there.
+    """
+    check(config)
+    if config.figures:
+        need_matplotlib()
+    until = time.monotonic() + (float("inf") if config.full else _QUICK_SECONDS)
+    observer.message("reading the models' settings")
+    target = resolve(config)
+    workloads = fitted_workloads(config, target)
+    with tempfile.TemporaryDirectory(prefix="detgen-bench-") as scratch:
+        positions = max(w.longest for w in workloads) + 1
+        source = ModelSource(target.engine, config.random_weights, config.seed, positions, Path(scratch))
+        peers = find_peers(config, source)
+        for note in peers.notes:
+            observer.message(note)
+        cells = make_cells(config, workloads, peers)
+        logs = _logs(config.output)
+        roof = _roof(source, observer, logs)
+        rows = _measure(config, observer, source, cells, logs, until)
+        environment = describe(config, source, peers.versions)
+        notes = list(peers.notes)
+        if config.figures:
+            prompts = cells[0].workload.prompts
+            notes += make_figures(config, source, prompts, rows, environment, observer, logs)
+    for row in rows:
+        if row.seconds and roof:
+            place_under_roof(row, median(row.seconds), target.weights, roof, target.engine.dtype)
+    results = Results(environment, roof, {w.name: w.origin for w in workloads}, rows, notes)
+    save(results, config.output / "bench.json")
+    return results
+
+
+def _logs(output: Path) -> Path:
+    """The folder for the processes' logs, in the output folder, both made.
+
+    Raises:
+        BenchError: if they cannot be.
+    """
+    logs = output / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"cannot write to {output}: {error.strerror}; choose another folder with -o") from None
+    return logs
+
+
+def _roof(source: ModelSource, observer: Observer, logs: Path) -> Roof:
+    """What the machine can do; nothing where that cannot be measured."""
+    observer.message("measuring the machine: a copy and a matrix product")
+    engine = source.engine
+    try:
+        with start_worker("measure_roofline", source.threads, logs) as worker:
+            roof: Roof = worker.call(measure_roof, engine.device, engine.dtype, source.threads)
+    except WorkerError as error:
+        observer.message(f"no roofline: {error}")
+        return {}
+    return roof
+
+
+def _measure(
+    config: BenchConfig, observer: Observer, source: ModelSource, cells: list[Cell], logs: Path, until: float
+) -> list[Row]:
+    sizes = tuple(sorted({cell.batch_size for cell in cells}))
+    with closing(Processes(source, sizes, logs)) as processes:
+        measuring = Measuring(cells, processes, observer, config.rounds, max(until - time.monotonic(), 0.0))
+        rows = measuring.run()
+    judge(rows, measuring.outputs)
+    return rows

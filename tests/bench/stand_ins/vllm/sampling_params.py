@@ -1,0 +1,3 @@
+from types import SimpleNamespace
+
+RequestOutputKind = SimpleNamespace(DELTA="new tokens")

@@ -1,0 +1,3 @@
+from types import SimpleNamespace
+
+UsageContext = SimpleNamespace(LLM_CLASS="offline")

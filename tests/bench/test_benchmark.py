@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detgen.bench import BenchConfig, bench
+from detgen.bench.results import load
+from detgen.engine.config import EngineConfig
+from detgen.errors import BenchError
+
+
+def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: Any) -> None:
+    config = BenchConfig(
+        output=tmp_path / "out",
+        random_weights="tiny",
+        peers=("detgen",),
+        batch_sizes=(2,),
+        requests=3,
+        max_tokens=8,
+        rounds=1,
+        fractions=(50.0, 100.0),
+    )
+    results = bench(config, told)
+    rows = {row.label: row for row in results.rows}
+    assert set(rows) == {
+        "detgen fast path", "detgen none", "detgen none, 67% verified", "detgen self", "detgen self, 67% verified",
+        "detgen ngram", "detgen auto", "detgen auto, 67% verified",
+    }  # fmt: skip
+    for row in rows.values():
+        assert row.error is None
+        assert row.wrong is None
+        assert row.output_tokens == 24
+        assert len(row.seconds) == 1
+        assert row.same_bytes is not None
+        assert row.memory is not None
+        assert row.over_fast
+    assert rows["detgen none"].same_bytes == (3, 3, 1)
+    assert rows["detgen none, 67% verified"].agreement == (2, 2)
+    assert load(tmp_path / "out" / "bench.json").rows == results.rows
+    stored = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert {"torch", "transformers"} <= stored["environment"]["versions"].keys()
+    assert results.roofline
+    assert told.steps[-1].done + 1 == told.steps[-1].total, "the last run was expected"
+
+
+def test_sequences_beyond_the_context_are_refused(tmp_path: Path, told: Any) -> None:
+    config = BenchConfig(output=tmp_path, random_weights="tiny", workloads=("4096x1024",), scale=1.0)
+    with pytest.raises(BenchError, match="the model's context is 2048; use a smaller --scale"):
+        bench(config, told)
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path, told: Any) -> None:
+    with pytest.raises(BenchError, match="no-such-model"):
+        bench(BenchConfig(output=tmp_path, engine=EngineConfig(target=str(tmp_path / "no-such-model"))), told)
+
+
+def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, told: Any) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BenchError, match="choose another folder with -o"):
+        bench(BenchConfig(output=tmp_path / "file" / "out", random_weights="tiny", peers=("detgen",)), told)
+
+
+@pytest.mark.cuda
+def test_a_small_benchmark_on_a_gpu(tmp_path: Path, told: Any) -> None:
+    config = BenchConfig(
+        output=tmp_path,
+        random_weights="tiny",
+        engine=EngineConfig(device="cuda"),
+        peers=("detgen", "transformers"),
+        batch_sizes=(4,),
+        scale=1 / 64,
+        workloads=("1024x256",),
+        requests=8,
+        rounds=1,
+    )
+    results = bench(config, told)
+    assert [(row.label, row.error, row.wrong) for row in results.rows if row.error or row.wrong] == []
+    assert all(row.precision == "bfloat16" for row in results.rows)
+    assert all(row.gpu_memory for row in results.rows)
