@@ -8,15 +8,15 @@ from contextlib import closing
 from pathlib import Path
 from statistics import median
 
-from detgen.bench.cells import Cell, check, find_peers, fitted_workloads, make_cells
+from detgen.bench.cells import check, find_peers, fitted_workloads, make_cells
 from detgen.bench.figures.draw import need_matplotlib
-from detgen.bench.figures.make import make_figures
+from detgen.bench.figures.make import draw_figures, measure_figures
 from detgen.bench.interface import BenchConfig, ModelSource
 from detgen.bench.judging import judge
 from detgen.bench.measuring import Measuring
 from detgen.bench.models import resolve
 from detgen.bench.processes import Processes, start_worker
-from detgen.bench.results import Results, Row, describe, save
+from detgen.bench.results import Results, describe, save
 from detgen.bench.roofline import Roof, measure_roof, place_under_roof
 from detgen.errors import BenchError
 from detgen.progress import Observer
@@ -26,7 +26,7 @@ _QUICK_SECONDS = 140.0  # in which the quick grid is measured; the full one take
 
 
 def bench(config: BenchConfig, observer: Observer) -> Results:
-    """Measure, and write bench.json to the output folder.
+    """Measure, and write bench.json to the output folder, and the figures where they are wanted.
 
     Raises:
         BenchError: settings that make no benchmark, or a folder that cannot be written.
@@ -42,18 +42,26 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
     with tempfile.TemporaryDirectory(prefix="detgen-bench-") as scratch:
         positions = max(w.longest for w in workloads) + 1
         source = ModelSource(target.engine, config.random_weights, config.seed, positions, Path(scratch))
-        peers = find_peers(config, source)
-        for note in peers.notes:
+        peers, notes = find_peers(config, source)
+        for note in notes:
             observer.message(note)
         cells = make_cells(config, workloads, peers)
         logs = _logs(config.output)
         roof = _roof(source, observer, logs)
-        rows = _measure(config, observer, source, cells, logs, until)
-        environment = describe(config, source, peers.versions)
-        notes = list(peers.notes)
+        sizes = tuple(sorted({cell.batch_size for cell in cells}))
+        with closing(Processes(source, sizes, logs)) as processes:
+            seconds = max(until - time.monotonic(), 0.0)
+            rows, outputs = Measuring(cells, processes, observer, config.rounds, seconds).run()
+        judge(rows, outputs)
         if config.figures:
-            prompts = cells[0].workload.prompts
-            notes += make_figures(config, source, prompts, rows, environment, observer, logs)
+            of_first = [cell for cell in cells if cell.workload.name == cells[0].workload.name]
+            largest = max(of_first, key=lambda cell: cell.batch_size)
+            with start_worker("figures", source.threads, logs) as worker:
+                figures, missing = measure_figures(source, largest, outputs, rows, worker, observer, config.full)
+            notes += missing
+        environment = describe(config, source, peers)
+    if config.figures:
+        draw_figures(figures, config.output / "figures", environment)
     for row in rows:
         if row.seconds and roof:
             place_under_roof(row, median(row.seconds), target.weights, roof, target.engine.dtype)
@@ -87,14 +95,3 @@ def _roof(source: ModelSource, observer: Observer, logs: Path) -> Roof:
         observer.message(f"no roofline: {error}")
         return {}
     return roof
-
-
-def _measure(
-    config: BenchConfig, observer: Observer, source: ModelSource, cells: list[Cell], logs: Path, until: float
-) -> list[Row]:
-    sizes = tuple(sorted({cell.batch_size for cell in cells}))
-    with closing(Processes(source, sizes, logs)) as processes:
-        measuring = Measuring(cells, processes, observer, config.rounds, max(until - time.monotonic(), 0.0))
-        rows = measuring.run()
-    judge(rows, measuring.outputs)
-    return rows

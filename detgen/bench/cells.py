@@ -16,6 +16,7 @@ from detgen.errors import BenchError
 _LEAST_SCALE = 1e-4
 _QUICK_BATCHES, _FULL_BATCHES = (16, 1), (1, 4, 16, 32)
 _FULL_FRACTIONS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+Peers = dict[str, list[Contender]]
 MIXED = ("none", "self", "auto")  # drafters that partly verified batches are measured with
 
 
@@ -68,15 +69,7 @@ def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
     for name in names:
         scale = config.scale or (1.0 if target.engine.device.startswith("cuda") else 1 / 16)
         while True:
-            workload = make_workload(
-                name,
-                requests=requests,
-                max_tokens=config.max_tokens,
-                scale=scale,
-                seed=config.seed,
-                vocabulary=target.vocabulary,
-                encode=target.encode,
-            )
+            workload = make_workload(name, requests, scale, config, target)
             # A scale that nobody asked for gives way to the model's context.
             gives_way = config.scale is None and name in SYNTHETIC_WORKLOADS and scale > _LEAST_SCALE
             if workload.longest <= target.context or not gives_way:
@@ -109,48 +102,34 @@ def make_cells(config: BenchConfig, workloads: list[Workload], peers: Peers) -> 
     return cells
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """The peers that can be measured here.
-
-    Attributes:
-        contenders: by peer.
-        versions: by package.
-        notes: which peers are left out, and why.
-    """
-
-    contenders: dict[str, list[Contender]]
-    versions: dict[str, str]
-    notes: list[str]
-
-
-def find_peers(config: BenchConfig, source: ModelSource) -> Peers:
-    """See which peers are installed and can run these models.
+def find_peers(config: BenchConfig, source: ModelSource) -> tuple[Peers, list[str]]:
+    """The contenders of each peer that is installed and can run these models; which others are left out, and why.
 
     Raises:
         BenchError: if a peer was asked for by name and is not there.
     """
-    found = Peers({}, {}, [])
+    found: Peers = {}
+    notes = []
     for name in config.peers or NAMES:
         peer = peer_class(name)
         try:
-            found.versions.update(versions(peer))
+            versions(peer)
         except BenchError as error:
             if config.peers:
                 raise BenchError(f"peer {name}: {error}") from None
-            found.notes.append(f"{name} skipped: {error}")
+            notes.append(f"{name} skipped: {error}")
             continue
         if contenders := peer.contenders(source):
-            found.contenders[name] = contenders
+            found[name] = contenders
         else:
-            found.notes.append(f"{name} skipped: it does not run these models on {source.engine.device}")
-    return found
+            notes.append(f"{name} skipped: it does not run these models on {source.engine.device}")
+    return found, notes
 
 
 def contenders_at(config: BenchConfig, peers: Peers, batch_size: int) -> tuple[Contender, ...]:
     """The rows of a cell; the quick grid has only the first contender of each other peer, unless peers are named."""
     found: list[Contender] = []
-    for name, contenders in peers.contenders.items():
+    for name, contenders in peers.items():
         if name == "detgen":
             found += _of_detgen(config, contenders, requests_at(config, batch_size))
             continue

@@ -16,7 +16,7 @@ Tokens = list[list[int]]
 Outputs = defaultdict[tuple[str, str], dict[int, Tokens]]
 """Generated tokens of each prompt, by workload and label, then by batch size; empty for what never ran."""
 
-_REFERENCE = "detgen none"
+REFERENCE = "detgen none"
 
 
 def judge(rows: list[Row], outputs: Outputs) -> None:
@@ -32,7 +32,7 @@ def judge(rows: list[Row], outputs: Outputs) -> None:
         other = max(others, key=lambda size: max(size, row.batch_size) / min(size, row.batch_size), default=None)
         if other is not None:
             row.same_bytes = (*_equal(tokens, own[other], share), other)
-        reference = outputs[row.workload, _REFERENCE]
+        reference = outputs[row.workload, REFERENCE]
         canonical = reference.get(row.batch_size) or next(iter(reference.values()), None)
         if canonical is not None:
             row.agreement = _equal(tokens, canonical, share)

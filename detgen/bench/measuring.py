@@ -10,12 +10,12 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median, quantiles
-from typing import Protocol
 
 from detgen.bench.cells import Cell
-from detgen.bench.interface import Contender, Job, Outcome
+from detgen.bench.interface import Contender, Outcome
 from detgen.bench.judging import Outputs
 from detgen.bench.peers.detgen_engine import FAST
+from detgen.bench.processes import Processes
 from detgen.bench.results import Row
 from detgen.progress import Observer, Progress
 from detgen.worker import WorkerError
@@ -23,35 +23,23 @@ from detgen.worker import WorkerError
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 7
 
 
-class Runner(Protocol):
-    """Runs jobs, each contender in its process."""
-
-    def run(self, contender: Contender, job: Job) -> Outcome:
-        """Run a job.
-
-        Raises:
-            WorkerError: it failed.
-        """
-        ...
-
-
 class Measuring:
-    """Measures cells, and keeps what every contender generated, to be compared at the end.
+    """Measures cells.
 
     Args:
         cells: what is measured.
-        runner: runs the jobs.
+        processes: run the jobs.
         observer: told before each run.
         rounds: measured rounds per cell; None takes as many as the time allows, within bounds.
         seconds: that the cells should take together.
     """
 
     def __init__(
-        self, cells: Sequence[Cell], runner: Runner, observer: Observer, rounds: int | None, seconds: float
+        self, cells: Sequence[Cell], processes: Processes, observer: Observer, rounds: int | None, seconds: float
     ) -> None:
-        self.outputs: Outputs = defaultdict(dict)
+        self._outputs: Outputs = defaultdict(dict)
         self._cells = cells
-        self._runner = runner
+        self._processes = processes
         self._observer = observer
         self._rounds = rounds
         self._started = time.monotonic()
@@ -59,19 +47,19 @@ class Measuring:
         self._done = 0
         self._total = sum(len(cell.contenders) for cell in cells) * (1 + (rounds or _LEAST_ROUNDS))
 
-    def run(self) -> list[Row]:
-        """Measure all cells, a row for each contender of each.
+    def run(self) -> tuple[list[Row], Outputs]:
+        """Measure all cells: a row for each contender of each, and what every contender generated.
 
         What no cell ran at a second batch size is run at one, once, so that its tokens can be compared.
         """
-        rows = []
+        rows: list[Row] = []
         for at, cell in enumerate(self._cells):
             seconds = max(self._until - time.monotonic(), 0.0)
             rows += self._measure(cell, seconds / (len(self._cells) - at))
         for cell in self._cells:
             for contender in cell.contenders:
                 self._compare_batches(cell, contender)
-        return rows
+        return rows, self._outputs
 
     def _measure(self, cell: Cell, seconds: float) -> list[Row]:
         """Measure a cell, in about so many seconds where the number of rounds is free."""
@@ -99,13 +87,13 @@ class Measuring:
                 continue
             job = cell.job(contender)
             try:
-                outcome = self._runner.run(contender, job)
+                outcome = self._processes.run(contender, job)
             except WorkerError as error:
                 row.error = str(error)
                 for values in (row.seconds, row.ttft, row.tpot):
                     values.clear()
                 continue
-            before = self.outputs[row.workload, row.label].setdefault(row.batch_size, outcome.tokens)
+            before = self._outputs[row.workload, row.label].setdefault(row.batch_size, outcome.tokens)
             pairs = zip(job.deterministic, before, outcome.tokens, strict=True)
             if contender.fraction and any(verified and a != b for verified, a, b in pairs):
                 row.wrong = "two rounds gave different tokens"
@@ -114,14 +102,14 @@ class Measuring:
 
     def _compare_batches(self, cell: Cell, contender: Contender) -> None:
         """Run a contender at a second batch size, if no cell has; a failure leaves the comparison out."""
-        outputs = self.outputs[cell.workload.name, contender.label]
+        outputs = self._outputs[cell.workload.name, contender.label]
         if not contender.self_checked or len(outputs) != 1:
             return
         other = max(cell.batch_size // 2, 1) if cell.batch_size > 1 else 2
         self._total += 1
         self._tell(f"{cell.workload.name}, batch {other} for comparison: {contender.label}")
         try:
-            outputs[other] = self._runner.run(contender, cell.job(contender, other)).tokens
+            outputs[other] = self._processes.run(contender, cell.job(contender, other)).tokens
         except WorkerError:
             return
 

@@ -55,7 +55,6 @@ class Processes:
 
 def start_worker(name: str, threads: int, logs: Path, environment: Mapping[str, str | None] | None = None) -> Worker:
     """A worker with so many CPU threads that prints into a log of its name."""
-    logs.mkdir(parents=True, exist_ok=True)
     log = logs / (re.sub(r"[^\w.-]+", "-", name) + ".log")
     return Worker(name, {"OMP_NUM_THREADS": str(threads), **(environment or {})}, log)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from detgen import __version__
 from detgen.bench.interface import BenchConfig, ModelSource
+from detgen.bench.peers import peer_class, versions
 from detgen.errors import BenchError
 from detgen.machine import cpu_name
 
@@ -117,11 +119,12 @@ class Results:
     notes: list[str]
 
 
-def describe(config: BenchConfig, source: ModelSource, versions: dict[str, str]) -> dict[str, Any]:
-    """The machine, the versions, the models and the settings of a benchmark."""
+def describe(config: BenchConfig, source: ModelSource, peers: Iterable[str]) -> dict[str, Any]:
+    """The machine, the versions that peers need, the models and the settings of a benchmark."""
     import psutil
 
     engine = source.engine
+    found = dict(item for name in peers for item in versions(peer_class(name)).items())
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "detgen": __version__,
@@ -132,10 +135,10 @@ def describe(config: BenchConfig, source: ModelSource, versions: dict[str, str])
         "memory": psutil.virtual_memory().total,
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": dict(sorted(versions.items())),
+        "versions": dict(sorted(found.items())),
         "models": {
-            "target": source.random_weights or engine.target or "embedded:target",
-            "draft": engine.draft or ("embedded:draft" if source.has_draft else None),
+            "target": str(source.random_weights or engine.target or "embedded:target"),
+            "draft": str(engine.draft or "embedded:draft") if source.has_draft else None,
             "random_weights": source.random_weights is not None,
             "dtype": engine.dtype,
             "target_quant": engine.target_quant,

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from detgen.bench.interface import Prompt, Workload
+from detgen.bench.interface import BenchConfig, Prompt, Workload
+from detgen.bench.models import Target
 from detgen.errors import DEMO, BenchError
 
 FIXED = {"1024x256": (1024, 256), "1024x1024": (1024, 1024), "4096x1024": (4096, 1024)}
@@ -39,38 +39,36 @@ MIXES = {
 SYNTHETIC = (*FIXED, *MIXES)
 
 
-def make_workload(
-    name: str, *, requests: int, max_tokens: int, scale: float, seed: int, vocabulary: int, encode: Callable[[str], Any]
-) -> Workload:
+def make_workload(name: str, requests: int, scale: float, config: BenchConfig, target: Target) -> Workload:
     """A workload by its name.
 
     Args:
         name: `sample`, `file:PATH` or one of SYNTHETIC.
         requests: how many prompts; real ones start over where there are fewer.
-        max_tokens: tokens to generate after a real prompt.
         scale: factor of synthetic lengths.
-        seed: of synthetic lengths and ids.
-        vocabulary: ids are below it.
-        encode: text to token ids.
+        config: its seed draws synthetic lengths and ids; real prompts are continued by its `max_tokens`.
+        target: the model that they are for.
 
     Raises:
         BenchError: an unknown name, or a file without prompts.
     """
+    vocabulary = target.vocabulary
     if name in SYNTHETIC:
-        made, shape = _synthetic(name, requests, scale, random.Random(f"{seed} {name}"), vocabulary)
-        return Workload(name, made, f"random ids, {shape}, scale {scale:g}, seed {seed}")
+        made, shape = _synthetic(name, requests, scale, random.Random(f"{config.seed} {name}"), vocabulary)
+        return Workload(name, made, f"random ids, {shape}, scale {scale:g}, seed {config.seed}")
     if name == "sample":
         texts, origin = _sample(), "the embedded prompts"
     elif name.startswith("file:"):
         texts, origin = _from_file(name.removeprefix("file:")), name.removeprefix("file:")
     else:
         raise BenchError(f"there is no workload {name!r}; choose from sample, file:PATH, {', '.join(SYNTHETIC)}")
-    ids = [tuple(int(t) % vocabulary for t in encode(text)) for text in texts[:requests]]
+    ids = [tuple(int(t) % vocabulary for t in target.encode(text)) for text in texts[:requests]]
     ids = [i for i in ids if i]
     if not ids:
         raise BenchError(f"{origin} has no prompts")
     chosen = [ids[i % len(ids)] for i in range(requests)]
-    return Workload(name, tuple(Prompt(c, max_tokens) for c in chosen), f"{origin}, {max_tokens} tokens each")
+    prompts = tuple(Prompt(c, config.max_tokens) for c in chosen)
+    return Workload(name, prompts, f"{origin}, {config.max_tokens} tokens each")
 
 
 def _synthetic(

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import builtins
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.rows import make_row
 
+from detgen.bench.cells import Cell
 from detgen.bench.figures.draw import draw, need_matplotlib
-from detgen.bench.figures.make import by_fraction
-from detgen.bench.figures.measure import _spans, consistent_spans, linear_layers, pass_costs, windows
-from detgen.bench.interface import Job, ModelSource
+from detgen.bench.figures.make import by_fraction, consistent_spans
+from detgen.bench.figures.measure import linear_layers, pass_costs, windows
+from detgen.bench.interface import Job, ModelSource, Workload
 from detgen.errors import BenchError
 
 WINDOWS = {"windows": [2, 4], "requests": [1, 2], "recomputed": [[0.0, 0.01], [0.1, 0.2]], "speed": [[9, 8], [7, 6]]}
@@ -61,10 +63,12 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_spans_end_at_the_first_and_second_difference() -> None:
     canonical = [1, 2, 3, 4, 5, 6]
-    assert _spans(canonical, canonical) == (6, None)
-    assert _spans([1, 2, 9, 4, 5, 9], canonical) == (2, 2)
-    assert _spans([1, 2, 9, 9, 5, 6], canonical) == (2, 0)
-    assert _spans([1, 2, 9, 4, 5, 6], canonical) == (2, 3)
+    fast = [canonical, [1, 2, 9, 4, 5, 9], [1, 2, 9, 9, 5, 6], [1, 2, 9, 4, 5, 6]]
+    outputs = defaultdict(dict, {("w", "detgen fast path"): {4: fast}, ("w", "detgen none"): {4: [canonical] * 4}})
+    found = consistent_spans(Cell(Workload("w", (), ""), 4, ()), outputs)
+    assert (found["first"], found["second"]) == ([6, 2, 2, 2], [2, 0, 3])
+    assert (found["output"], found["batch_size"]) == ([6] * 4, 4)
+    assert not consistent_spans(Cell(Workload("w", (), ""), 1, ()), outputs)
 
 
 def test_measurements_have_a_value_for_every_point(source: ModelSource, job: Job) -> None:
@@ -73,9 +77,6 @@ def test_measurements_have_a_value_for_every_point(source: ModelSource, job: Job
     assert found["shape"] == [128, 64]
     assert all(ms > 0 for ms in found["invariant"] + found["plain"])
     assert len(found["invariant"]) == len(found["plain"]) == 9
-    spans = consistent_spans(source, job.prompts, 2)
-    assert len(spans["first"]) == 5
-    assert all(a <= b for a, b in zip(spans["first"], spans["output"], strict=True))
     costs = pass_costs(source, 1)
     assert len(costs["ms"]) == len(costs["rows"]) > 3
     grid = windows(source, job.prompts, [2, 4], [1, 2], 1)

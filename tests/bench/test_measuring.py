@@ -46,8 +46,7 @@ def measure(
     fake: Fake, told: Any, *contenders: Contender, rounds: int | None = 3, seconds: float = 100.0
 ) -> tuple[list[Row], Outputs]:
     cell = Cell(Workload("sample", PROMPTS, ""), 4, contenders)
-    measuring = Measuring([cell], fake, told, rounds, seconds)
-    return measuring.run(), measuring.outputs
+    return Measuring([cell], fake, told, rounds, seconds).run()
 
 
 def test_contenders_take_turns_and_the_first_round_is_not_measured(told: Any) -> None:
@@ -123,9 +122,8 @@ def test_a_second_batch_size_is_run_where_no_cell_has_one(told: Any) -> None:
 def test_two_cells_are_compared_with_each_other(told: Any) -> None:
     fake = Fake(none=1.0)
     cells = [Cell(Workload("sample", PROMPTS, ""), size, (replace(NONE, self_checked=True),)) for size in (4, 1)]
-    measuring = Measuring(cells, fake, told, 1, 100.0)
-    rows = measuring.run()
-    judge(rows, measuring.outputs)
+    rows, outputs = Measuring(cells, fake, told, 1, 100.0).run()
+    judge(rows, outputs)
     assert len(fake.calls) == 4
     assert [r.same_bytes for r in rows] == [(4, 4, 1), (4, 4, 4)]
 

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import mean, median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from detgen.bench.interface import Workload
+from detgen.bench.interface import BenchConfig, Workload
 from detgen.bench.workloads import make_workload
 from detgen.errors import BenchError
 
 
-def make(name: str, **changes: Any) -> Workload:
-    settings: dict[str, Any] = {"requests": 8, "max_tokens": 5, "scale": 1.0, "seed": 0, "vocabulary": 100}
-    return make_workload(name, **(settings | changes), encode=lambda text: [ord(c) for c in text])
+def make(name: str, *, requests: int = 8, scale: float = 1.0, seed: int = 0, vocabulary: int = 100) -> Workload:
+    target: Any = SimpleNamespace(vocabulary=vocabulary, encode=lambda text: [ord(c) for c in text])
+    return make_workload(name, requests, scale, BenchConfig(seed=seed, max_tokens=5), target)
 
 
 def test_fixed_shapes_have_their_lengths_times_the_scale() -> None:

@@ -1,4 +1,4 @@
-"""All figures of one benchmark: measured in a process of their own, drawn here, their data kept beside them."""
+"""All figures of one benchmark: from what it measured and from further measurements in a worker."""
 
 from __future__ import annotations
 
@@ -7,69 +7,86 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from detgen.bench.cells import MIXED
+from detgen.bench.cells import MIXED, Cell
 from detgen.bench.figures import measure
 from detgen.bench.figures.draw import draw
-from detgen.bench.interface import BenchConfig, ModelSource, Prompt
-from detgen.bench.processes import start_worker
+from detgen.bench.interface import ModelSource
+from detgen.bench.judging import REFERENCE, Outputs
+from detgen.bench.peers.detgen_engine import FAST
 from detgen.bench.results import Row
 from detgen.progress import Observer
-from detgen.worker import WorkerError
+from detgen.worker import Worker, WorkerError
 
 
-def make_figures(
-    config: BenchConfig,
-    source: ModelSource,
-    prompts: tuple[Prompt, ...],
-    rows: list[Row],
-    environment: dict[str, Any],
-    observer: Observer,
-    logs: Path,
-) -> list[str]:
-    """Measure and draw figures 4, 6, 9, 10 and 13 into the folder `figures` of the output.
-
-    A figure that fails is left out.
+def measure_figures(
+    source: ModelSource, cell: Cell, outputs: Outputs, rows: list[Row], worker: Worker, observer: Observer, full: bool
+) -> tuple[dict[int, Any], list[str]]:
+    """Take figures 4, 6, 9, 10 and 13; one that fails is left out.
 
     Args:
-        config: the benchmark's; `full` measures more points.
         source: the models.
-        prompts: of the first workload.
-        rows: that figure 10 is drawn from.
-        environment: told below the figures.
+        cell: whose prompts and outputs the figures are of.
+        outputs: of all cells, for figure 6.
+        rows: of all cells, for figure 10.
+        worker: in which the others are measured.
         observer: told which figure is measured.
-        logs: for the process's log.
+        full: measure more points.
 
     Returns:
-        What was left out, and why.
+        The figures' data by number, and what was left out and why.
     """
-    folder = config.output / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    sizes = [1, 2, 4, 8, 16] if config.full else [1, 4, 16]
-    lengths = [2, 4, 8, 16, 32, 64] if config.full else [2, 4, 8, 16]
-    repeats = 5 if config.full else 2
-    some = (prompts * -(-max(sizes) // len(prompts)))[: max(len(prompts), max(sizes))]
+    sizes = [1, 2, 4, 8, 16] if full else [1, 4, 16]
+    lengths = [2, 4, 8, 16, 32, 64] if full else [2, 4, 8, 16]
+    repeats = 5 if full else 2
+    prompts = cell.workload.prompts
+    prompts = (prompts * -(-max(sizes) // len(prompts)))[: max(len(prompts), max(sizes))]
     measurements: tuple[tuple[int, Any, tuple[Any, ...]], ...] = (
         (4, measure.linear_layers, (5 * repeats,)),
-        (6, measure.consistent_spans, (some, max(sizes))),
-        (13, measure.windows, (some, lengths, sizes, repeats)),
+        (13, measure.windows, (prompts, lengths, sizes, repeats)),
         (9, measure.pass_costs, (5 * repeats,)),
     )
-    found: dict[int, Any] = {10: by_fraction(rows)}
-    notes = []
-    with start_worker("figures", source.threads, logs) as worker:
-        for number, function, arguments in measurements:
-            observer.message(f"figure {number}: {function.__name__.replace('_', ' ')}")
-            try:
-                found[number] = worker.call(function, source, *arguments)
-            except WorkerError as error:
-                notes.append(f"figure {number} left out: {error}")
+    found: dict[int, Any] = {6: consistent_spans(cell, outputs), 10: by_fraction(rows)}
+    notes = [f"figure {number} left out: detgen was not measured" for number in found if not found[number]]
+    for number, function, arguments in measurements:
+        observer.message(f"figure {number}: {function.__name__.replace('_', ' ')}")
+        try:
+            found[number] = worker.call(function, source, *arguments)
+        except WorkerError as error:
+            notes.append(f"figure {number} left out: {error}")
     if 9 in found:  # its right half is another view of figure 13
-        found[9]["windows"] = found.get(13)
+        found[9] = found[9] | {"windows": found[13]} if 13 in found else None
+    return {number: data for number, data in sorted(found.items()) if data}, notes
+
+
+def draw_figures(found: dict[int, Any], folder: Path, environment: dict[str, Any]) -> None:
+    """Draw figures into a folder, their data beside them; the environment is told below each."""
+    folder.mkdir(parents=True, exist_ok=True)
     machine = "{device}, {threads} threads, {models[target]}, {models[dtype]}; detgen {detgen}".format(**environment)
-    for number, data in sorted(found.items()):
+    for number, data in found.items():
         (folder / f"figure-{number:02}.json").write_text(json.dumps(data, indent=1) + "\n")
         draw(number, data, folder, machine)
-    return notes
+
+
+def consistent_spans(cell: Cell, outputs: Outputs) -> dict[str, Any]:
+    """Figure 6: how many tokens of an unverified output agree with the canonical one.
+
+    Returns:
+        `first`: tokens before the first difference, all of them where there is none; `second`: tokens that agree,
+        position by position, between the first and the second difference; `output`: tokens of each prompt. Nothing if
+        there are no such outputs.
+    """
+    name, size = cell.workload.name, cell.batch_size
+    fast, canonical = (outputs[name, label].get(size) for label in (f"detgen {FAST}", REFERENCE))
+    if fast is None or canonical is None:
+        return {}
+    found: dict[str, Any] = {"first": [], "second": [], "output": [len(o) for o in canonical], "batch_size": size}
+    for one, other in zip(fast, canonical, strict=True):
+        differ = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+        first, second, *_ = (*differ, len(one), len(one))
+        found["first"].append(first)
+        if differ:
+            found["second"].append(second - first - 1)
+    return found
 
 
 def by_fraction(rows: list[Row]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The measurements behind figures 4, 6, 9 and 13. They run in a worker, where they share an engine."""
+"""The measurements behind figures 4, 9 and 13. They run in a worker, where they share an engine."""
 
 from __future__ import annotations
 
@@ -82,35 +82,6 @@ def _interleaved(functions: list[Callable[[], object]], repeats: int, device: to
                     torch.cuda.synchronize(device)
                 taken.append((time.perf_counter() - started) * 1e3)
     return [median(taken[2:]) for taken in times]
-
-
-def consistent_spans(source: ModelSource, prompts: tuple[Prompt, ...], batch_size: int) -> Data:
-    """Figure 6: how many tokens of an unverified output agree with the canonical one.
-
-    Returns:
-        `first`: tokens before the first difference, all of them where there is none; `second`: tokens that agree,
-        position by position, between the first and the second difference; `output`: tokens of each prompt.
-    """
-    engine = _engine(source).with_settings(batch_size=batch_size)
-    canonical, fast = (
-        generate(engine, Job(prompts, batch_size, (verified,) * len(prompts))).tokens for verified in (True, False)
-    )
-    spans = [_spans(a, b) for a, b in zip(fast, canonical, strict=True)]
-    return {
-        "first": [first for first, _ in spans],
-        "second": [second for _, second in spans if second is not None],
-        "output": [p.output for p in prompts],
-        "batch_size": batch_size,
-    }
-
-
-def _spans(tokens: list[int], canonical: list[int]) -> tuple[int, int | None]:
-    """Tokens before the first difference, and between it and the second one; None where nothing differs."""
-    differ = [i for i, (a, b) in enumerate(zip(tokens, canonical, strict=True)) if a != b]
-    if not differ:
-        return len(tokens), None
-    end = differ[1] if len(differ) > 1 else len(tokens)
-    return differ[0], end - differ[0] - 1
 
 
 def pass_costs(source: ModelSource, repeats: int) -> Data:
