@@ -10,7 +10,7 @@ from statistics import median
 
 from detgen.bench.cells import check, find_peers, fitted_workloads, make_cells
 from detgen.bench.figures.draw import need_matplotlib
-from detgen.bench.figures.make import draw_figures, measure_figures
+from detgen.bench.figures.make import MOST_REQUESTS, draw_figures, measure_figures
 from detgen.bench.interface import BenchConfig, ModelSource
 from detgen.bench.judging import judge
 from detgen.bench.measuring import Measuring
@@ -48,17 +48,16 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
         cells = make_cells(config, workloads, peers)
         logs = _logs(config.output)
         roof = _roof(source, observer, logs)
-        sizes = tuple(sorted({cell.batch_size for cell in cells}))
-        with closing(Processes(source, sizes, logs)) as processes:
+        sizes = {cell.batch_size for cell in cells} | ({MOST_REQUESTS} if config.figures else set())
+        with closing(Processes(source, tuple(sorted(sizes)), logs)) as processes:
             seconds = max(until - time.monotonic(), 0.0)
             rows, outputs = Measuring(cells, processes, observer, config.rounds, seconds).run()
-        judge(rows, outputs)
-        if config.figures:
-            of_first = [cell for cell in cells if cell.workload.name == cells[0].workload.name]
-            largest = max(of_first, key=lambda cell: cell.batch_size)
-            with start_worker("figures", source.threads, logs) as worker:
-                figures, missing = measure_figures(source, largest, outputs, rows, worker, observer, config.full)
-            notes += missing
+            judge(rows, outputs)
+            if config.figures:
+                of_first = [cell for cell in cells if cell.workload.name == cells[0].workload.name]
+                largest = max(of_first, key=lambda cell: cell.batch_size)
+                figures, missing = measure_figures(source, largest, outputs, rows, processes, observer, config.full)
+                notes += missing
         environment = describe(config, source, peers)
     if config.figures:
         draw_figures(figures, config.output / "figures", environment)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from detgen.bench.interface import Contender, Job, ModelSource, Outcome, Peer
 from detgen.bench.peers import peer_class
@@ -29,7 +30,16 @@ class Processes:
         self._workers: dict[str, Worker] = {}
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """Run a job in the contender's process, which loads its models first where it has not.
+        """Run a job in the contender's process.
+
+        Raises:
+            WorkerError: it failed.
+        """
+        outcome: Outcome = self.call(contender, run_job, contender, job)
+        return outcome
+
+    def call(self, contender: Contender, function: Callable[..., object], *arguments: Any) -> Any:
+        """Call a function with the peer of the contender's process, made where there is none, and further arguments.
 
         Raises:
             WorkerError: it failed.
@@ -44,8 +54,7 @@ class Processes:
                 environment["GOMP_SPINCOUNT"] = None
             worker = start_worker(contender.process, self._source.threads, self._logs, environment)
             self._workers[contender.process] = worker
-        outcome: Outcome = worker.call(run_job, self._source, contender, self._batch_sizes, job)
-        return outcome
+        return worker.call(with_peer, self._source, contender, self._batch_sizes, function, arguments)
 
     def close(self) -> None:
         """End the processes."""
@@ -62,17 +71,28 @@ def start_worker(name: str, threads: int, logs: Path, environment: Mapping[str, 
 _peer: Peer | None = None  # of this process
 
 
-def run_job(source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...], job: Job) -> Outcome:
-    """Run a job by this process's peer, made at the first one; the outcome has the peaks of memory."""
+def with_peer(
+    source: ModelSource,
+    contender: Contender,
+    batch_sizes: tuple[int, ...],
+    function: Callable[..., object],
+    arguments: tuple[Any, ...],
+) -> object:
+    """Call a function with this process's peer, made at the first call, and further arguments."""
     global _peer
     if _peer is None:
         _peer = peer_class(contender.peer)(source, contender, batch_sizes)
+    return function(_peer, *arguments)
+
+
+def run_job(peer: Peer, contender: Contender, job: Job) -> Outcome:
+    """Run a job; the outcome has the peaks of memory."""
     torch = sys.modules.get("torch")
     cuda = torch.cuda if torch is not None and torch.cuda.is_available() else None
     forget_peak_memory()
     if cuda is not None:
         cuda.reset_peak_memory_stats()
-    outcome = _peer.run(contender, job)
+    outcome = peer.run(contender, job)
     outcome.memory = peak_memory()
     if cuda is not None:
         # Nothing where the library computes in processes of its own.

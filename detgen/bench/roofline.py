@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from detgen.bench.results import Row
-from detgen.errors import DTypeName
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +30,9 @@ Roof = dict[str, float]
 """`copy_bytes` per second, read and written; `product_operations` per second, multiplications and additions."""
 
 
-def measure_roof(device: str, dtype: DTypeName, threads: int) -> Roof:
+def measure_roof(device: str, dtype: str, threads: int) -> Roof:
     """Measure both; the best of several tries, since a roof is meant."""
     import torch
-
-    from detgen.passes.loading import DTYPES
 
     torch.set_num_threads(threads)
     source = torch.ones((1 << 30 if device.startswith("cuda") else 1 << 28), dtype=torch.uint8, device=device)
@@ -44,7 +41,7 @@ def measure_roof(device: str, dtype: DTypeName, threads: int) -> Roof:
     operations, size, taken = 0.0, 256, 0.0
     while taken < _LONG and size < _LARGEST:
         size *= 2
-        a, b = (torch.randn(size, size, device=device).to(DTYPES[dtype]) for _ in range(2))
+        a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
         taken = min(_best(product, device) for product in _products(a, b))
         operations = max(operations, 2 * size**3 / taken)
     return {"copy_bytes": 2 * source.numel() / copy, "product_operations": operations}

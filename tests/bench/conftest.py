@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,18 +29,28 @@ def job() -> Job:
 
 
 @pytest.fixture(scope="session")
-def run_peer() -> Callable[..., Outcome]:
-    """Runs a job by a contender, given by peer and name; models are loaded once for each process that it would have."""
+def make_peer() -> Callable[[str, str, ModelSource], tuple[Peer, Contender]]:
+    """Makes the peer of a contender, given by its names; models are loaded once for each process that it would have."""
     made: dict[tuple[str, ModelSource], Peer] = {}
 
-    def run(peer: str, name: str, source: ModelSource, job: Job, **changes: Any) -> Outcome:
+    def make(peer: str, name: str, source: ModelSource) -> tuple[Peer, Contender]:
         kind = peer_class(peer)
         contender = next(c for c in kind.contenders(source) if c.name == name)
         key = contender.process, source
         if key not in made:
             made[key] = kind(source, contender, (1, 2, 4))
-        fields = {f: getattr(contender, f) for f in Contender.__slots__}
-        return made[key].run(Contender(**(fields | changes)), job)
+        return made[key], contender
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_peer(make_peer: Callable[..., tuple[Peer, Contender]]) -> Callable[..., Outcome]:
+    """Runs a job by a contender, given by its names and by what is to be changed of it."""
+
+    def run(peer: str, name: str, source: ModelSource, job: Job, **changes: Any) -> Outcome:
+        made, contender = make_peer(peer, name, source)
+        return made.run(replace(contender, **changes), job)
 
     return run
 

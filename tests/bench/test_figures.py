@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from detgen.bench.cells import Cell
 from detgen.bench.figures.draw import draw, need_matplotlib
 from detgen.bench.figures.make import by_fraction, consistent_spans
 from detgen.bench.figures.measure import linear_layers, pass_costs, windows
-from detgen.bench.interface import Job, ModelSource, Workload
+from detgen.bench.interface import Contender, Job, ModelSource, Peer, Workload
 from detgen.errors import BenchError
 
 WINDOWS = {"windows": [2, 4], "requests": [1, 2], "recomputed": [[0.0, 0.01], [0.1, 0.2]], "speed": [[9, 8], [7, 6]]}
@@ -71,15 +72,18 @@ def test_spans_end_at_the_first_and_second_difference() -> None:
     assert not consistent_spans(Cell(Workload("w", (), ""), 1, ()), outputs)
 
 
-def test_measurements_have_a_value_for_every_point(source: ModelSource, job: Job) -> None:
-    found = linear_layers(source, 1, most_rows=256)
+def test_measurements_have_a_value_for_every_point(
+    source: ModelSource, job: Job, make_peer: Callable[..., tuple[Peer, Contender]]
+) -> None:
+    peer, _ = make_peer("detgen", "none", source)
+    found = linear_layers(peer, 1, most_rows=256)
     assert found["rows"] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert found["shape"] == [128, 64]
     assert all(ms > 0 for ms in found["invariant"] + found["plain"])
     assert len(found["invariant"]) == len(found["plain"]) == 9
-    costs = pass_costs(source, 1)
+    costs = pass_costs(peer, 1)
     assert len(costs["ms"]) == len(costs["rows"]) > 3
-    grid = windows(source, job.prompts, [2, 4], [1, 2], 1)
+    grid = windows(peer, job.prompts, [2, 4], [1, 2], 1)
     assert [len(line) for line in grid["speed"]] == [2, 2]
     assert all(0 <= share < 1 for line in grid["recomputed"] for share in line)
 

@@ -13,7 +13,7 @@ import pytest
 from detgen.bench import processes
 from detgen.bench.interface import Contender, Job, ModelSource, Prompt
 from detgen.bench.peers import peer_class, sglang, vllm
-from detgen.bench.processes import Processes, run_job, start_worker
+from detgen.bench.processes import Processes
 from detgen.worker import WorkerError
 
 CRASH = Job((Prompt((0,), 1),), 1, (True,))
@@ -89,8 +89,8 @@ def test_sglang_streams_and_its_processes_do_not_keep_its_own_from_ending(
     on_gpu: ModelSource, job: Job, tmp_path: Path
 ) -> None:
     plain = contender(on_gpu, "sglang", "plain")
-    with start_worker("sglang", 1, tmp_path, dict(plain.environment)) as worker:
-        outcome = worker.call(run_job, on_gpu, plain, (2,), job)
+    with closing(Processes(on_gpu, (2,), tmp_path)) as running:
+        outcome = running.run(plain, job)
         assert outcome.tokens == [[p.tokens[-1]] * p.output for p in job.prompts]
         assert outcome.passes is None
-    assert worker._process.exitcode == 0, "it ended by itself, not by a signal"
+    assert running._workers["sglang"]._process.exitcode == 0, "it ended by itself, not by a signal"

@@ -1,4 +1,4 @@
-"""All figures of one benchmark: from what it measured and from further measurements in a worker."""
+"""All figures of one benchmark: from what it measured, and from further measurements."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ from detgen.bench.figures import measure
 from detgen.bench.figures.draw import draw
 from detgen.bench.interface import ModelSource
 from detgen.bench.judging import REFERENCE, Outputs
-from detgen.bench.peers.detgen_engine import FAST
+from detgen.bench.peers.detgen_engine import FAST, DetgenPeer
+from detgen.bench.processes import Processes
 from detgen.bench.results import Row
 from detgen.progress import Observer
-from detgen.worker import Worker, WorkerError
+from detgen.worker import WorkerError
+
+MOST_REQUESTS = 16  # at a time in any figure
 
 
 def measure_figures(
-    source: ModelSource, cell: Cell, outputs: Outputs, rows: list[Row], worker: Worker, observer: Observer, full: bool
+    source: ModelSource,
+    cell: Cell,
+    outputs: Outputs,
+    rows: list[Row],
+    running: Processes,
+    observer: Observer,
+    full: bool,
 ) -> tuple[dict[int, Any], list[str]]:
     """Take figures 4, 6, 9, 10 and 13; one that fails is left out.
 
@@ -28,14 +37,15 @@ def measure_figures(
         cell: whose prompts and outputs the figures are of.
         outputs: of all cells, for figure 6.
         rows: of all cells, for figure 10.
-        worker: in which the others are measured.
+        running: detgen's process measures the others.
         observer: told which figure is measured.
         full: measure more points.
 
     Returns:
         The figures' data by number, and what was left out and why.
     """
-    sizes = [1, 2, 4, 8, 16] if full else [1, 4, 16]
+    detgen = DetgenPeer.contenders(source)[0]
+    sizes = [1, 2, 4, 8, MOST_REQUESTS] if full else [1, 4, MOST_REQUESTS]
     lengths = [2, 4, 8, 16, 32, 64] if full else [2, 4, 8, 16]
     repeats = 5 if full else 2
     prompts = cell.workload.prompts
@@ -50,7 +60,7 @@ def measure_figures(
     for number, function, arguments in measurements:
         observer.message(f"figure {number}: {function.__name__.replace('_', ' ')}")
         try:
-            found[number] = worker.call(function, source, *arguments)
+            found[number] = running.call(detgen, function, *arguments)
         except WorkerError as error:
             notes.append(f"figure {number} left out: {error}")
     if 9 in found:  # its right half is another view of figure 13

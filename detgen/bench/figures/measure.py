@@ -1,34 +1,25 @@
-"""The measurements behind figures 4, 9 and 13. They run in a worker, where they share an engine."""
+"""The measurements behind figures 4, 9 and 13. They run in detgen's process, on the engine that it has."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from detgen.bench.interface import Job, ModelSource, Prompt
-from detgen.bench.peers.detgen_engine import generate, make_engine
+from detgen.bench.interface import Job, Prompt
+from detgen.bench.peers.detgen_engine import DetgenPeer, generate
 
 if TYPE_CHECKING:
     import torch
 
-    from detgen.engine import Engine
-
 Data = dict[str, Any]
 
-_MOST_REQUESTS = 16  # requests at a time in any figure
 _CONTEXT = 64  # cached tokens before the rows of timed passes
 
 
-@cache
-def _engine(source: ModelSource) -> Engine:
-    """An engine without a draft model."""
-    return make_engine(source, _MOST_REQUESTS, drafted=False)
-
-
-def linear_layers(source: ModelSource, repeats: int, most_rows: int = 2048) -> Data:
+def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data:
     """Figure 4: one linear layer of the target's feed-forward size, row-invariant and plain.
 
     The row-invariant one keeps to the row counts of canonical passes, so many rows take several calls.
@@ -41,11 +32,11 @@ def linear_layers(source: ModelSource, repeats: int, most_rows: int = 2048) -> D
 
     from detgen.kernels.linear import PrepackedLinear, can_prepack
 
-    target: Any = _engine(source).config.target
+    target: Any = peer.engine.config.target
     config = target.model.config.get_text_config()
-    forward, shapes = _engine(source).canonical
+    forward, shapes = peer.engine.canonical
     device = forward.device
-    generator = torch.Generator().manual_seed(source.seed)
+    generator = torch.Generator().manual_seed(peer.source.seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator).to(device, target.dtype)
@@ -65,7 +56,7 @@ def linear_layers(source: ModelSource, repeats: int, most_rows: int = 2048) -> D
         ms = _interleaved([partial(invariant, parts), partial(F.linear, x, weight)], repeats, device)
         found["invariant"].append(ms[0])
         found["plain"].append(ms[1])
-    return found | {"dtype": source.engine.dtype}
+    return found | {"dtype": peer.source.engine.dtype}
 
 
 def _interleaved(functions: list[Callable[[], object]], repeats: int, device: torch.device) -> list[float]:
@@ -84,7 +75,7 @@ def _interleaved(functions: list[Callable[[], object]], repeats: int, device: to
     return [median(taken[2:]) for taken in times]
 
 
-def pass_costs(source: ModelSource, repeats: int) -> Data:
+def pass_costs(peer: DetgenPeer, repeats: int) -> Data:
     """Figure 9, left: latency of a canonical pass over its rows, all of them windows of one sequence.
 
     Returns:
@@ -94,13 +85,12 @@ def pass_costs(source: ModelSource, repeats: int) -> Data:
 
     from detgen.passes.packing import Window
 
-    engine = _engine(source)
-    forward, shapes = engine.canonical
+    forward, shapes = peer.engine.canonical
     most = shapes.most_rows
     forward.cache.partition(shapes.fit_keys(_CONTEXT + most), 1)
     rows = sorted({shapes.fit_rows(1 << i) for i in range(most.bit_length()) if 1 << i <= most} | {most})
-    generator = torch.Generator().manual_seed(source.seed)
-    tokens: list[int] = torch.randint(0, engine.vocabulary, (_CONTEXT + most,), generator=generator).tolist()
+    generator = torch.Generator().manual_seed(peer.source.seed)
+    tokens: list[int] = torch.randint(0, peer.engine.vocabulary, (_CONTEXT + most,), generator=generator).tolist()
     for at in range(0, _CONTEXT, most):
         forward.run([Window(0, at, tokens[at : min(at + most, _CONTEXT)], 0)], shapes)
     windows = [Window(0, _CONTEXT, tokens[_CONTEXT : _CONTEXT + count], count) for count in rows]
@@ -109,7 +99,7 @@ def pass_costs(source: ModelSource, repeats: int) -> Data:
 
 
 def windows(
-    source: ModelSource, prompts: tuple[Prompt, ...], window_lengths: list[int], batch_sizes: list[int], repeats: int
+    peer: DetgenPeer, prompts: tuple[Prompt, ...], window_lengths: list[int], batch_sizes: list[int], repeats: int
 ) -> Data:
     """Figures 9, right, and 13: the fast path verified every so many tokens, for so many requests at a time.
 
@@ -121,7 +111,7 @@ def windows(
     for length in window_lengths:
         recomputed, speeds = [], []
         for size in batch_sizes:
-            engine = _engine(source).with_settings(drafter="self", verify_window=length, batch_size=size)
+            engine = peer.engine.with_settings(drafter="self", verify_window=length, batch_size=size)
             some = prompts[: max(size, 4)]
             output = sum(p.output for p in some)
             job = Job(some, size, (True,) * len(some))

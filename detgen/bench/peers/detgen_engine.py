@@ -26,13 +26,23 @@ _DRAFT_TOKENS = range(1, 9)
 
 
 class DetgenPeer:
-    """Runs jobs by one engine and others on the same models."""
+    """Runs jobs by `engine` and others on its models."""
 
     packages = ("torch", "transformers")
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
-        self._base = make_engine(source, max(batch_sizes), drafted=source.has_draft or contender.name == SYNTHETIC)
-        self._seed = source.seed
+        from detgen.engine import Engine
+
+        drafted = source.has_draft or contender.name == SYNTHETIC
+        self.source = source
+        self.engine = Engine(
+            source.engine,
+            target=loaded(source, "target"),
+            draft=loaded(source, "draft") if drafted else None,
+            drafter="auto" if drafted else "none",
+            batch_size=max(batch_sizes),
+            prefix_reuse=False,
+        )
         self._engines: dict[tuple[Any, ...], Engine] = {}
         self._continuations: dict[Prompt, list[int]] = {}
 
@@ -55,7 +65,7 @@ class DetgenPeer:
     def _engine(self, drafter: str, batch_size: int) -> Engine:
         key = drafter, batch_size
         if key not in self._engines:
-            self._engines[key] = self._base.with_settings(drafter=drafter, batch_size=batch_size)
+            self._engines[key] = self.engine.with_settings(drafter=drafter, batch_size=batch_size)
         return self._engines[key]
 
     def _synthetic(self, job: Job, acceptance: float) -> Engine:
@@ -70,25 +80,18 @@ class DetgenPeer:
             made = generate(self._engine("none", job.batch_size), Job(new, job.batch_size, (True,) * len(new)))
             self._continuations.update(zip(new, made.tokens, strict=True))
         known = [Known(Choice(), (*p.tokens, *self._continuations[p])) for p in job.prompts]
-        costs = [self._base.canonical[0].cost]
+        costs = [self.engine.canonical[0].cost]
 
         def drafter(named: Mapping[str, Any]) -> Drafter:
             costs.append(named["model"].cost)
-            return SyntheticDrafter(named["model"], OracleDrafter(known), acceptance, self._base.vocabulary, self._seed)
+            return SyntheticDrafter(
+                named["model"], OracleDrafter(known), acceptance, self.engine.vocabulary, self.source.seed
+            )
 
-        engine = self._base.with_settings(drafter=drafter, batch_size=job.batch_size)
+        engine = self.engine.with_settings(drafter=drafter, batch_size=job.batch_size)
         length = best_draft_tokens(acceptance, job.batch_size, costs[0], costs[1])
         self._engines[key] = engine.with_settings(draft_tokens=length)
         return self._engines[key]
-
-
-def make_engine(source: ModelSource, batch_size: int, *, drafted: bool) -> Engine:
-    """An engine on the models of a benchmark, with or without the draft model."""
-    from detgen.engine import Engine
-
-    models = {"target": loaded(source, "target"), "draft": loaded(source, "draft") if drafted else None}
-    drafter = "auto" if drafted else "none"
-    return Engine(source.engine, **models, drafter=drafter, batch_size=batch_size, prefix_reuse=False)
 
 
 def generate(engine: Engine, job: Job) -> Outcome:
