@@ -29,7 +29,7 @@ class Measuring:
     Args:
         cells: what is measured.
         processes: run the jobs.
-        observer: told before each run.
+        observer: told before each run, and at the end.
         rounds: measured rounds per cell; None takes as many as the time allows, within bounds.
         seconds: that the cells should take together.
     """
@@ -59,6 +59,7 @@ class Measuring:
         for cell in self._cells:
             for contender in cell.contenders:
                 self._compare_batches(cell, contender)
+        self._tell()
         return rows, self._outputs
 
     def _measure(self, cell: Cell, seconds: float) -> list[Row]:
@@ -113,11 +114,11 @@ class Measuring:
         except WorkerError:
             return
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, *what: str) -> None:
         """A run begins; how long the rest will take is told from how long those so far took."""
         seconds = time.monotonic() - self._started
         left = seconds / self._done * (self._total - self._done) if self._done else None
-        self._observer.progress(Progress(self._done, self._total, "runs", seconds, left, (what,)))
+        self._observer.progress(Progress(self._done, self._total, "runs", seconds, left, what))
         self._done += 1
 
 
