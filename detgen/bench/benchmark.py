@@ -22,7 +22,7 @@ from detgen.errors import BenchError
 from detgen.progress import Observer
 from detgen.worker import WorkerError
 
-_QUICK_SECONDS = 140.0  # in which the quick grid is measured; the full one takes its rounds whatever they take
+_QUICK_SECONDS = 140.0  # for the quick grid; the full one takes as long as its rounds take
 
 
 def bench(config: BenchConfig, observer: Observer) -> Results:

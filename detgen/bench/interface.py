@@ -14,7 +14,7 @@ class BenchConfig:
     """What to measure.
 
     Attributes:
-        engine: models, quantization, device, dtype and threads of every peer; the rest of it is left to the grid.
+        engine: models, quantization, device, dtype and threads of every peer; its other fields are ignored.
         random_weights: a built-in configuration or a config.json, filled with random weights in place of models.
         output: folder for the results.
         full: the whole grid instead of the quick one.
@@ -208,5 +208,5 @@ class Peer(Protocol):
         ...
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """Run a job greedily, each prompt to its number of tokens whatever the tokens are."""
+        """Run a job greedily: each prompt gets its number of tokens, end-of-sequence tokens included."""
         ...

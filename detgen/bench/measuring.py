@@ -1,7 +1,7 @@
-"""The runs of a benchmark: contenders take turns, round after round, so that whatever the machine does hits all alike.
+"""The runs of a benchmark: contenders take turns, round after round, so that disturbances hit all alike.
 
-The first round of a cell warms up and is not measured, but its outputs count. A contender that fails is out of the
-game; the others go on.
+The first round of a cell warms up and is not measured, but its outputs count. A contender that fails is
+left out from then on.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Measuring:
     def run(self) -> tuple[list[Row], Outputs]:
         """Measure all cells: a row for each contender of each, and what every contender generated.
 
-        What no cell ran at a second batch size is run at one, once, so that its tokens can be compared.
+        A contender that no cell ran at a second batch size runs once at another, so that its tokens can be compared.
         """
         rows: list[Row] = []
         for at, cell in enumerate(self._cells):

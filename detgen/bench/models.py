@@ -26,7 +26,7 @@ class Target:
         engine: the settings of the benchmark, with a device, dtype and threads that are settled.
         vocabulary: entries of its logits.
         context: most positions of a sequence.
-        weights: parameters that a pass reads; not those of an embedding of its own, of which it reads a row per token.
+        weights: parameters that a pass reads; without an untied embedding, of which it reads one row per token.
         encode: text to token ids; with random weights, by the embedded tokenizer.
     """
 

@@ -1,4 +1,4 @@
-"""Peers in processes of their own, kept alive between runs: what one library does is no other's trouble."""
+"""Peers in processes of their own, kept alive between runs, so that libraries do not disturb each other."""
 
 from __future__ import annotations
 

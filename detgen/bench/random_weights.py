@@ -1,7 +1,7 @@
 """Model configurations that are filled with random weights: the speed of a size without its download.
 
 The draft model of such a target has its vocabulary, half its width and a quarter of its layers; of llama-3.1-8b it is
-llama-3.2-1b. It never agrees with the target, it only costs what a draft model costs.
+llama-3.2-1b. It never agrees with the target; it only costs what a draft model costs.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def random_model(name: str, role: str, dtype: Any, device: Any, seed: int) -> An
     """A transformers decoder with random weights, the same ones for the same seed on the same device.
 
     Weights are drawn so that attention and the layers after it have a say in the logits: as transformers initialises
-    them, such a model repeats one token for ever, which would flatter look-up drafters.
+    them, such a model repeats one token forever, which would flatter look-up drafters.
 
     Args:
         name: of the configuration.

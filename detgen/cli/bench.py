@@ -61,8 +61,8 @@ def bench_command(
             metavar="RATES",
             show_default="none",
             rich_help_panel="Drafting",
-            help="Also measure a drafter that is right at these rates, such as 0.5,0.7,0.9, at a draft model's cost."
-            " Its rows are labelled synthetic.",
+            help="Also measure a drafter that is right at these rates, such as 0.5,0.7,0.9, at the cost of a draft"
+            " model. Its rows are labelled synthetic.",
         ),
     ] = None,
     device: options.Device = "auto",
@@ -104,7 +104,7 @@ def bench_command(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel="Workload", help="Tokens a request of sample and file:.")
+        int, typer.Option(metavar="N", rich_help_panel="Workload", help="Tokens per request of sample and file:.")
     ] = 64,
     scale: Annotated[
         float | None,
@@ -120,7 +120,7 @@ def bench_command(
     ] = 0,
     full: Annotated[
         bool,
-        typer.Option("--full/--quick", rich_help_panel="Run", help="The whole grid, or what three minutes allow."),
+        typer.Option("--full/--quick", rich_help_panel="Run", help="The whole grid, or what fits in three minutes."),
     ] = False,
     peer: Annotated[
         list[str] | None,
@@ -128,7 +128,7 @@ def bench_command(
             metavar="NAME",
             show_default="all that are installed",
             rich_help_panel="Run",
-            help="Measure only this, in each of its precisions: detgen, transformers, transformers-assisted,"
+            help="Measure only this peer, in each of its precisions: detgen, transformers, transformers-assisted,"
             " transformers-continuous, openvino, llama.cpp, vllm, sglang; may be given several times.",
         ),
     ] = None,
@@ -138,12 +138,12 @@ def bench_command(
             metavar="N",
             show_default="3 to 7, as time allows",
             rich_help_panel="Run",
-            help="Measured runs of each row; more of them state a truer spread, which --compare goes by.",
+            help="Measured runs of each row; more runs give a better estimate of the spread, which --compare uses.",
         ),
     ] = None,
     figures: Annotated[
         bool,
-        typer.Option("--figures", rich_help_panel="Run", help="Measure and draw the figures, too (detgen\\[plots])."),
+        typer.Option("--figures", rich_help_panel="Run", help="Also measure and draw the figures (detgen\\[plots])."),
     ] = False,
     compare: Annotated[
         Path | None,
@@ -151,7 +151,7 @@ def bench_command(
             metavar="OLD.json",
             show_default=False,
             rich_help_panel="Run",
-            help="Tell what has changed beyond noise since this bench.json.",
+            help="Report what has changed beyond noise since this bench.json.",
         ),
     ] = None,
     output: Annotated[

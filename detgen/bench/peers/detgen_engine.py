@@ -1,7 +1,7 @@
 """detgen itself: its drafters, its unverified fast path, and drafts of a stated acceptance.
 
-A prompt's beginning is never taken over from an earlier prompt here: every round runs the same prompts, and the peers
-read them anew too. In partly verified batches the times of tokens are those of the verified requests.
+Prefix reuse is off: every round runs the same prompts, and the peers read them again too. In partly verified batches,
+the times of tokens are those of the verified requests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DetgenPeer:
         return [Contender("detgen", n, source.precision, p, self_checked=True) for n, p in processes.items()]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """Run a job; jobs of the fast path are not verified whatever they say."""
+        """Run a job; the fast path verifies nothing, whatever the job says."""
         if contender.acceptance is not None:
             return generate(self._synthetic(job, contender.acceptance), job)
         if contender.name == FAST:

@@ -114,7 +114,7 @@ def _traceable(model: Any) -> tuple[Any, list[tuple[int, int]]]:
     from torch import nn
     from transformers import AttentionInterface
 
-    # What the attention function below reads and writes while a pass is on.
+    # What the attention function below reads and writes during a pass.
     state: dict[str, Any] = {}
     seen: dict[int, tuple[int, int]] = {}
     groups: dict[int, int] = {}

@@ -32,12 +32,12 @@ class SglangPeer:
         gc.collect()
         torch.cuda.empty_cache()
         self._engine = sglang.Engine(**arguments)
-        # Its own end is left to atexit, before which a child of multiprocessing waits for its processes, for ever.
+        # It shuts down in atexit; a child of multiprocessing waits for its processes before that, forever.
         Finalize(None, self._engine.shutdown, exitpriority=0)
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """Plain, and with --enable-deterministic-inference; on GPUs alone."""
+        """Plain, and with --enable-deterministic-inference; only on GPUs."""
         if not source.on_gpu or source.engine.target_quant != "none":
             return []
         # The model's context may end with the longest sequence; what is spared beyond it is never reached.

@@ -31,10 +31,10 @@ class VllmPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """Plain, and with its batch-invariant kernels; on GPUs alone."""
+        """Plain, and with its batch-invariant kernels; only on GPUs."""
         if not source.on_gpu or source.engine.target_quant != "none":
             return []
-        # In one process with its caller, so that the time of each step is seen; and nothing is reported to its makers.
+        # In one process with its caller, so that the time of each step is seen; and no usage statistics are sent.
         base = (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_NO_USAGE_STATS", "1"))
         invariant = (*base, ("VLLM_BATCH_INVARIANT", "1"))
         return [
@@ -63,7 +63,7 @@ class VllmPeer:
 
     def _step(self, live: Collection[int]) -> dict[int, list[int]]:
         # It begins passes a step ahead: a step that gives nothing only fills or drains that, or has ended a pass that
-        # read a part of a long prompt alone.
+        # read only part of a long prompt.
         while self._engine.has_unfinished_requests():
             if outputs := self._engine.step():
                 return {self._prompts[o.request_id]: o.outputs[0].token_ids for o in outputs}
