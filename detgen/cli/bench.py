@@ -7,6 +7,7 @@ bring torch and rich, and `--help` answers without them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -30,6 +31,7 @@ EPILOG = "\n".join(
 )
 
 
+_workload_option = partial(typer.Option, rich_help_panel="Workload")
 _Number = TypeVar("_Number", int, float)
 
 
@@ -47,20 +49,18 @@ def bench_command(
     draft: options.Draft = None,
     random_weights: Annotated[
         str | None,
-        typer.Option(
+        options.model_option(
             metavar="CONFIG",
             show_default=False,
-            rich_help_panel="Models",
             help="Random weights instead of models: llama-3.1-8b, llama-3.2-1b, qwen3-0.6b, llama-89m, tiny, or the"
             " path of a config.json.",
         ),
     ] = None,
     synthetic_acceptance: Annotated[
         str | None,
-        typer.Option(
+        options.drafting_option(
             metavar="RATES",
             show_default="none",
-            rich_help_panel="Drafting",
             help="Also measure a drafter that is right at these rates, such as 0.5,0.7,0.9, at the cost of a draft"
             " model. Its rows are labelled synthetic.",
         ),
@@ -72,93 +72,68 @@ def bench_command(
     threads: options.Threads = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option(
+        _workload_option(
             metavar="NAME",
             show_default="sample; all with --full",
-            rich_help_panel="Workload",
             help="What is generated; may be given several times.",
         ),
     ] = None,
     requests: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", show_default="two batches", rich_help_panel="Workload", help="Requests at each batch size."
-        ),
+        int | None, _workload_option(metavar="N", show_default="two batches", help="Requests at each batch size.")
     ] = None,
     batch_size: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST",
-            show_default="16,1; 1,4,16,32 with --full",
-            rich_help_panel="Workload",
-            help="Most requests at a time.",
-        ),
+        _workload_option(metavar="LIST", show_default="16,1; 1,4,16,32 with --full", help="Most requests at a time."),
     ] = None,
     deterministic_fraction: Annotated[
         str | None,
-        typer.Option(
+        _workload_option(
             metavar="LIST",
             show_default="100; 2,5,10,20,50,100 with --full",
-            rich_help_panel="Workload",
             help="Percentages of requests that are verified, for none, self and auto; the rest run unverified.",
         ),
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel="Workload", help="Tokens per request of sample and file:.")
-    ] = 64,
+    max_tokens: Annotated[int, _workload_option(metavar="N", help="Tokens per request of sample and file:.")] = 64,
     scale: Annotated[
         float | None,
-        typer.Option(
+        _workload_option(
             metavar="F",
             show_default="1 on CUDA, else 1/16; less for a short context",
-            rich_help_panel="Workload",
             help="Factor of the lengths of random prompts.",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel="Workload", help="Of random prompts, lengths and weights.")
-    ] = 0,
+    seed: Annotated[int, _workload_option(metavar="N", help="Of random prompts, lengths and weights.")] = 0,
     full: Annotated[
-        bool,
-        typer.Option("--full/--quick", rich_help_panel="Run", help="The whole grid, or what fits in three minutes."),
+        bool, options.run_option("--full/--quick", help="The whole grid, or what fits in three minutes.")
     ] = False,
     peer: Annotated[
         list[str] | None,
-        typer.Option(
+        options.run_option(
             metavar="NAME",
             show_default="all that are installed",
-            rich_help_panel="Run",
             help="Measure only this peer, in each of its precisions: detgen, transformers, transformers-assisted,"
             " transformers-continuous, openvino, llama.cpp, vllm, sglang; may be given several times.",
         ),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(
+        options.run_option(
             metavar="N",
             show_default="3 to 7, as time allows",
-            rich_help_panel="Run",
             help="Measured runs of each row; more runs give a better estimate of the spread, which --compare uses.",
         ),
     ] = None,
     figures: Annotated[
-        bool,
-        typer.Option("--figures", rich_help_panel="Run", help="Also measure and draw the figures (detgen\\[plots])."),
+        bool, options.run_option("--figures", help="Also measure and draw the figures (detgen\\[plots]).")
     ] = False,
     compare: Annotated[
         Path | None,
-        typer.Option(
-            metavar="OLD.json",
-            show_default=False,
-            rich_help_panel="Run",
-            help="Report what has changed beyond noise since this bench.json.",
+        options.run_option(
+            metavar="OLD.json", show_default=False, help="Report what has changed beyond noise since this bench.json."
         ),
     ] = None,
     output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="DIR", rich_help_panel="Run", help="Folder for bench.json and bench.md."
-        ),
+        Path, options.run_option("--output", "-o", metavar="DIR", help="Folder for bench.json and bench.md.")
     ] = Path("bench-out"),
     quiet: options.Quiet = False,
 ) -> None:
@@ -169,13 +144,12 @@ def bench_command(
     from detgen.bench.interface import BenchConfig
     from detgen.engine.config import EngineConfig
     from detgen.errors import BenchError, EngineError
-    from detgen.show.bench_progress import BenchProgress
-    from detgen.show.display import Screen
+    from detgen.show.progress import open_display
 
     sizes = _list(batch_size, int, "--batch-size")
     fractions = _list(deterministic_fraction, float, "--deterministic-fraction")
     acceptances = _list(synthetic_acceptance, float, "--synthetic-acceptance")
-    console = Screen(stderr=True, highlight=False)
+    display = open_display(quiet=quiet)
     try:
         config = BenchConfig(
             engine=EngineConfig(
@@ -202,17 +176,17 @@ def bench_command(
             seed=seed,
             figures=figures,
         )
-        with BenchProgress(console, quiet=quiet) as observer:
+        with display:
             from detgen.bench.benchmark import bench
             from detgen.bench.results import load
 
             old = load(compare) if compare else None
-            results = bench(config, observer)
+            results = bench(config, display)
     except (BenchError, EngineError) as error:
-        console.print(f"detgen: error: {options.as_typed(error)}", style="red", markup=False, soft_wrap=True)
+        display.error(options.as_typed(error))
         raise typer.Exit(options.REFUSED) from None
     except KeyboardInterrupt:
-        console.print("detgen: interrupted; nothing was kept", soft_wrap=True)
+        display.notice("interrupted; nothing was kept")
         raise typer.Exit(options.INTERRUPTED) from None
     from detgen.show.bench import show
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from detgen.bench.comparing import compare
 from detgen.bench.results import Results, Row
-from detgen.show.display import Screen
+from detgen.show.screen import open_output
 
 _PIPED_WIDTH = 160  # characters per line where there is no terminal
 _NOTE = (
@@ -134,9 +134,7 @@ def _table(columns: _Columns, rows: list[Row]) -> list[list[str]]:
 def show(results: Results, old: Results | None, folder: Path) -> None:
     """Write bench.md to the output folder; print the tables, and what has changed since an older benchmark."""
     write_markdown(results, folder / "bench.md")
-    console = Screen(highlight=False)
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
+    console = open_output(_PIPED_WIDTH)
     console.print(render(results))
     if old is not None:
         lines = compare(old, results) or [f"no change beyond noise since {old.environment['created']}"]
