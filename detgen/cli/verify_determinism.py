@@ -53,14 +53,6 @@ def verify_command(
         bool,
         typer.Option("--probe", rich_help_panel="What to do", help="Show which row counts give the same bits."),
     ] = False,
-    contrast: Annotated[
-        bool,
-        typer.Option(
-            "--contrast",
-            rich_help_panel="What to do",
-            help="Show what happens to the texts without the guarantee.",
-        ),
-    ] = False,
     replay: Annotated[
         Path | None,
         typer.Option(
@@ -134,9 +126,9 @@ def verify_command(
     from detgen.errors import EngineError, RequestError
     from detgen.show.display import open_display
 
-    modes = {"--against": against, "--probe": probe, "--contrast": contrast, "--replay": replay}
+    modes = {"--against": against, "--probe": probe, "--replay": replay}
     extent = {"--full": full, "--minutes": minutes, "--axis": axis, "--seed": seed}
-    read = {} if contrast else {"--limit": limit} if against else {"PROMPTS": prompts, "--limit": limit}
+    read = {"--limit": limit} if against else {"PROMPTS": prompts, "--limit": limit}
     models = {"--target": target, "--draft": draft} if replay else {}
     _refuse_idle(modes, extent | read | models)
     for path in (json_file, save):
@@ -162,8 +154,6 @@ def verify_command(
                 result, equal = _replay(replay, quiet)
             elif probe:
                 result, equal = _probe(config)
-            elif contrast:
-                result, equal = _contrast(config, prompts, limit, quiet)
             else:
                 result, equal = _check(config, prompts, limit, full, seed, minutes, axis or [], save, quiet)
         except (CheckError, EngineError, PromptsError, RequestError) as error:
@@ -278,20 +268,3 @@ def _probe(config: EngineConfig) -> tuple[dict[str, Any], bool]:
     found = probe_view.view(engine)
     report.show_probe(found, report.make_console())
     return {"equal": True, **engine.probe_report(), **found.as_dict()}, True
-
-
-def _contrast(config: EngineConfig, prompts: str | None, limit: int | None, quiet: bool) -> tuple[dict[str, Any], bool]:
-    from dataclasses import asdict, replace
-
-    from detgen.check.contrast import SIZES, contrast
-    from detgen.check.session import read_requests
-    from detgen.engine import Engine
-    from detgen.show import report
-
-    progress = report.Progress(quiet=quiet)
-    requests = read_requests(prompts, limit, progress)
-    engine = Engine(replace(config, batch_size=max(SIZES)))
-    found = contrast(config, engine, requests[:64], 128, progress.message)
-    report.show_contrast(found, report.make_console())
-    equal = not any(found[-1].changed.values())
-    return {"equal": equal, "contrast": [asdict(c) for c in found]}, equal

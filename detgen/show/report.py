@@ -11,7 +11,6 @@ from rich.text import Text
 from detgen.audit.result import AuditResult
 from detgen.check.axes import TITLES, name_value
 from detgen.check.comparing import Tally
-from detgen.check.contrast import SIZES, Contrast, side_by_side
 from detgen.check.probe_view import ProbeView
 from detgen.check.session import Session
 from detgen.explain.explaining import Finding
@@ -137,27 +136,6 @@ def show_finding(finding: Finding, console: Console) -> None:
     for name, value in rows:
         console.print(Text.assemble((f"{name:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
     console.print()
-
-
-def show_contrast(found: list[Contrast], console: Console) -> None:
-    """How many prompts change their text, and the first two texts that part."""
-    table = Table(box=None, pad_edge=False, header_style="bold", title="prompts whose text is another than alone")
-    table.add_column("batch size")
-    for size in SIZES:
-        table.add_column(str(size), justify="right")
-    for way in found:
-        table.add_row(way.name, *(str(way.changed[size]) for size in SIZES))
-    console.print(table)
-    for way in found:
-        if way.example is None:
-            console.print(Text(f"{way.name}: none of {way.prompts} prompts changed its text"), soft_wrap=True)
-            continue
-        prompt, size, alone, batched = way.example
-        pair = Table(show_lines=False, title=f"{way.name}, prompt {prompt.strip()[-50:]!r}")
-        pair.add_column("batch size 1", ratio=1)
-        pair.add_column(f"batch size {size}", ratio=1)
-        pair.add_row(*(Text(t) for t in side_by_side(alone, batched)))
-        console.print(pair)
 
 
 def show_audit(result: AuditResult, folder: str, console: Console) -> None:

@@ -97,7 +97,7 @@ def test_probe() -> None:
     ("arguments", "message"),
     [
         (["--axis", "weather"], "no axis 'weather'; the axes are batch, order"),
-        (["--probe", "--contrast"], "--probe and --contrast cannot be given together"),
+        (["--probe", "--replay", "d.json"], "--probe and --replay cannot be given together"),
         (["--probe", "--axis", "slot"], "--axis has no effect with --probe; leave it out"),
         (["prompts.jsonl", "--replay", "prompts.jsonl"], "PROMPTS has no effect with --replay; leave it out"),
         (["--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
@@ -173,7 +173,7 @@ def test_help_is_quick_and_complete() -> None:
     code = "import sys; from detgen.__main__ import main; sys.argv = ['detgen', 'verify-determinism', '--help']\n"
     code += "try: main()\nfinally: assert not {'torch', 'transformers'} & sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for option in ("--against", "--probe", "--contrast", "--replay", "--full", "--minutes", "--axis", "--json"):
+    for option in ("--against", "--probe", "--replay", "--full", "--minutes", "--axis", "--json"):
         assert option in done.stdout
 
 
