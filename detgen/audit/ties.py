@@ -1,22 +1,24 @@
-"""Whether rounding explains a token: could logits that are off by no more than so much have given it.
+"""Whether rounding explains a token: whether logits that are off by no more than so much could have given it.
 
-A filter drops what stands behind a boundary, and a rounding error moves tokens over it both ways: the token in
-question may have been kept, and those ahead of it may have been dropped. So it is compared with those alone that are
-kept whatever the error.
+Filters are asked about the worst and the best that an error can do to a token. What helps one token most against all
+filters at once is to raise it and all that stands below it; what harms it most is to raise all that is above it or can
+come there.
 """
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import torch
 
 from detgen.kernels.noise import gumbel, words
-from detgen.kernels.sampling import Choice
+from detgen.kernels.sampling import Choice, kept
 
 
 def rounding_explains(logits: torch.Tensor, choice: Choice, token: int, error: float) -> bool:
     """Whether a token could be the choice where differences of logits are off by `error` at most.
+
+    It is not if the filters drop it in the best case, or if a competitor that they keep even in its worst case has a
+    score that is too far ahead.
 
     Args:
         logits: float32 [vocabulary].
@@ -24,42 +26,31 @@ def rounding_explains(logits: torch.Tensor, choice: Choice, token: int, error: f
         token: its id.
         error: not negative.
     """
-    rows = logits.double().cpu()
-    rows = rows - rows.max()
+    row = logits.double().cpu().numpy()
+    if not np.isfinite([row[token], row.max()]).all():
+        return False  # a token that the model rules out, or a broken model
     if choice.temperature == 0:
-        return bool(rows[token] >= -error)
-    rows, error = rows / choice.temperature, error / choice.temperature
-    if not _kept(rows, choice, error)[token]:
+        return bool(row[token] >= row.max() - error)
+    if token not in kept(_at_best(row, token, error), choice):
         return False
-    noisy = rows + torch.from_numpy(gumbel(words(choice.seed, choice.sample, choice.position, len(rows))))
-    certain = noisy[_kept(rows, choice, -error)]
-    return not len(certain) or bool(noisy[token] >= certain.max() - error)
+    score = row / choice.temperature + gumbel(words(choice.seed, choice.sample, choice.position, len(row)))
+    ahead = np.flatnonzero(score > score[token] + error / choice.temperature)
+    if not len(ahead):
+        return True
+    rival = int(ahead[row[ahead].argmax()])  # if filters can drop this one, they can drop those with lower logits, too
+    return rival not in kept(_at_worst(row, rival, error), choice)
 
 
-def _kept(rows: torch.Tensor, choice: Choice, slack: float) -> torch.Tensor:
-    """Tokens that the filters keep, bool [vocabulary]; the boundaries stand lower by `slack`, or higher if negative."""
-    ordered, ids = torch.sort(rows, descending=True, stable=True)
-    kept = torch.ones_like(ordered, dtype=torch.bool)
-    width = len(ordered)
-    if 0 < choice.top_k < width:
-        boundary = ordered[choice.top_k - 1 if slack >= 0 else choice.top_k]  # the last one kept, the first one dropped
-        kept &= ordered >= boundary - slack
-        width = choice.top_k
-    if choice.top_p < 1:
-        kept &= _mass_before(ordered, width, slack) < choice.top_p
-    if choice.min_p:
-        kept &= ordered >= ordered[0] + math.log(choice.min_p) - slack
-    return torch.zeros_like(kept).scatter_(0, ids, kept)
+def _at_best(row: np.ndarray, token: int, error: float) -> np.ndarray:
+    """Logits within the error that keep a token if any do: nothing passes it, and what it is behind weighs least."""
+    top = row[token] + error
+    found = np.where(row > row[token], np.maximum(row, top), row + error)
+    found[token] = np.nextafter(top, np.inf)  # ahead of its equals
+    return found
 
 
-def _mass_before(ordered: torch.Tensor, width: int, slack: float) -> torch.Tensor:
-    """Probability of the tokens before each, of the `width` first: the least for a positive slack, else the most.
-
-    Tokens within the slack may stand on either side; the odds of those before against the others change by as much.
-    """
-    share = torch.exp(ordered - torch.logsumexp(ordered[:width], dim=0))
-    total = torch.cat([share.new_zeros(1), torch.cumsum(share, dim=0)])
-    count = torch.searchsorted(-ordered, -(ordered + slack), right=slack < 0)
-    before = (total[count] - (share if slack < 0 else 0)).clamp(max=1)
-    weight = before * math.exp(-slack)
-    return weight / (weight + 1 - before)
+def _at_worst(row: np.ndarray, token: int, error: float) -> np.ndarray:
+    """Logits within the error that drop a token if any do: whatever can pass it does, and weighs most."""
+    found = np.where(row + error >= row[token], np.nextafter(row + error, np.inf), row)
+    found[token] = row[token]
+    return found

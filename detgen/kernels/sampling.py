@@ -225,6 +225,16 @@ def _sift(rows: np.ndarray, drawn: np.ndarray, peaks: np.ndarray, temperature: f
     return at, ids
 
 
+def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
+    """Ids, int64 [n] ascending, of what the filters keep of one row.
+
+    Args:
+        row: float32 or float64 [vocabulary] logits, the largest of them finite.
+        choice: the row's, with a temperature above 0.
+    """
+    return _kept(row[None], row.max()[None, None], choice)[1]
+
+
 def _kept(rows: np.ndarray, peaks: np.ndarray, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
     """Rows and ids, int64 [n] each, ascending, of what the filters keep."""
     vocabulary = rows.shape[1]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen.audit.ties import rounding_explains
-from detgen.kernels.sampling import Choice, choose
+from detgen.kernels.sampling import Choice, choose, scores
 
 CHOICES = st.builds(
     Choice,
@@ -42,6 +44,26 @@ def test_no_error_explains_only_the_choice(choice: Choice, seed: int) -> None:
     logits = torch.randn(24, generator=torch.Generator().manual_seed(seed)) * 2
     explained = [t for t in range(24) if rounding_explains(logits, choice, t, 1e-12)]
     assert explained == [chosen(logits, choice)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(CHOICES, st.integers(0, 10**6), st.sampled_from([1e-3, 0.1, 1.0]))
+def test_a_token_clearly_outside_is_not_explained(choice: Choice, seed: int, error: float) -> None:
+    """Without filters its lag alone tells; with one, so does a place that no error can bring over the boundary."""
+    logits = torch.randn(24, generator=torch.Generator().manual_seed(seed)) * 2
+    plain = Choice(temperature=choice.temperature, seed=choice.seed)
+    score = scores(logits, plain)
+    lag = (score.max() - score) * (choice.temperature or 1)
+    behind = logits.max() - logits
+    for token in range(24):
+        if abs(lag[token] - error) > 1e-6:
+            assert rounding_explains(logits, plain, token, error) == bool(lag[token] < error)
+        outside = [
+            choice.top_k and (logits > logits[token] + error + 1e-6).sum() >= choice.top_k,
+            choice.min_p and behind[token] > -math.log(choice.min_p) * choice.temperature + error + 1e-6,
+        ]
+        if choice.temperature and any(outside):
+            assert not rounding_explains(logits, choice, token, error)
 
 
 # Logits, filter, the token behind the boundary, and by how much it is behind.
