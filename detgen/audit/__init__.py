@@ -1,4 +1,4 @@
-"""`detgen verify-determinism --against`: judges a run that is there, its manifest, files, lines and tokens.
+"""`detgen audit`: judges a finished or stopped run: its manifest, files, lines and tokens.
 
-Generates nothing: all tokens are known, so they are read by canonical passes like a prompt.
+Generates nothing: all tokens are known, so canonical passes read them like a prompt.
 """

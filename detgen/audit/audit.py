@@ -19,14 +19,32 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
 from detgen.errors import CheckError, PromptsError, RequestError
 from detgen.outputs import differences
+from detgen.progress import Observer, Progress
 from detgen.prompts import Prompts, open_prompts, spooled_prompts
 
 # Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
+def audit_run(folder: Path, config: EngineConfig, prompts: str | None, observer: Observer) -> AuditResult:
+    """Audit an output folder.
+
+    Args:
+        folder: the output folder.
+        config: the engine that judges; the run's own model, number format and quantization where it names none.
+        prompts: the run's prompts; None takes them from where the manifest says.
+        observer: is told how it goes.
+
+    Raises:
+        CheckError: if the folder holds no run, its prompts cannot be read, or its parameters are damaged.
+        EngineError: if the engine cannot be built.
+    """
+    manifest = read_manifest(folder)
+    return Audit(folder, manifest, Engine(config_of(manifest, config)), prompts).run(observer)
+
+
 def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
-    """The engine that audits a run: what the caller asked for, and the run's own model where he did not."""
+    """The engine that audits a run: as the caller asks, with the run's own model where he asks for none."""
     profile = manifest.get("profile") or {}
     changes: dict[str, Any] = {}
     if config.target is None:
@@ -47,12 +65,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckError(f"{folder} holds no manifest.json; give the output folder of a detgen run") from None
+        raise CheckError(f"{folder} has no manifest.json; give the output folder of a detgen run") from None
     except (OSError, ValueError) as error:
         raise CheckError(f"cannot read {folder / 'manifest.json'}: {error}") from None
     needed = {"detgen", "status", "input", "parameters", "profile"}
     if not isinstance(manifest, dict) or not needed <= manifest.keys():
-        raise CheckError(f"{folder / 'manifest.json'} is not a manifest of a run that detgen has begun")
+        raise CheckError(f"{folder / 'manifest.json'} is not the manifest of a detgen run")
     return manifest
 
 
@@ -61,9 +79,9 @@ class Audit:
 
     Args:
         folder: the output folder.
-        manifest: what `read_manifest` gave.
+        manifest: what `read_manifest` returned.
         engine: generates nothing; its passes judge.
-        prompts: the prompts, where they are no longer where the manifest says; None takes those.
+        prompts: as `audit_run` takes them.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], engine: Engine, prompts: str | None) -> None:
@@ -71,30 +89,32 @@ class Audit:
         self._given = prompts
         self.result = AuditResult()
 
-    def run(self) -> AuditResult:
+    def run(self, observer: Observer) -> AuditResult:
         """Check everything.
 
         Raises:
-            CheckError: if the prompts cannot be had, or a file cannot be read.
+            CheckError: if the prompts cannot be read, or the parameters are damaged.
         """
+        result = self.result
         self._check_files()
         self._check_profile()
         prompts = self._prompts()
         started = time.perf_counter()
-        for audited in judge(self._engine, self._samples(prompts)):
+        for done, audited in enumerate(judge(self._engine, self._samples(prompts)), start=1):
             self._report(audited)
-        self.result.seconds = time.perf_counter() - started
+            result.seconds = time.perf_counter() - started
+            observer.progress(Progress(done, None, "samples", result.seconds, figures=(f"{result.faults:,} faults",)))
         counts = self._manifest.get("summary")
         if counts and self._manifest.get("seconds"):
-            self.result.run_speed = counts["tokens"] / self._manifest["seconds"]
-        return self.result
+            result.run_speed = counts["tokens"] / self._manifest["seconds"]
+        return result
 
     def _check_files(self) -> None:
-        """Digests of the files of a finished run, and the two files against each other."""
+        """The files of a finished run against their digests in the manifest."""
         for name, known in (self._manifest.get("files") or {}).items():
             path = self._folder / name
             if not path.is_file():
-                self.result.add(name, "was deleted", "file")
+                self.result.add(name, "is missing", "file")
                 continue
             with path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -103,12 +123,12 @@ class Audit:
                 self.result.add(name, what, "file")
 
     def _check_profile(self) -> None:
-        """The manifest against the engine: another model is a fault, another profile makes ties possible."""
+        """The manifest against the engine: other weights are a fault, another profile makes ties possible."""
         mine = json.loads(json.dumps({"profile": self._engine.profile()}, default=str))
         theirs = {**self._manifest, "input": {"sha256": "", "format": ""}}
         for line in differences(theirs, {"input": theirs["input"], **mine}):
             if line.startswith("profile.target.digest"):
-                what = f"the weights or the tokenizer are not the run's: {line.partition(': ')[2]}"
+                what = f"the weights or the tokenizer are not those of the run: {line.partition(': ')[2]}"
                 self.result.add("manifest.json", what, "file")
             else:
                 self.result.other_profile.append(line.removeprefix("profile."))
@@ -121,7 +141,7 @@ class Audit:
         self.result.tolerance = max(TOLERANCE.get(d, 5e-2) for d in dtypes)
 
     def _prompts(self) -> Prompts:
-        """The run's prompts, found again and known by their digest."""
+        """The run's prompts, if their digest is the manifest's; others are a fault."""
         described = self._manifest["input"]
         spool = self._folder / "stdin.jsonl"
         try:
@@ -131,14 +151,14 @@ class Audit:
                 prompts = open_prompts(self._given or described["path"])
             found = prompts.inspect().sha256
         except PromptsError as error:
-            raise CheckError(f"the run's prompts are needed: {error}; give them as PROMPTS") from None
+            raise CheckError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None
         if found != described["sha256"]:
             what = f"the input's SHA-256 is {found[:16]}..., the manifest says {described['sha256'][:16]}..."
             self.result.add("manifest.json", f"{what} ({prompts.given})", "file")
         return prompts
 
     def _samples(self, prompts: Prompts) -> Iterator[Audited]:
-        """Each output line beside the prompt that it must belong to; what can be judged goes on."""
+        """Check each output line against its prompt; the samples whose tokens can be judged."""
         parameters = dict(self._manifest["parameters"])
         limit = parameters.pop("limit", None)
         parameters["stop"] = tuple(parameters["stop"])
@@ -162,19 +182,15 @@ class Audit:
                 if audited is not None:
                     yield audited
         for where, _ in lines:
-            self.result.add(where, "stands behind the last prompt's output", "line")
+            self.result.add(where, "comes after the last prompt's output", "line")
 
     def _report(self, audited: Audited) -> None:
-        """Note the tokens that are not what the logits give."""
+        """Note the tokens and log-probabilities that are not what the logits give."""
         tokenizer = self._engine.tokenizer
         for m in audited.mismatches:
             token, expected = (f"{t} {tokenizer.decode([t])!r}" for t in (m.token, m.expected))
-            margin = "it is filtered out" if math.isinf(m.margin) else f"margin {m.margin:.3g}"
-            what = f"token {m.position}: {token}, the logits give {expected} ({margin})"
-            self.result.add(str(audited.label), what, "tie" if m.tie else "differs")
-        for w in audited.wrong_logprobs:
-            tie = audited.tolerance > 0 and w.error <= 2 * audited.tolerance * w.scale
-            what = f"logprobs of token {w.position}: {w.written.logprob!r}, the logits give {w.expected.logprob!r}"
-            if w.written.logprob == w.expected.logprob:
-                what = f"logprobs of token {w.position}: the most likely tokens are others"
-            self.result.add(str(audited.label), what, "tie" if tie else "line")
+            margin = "a filter drops it" if math.isinf(m.margin) else f"margin {m.margin:.3g}"
+            what = f"token {m.position} is {token}, the logits give {expected} ({margin})"
+            self.result.add(audited.label, what, "tie" if m.tie else "differs")
+        for what, tie in audited.wrong_logprobs:
+            self.result.add(audited.label, what, "tie" if tie else "line")

@@ -1,7 +1,7 @@
 """The tokens of known completions, judged at the speed of reading a prompt.
 
-All tokens are known, so prompt and completion go through canonical passes like a prompt, many positions a pass, many
-samples side by side; each committed token must be what its logits, parameters and noise give.
+All tokens are known, so prompt and completion go through canonical passes like a prompt: many positions per pass, many
+samples side by side. Each committed token must be what its logits, parameters and noise give.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mismatch:
         expected: what the logits give.
         margin: score of the expected token less that of the committed one (logits at temperature 0, else perturbed
             log-probabilities); inf where a filter drops the committed one.
-        tie: whether an error within the sample's tolerance explains it.
+        tie: whether an error within the sample's tolerance explains the token.
     """
 
     position: int
@@ -48,53 +48,27 @@ class Mismatch:
     tie: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WrongLogprobs:
-    """Log-probabilities that are not what the canonical logits give.
-
-    Attributes:
-        position: index in the completion.
-        written: what the run wrote.
-        expected: what the logits give.
-        scale: largest absolute logit of the row, that a tolerance is relative to.
-    """
-
-    position: int
-    written: TokenLogprobs
-    expected: TokenLogprobs
-    scale: float
-
-    @property
-    def error(self) -> float:
-        """The largest difference of the values at the same rank; inf if there are more or fewer of them."""
-        if len(self.written.top) != len(self.expected.top):
-            return math.inf
-        pairs = [(self.written.logprob, self.expected.logprob)]
-        pairs += [(a, b) for (_, a), (_, b) in zip(self.written.top, self.expected.top, strict=True)]
-        return max(abs(a - b) for a, b in pairs)
-
-
 @dataclass(slots=True)
 class Audited:
-    """A sample to be judged, and what came of it.
+    """A sample to be judged, and the verdict.
 
     Attributes:
         sequence: before its first token.
         tokens: its completion as the run wrote it, ids of the vocabulary.
         label: whatever the caller knows it by.
-        logprobs: as the run wrote them, one a token; None if there are none.
+        logprobs: as the run wrote them, one per token; None if there are none.
         tolerance: error of another profile's logits, as a share of a row's largest; 0 where bit equality is promised.
         mismatches: filled by `judge`.
-        wrong_logprobs: likewise; of tokens that are what they must be.
+        wrong_logprobs: likewise, in words, and whether the tolerance explains it; of tokens that are right.
     """
 
     sequence: Sequence
     tokens: list[int]
-    label: object = None
+    label: str = ""
     logprobs: list[TokenLogprobs] | None = None
     tolerance: float = 0.0
     mismatches: list[Mismatch] = field(default_factory=list)
-    wrong_logprobs: list[WrongLogprobs] = field(default_factory=list)
+    wrong_logprobs: list[tuple[str, bool]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -106,7 +80,7 @@ class _Reading:
     tokens: list[int]
 
     def window(self, start: int, width: int) -> Window:
-        """The next tokens, with the logits of those that choose a token of the completion."""
+        """The next tokens; logits are wanted of those that choose a token of the completion."""
         part = self.tokens[start : start + width]
         first = self.audited.sequence.prompt_length - 1
         return Window(self.slot, start, part, max(min(start + len(part) - first, len(part)), 0))
@@ -120,11 +94,11 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
     """Judge samples as they come.
 
     Args:
-        engine: its cache's contents are forgotten.
+        engine: what its cache holds is lost.
         samples: each with at least one token, and no more than it may have.
 
     Yields:
-        Each sample when it has been read, the longest of the next few hundred first.
+        Each sample once it has been read, the longest of the next few hundred first.
     """
     cache, shapes = engine.canonical[0].cache, engine.canonical[1]
     source = iter(samples)
@@ -140,7 +114,7 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
 
 
 def _share(engine: Engine, samples: list[Audited]) -> None:
-    """Read samples, the longest first; where there are enough and the model allows it, a share of them in each thread.
+    """Read samples, the longest first; if there are enough and the model allows it, each thread reads a share of them.
 
     A thread with passes of its own never waits for the others between two operators.
     """
@@ -176,8 +150,8 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
 def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading], stopped: Event) -> None:
     """Read samples, the longest first, all up to the same position before any goes on.
 
-    The windows of a pass then begin at the same position and stand in neighbouring slots, so that one attention tile
-    holds them and has hardly a place to spare. What rows remain go to the next ones.
+    The windows of a pass then begin at the same position in neighbouring slots, so that one attention tile holds them
+    almost without padding. The rows that remain go to the next ones.
     """
     read: list[tuple[_Reading, Window]] = []
     remaining = shapes.most_rows
@@ -224,7 +198,7 @@ def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]])
     places = [(r.audited, place + i) for r, place, count in wanted for i in range(count)]
     for i in wrong:
         audited, place = places[i]
-        audited.mismatches.append(_mismatch(logits[i : i + 1], audited, place, int(picked[i])))
+        audited.mismatches.append(_mismatch(logits[i], audited, place, int(picked[i])))
 
 
 def _check_logprobs(logits: torch.Tensor, picked: torch.Tensor, audited: Audited, place: int) -> None:
@@ -236,14 +210,31 @@ def _check_logprobs(logits: torch.Tensor, picked: torch.Tensor, audited: Audited
     tokens = audited.tokens[place : place + len(logits)]
     for i, (a, b, token, best) in enumerate(zip(written, expected, tokens, picked.tolist(), strict=True)):
         if token == best and a != b:
-            audited.wrong_logprobs.append(WrongLogprobs(place + i, a, b, float(logits[i].abs().max())))
+            what = f"the logprob is {a.logprob!r}, the logits give {b.logprob!r}"
+            if a.logprob == b.logprob:
+                what = "the most likely tokens are others"
+            tie = audited.tolerance > 0 and _distance(a, b) <= 2 * _error(logits[i], audited)
+            audited.wrong_logprobs.append((f"token {place + i}: {what}", tie))
 
 
-def _mismatch(logits: torch.Tensor, audited: Audited, place: int, expected: int) -> Mismatch:
-    """A token beside what its logits, float32 [1, vocabulary], give."""
+def _distance(a: TokenLogprobs, b: TokenLogprobs) -> float:
+    """The largest difference of the values at the same rank; inf if one has more of them."""
+    if len(a.top) != len(b.top):
+        return math.inf
+    tops = [abs(p - q) for (_, p), (_, q) in zip(a.top, b.top, strict=True)]
+    return max([abs(a.logprob - b.logprob), *tops])
+
+
+def _error(row: torch.Tensor, audited: Audited) -> float:
+    """The largest error of differences of a row's logits, float32 [vocabulary], that the tolerance allows."""
+    finite = row[row.isfinite()].abs()
+    return audited.tolerance * float(finite.max()) if len(finite) else 0.0
+
+
+def _mismatch(row: torch.Tensor, audited: Audited, place: int, expected: int) -> Mismatch:
+    """A token beside what its logits, float32 [vocabulary], give."""
     token = audited.tokens[place]
     choice = audited.sequence.choice(place)
-    score = scores(logits[0], choice)
-    error = audited.tolerance * float(logits.abs().max())
-    tie = error > 0 and rounding_explains(logits[0], choice, token, error)
+    score = scores(row, choice)
+    tie = audited.tolerance > 0 and rounding_explains(row, choice, token, _error(row, audited))
     return Mismatch(place, token, expected, float(score[expected] - score[token]), tie)

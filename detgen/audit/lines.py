@@ -1,4 +1,4 @@
-"""The lines of a run: where they stand, and all that they must be but the choice of their tokens."""
+"""The lines of a run: their order, and everything about them except the choice of their tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lines:
 
     Args:
         engine: knows how a request begins and ends.
-        result: what is not as it must be is noted there.
+        result: takes the findings.
     """
 
     def __init__(self, engine: Engine, result: AuditResult) -> None:
@@ -34,7 +34,7 @@ class Lines:
 
         Args:
             folder: the output folder.
-            stopped: whether the run has not finished.
+            stopped: the run has not finished.
         """
         last = (-1, -1)
         path = folder / "outputs.jsonl"
@@ -47,7 +47,7 @@ class Lines:
                         parsed = json.loads(line)
                         last = (parsed["index"], parsed["sample"])
                     except (ValueError, TypeError, KeyError):
-                        self.result.add(f"outputs.jsonl:{number}", "is no output line", "line")
+                        self.result.add(f"outputs.jsonl:{number}", "is not an output line", "line")
                         continue
                     yield f"outputs.jsonl:{number}", parsed
         journal = folder / "journal.jsonl"
@@ -57,7 +57,7 @@ class Lines:
                 yield "journal.jsonl", json.loads(entries[key])
 
     def expected(self, item: Request | BadLine) -> list[tuple[Sequence | str, str]]:
-        """What the lines of a prompt must be: a sequence before its first token or an error, and its place in words."""
+        """For each line of a prompt a sequence before its first token, or an error; and its place in words."""
         if isinstance(item, BadLine):
             return [(item.error, f"prompt {item.index}, sample 0")]
         try:
@@ -69,22 +69,22 @@ class Lines:
     def check(
         self, where: str, line: Any, expected: Sequence | str, label: str, item: Request | BadLine
     ) -> Audited | None:
-        """Check all of a line but its tokens' choice; None if there are none to judge.
+        """Check a line except for the choice of its tokens; None if they cannot be judged.
 
         Args:
-            where: file and line.
-            line: what stands there.
+            where: file and line number.
+            line: the parsed line.
             expected: what `expected` says of it.
             label: likewise.
             item: the prompt.
         """
         place = f"prompt {line.get('index')}, sample {line.get('sample')}"
         if place != label or line.get("id") != item.id:
-            self.result.add(where, f"is of {place}, where {label} (id {item.id!r}) must stand", "line")
+            self.result.add(where, f"belongs to {place}, but {label} (id {item.id!r}) comes here", "line")
             return None
         if isinstance(expected, str):
             if not str(line.get("error", "")).endswith(expected):
-                self.result.add(where, f"must be the error {expected!r}", "line")
+                self.result.add(where, f"should be the error {expected!r}", "line")
             return None
         if "error" in line:
             self.result.add(where, f"is an error, but the prompt can run: {line['error']}", "line")
@@ -92,10 +92,10 @@ class Lines:
         tokens = line.get("token_ids")
         known = range(self._engine.vocabulary)
         if not isinstance(tokens, list) or not tokens or not all(type(t) is int and t in known for t in tokens):
-            self.result.add(where, "has no tokens, or others than the model's", "line")
+            self.result.add(where, "has no tokens, or tokens that are not in the vocabulary", "line")
             return None
         if len(tokens) > expected.remaining:
-            self.result.add(where, f"has {len(tokens):,} tokens, where {expected.remaining:,} end it", "line")
+            self.result.add(where, f"has {len(tokens):,} tokens, but may have {expected.remaining:,} at most", "line")
             return None
         if not expected.deterministic:
             self.result.unverified += 1
@@ -110,7 +110,7 @@ class Lines:
         return Audited(expected, tokens, where, self._logprobs(where, line, expected, tokens), tolerance)
 
     def _logprobs(self, where: str, line: Any, seq: Sequence, tokens: list[int]) -> list[TokenLogprobs] | None:
-        """The log-probabilities of a line; None, with a finding if the request wants them, where there are none."""
+        """The log-probabilities of a line; None if there are none, which is a finding if the request wants them."""
         wanted = seq.request.params.logprobs
         entries = line.get("logprobs")
         if wanted is None and entries is None:
@@ -122,11 +122,11 @@ class Lines:
                 TokenLogprobs(_number(e["logprob"]), tuple((int(t), _number(p)) for t, p in e["top"])) for e in entries
             ]
         except (ValueError, TypeError, KeyError):
-            self.result.add(where, "its logprobs are not one for each token", "line")
+            self.result.add(where, "does not have logprobs for each token", "line")
             return None
 
     def _fields(self, seq: Sequence, tokens: list[int]) -> dict[str, Any]:
-        """What the other fields of a line must be, given its tokens."""
+        """The other fields of a line as its tokens determine them."""
         stopping = self._engine.stopping
         prompt = list(seq.tokens)
         early = self._ends_early(seq, tokens)
@@ -146,7 +146,7 @@ class Lines:
         return fields
 
     def _ends_early(self, seq: Sequence, tokens: list[int]) -> bool:
-        """Whether the sequence ends before the last of the tokens; they are tried one by one for stop strings only."""
+        """Whether the sequence ends before its last token; only stop strings need trying token by token."""
         stopping = self._engine.stopping
         if seq.request.params.stop:
             return any(stopping.ends(seq, tokens[:count]) for count in range(1, len(tokens)))
@@ -154,5 +154,5 @@ class Lines:
 
 
 def _number(value: float | None) -> float:
-    """A log-probability as a line spells it: null for minus infinity."""
+    """A log-probability as a line spells it: null is minus infinity."""
     return -math.inf if value is None else float(value)

@@ -1,18 +1,19 @@
-"""What an audit found: what is not as a run must have written it, and counts."""
+"""What an audit found: what a run cannot have written, and counts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 _FOUND = 100  # findings that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as the run must have written it.
+    """Something that the run cannot have written.
 
     Attributes:
-        where: file, and line where there is one.
+        where: file, and line if there is one.
         what: in words.
         kind: "file", "line", "differs" or "tie"; a tie is no fault.
     """
@@ -27,18 +28,18 @@ class AuditResult:
     """What an audit found.
 
     Attributes:
-        findings: the first hundred, ties among them.
-        faults: all findings that are no ties.
+        findings: the first hundred, with ties.
+        faults: all findings except ties.
         ties: tokens whose margin is within the tolerance, under another profile.
         differing: tokens that differ.
         samples: samples audited.
-        tokens: tokens of them.
+        tokens: their tokens.
         unverified: samples of unverified requests, of which nothing is promised.
-        missing: prompts that the run has not written, where it was stopped.
-        other_profile: in what the profile differs; empty if bit equality is promised.
+        missing: samples that a stopped run has not written.
+        other_profile: how the profile differs; empty if bit equality is promised.
         tolerance: share of a row's largest logit within which a token is a tie.
         seconds: time taken by the tokens.
-        run_speed: tokens a second of the run itself; None if unknown.
+        run_speed: tokens per second of the run itself; None if unknown.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -61,3 +62,7 @@ class AuditResult:
         self.ties += kind == "tie"
         self.differing += kind == "differs"
         self.faults += kind != "tie"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"equal": not self.faults, **asdict(self)}

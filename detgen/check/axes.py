@@ -1,4 +1,4 @@
-"""What may be turned without changing an output: the axes, and settings as points on them.
+"""What may change without changing an output: the axes, and settings as points on them.
 
 Plain data. The first value of each axis is that of the reference.
 """
@@ -15,24 +15,24 @@ Value = str | int | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to generate; as it stands by default, the reference.
+    """One way to generate; by default, the reference.
 
     Attributes:
         batch: most requests at a time; "all" of them.
         order: "file", "reversed" or "shuffle 1", ...
         neighbours: who else is in the batch: "none", "others", "long" (a very long prompt, compared too), "early"
             (soon finished).
-        slot: places by which the queue is turned, so that each request takes another slot.
+        slot: places by which the queue is rotated, so that each request takes another slot.
         drafter: one of detgen's, or "adversary" (wrong at random depths), "oracle" (always right).
-        draft_tokens: drafted a round; None adapts.
+        draft_tokens: drafted per round; None adapts.
         verify_window: tokens between verifications of the drafter self; None for the others.
-        chunk: most prompt tokens a pass; None reads the prompt whole.
+        chunk: most prompt tokens per pass; None reads the prompt whole.
         reuse: take over KV entries of prompts that begin alike.
         threads: CPU threads; 0 is all cores.
-        process: "this", "fresh", or "resumed": stopped in a process that dies, finished by this one.
-        sampling: kind of sampling of all requests; a reference of its own each.
+        process: "this", "fresh" (another one), or "resumed": a `detgen run` that is killed and run again.
+        sampling: kind of sampling of all requests; each has a reference of its own.
         unverified: requests with `deterministic: false` beside the others.
-        quant: quantization of the target; a reference of its own each.
+        quant: quantization of the target; each has a reference of its own.
     """
 
     batch: int | str = 1
@@ -51,11 +51,11 @@ class Setting:
     quant: str = "none"
 
     def changed(self) -> dict[str, Value]:
-        """The axes on which it is off the reference, and where."""
+        """The axes on which it differs from the reference, and its values there."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def turned(self, axis: str, value: Any) -> Setting:
-        """The same setting with one axis elsewhere."""
+        """The same setting with another value on one axis."""
         return replace(self, **{axis: value})
 
     def reference(self) -> Setting:
@@ -84,7 +84,7 @@ TITLES = {
     "quant": "quantization",
 }
 
-# Kinds of sampling; the stop strings of "stop" are cut out of the greedy text, so that they do stop.
+# Kinds of sampling; the stop strings of "stop" are taken from the greedy text, so that they do stop.
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
     "stop": {"logprobs": 2},
@@ -114,7 +114,7 @@ class Axis:
     Attributes:
         name: field of `Setting`.
         values: what to try, the reference's first.
-        beside: where the other axes stand when this one is tried alone.
+        beside: the other axes' values when this one is tried alone.
     """
 
     name: str
@@ -157,6 +157,8 @@ def allowed(a: str, x: Value, b: str, y: Value) -> bool:
     """Whether two values of two axes can stand together and both have an effect."""
     pair = {a: x, b: y}
     drafter = pair.get("drafter")
+    if pair.get("process") == "resumed":  # only what the command line of `detgen run` offers, which reuses prefixes
+        return drafter not in ("adversary", "oracle") and pair.get("chunk") is None and pair.get("reuse") is not False
     if "draft_tokens" in pair and "drafter" in pair:
         return pair["draft_tokens"] is None or drafter not in ("none", "self")
     if "verify_window" in pair and "drafter" in pair:
@@ -177,14 +179,13 @@ def consistent(setting: Setting) -> bool:
 
 
 def alone(axis: Axis) -> list[Setting]:
-    """The settings that turn one axis only."""
-    found = []
-    for value in axis.values:
-        setting = axis.beside.turned(axis.name, value)
-        if axis.name == "verify_window" and value is not None:
-            setting = replace(setting, drafter="self")
-        elif axis.name == "drafter" and value == "self":
-            setting = replace(setting, verify_window=4)
-        if consistent(setting):
-            found.append(setting)
-    return found
+    """The settings that change one axis only, and what its values need beside them."""
+    needs: dict[tuple[str, Value], dict[str, Any]] = {
+        ("drafter", "self"): {"verify_window": 4},
+        ("process", "resumed"): {"reuse": True},
+        **{("verify_window", window): {"drafter": "self"} for window in (4, 16, 64)},
+    }
+    found = [
+        replace(axis.beside.turned(axis.name, value), **needs.get((axis.name, value), {})) for value in axis.values
+    ]
+    return [setting for setting in found if consistent(setting)]

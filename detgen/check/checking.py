@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from detgen.check.axes import Axis, Setting, Value
+from detgen.check.axes import Axis, Setting, Value, make_axes, name_value
 from detgen.check.comparing import Comparison, Difference, Key, Observed, Tally, compare
+from detgen.check.plan import FULL, QUICK, read_axes, read_pool, select
 from detgen.check.pool import Pool
-from detgen.check.processes import Companion
-from detgen.check.running import Subject, Task, known, scratch
+from detgen.check.resuming import kill_and_resume
+from detgen.check.running import FreshProcess, Subject, Task, known, short_of_memory
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
-from detgen.errors import CheckError
+from detgen.errors import CheckError, EngineError
+from detgen.progress import Observer, Progress
 
 _ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
 _MORE = 5.0  # seconds in which more of them are looked for once there is one
-_KILL = 24  # of so many runs that are stopped one is killed: the next process has to load everything anew
-
-
-class Observer(Protocol):
-    """Who is told how a check is going."""
-
-    def message(self, text: str) -> None:
-        """Something worth a line."""
-
-    def tried(self, done: int, total: int | None, positions: int) -> None:
-        """So many settings are done; the total is not known where time decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +41,11 @@ class Failure:
     Attributes:
         case: what was generated, and how.
         difference: the first one.
-        samples: samples that differ.
         error: what was raised, where that is the difference.
     """
 
     case: Case
     difference: Difference
-    samples: int
     error: str | None = None
 
 
@@ -64,35 +55,40 @@ class CheckResult:
 
     Attributes:
         total: of all settings.
-        by_axis: of the settings that turn an axis.
+        by_axis: of the settings that change an axis.
         tried: values of each axis that were tried.
         failures: the first few settings that differ.
-        peak: most requests that were live at a time.
         kills: runs that were killed and resumed.
-        stops: runs that were stopped without a kill, and resumed.
         seconds: time taken.
+        pairs: pairwise settings that were selected; 0 if axes were to be changed alone.
+        notes: what could not be tried, and why.
     """
 
     total: Tally = field(default_factory=Tally)
     by_axis: dict[str, Tally] = field(default_factory=dict)
     tried: dict[str, set[Value]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
-    peak: int = 0
     kills: int = 0
-    stops: int = 0
     seconds: float = 0.0
+    pairs: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
 class Check:
-    """Generates and compares.
+    """Generates and compares. A context manager that ends its other process.
 
     Args:
         config: how to build the engine; its drafter must be "auto", so that a draft model is there if there can be.
         pool: the prompts.
-        axes: what may be turned.
+        axes: what may change.
         seed: of orders and adversaries.
         observer: is told how it goes.
         subject: the engine under test, built like that of `config`.
+
+    Attributes:
+        started: when it began, as `time.monotonic`.
+        result: what it has found so far.
+        fresh: the other process.
     """
 
     def __init__(
@@ -100,23 +96,40 @@ class Check:
     ) -> None:
         self.subject, self.config = subject, config
         self.pool, self.axes, self.seed = pool, axes, seed
-        self._companion = Companion(config)
-        self._observer = observer
-        self._references: dict[tuple[str, str], dict[Key, Observed]] = {}
-        self._last: Setting | None = None
+        self.observer = observer
+        self.started = time.monotonic()
         self.result = CheckResult()
+        self.fresh = FreshProcess(config)
+        self._references: dict[tuple[str, str], dict[Key, Observed]] = {}
 
     def __enter__(self) -> Check:
-        """Itself; leaving it ends the second process."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the second process."""
-        self._companion.close()
+        self.fresh.close()
 
-    def expect_processes(self) -> None:
-        """Start the second process, so that it loads while others work."""
-        self._companion.start()
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        r, engine = self.result, self.subject.engine()
+        return {
+            "equal": not r.failures,
+            "seed": self.seed,
+            "pairwise_settings": r.pairs,
+            "prompts": len(self.pool.requests),
+            "seconds": round(r.seconds, 3),
+            "kills": r.kills,
+            "total": asdict(r.total),
+            "axes": {
+                a.name: {
+                    "tried": [name_value(a.name, v) for v in a.values if v in r.tried.get(a.name, ())],
+                    **(asdict(r.by_axis[a.name]) if a.name in r.by_axis else {}),
+                }
+                for a in self.axes
+            },
+            "notes": r.notes,
+            "profile": engine.profile(),
+            "probe": engine.probe_report(),
+        }
 
     def learn(self) -> None:
         """Make the greedy reference of the pool, which other requests are made of.
@@ -133,26 +146,31 @@ class Check:
             self.pool.long = self.pool.long[: len(self.pool.long) // 2]  # the model's context is shorter
         self.pool.learn(greedy, {r.id: engine.encode(r) for r in self.pool.requests if (r.id, 0) in greedy})
 
-    def run(self, settings: Iterable[Setting], total: int | None, deadline: float | None = None) -> CheckResult:
-        """Try settings until they end, the deadline (as `time.monotonic`) has come, or enough differ."""
+    def run(self, settings: list[Setting], more: Iterable[Setting] = (), deadline: float | None = None) -> CheckResult:
+        """Try settings until they end, the deadline (as `time.monotonic`) has come, or enough differ.
+
+        Args:
+            settings: in an order in which another process can load the models of those ahead.
+            more: tried after these.
+            deadline: None takes as long as it takes.
+        """
         started = time.monotonic()
-        ahead: list[Setting] = []  # those that want the second process, the next one last
-        if isinstance(settings, list):
-            self._last = settings[-1]
-            ahead = [s for s in reversed(settings) if s.process != "this"]
-        for setting in settings:
-            if deadline is not None and time.monotonic() > deadline:
+        total = None if more else len(settings)
+        fresh = [s for s in reversed(settings) if s.process == "fresh"]  # the next one last
+        for setting in itertools.chain(settings, more):
+            if len(self.result.failures) >= _ENOUGH or (deadline is not None and time.monotonic() > deadline):
                 break
-            if len(self.result.failures) >= _ENOUGH:
-                break
-            self._companion.prepare(ahead[-1].quant if ahead else setting.quant)
+            if fresh:
+                self.fresh.load(fresh[-1].quant)
             failure = self._try(setting)
-            if ahead and ahead[-1] is setting:
-                ahead.pop()
+            if fresh and fresh[-1] is setting:
+                fresh.pop()
             if failure is not None:
                 self.result.failures.append(failure)
                 deadline = min(deadline or math.inf, time.monotonic() + _MORE)
-            self._observer.tried(self.result.total.settings, total, self.result.total.positions)
+            counts, seconds = self.result.total, time.monotonic() - self.started
+            positions = f"{counts.positions:,} positions"
+            self.observer.progress(Progress(counts.settings, total, "settings", seconds, figures=(positions,)))
         self.result.seconds += time.monotonic() - started
         return self.result
 
@@ -179,12 +197,10 @@ class Check:
         try:
             comparison = self.compare(case)
         except Exception as error:
-            nothing = Difference("", 0, "error", 0, 0)
-            return Failure(case, nothing, 0, f"{type(error).__name__}: {error}")
+            return Failure(case, Difference("", 0, "error", 0, 0), f"{type(error).__name__}: {error}")
         if tally is not None:
             tally.add(comparison.tally)
-        found = comparison.differences
-        return Failure(case, found[0], len(found)) if found else None
+        return Failure(case, comparison.differences[0]) if comparison.differences else None
 
     def compare(self, case: Case) -> Comparison:
         """Generate a case and compare it with its reference.
@@ -193,7 +209,7 @@ class Check:
             Exception: whatever the engine raises.
         """
         reference = self.reference(case)
-        return compare(reference, self._generate(case, reference))
+        return compare(reference, self._generate(self.task(case, reference)))
 
     def task(self, case: Case, reference: dict[Key, Observed]) -> Task:
         """The case as plain data."""
@@ -216,23 +232,77 @@ class Check:
         wanted = {(r.id, sample) for r in case.watched for sample in range(r.params.n)}
         return {key: seen for key, seen in made.items() if key in wanted}
 
-    def _generate(self, case: Case, reference: dict[Key, Observed]) -> dict[Key, Observed]:
-        task = self.task(case, reference)
-        process = case.setting.process
+    def _generate(self, task: Task) -> dict[Key, Observed]:
+        process = task.setting.process
         if process == "fresh":
-            found: dict[Key, Observed] = self._companion.call("generate", task)
-            return found
+            return self.fresh.generate(task)
         if process == "resumed":
-            with scratch() as folder:
-                self._stop_run(task, Path(folder))
-                return self.subject.finish_run(task, Path(folder))
+            if short_of_memory():
+                self.fresh.close()
+            found, killed = kill_and_resume(task, self.config)
+            self.result.kills += killed
+            return found
         return self.subject.generate(task)
 
-    def _stop_run(self, task: Task, folder: Path) -> None:
-        """Have a run stopped in the second process: as a kill would, and now and then, and at last, by one."""
-        if (self.result.stops + self.result.kills) % _KILL == _KILL - 1 or task.setting == self._last:
-            self._companion.call_and_die(task, folder)
-            self.result.kills += 1
+
+@contextmanager
+def run_check(
+    config: EngineConfig,
+    prompts: str | None,
+    observer: Observer,
+    *,
+    limit: int | None = None,
+    full: bool = False,
+    seed: int = 0,
+    minutes: float | None = None,
+    only: Iterable[str] = (),
+) -> Iterator[Check]:
+    """Check the contract; the check that is yielded can try more.
+
+    Args:
+        config: names the models.
+        prompts: as `detgen run` takes them; None takes the embedded ones.
+        observer: is told how it goes.
+        limit: most prompts to read.
+        full: longer texts, and many random settings after those that combine each pair of values.
+        seed: of the selection.
+        minutes: time for settings, filled with random ones; None takes as long as the others take.
+        only: names of axes, each changed alone; none combines all of them.
+
+    Raises:
+        PromptsError: no prompt can be read.
+        EngineError: the engine cannot be built.
+        CheckError: there is no such axis, or no prompt can run.
+    """
+    names, extent = read_axes(only), FULL if full else QUICK
+    pool = read_pool(prompts, limit, extent, observer)
+    config = replace(config, drafter="auto", batch_size=len(pool.requests) + 8)
+    subject = Subject(config)
+    with Check(config, pool, [], seed, observer, subject) as check:
+        engine = subject.engine()
+        observer.message(f"{len(pool.requests)} prompts, {engine.profile()['target']['name']}, seed {seed}")
+        elsewhere = all(isinstance(model, str | Path | None) for model in (config.target, config.draft))
+        processes = elsewhere and (not names or "process" in names)
+        if processes:
+            check.fresh.load("none")  # while this process loads other quantizations
+        quants = ["none"]
+        if elsewhere and config.target_quant == "none" and (not names or "quant" in names):
+            quants += _quants(subject, check.result.notes)
+        check.axes = make_axes(has_draft=engine.draft_profile() is not None, quants=quants, processes=processes)
+        settings, check.result.pairs, more = select(check.axes, names, extent, seed)
+        check.learn()
+        check.run(settings, more if minutes and not names else (), time.monotonic() + 60 * minutes if minutes else None)
+        yield check
+
+
+def _quants(subject: Subject, notes: list[str]) -> list[str]:
+    """Other quantizations of the target that can be tried here."""
+    found = []
+    for quant in ("nf4", "int8"):
+        try:
+            subject.engine(quant)
+        except (EngineError, RuntimeError, ValueError) as error:
+            notes.append(f"quantization {quant} was not tried: {error}")
         else:
-            self._companion.call("start_run", task, folder)
-            self.result.stops += 1
+            found.append(quant)
+    return found

@@ -15,41 +15,53 @@ from detgen.check.axes import Axis, Setting, Value, allowed
 
 _CANDIDATES = 6
 _SLOW = ("process", "quant")  # axes off whose first value a setting takes long
+_SELDOM = "resumed"  # starts two processes: tried by a few settings instead of in each pair
+_FEW = 2
+_SHARE = 0.05  # of random settings
 
 _Pair = tuple[int, Value, int, Value]
 
 
 def pairwise(axes: list[Axis], seed: int) -> list[Setting]:
-    """Settings in which each pair of values that can stand together occurs.
+    """Settings in which each pair of values that can stand together occurs; of resumed runs only a few, at random.
 
     Args:
         axes: what to combine.
         seed: the same one gives the same settings.
     """
     rng = random.Random(seed)
-    left = _pairs(axes)
+    pairs = _pairs(axes)
+    left = set(pairs)
     found = []
     while left:
-        # Sorted, since the order of a set of strings changes from process to process.
-        first = rng.choice(sorted(left, key=repr))
-        grown = [g for g in (_grow(axes, left, first, rng) for _ in range(_CANDIDATES)) if g is not None]
+        i, x, j, y = first = rng.choice([pair for pair in pairs if pair in left])
+        grown = [g for g in (_grow(axes, left, {i: x, j: y}, rng) for _ in range(_CANDIDATES)) if g is not None]
         if not grown:
             left.discard(first)
             continue
         best = max(grown, key=lambda values: len(_covered(values, left)))
         left -= _covered(best, left)
         found.append(_setting(axes, best))
+    return found + _seldom(axes, rng)
+
+
+def _seldom(axes: list[Axis], rng: random.Random) -> list[Setting]:
+    found: list[Setting] = []
+    at = [k for k, a in enumerate(axes) if _SELDOM in a.values]
+    while at and len(found) < _FEW:
+        grown = _grow(axes, set(), {at[0]: _SELDOM}, rng)
+        found += [_setting(axes, grown)] if grown else []
     return found
 
 
-def _pairs(axes: list[Axis]) -> set[_Pair]:
-    return {
+def _pairs(axes: list[Axis]) -> list[_Pair]:
+    return [
         (i, x, j, y)
         for (i, a), (j, b) in combinations(enumerate(axes), 2)
         for x in a.values
         for y in b.values
-        if allowed(a.name, x, b.name, y)
-    }
+        if _SELDOM not in (x, y) and allowed(a.name, x, b.name, y)
+    ]
 
 
 def _covered(values: dict[int, Value], left: set[_Pair]) -> set[_Pair]:
@@ -57,15 +69,14 @@ def _covered(values: dict[int, Value], left: set[_Pair]) -> set[_Pair]:
     return pairs & left
 
 
-def _grow(axes: list[Axis], left: set[_Pair], first: _Pair, rng: random.Random) -> dict[int, Value] | None:
-    """A setting around one pair, axis by axis in random order; None if it came to a dead end."""
-    i, x, j, y = first
-    values: dict[int, Value] = {i: x, j: y}
+def _grow(axes: list[Axis], left: set[_Pair], first: dict[int, Value], rng: random.Random) -> dict[int, Value] | None:
+    """A setting around the first values, axis by axis in random order; None if it came to a dead end."""
+    values = dict(first)
     others = [k for k in range(len(axes)) if k not in values]
     rng.shuffle(others)
     others.sort(key=lambda k: axes[k].name in _SLOW)
     for k in others:
-        fitting = [v for v in axes[k].values if _fits(axes, values, k, v)]
+        fitting = [v for v in axes[k].values if v != _SELDOM and _fits(axes, values, k, v)]
         if not fitting:
             return None
         gains = [sum(((a, w, k, v) if a < k else (k, v, a, w)) in left for a, w in values.items()) for v in fitting]
@@ -85,12 +96,13 @@ def _setting(axes: list[Axis], values: dict[int, Value]) -> Setting:
 
 
 def at_random(axes: list[Axis], seed: int) -> Iterator[Setting]:
-    """Settings without end, each value as likely as the next where it can stand."""
+    """Settings without end, each value as likely as the next where it can stand; resumed runs are few."""
     rng = random.Random(seed)
     while True:
         values: dict[int, Value] = {}
+        seldom = rng.random() < _SHARE
         for k in rng.sample(range(len(axes)), len(axes)):
-            fitting = [v for v in axes[k].values if _fits(axes, values, k, v)]
+            fitting = [v for v in axes[k].values if (seldom or v != _SELDOM) and _fits(axes, values, k, v)]
             if fitting:
                 values[k] = rng.choice(fitting)
         if len(values) == len(axes):

@@ -1,15 +1,14 @@
-"""The shape classes of a model on this machine, to look at: rows by operation, a letter a class.
+"""The shape classes of a model on this machine: a letter for each row count and operation.
 
-The operations are those of the model that is loaded: each distinct linear shape, taken from a pass with hooks, the
-attention of one window, and whole passes. Two row counts are of one class if the rows that both have come out with
-the same bits.
+The operations are the loaded model's own: each distinct linear shape, as a pass with hooks meets it, the attention of
+one window, and whole passes. Two row counts are in one class if the rows that both have come out with the same bits.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,27 +16,29 @@ from torch import nn
 
 from detgen.engine import Engine
 from detgen.kernels.attention import AttentionTraits
+from detgen.engine.config import EngineConfig
 from detgen.kernels.probe import same_bits
 from detgen.passes.hooks import hooked
 from detgen.passes.packing import Shapes, Window
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
-_TIMED = 5  # passes timed a row count; the quickest counts
+_TIMED = 5  # timed passes per row count; the quickest counts
 
 Compute = Callable[[int], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeView:
-    """What there is to see.
+    """The classes, and the time of passes.
 
     Attributes:
         columns: names of the operations; the last one is the whole pass.
         rows: row counts.
         threads: thread counts, one or two.
-        letters: a class by (row count, thread count, column).
+        letters: the class of (row count, thread count, column).
         milliseconds: of a pass, by (row count, thread count).
         canonical: row counts that the engine's canonical passes may have.
+        report: what the engine's own probe found.
     """
 
     columns: list[str]
@@ -46,6 +47,7 @@ class ProbeView:
     letters: dict[tuple[int, int, str], str]
     milliseconds: dict[tuple[int, int], float]
     canonical: frozenset[int]
+    report: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -53,11 +55,16 @@ class ProbeView:
             {"rows": n, "threads": t, "milliseconds": ms, **{c: self.letters[n, t, c] for c in self.columns}}
             for (n, t), ms in sorted(self.milliseconds.items())
         ]
-        return {"columns": self.columns, "classes": classes, "canonical": sorted(self.canonical)}
+        return {**self.report, "columns": self.columns, "classes": classes, "canonical": sorted(self.canonical)}
 
 
-def view(engine: Engine) -> ProbeView:
-    """Run every operation at every row count, with one and with all threads."""
+def view(config: EngineConfig) -> ProbeView:
+    """Run every operation at every row count, with one and with all threads.
+
+    Raises:
+        EngineError: the engine cannot be built.
+    """
+    engine = Engine(replace(config, drafter="none", draft=None))
     forward, shapes = engine.canonical
     before = torch.get_num_threads()
     threads = tuple(sorted({1, before})) if forward.device.type == "cpu" else (before,)
@@ -80,7 +87,7 @@ def view(engine: Engine) -> ProbeView:
     finally:
         torch.set_num_threads(before)
     allowed = frozenset(n for n in rows if n <= shapes.most_rows and shapes.fit_rows(n) == n)
-    return ProbeView(list(operations), rows, threads, letters, milliseconds, allowed)
+    return ProbeView(list(operations), rows, threads, letters, milliseconds, allowed, engine.probe_report())
 
 
 def _milliseconds(compute: Compute, rows: int) -> float:

@@ -1,13 +1,11 @@
-"""Generates under a setting: in this process, in one of its own, or stopped there and resumed here."""
+"""Generates under a setting, in this process or in one of its own."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import psutil
@@ -18,11 +16,10 @@ from detgen.drafters.known_text import AdversaryDrafter, Known, OracleDrafter
 from detgen.drafters.protocol import Drafter
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
-from detgen.engine.stats import EngineStats
-from detgen.errors import QuantName
-from detgen.run import RunConfig, run
+from detgen.errors import EngineError, QuantName
+from detgen.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +38,23 @@ class Task:
     known: list[Known]
     seed: int
 
+    def engine_settings(self, config: EngineConfig) -> dict[str, Any]:
+        """What the setting asks of an engine, as far as the command line has it, too."""
+        setting = self.setting
+        return {
+            "draft_tokens": setting.draft_tokens,
+            "verify_window": setting.verify_window or 8,
+            "batch_size": max(len(self.queue), 1) if setting.batch == "all" else setting.batch,
+            "threads": setting.threads or config.threads or os.cpu_count() or 1,
+        }
+
 
 class Subject:
     """The engine under test, by quantization of the target.
 
     Args:
         config: how to build it.
-        engine: one that is there already, with the quantization of `config`.
+        engine: an existing one, with the quantization of `config`.
     """
 
     def __init__(self, config: EngineConfig, engine: Engine | None = None) -> None:
@@ -55,14 +62,14 @@ class Subject:
         self._engines: dict[str, Engine] = {"none": engine} if engine is not None else {}
 
     def engine(self, quant: str = "none") -> Engine:
-        """The engine with this quantization of the target; "none" is the one that was asked for.
+        """The engine with this quantization of the target; "none" is what the configuration asks for.
 
         Raises:
             EngineError: as building an engine does.
         """
         if quant not in self._engines:
-            if psutil.virtual_memory().available < 2 * psutil.Process().memory_info().rss:
-                self._engines.clear()  # no room for one more
+            if short_of_memory():
+                self._engines.clear()
             asked = self._config if quant == "none" else replace(self._config, target_quant=cast("QuantName", quant))
             self._engines[quant] = Engine(asked)
         return self._engines[quant]
@@ -72,12 +79,9 @@ class Subject:
         setting, engine = task.setting, self.engine(task.setting.quant)
         return engine.with_settings(
             drafter=_drafter(task, engine.vocabulary),
-            draft_tokens=setting.draft_tokens,
-            verify_window=setting.verify_window or 8,
-            batch_size=max(len(task.queue), 1) if setting.batch == "all" else setting.batch,
-            threads=setting.threads or self._config.threads or _all_cores(),
             prefill_chunk=setting.chunk,
             prefix_reuse=setting.reuse,
+            **task.engine_settings(self._config),
         )
 
     def generate(self, task: Task) -> dict[Key, Observed]:
@@ -87,41 +91,13 @@ class Subject:
             EngineError: as building an engine does.
         """
         engine, trace = self.configured(task), Watching()
-        found = {}
-        for finished in engine.stream(task.queue, trace=trace):
-            for done in finished:
-                if done.error is None:
-                    found[done.request.id, done.sample] = trace.observed(done)
-        return found
-
-    def start_run(self, task: Task, folder: Path, die: Callable[[], None]) -> None:
-        """Begin a run of the task's prompts in a folder and end it, by `die`, when half of them are done."""
-        _run(_Recorded(self.configured(task), after=len(task.queue) // 2, die=die), task, folder)
-
-    def finish_run(self, task: Task, folder: Path) -> dict[Key, Observed]:
-        """Resume the run in the folder; samples from its journal come without digests.
-
-        Raises:
-            RunError: if the folder's run is not this one.
-        """
-        engine = _Recorded(self.configured(task))
-        _run(engine, task, folder)
-        found: dict[Key, Observed] = {}
-        with (folder / "out" / "outputs.jsonl").open(encoding="utf-8") as lines:
-            for line in map(json.loads, lines):
-                if "error" not in line:
-                    key = line["id"], line["sample"]
-                    done = line["text"], line["finish_reason"]
-                    plain = Observed(line["prompt_tokens"], tuple(line["token_ids"]), *done)
-                    seen = engine.found.get(key)
-                    if seen is not None:  # the file counts, the digests are those of the engine
-                        plain = replace(plain, logits=seen.logits, keys=seen.keys, values=seen.values)
-                    found[key] = plain
-        return found
+        done = [c for finished in engine.stream(task.queue, trace=trace) for c in finished]
+        return {(c.request.id, c.sample): trace.observed(c) for c in done if c.error is None}
 
 
-def _all_cores() -> int:
-    return os.cpu_count() or 1
+def short_of_memory() -> bool:
+    """Whether there is no room for the models once more."""
+    return bool(psutil.virtual_memory().available < 2 * psutil.Process().memory_info().rss)
 
 
 def _drafter(task: Task, vocabulary: int) -> Any:
@@ -149,53 +125,67 @@ def known(requests: Iterable[Request], reference: Mapping[Key, Observed], engine
     return found
 
 
-class _Recorded:
-    """An engine for a run: watched, and able to die on the way."""
+class FreshProcess:
+    """Another process with the same models, started on first use.
 
-    def __init__(self, engine: Engine, after: int | None = None, die: Callable[[], None] | None = None) -> None:
-        self._engine = engine
-        self._after, self._die = after, die
-        self.found: dict[Key, Observed] = {}
-        self.profile, self.draft_profile = engine.profile, engine.draft_profile
-        self.probe_report = engine.probe_report
+    Args:
+        config: how it builds its engines.
+    """
 
-    @property
-    def stats(self) -> EngineStats:
-        return self._engine.stats
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._worker: Worker | None = None
+        self._quant: str | None = None  # what it has loaded, or is loading
+        self._loads = 0  # calls that nobody has waited for
 
-    def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
-        trace = Watching()
-        for finished in self._engine.stream(requests, trace=trace):
-            self.found |= {(d.request.id, d.sample): trace.observed(d) for d in finished if d.error is None}
-            yield finished
-            if self._after is not None and self._die is not None and len(self.found) >= max(self._after, 1):
-                self._die()
+    def load(self, quant: str) -> Worker:
+        """Have it load the models with this quantization of the target; this process goes on meanwhile.
+
+        Raises:
+            WorkerError: it has died.
+        """
+        if self._worker is None or not self._worker.alive:
+            self._worker, self._quant, self._loads = Worker("detgen-fresh"), None, 0
+        if quant != self._quant:
+            self._worker.begin(_load, self._config, quant)
+            self._quant = quant
+            self._loads += 1
+        return self._worker
+
+    def generate(self, task: Task) -> dict[Key, Observed]:
+        """Generate there.
+
+        Raises:
+            WorkerError: that failed, or it has died.
+        """
+        worker = self.load(task.setting.quant)
+        worker.begin(_generate, self._config, task)
+        while self._loads:
+            self._loads -= 1
+            worker.finish()
+        found: dict[Key, Observed] = worker.finish()
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
 
-class _Silent:
-    """Is told how a run goes, and keeps it."""
-
-    def message(self, text: str) -> None:
-        pass
-
-    def progress(self, progress: object) -> None:
-        pass
+_there: Subject | None = None  # of the worker, kept between calls
 
 
-def _run(engine: _Recorded, task: Task, folder: Path) -> None:
-    prompts = folder / "prompts.jsonl"
-    if not prompts.exists():
-        prompts.write_text("".join(json.dumps(_record(r)) + "\n" for r in task.queue), encoding="utf-8")
-    config = RunConfig(str(prompts), folder / "out", SamplingParams(), EngineConfig())
-    run(config, _Silent(), build_engine=lambda _: engine)
+def _load(config: EngineConfig, quant: str) -> None:
+    with contextlib.suppress(EngineError):  # the generation will say so
+        _subject(config).engine(quant)
 
 
-def _record(request: Request) -> dict[str, Any]:
-    """The request as a line of a prompts file."""
-    record = {"id": request.id, "prompt": request.prompt, "messages": request.messages, **asdict(request.params)}
-    return {key: value for key, value in record.items() if value is not None}
+def _generate(config: EngineConfig, task: Task) -> dict[Key, Observed]:
+    return _subject(config).generate(task)
 
 
-def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder for a run that is stopped and resumed."""
-    return tempfile.TemporaryDirectory(prefix="detgen-")
+def _subject(config: EngineConfig) -> Subject:
+    global _there
+    _there = _there or Subject(config)
+    return _there

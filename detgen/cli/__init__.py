@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from detgen import __version__
-from detgen.cli import bench, run, verify_determinism
+from detgen.cli import audit, bench, run, verify_determinism
 
 app = typer.Typer(
     name="detgen",
@@ -41,5 +41,6 @@ def root(
 
 
 app.command("run", no_args_is_help=True, epilog=run.EPILOG)(run.run_command)
+app.command("audit", no_args_is_help=True, epilog=audit.EPILOG)(audit.audit_command)
 app.command("bench", epilog=bench.EPILOG)(bench.bench_command)
 app.command("verify-determinism", epilog=verify_determinism.EPILOG)(verify_determinism.verify_command)

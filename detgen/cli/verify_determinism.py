@@ -1,30 +1,26 @@
-"""`detgen verify-determinism`: the contract tried on one's own machine, and audits of finished runs.
-
-What it does is in `detgen.determinism`, how it looks in `detgen.show.report`; both are imported inside the
-command, since they bring torch and rich, and `--help` answers without them.
-"""
+"""`detgen verify-determinism`: tries to break the guarantee. What it does is in `detgen.check` and `detgen.explain`."""
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from detgen.cli import options
+from detgen.cli.answering import JsonFile, Quiet, conclude, errors_shown, writable
+from detgen.cli.audit import audit_command
 
 if TYPE_CHECKING:
     from detgen.engine.config import EngineConfig
+    from detgen.show.progress import QuietDisplay
 
 EPILOG = "\n".join(
     (
         "Examples:",
         "  [bold]detgen verify-determinism[/]",
         "  [bold]detgen verify-determinism prompts.jsonl --target models/large --minutes 10[/]",
-        "  [bold]detgen verify-determinism --axis threads --axis batch[/]",
-        "  [bold]detgen verify-determinism --against out[/]",
+        "  [bold]detgen verify-determinism --axis threads --axis draft-tokens[/]",
         "",
         "Exit status: 0 all equal, 1 something differs, 2 wrong usage, 130 interrupted.",
     )
@@ -35,31 +31,29 @@ def verify_command(
     prompts: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PROMPTS]",
-            show_default="the embedded ones",
-            help="Prompts in any form that run takes. With --against, where the run's own prompts are now.",
+            metavar="[PROMPTS]", show_default="the embedded ones", help="Prompts in any form that run takes."
         ),
     ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
+            metavar="OUT",
             show_default=False,
-            rich_help_panel="What to do",
-            help="Audit the output folder of a run: judge each token without generating.",
+            rich_help_panel="Modes",
+            help="The same as detgen audit OUT [PROMPTS].",
         ),
     ] = None,
     probe: Annotated[
         bool,
-        typer.Option("--probe", rich_help_panel="What to do", help="Show which row counts give the same bits."),
+        typer.Option("--probe", rich_help_panel="Modes", help="Show which numbers of rows give the same bits."),
     ] = False,
     replay: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             show_default=False,
-            rich_help_panel="What to do",
-            help="Try again what a reproduction file (--save) holds.",
+            rich_help_panel="Modes",
+            help="Try again the difference that a file (--save) holds.",
         ),
     ] = None,
     full: Annotated[
@@ -67,7 +61,7 @@ def verify_command(
         typer.Option(
             "--full/--quick",
             rich_help_panel="Extent",
-            help="Pairs of all settings and many random combinations, or the pairs alone.",
+            help="Longer texts and many random settings, or only settings that combine each pair of values.",
         ),
     ] = False,
     minutes: Annotated[
@@ -77,7 +71,7 @@ def verify_command(
             min=0.01,
             show_default=False,
             rich_help_panel="Extent",
-            help="Try as many combinations as fit.",
+            help="Go on with random settings for N minutes.",
         ),
     ] = None,
     axis: Annotated[
@@ -86,13 +80,19 @@ def verify_command(
             metavar="NAME",
             show_default=False,
             rich_help_panel="Extent",
-            help="Turn only this axis; may be given several times: batch, order, neighbours, slot, drafter,"
-            " draft_tokens, verify_window, chunk, reuse, threads, process, sampling, unverified, quant.",
+            help="Change only this axis; may be given several times: batch, order, neighbours, slot, drafter,"
+            " draft-tokens, verify-window, chunk, reuse, threads, process, sampling, unverified, quant.",
         ),
     ] = None,
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, rich_help_panel="Extent", help="Another seed selects other settings.")
     ] = 0,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, show_default="all", rich_help_panel="Extent", help="Use only the first N prompts."
+        ),
+    ] = None,
     target: options.Target = None,
     draft: options.Draft = None,
     device: options.Device = "auto",
@@ -101,170 +101,107 @@ def verify_command(
     draft_quant: options.DraftQuant = "none",
     threads: options.Threads = None,
     kv_memory: options.KvMemory = None,
-    limit: options.Limit = None,
     save: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", rich_help_panel="Results", help="Where to write what replays a difference, if there is one."
+            metavar="FILE",
+            callback=writable,
+            rich_help_panel="Results",
+            help="Where to write what --replay needs, if something differs.",
         ),
     ] = Path("detgen-difference.json"),
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", metavar="FILE", show_default=False, rich_help_panel="Results", help="Write the result as JSON."
-        ),
-    ] = None,
-    quiet: options.Quiet = False,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Try to break the guarantee on this machine, with these models and prompts.
 
-    A reference is generated one prompt at a time without drafts. Then everything is generated again in other batches,
-    orders, neighbours, with other drafters, threads and processes, and tokens, logits and KV entries are compared
-    bit for bit.
+    A reference is generated one prompt at a time without drafts. Then everything is generated again in other batches
+    and orders, beside other neighbours, with other drafters, threads and processes; tokens, logits and KV entries are
+    compared bit for bit.
     """
+    modes: dict[str, Any] = {"--against": against, "--probe": probe, "--replay": replay}
+    given: dict[str, Any] = {
+        "PROMPTS": prompts,
+        "--full": full,
+        "--minutes": minutes,
+        "--axis": axis,
+        "--seed": seed,
+        "--limit": limit,
+    }
+    given |= {"--draft": draft, "--target": replay and target}
+    _refuse_ignored(modes, {name: value for name, value in given.items() if not (against and name == "PROMPTS")})
+    if against is not None:
+        return audit_command(
+            against, prompts, target, device, dtype, target_quant, threads, kv_memory, json_file, quiet
+        )
+
     from detgen.engine.config import EngineConfig
-    from detgen.errors import EngineError, RequestError
-    from detgen.show.display import open_display
+    from detgen.show.progress import open_display
 
-    modes = {"--against": against, "--probe": probe, "--replay": replay}
-    extent = {"--full": full, "--minutes": minutes, "--axis": axis, "--seed": seed}
-    read = {"--limit": limit} if against else {"PROMPTS": prompts, "--limit": limit}
-    models = {"--target": target, "--draft": draft} if replay else {}
-    _refuse_idle(modes, extent | read | models)
-    for path in (json_file, save):
-        _refuse_unwritable(path)
-    with open_display(quiet=True) as display:
-        from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
-        from detgen.errors import CheckError, PromptsError
-
-        try:
-            config = EngineConfig(
-                target=target,
-                draft=draft,
-                device=device,
-                dtype=dtype,
-                target_quant=target_quant,
-                draft_quant=draft_quant,
-                threads=threads,
-                kv_memory=kv_memory,
-            )
-            if against is not None:
-                result, equal = _audit(against, config, prompts)
-            elif replay is not None:
-                result, equal = _replay(replay, quiet)
-            elif probe:
-                result, equal = _probe(config)
-            else:
-                result, equal = _check(config, prompts, limit, full, seed, minutes, axis or [], save, quiet)
-        except (CheckError, EngineError, PromptsError, RequestError) as error:
-            display.error(options.as_typed(error))
-            raise typer.Exit(options.REFUSED) from None
-        except OSError as error:
-            display.error(f"cannot write {error.filename or 'the result'}: {error.strerror}")
-            raise typer.Exit(options.REFUSED) from None
-        except KeyboardInterrupt:
-            display.console.print("detgen: interrupted; nothing was concluded", soft_wrap=True)
-            raise typer.Exit(options.INTERRUPTED) from None
-        status = 0 if equal else options.FAILED
-        try:
-            if json_file is not None:
-                json_file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
-        except OSError as error:
-            display.error(f"cannot write {json_file}: {error.strerror}")
-            status = status or options.REFUSED
-    raise typer.Exit(status)
+    display = open_display(quiet=quiet)
+    with errors_shown(display):
+        config = EngineConfig(
+            target=target,
+            draft=draft,
+            device=device,
+            dtype=dtype,
+            target_quant=target_quant,
+            draft_quant=draft_quant,
+            threads=threads,
+            kv_memory=kv_memory,
+        )
+        if probe:
+            answer = _probe(config, display)
+        elif replay is not None:
+            answer = _replay(replay, display)
+        else:
+            extent = {"limit": limit, "full": full, "seed": seed, "minutes": minutes, "only": axis or ()}
+            answer = _check(config, prompts, extent, save, display)
+    conclude(answer, json_file, display)
 
 
-def _refuse_idle(modes: dict[str, Any], others: dict[str, Any]) -> None:
-    """Refuse two things to do at once, and options that what is to be done does not heed.
+def _refuse_ignored(modes: dict[str, Any], others: dict[str, Any]) -> None:
+    """Refuse two modes at once, and options that a mode ignores.
 
     Raises:
         typer.BadParameter: naming them.
     """
-    chosen, idle = ([name for name, given in options.items() if given] for options in (modes, others))
+    chosen, ignored = ([name for name, value in options.items() if value] for options in (modes, others))
     if len(chosen) > 1:
         raise typer.BadParameter(f"{' and '.join(chosen)} cannot be given together")
-    if chosen and idle:
-        raise typer.BadParameter(f"{idle[0]} has no effect with {chosen[0]}; leave it out")
-
-
-def _refuse_unwritable(path: Path | None) -> None:
-    """Say before the work, not behind it, that a file cannot be written.
-
-    Raises:
-        typer.BadParameter: naming it.
-    """
-    if path is not None and path.is_dir():
-        raise typer.BadParameter(f"cannot write {path}: it is a folder")
-    if path is not None and not os.access(path.parent, os.W_OK):
-        raise typer.BadParameter(f"cannot write {path}: there is no folder {path.absolute().parent} to write to")
+    if chosen and ignored:
+        raise typer.BadParameter(f"{ignored[0]} has no effect with {chosen[0]}; leave it out")
 
 
 def _check(
-    config: EngineConfig,
-    prompts: str | None,
-    limit: int | None,
-    full: bool,
-    seed: int,
-    minutes: float | None,
-    axes: list[str],
-    save: Path,
-    quiet: bool,
-) -> tuple[dict[str, Any], bool]:
-    from detgen.check.session import read_pool, read_requests, run_check
-    from detgen.explain import replay
-    from detgen.show import report
+    config: EngineConfig, prompts: str | None, extent: dict[str, Any], save: Path, display: QuietDisplay
+) -> dict[str, Any]:
+    from detgen.check.checking import run_check
+    from detgen.explain.explaining import explain
+    from detgen.explain.replay import save_replay
+    from detgen.show.check import show_check
 
-    extent: Any = "full" if full else "quick"
-    progress = report.Progress(quiet=quiet)
-    pool = read_pool(read_requests(prompts, limit, progress), extent)
-    session = run_check(config, pool, extent, seed, minutes, axes, progress)
-    console = report.make_console()
-    report.show_check(session, console)
-    for finding in session.findings:
-        try:
-            replay.save(save, finding, session.check.config, pool, seed, session.engine.profile())
-            console.print(f"detgen verify-determinism --replay {save}", soft_wrap=True)
-        except OSError as error:
-            console.print(f"cannot write {save}: {error.strerror}", soft_wrap=True)
-    return session.as_dict(), not session.result.failures
+    with display, run_check(config, prompts, display, **extent) as check:
+        found = [explain(check, failure) for failure in check.result.failures[:1]]
+    show_check(check, found, [save_replay(save, explanation, check) for explanation in found])
+    return {**check.as_dict(), "findings": [explanation.as_dict() for explanation in found]}
 
 
-def _replay(path: Path, quiet: bool) -> tuple[dict[str, Any], bool]:
-    from detgen.explain import replay
-    from detgen.show import report
+def _replay(path: Path, display: QuietDisplay) -> dict[str, Any]:
+    from detgen.explain.replay import again
+    from detgen.show.check import show_replay
 
-    finding = replay.again(path, report.Progress(quiet=quiet))
-    console = report.make_console()
-    if finding is None:
-        console.print("every bit equal: the difference did not show again")
-        return {"equal": True, "findings": []}, True
-    report.show_finding(finding, console)
-    return {"equal": False, "findings": [finding.as_dict()]}, False
+    with display:
+        found = again(path, display)
+    show_replay(found)
+    return {"equal": found is None, "findings": [found.as_dict()] if found else []}
 
 
-def _audit(folder: Path, config: EngineConfig, prompts: str | None) -> tuple[dict[str, Any], bool]:
-    from dataclasses import asdict
+def _probe(config: EngineConfig, display: QuietDisplay) -> dict[str, Any]:
+    from detgen.check.probe_view import view
+    from detgen.show.probe import show_probe
 
-    from detgen.audit import audit
-    from detgen.engine import Engine
-    from detgen.show import report
-
-    manifest = audit.read_manifest(folder)
-    engine = Engine(audit.config_of(manifest, config))
-    result = audit.Audit(folder, manifest, engine, prompts).run()
-    report.show_audit(result, str(folder), report.make_console())
-    return {"equal": not result.faults, **asdict(result)}, not result.faults
-
-
-def _probe(config: EngineConfig) -> tuple[dict[str, Any], bool]:
-    from dataclasses import replace
-
-    from detgen.check import probe_view
-    from detgen.engine import Engine
-    from detgen.show import report
-
-    engine = Engine(replace(config, drafter="none", draft=None))
-    found = probe_view.view(engine)
-    report.show_probe(found, report.make_console())
-    return {"equal": True, **engine.probe_report(), **found.as_dict()}, True
+    with display:
+        found = view(config)
+    show_probe(found)
+    return {"equal": True, **found.as_dict()}

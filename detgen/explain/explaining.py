@@ -13,19 +13,22 @@ from detgen.check.comparing import Difference
 from detgen.explain.localizing import Origin, Recording, locate
 from detgen.explain.shrinking import shrink
 
+_MINUTE = 44.0  # seconds of a check's first minute; the rest is for looking where a difference comes from
+_LEAST, _MOST = 5.0, 20.0  # seconds for shrinking
+
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """An explained difference.
+class Explanation:
+    """A difference, explained.
 
     Attributes:
-        case: the smallest case that was found to differ.
-        first: the case that was found first.
+        case: the smallest case found that differs.
+        first: the case that the check found.
         difference: in the smallest case.
-        prompt: the beginning of the prompt.
+        prompt: its text.
         words: the two tokens, as text.
-        logits: of both tokens, in the reference and here; empty where they are not known.
-        origin: where it comes from, None if that could not be looked at.
+        logits: of both tokens, in the reference and here; empty if not known.
+        origin: where it comes from; None if that could not be looked at.
         error: what was raised, where that is the difference.
     """
 
@@ -54,31 +57,42 @@ class Finding:
         }
 
 
-def explain(check: Check, failure: Failure, seconds: float) -> Finding:
-    """Shrink a failure for at most about so many seconds, and look where it comes from."""
+def explain(check: Check, failure: Failure, seconds: float | None = None) -> Explanation:
+    """Shrink a failure, and look where it comes from.
+
+    Args:
+        check: the check that found it.
+        failure: what it found.
+        seconds: about how long shrinking may take; None takes what is left of the check's first minute.
+    """
+    check.observer.message("something differs; looking for the smallest setting that does")
+    if seconds is None:
+        seconds = time_for_shrinking(time.monotonic() - check.started)
     deadline = time.monotonic() + seconds
 
     def differs(case: Case) -> bool:
-        try:
-            return bool(check.compare(case).differences)
-        except Exception:
-            return failure.error is not None
+        found = check.attempt(case)
+        return found is not None and (found.error is None or failure.error is not None)
 
     case = shrink(failure.case, check.axes, check.pool, differs, deadline)
-    try:
-        differences = check.compare(case).differences
-    except Exception as error:
-        return _plain(failure, case, failure.difference, f"{type(error).__name__}: {error}")
-    if not differences:  # it comes and goes: what was seen first is all there is to say
-        return _plain(failure, failure.case, failure.difference, failure.error or "it did not show again when repeated")
-    return _look(check, failure, case, differences[0])
+    found = check.attempt(case)
+    if found is None:  # it comes and goes: what was seen first is all there is to say
+        return _plain(failure, failure.case, failure.error or "it did not show again when repeated")
+    if found.error is not None:
+        return _plain(failure, case, found.error)
+    return _look(check, failure, case, found.difference)
 
 
-def _plain(failure: Failure, case: Case, difference: Difference, error: str | None) -> Finding:
-    return Finding(case, failure.case, difference, "", ("", ""), (), None, error)
+def time_for_shrinking(passed: float) -> float:
+    """Seconds for shrinking after so many of the check: what is left of a minute, within bounds."""
+    return min(max(_MINUTE - passed, _LEAST), _MOST) if passed < _MINUTE else _MOST
 
 
-def _look(check: Check, failure: Failure, case: Case, difference: Difference) -> Finding:
+def _plain(failure: Failure, case: Case, error: str) -> Explanation:
+    return Explanation(case, failure.case, failure.difference, "", ("", ""), (), None, error)
+
+
+def _look(check: Check, failure: Failure, case: Case, difference: Difference) -> Explanation:
     """Generate reference and case again with hooks."""
     engine = check.subject.engine(case.setting.quant)
     request = next(r for r in case.watched if r.id == difference.id)
@@ -94,7 +108,7 @@ def _look(check: Check, failure: Failure, case: Case, difference: Difference) ->
         theirs = Recording(check.subject.configured(task), difference).run(task.queue)
         origin = locate(ours, theirs)
         logits = _logits(difference, [t.logits if t else None for t in (ours, theirs)])
-    return Finding(case, failure.case, difference, prompt, (words[0], words[1]), logits, origin)
+    return Explanation(case, failure.case, difference, prompt, (words[0], words[1]), logits, origin)
 
 
 def _logits(difference: Difference, seen: list[torch.Tensor | None]) -> tuple[tuple[float, float], ...]:

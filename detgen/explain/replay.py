@@ -1,4 +1,4 @@
-"""The file that replays a difference: all that it takes but the models themselves."""
+"""The file that replays a difference: everything but the models themselves."""
 
 from __future__ import annotations
 
@@ -8,45 +8,46 @@ from pathlib import Path
 from typing import Any, get_args
 
 from detgen.check.axes import TITLES, Setting, make_axes
-from detgen.check.checking import Case, Check, Observer
+from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
 from detgen.check.running import Subject
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import CheckError, EngineError, QuantName
-from detgen.explain.explaining import Finding, explain
+from detgen.explain.explaining import Explanation, explain
+from detgen.progress import Observer
 
 _CONFIG = ("target", "draft", "device", "dtype", "target_quant", "draft_quant", "threads", "kv_memory", "batch_size")
 
 
-def save(path: Path, finding: Finding, config: EngineConfig, pool: Pool, seed: int, profile: dict[str, Any]) -> None:
-    """Write what replays a finding.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
-    case = finding.case
+def save_replay(path: Path, found: Explanation, check: Check) -> str:
+    """Write what replays a difference; the command that does, or why there is none."""
+    case = found.case
     content = {
         "detgen": "verify-determinism",
-        "config": {name: getattr(config, name) for name in _CONFIG},
-        "profile": profile,
-        "seed": seed,
+        "config": {name: getattr(check.config, name) for name in _CONFIG},
+        "profile": check.subject.engine().profile(),
+        "seed": check.seed,
         "setting": asdict(case.setting),
-        "long": pool.long,
+        "long": check.pool.long,
         "requests": [asdict(r) for r in case.watched],
-        "found": finding.as_dict(),
+        "found": found.as_dict(),
     }
-    path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}"
+    return f"detgen verify-determinism --replay {path}"
 
 
 def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
     """What a file replays: how to build the engine, the prompts, the seed, and the case.
 
     Raises:
-        CheckError: if it is no such file.
+        CheckError: if it is not such a file.
     """
     if path.exists() and not path.is_file():
-        raise CheckError(f"{path} is no file")
+        raise CheckError(f"{path} is not a regular file")
     try:
         content = json.loads(path.read_bytes())
         if content["detgen"] != "verify-determinism":
@@ -59,28 +60,27 @@ def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
         return config, Pool(watched, content["long"]), int(content["seed"]), case
     except OSError as error:
         raise CheckError(f"cannot read {path}: {error.strerror}") from None
-    except KeyError as error:
-        raise CheckError(f"{path} is no reproduction file of detgen verify-determinism: {error} is missing") from None
-    except (ValueError, TypeError, AttributeError, RecursionError, EngineError) as error:
-        raise CheckError(f"{path} is no reproduction file of detgen verify-determinism: {error}") from None
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, EngineError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise CheckError(f"{path} is not a reproduction file of detgen verify-determinism: {why}") from None
 
 
-def again(path: Path, observer: Observer) -> Finding | None:
-    """Try what a file holds once more; None if nothing differs.
+def again(path: Path, observer: Observer) -> Explanation | None:
+    """Try the case of a file once more; None if nothing differs.
 
     Raises:
-        CheckError: if it is no such file.
+        CheckError: if it is not such a file.
         EngineError: if the engine cannot be built.
     """
     config, pool, seed, case = load(path)
     observer.message(f"replaying {path}: {case.setting}, {len(case.watched)} prompts")
     with Check(config, pool, [], seed, observer, Subject(config)) as check:
         failure = check.attempt(case)
-        return None if failure is None else explain(check, failure, 0.0)
+        return None if failure is None else explain(check, failure, seconds=0.0)
 
 
 def _setting(record: dict[str, Any]) -> Setting:
-    """A setting, if each of its values is one that an axis has.
+    """A setting whose values are all on their axes.
 
     Raises:
         ValueError: otherwise.

@@ -12,15 +12,15 @@ from detgen.check.pool import Pool
 
 Differs = Callable[[Case], bool]
 
-_SLOW = ("process", "quant", "sampling")  # turned back first: what makes every further step cheaper
+_SLOW = ("process", "quant", "sampling")  # tried first, since they make every further step cheaper
 
 
 def shrink(case: Case, axes: list[Axis], pool: Pool, differs: Differs, deadline: float) -> Case:
-    """The smallest case found in the time there is that still differs.
+    """The smallest case that still differs, as far as it is found in time.
 
     Args:
         case: one that differs.
-        axes: what may be turned back.
+        axes: what may go back to the reference.
         pool: the prompts that the case is made of.
         differs: whether a case does.
         deadline: as `time.monotonic`.
@@ -47,11 +47,11 @@ def _turned(case: Case, setting: Setting, pool: Pool) -> Case:
 
 
 def _smaller(setting: Setting, axis: Axis) -> Iterator[Setting]:
-    """The setting with one axis turned back: to the reference if it can be, else to any value before its own."""
+    """The setting with one axis at a value before its own, the reference's first."""
     value = getattr(setting, axis.name)
     for other in axis.values[: axis.values.index(value)] if value in axis.values else ():
         if axis.name == "neighbours" and other == "long":
-            continue  # it is one of the requests, which are those of the case
+            continue  # the long neighbour is one of the case's own requests
         smaller = setting.turned(axis.name, other)
         if other == "none" and axis.name == "drafter":
             smaller = replace(smaller, draft_tokens=None, verify_window=None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.checks import Silent
 
 from detgen import Engine, EngineConfig, Request, SamplingParams
 from detgen.audit import judging as auditing
@@ -31,14 +32,6 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-class Observer:
-    def message(self, text: str) -> None:
-        pass
-
-    def progress(self, progress: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Path:
     """A folder with prompts and the output folder of a run by the draft model, six at a time."""
@@ -46,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Path:
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
     drafting = engine.with_settings(drafter="model", draft_tokens=3, batch_size=6)
     config = RunConfig(str(folder / "prompts.jsonl"), folder / "out", SamplingParams(), EngineConfig())
-    run(config, Observer(), build_engine=lambda _: drafting)
+    run(config, Silent(), build_engine=lambda _: drafting)
     return folder
 
 
@@ -59,7 +52,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def audit(engine: Engine) -> Callable[[Path], AuditResult]:
-    return lambda folder: Audit(folder, read_manifest(folder), engine, None).run()
+    return lambda folder: Audit(folder, read_manifest(folder), engine, None).run(Silent())
 
 
 def edit(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
@@ -135,12 +128,12 @@ def test_interruption_stops_the_threads(folder: Path, engine: Engine, monkeypatc
     torch.set_num_threads(2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            Audit(folder, read_manifest(folder), engine, None).run()
+            Audit(folder, read_manifest(folder), engine, None).run(Silent())
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
     assert events[0].is_set()
-    monkeypatch.setattr(auditing, "_pass", lambda *_: pytest.fail("a pass behind the end"))
+    monkeypatch.setattr(auditing, "_pass", lambda *_: pytest.fail("a pass after the end"))
     sequence = next(engine.sequences(Request(0, 0, prompt="import os")))
     forward, shapes = engine.canonical
     judge(forward, shapes, [auditing._Reading(auditing.Audited(sequence, [5]), 0, list(sequence.tokens))], events[0])
@@ -159,7 +152,7 @@ def test_another_token(folder: Path, audit: Callable[[Path], AuditResult], sampl
     assert result.differing >= 1
     first = next(f for f in result.findings if f.kind == "differs")
     assert first.where == f"outputs.jsonl:{sample + 1}"
-    assert first.what.startswith("token 1: ")
+    assert first.what.startswith("token 1 is ")
 
 
 def test_digest_of_outputs(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
@@ -172,20 +165,28 @@ def test_digest_of_outputs(folder: Path, audit: Callable[[Path], AuditResult]) -
 @pytest.mark.parametrize(
     ("change", "where", "words"),
     [
-        (lambda lines: lines.__setitem__(slice(0, 2), lines[1::-1]), "outputs.jsonl:1", "prompt 0, sample 0"),
+        (lambda lines: lines.__setitem__(slice(0, 2), lines[1::-1]), "outputs.jsonl:1", "but prompt 0, sample 0"),
         (lambda lines: lines.pop(), "outputs.jsonl", "ends before prompt 7, sample 0"),
-        (lambda lines: lines.append(lines[-1]), "outputs.jsonl:11", "behind the last prompt"),
+        (lambda lines: lines.append(lines[-1]), "outputs.jsonl:11", "after the last prompt"),
         (lambda lines: lines[0].update(text="nothing"), "outputs.jsonl:1", "text is 'nothing'"),
         (lambda lines: lines[0]["token_ids"].pop(), "outputs.jsonl:1", "finish_reason is 'length'"),
         (lambda lines: lines[2].update(seed=5), "outputs.jsonl:3", "seed is 5"),
-        (lambda lines: lines[0]["token_ids"].__setitem__(0, 10**6), "outputs.jsonl:1", "others than the model's"),
-        (lambda lines: lines[0]["token_ids"].extend([5] * 9000), "outputs.jsonl:1", "9,024 tokens, where 24 end it"),
-        (lambda lines: lines[7].update(error="no"), "outputs.jsonl:8", "must be the error"),
+        (lambda lines: lines[0]["token_ids"].__setitem__(0, 10**6), "outputs.jsonl:1", "not in the vocabulary"),
+        (
+            lambda lines: lines[0]["token_ids"].extend([5] * 9000),
+            "outputs.jsonl:1",
+            "9,024 tokens, but may have 24 at most",
+        ),
+        (lambda lines: lines[7].update(error="no"), "outputs.jsonl:8", "should be the error"),
         (lambda lines: lines[0].update(error="no"), "outputs.jsonl:1", "the prompt can run"),
         (lambda lines: lines[9].update(metadata={"note": "other"}), "outputs.jsonl:10", "metadata is"),
-        (lambda lines: lines[9].pop("logprobs"), "outputs.jsonl:10", "not one for each token"),
-        (lambda lines: lines[0].update(logprobs=[]), "outputs.jsonl:1", "not one for each token"),
-        (lambda lines: lines[9]["logprobs"][3].update(logprob=-0.5), "outputs.jsonl:10", "logprobs of token 3: -0.5"),
+        (lambda lines: lines[9].pop("logprobs"), "outputs.jsonl:10", "does not have logprobs for each token"),
+        (lambda lines: lines[0].update(logprobs=[]), "outputs.jsonl:1", "does not have logprobs for each token"),
+        (
+            lambda lines: lines[9]["logprobs"][3].update(logprob=-0.5),
+            "outputs.jsonl:10",
+            "token 3: the logprob is -0.5",
+        ),
         (
             lambda lines: lines[9]["logprobs"][3]["top"].reverse(),
             "outputs.jsonl:10",
@@ -258,9 +259,9 @@ def test_tie(folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> N
     """Under another profile a token within the tolerance is a tie, under the same one it differs."""
     edit(folder, lambda lines: lines[0]["token_ids"].__setitem__(2, 5))
     monkeypatch.setattr("detgen.audit.audit.TOLERANCE", {"float32": 10.0})
-    same = Audit(folder, read_manifest(folder), engine, None).run()
+    same = Audit(folder, read_manifest(folder), engine, None).run(Silent())
     change_manifest(folder, lambda m: m["profile"].update(device="another"))
-    other = Audit(folder, read_manifest(folder), engine, None).run()
+    other = Audit(folder, read_manifest(folder), engine, None).run(Silent())
     assert same.differing == other.ties > 0
     assert same.ties == other.differing == 0
 

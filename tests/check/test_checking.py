@@ -34,7 +34,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
     def attempt(self: Check, case: Case, tally: object = None) -> Failure | None:
         clock.now += 1
         seen.append(case.setting)
-        return Failure(case, Difference(1, 0, "token", 3, 0), 1) if case.setting.reuse else None
+        return Failure(case, Difference(1, 0, "token", 3, 0)) if case.setting.reuse else None
 
     monkeypatch.setattr(checking, "time", clock)
     monkeypatch.setattr(Check, "attempt", attempt)
@@ -42,7 +42,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
 
 
 def test_all_equal(tried: list[Setting], make_check: Callable[..., Check], pool: Pool) -> None:
-    assert make_check(pool).run(MANY, len(MANY)).failures == []
+    assert make_check(pool).run(MANY).failures == []
     assert tried == MANY
 
 
@@ -50,18 +50,18 @@ def test_deadline(tried: list[Setting], make_check: Callable[..., Check], pool: 
     def endless() -> Iterator[Setting]:
         return (Setting(slot=n) for n in count())
 
-    make_check(pool).run(endless(), None, deadline=10)
+    make_check(pool).run([], endless(), deadline=10)
     assert len(tried) == 11
 
 
 def test_three_that_differ_are_enough(tried: list[Setting], make_check: Callable[..., Check], pool: Pool) -> None:
     settings = [s.turned("reuse", True) for s in MANY]
-    assert len(make_check(pool).run(settings, len(settings)).failures) == 3
+    assert len(make_check(pool).run(settings).failures) == 3
     assert len(tried) == 3
 
 
 def test_no_more_are_waited_for(tried: list[Setting], make_check: Callable[..., Check], pool: Pool) -> None:
-    """Behind the first one that differs, only some seconds are spent on looking for others."""
+    """After the first one that differs, only some seconds are spent on looking for others."""
     settings = [s.turned("reuse", s.slot in (7, 50)) for s in MANY]
-    assert [f.case.setting.slot for f in make_check(pool).run(settings, len(settings)).failures] == [7]
+    assert [f.case.setting.slot for f in make_check(pool).run(settings).failures] == [7]
     assert 8 < len(tried) < 20

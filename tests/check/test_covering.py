@@ -14,12 +14,13 @@ AXES = make_axes(has_draft=True, quants=["none", "nf4", "int8"], processes=True,
 
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 def test_each_pair_once(seed: int) -> None:
-    """Every pair of values that can stand together occurs."""
+    """Every pair of values that can stand together occurs; runs are killed and resumed in two settings."""
     found = pairwise(AXES, seed)
     for a, b in combinations(AXES, 2):
         seen = {(getattr(s, a.name), getattr(s, b.name)) for s in found}
         wanted = {(x, y) for x in a.values for y in b.values if allowed(a.name, x, b.name, y)}
-        assert wanted <= seen, (a.name, b.name)
+        assert {pair for pair in wanted if "resumed" not in pair} <= seen, (a.name, b.name)
+    assert sum(s.process == "resumed" for s in found) == 2
     assert len(found) < 120
     assert all(consistent(s) for s in found)
 
@@ -33,6 +34,7 @@ def test_at_random() -> None:
     some = list(islice(at_random(AXES, 0), 200))
     assert all(consistent(s) for s in some)
     assert len(set(some)) > 190
+    assert 0 < sum(s.process == "resumed" for s in some) < 20
     assert some == list(islice(at_random(AXES, 0), 200))
 
 
@@ -45,17 +47,21 @@ def test_alone(axis: object) -> None:
 
 
 def test_contradictions() -> None:
-    """A length without a drafter has no effect, nor a window without the fast path, nor a slot in a batch of one."""
+    """Draft tokens need a drafter, a window the fast path, a slot a batch; a resumed run what the command line has."""
     assert not consistent(Setting(draft_tokens=3))
     assert not consistent(Setting(drafter="self", draft_tokens=3))
     assert not consistent(Setting(drafter="self"))
     assert not consistent(Setting(drafter="ngram", verify_window=4))
     assert not consistent(Setting(slot=1))
     assert consistent(Setting(drafter="self", verify_window=4, batch=2, slot=1))
+    resumed = Setting(process="resumed", reuse=True)
+    assert consistent(resumed)
+    changes = {"reuse": False, "chunk": 7, "drafter": "oracle"}
+    assert not any(consistent(resumed.turned(axis, value)) for axis, value in changes.items())
 
 
 def test_said_in_words() -> None:
     assert str(Setting()) == "the reference"
     setting = Setting(batch=3, drafter="ngram", draft_tokens=2, threads=1, reuse=True)
-    assert str(setting) == "batch size 3, drafter ngram, draft length 2, prefix reuse on, threads 1"
+    assert str(setting) == "batch size 3, drafter ngram, draft tokens 2, prefix reuse on, threads 1"
     assert Setting(sampling="stop", quant="nf4", batch=3).reference() == Setting(sampling="stop", quant="nf4")

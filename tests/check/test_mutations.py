@@ -1,64 +1,79 @@
-"""The check can fail: the engine broken on purpose, in one way each, and found by the settings of the quick check."""
+"""The check can fail: the engine broken on purpose, in one way each.
+
+Here a few settings find each fault among a few prompts; that the quick check's own selection does is proved by the slow
+tests in test_quick.py.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
-from helpers.faults import FAULTS, few_rows_by_another_kernel, resume_loses_a_token
+from helpers import faults
+from helpers.faults import FAULTS, few_rows_by_another_kernel
 
-from detgen.check.axes import Setting, make_axes
+from detgen.check import resuming
+from detgen.check.axes import Setting
 from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
 from detgen.explain.explaining import explain
 
 ELSEWHERE = ("resume_loses_a_token", "outlier_columns_of_the_pass")  # need another process, another model
 
+SETTINGS = [
+    Setting(batch=8, drafter="oracle", draft_tokens=8, sampling="stop"),
+    Setting(batch=3, reuse=True),
+    Setting(batch=8, chunk=7, neighbours="long", drafter="adversary", draft_tokens=3, reuse=True),
+    Setting(batch=3, drafter="self", verify_window=4, neighbours="early", order="reversed", unverified=1),
+    Setting(batch=3, drafter="ngram", draft_tokens=2, sampling="T=1.3 top-p"),
+    Setting(batch=2, drafter="model", draft_tokens=3, neighbours="others"),
+]
+
 Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - ELSEWHERE))
-def test_found(
-    fault: str,
-    monkeypatch: Patch,
-    make_check: Callable[..., Check],
-    pool: Pool,
-    selection: list[Setting],
-) -> None:
-    """The pairwise settings find the fault."""
+def test_found(fault: str, monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
     FAULTS[fault](monkeypatch)
     check = make_check(pool)
     check.learn()
-    for setting in selection:
-        if failures := check.run([setting], None).failures:
+    for setting in SETTINGS:
+        if failures := check.run([setting]).failures:
             assert failures[0].error is None
             return
-    pytest.fail(f"{len(selection)} settings, and none differs")
+    pytest.fail("no setting differs")
 
 
-def test_sound_engine_passes(make_check: Callable[..., Check], pool: Pool, selection: list[Setting]) -> None:
+def test_sound_engine_passes(make_check: Callable[..., Check], pool: Pool) -> None:
     """The same settings find nothing in the engine as it is."""
     check = make_check(pool)
     check.learn()
-    result = check.run(selection[:20], None)
+    result = check.run(SETTINGS)
     assert result.failures == []
     assert result.total.equal
-    assert result.total.settings == 20
-    assert result.total.positions > 2000
-    assert result.total.logits > 500
+    assert result.total.settings == len(SETTINGS)
+    assert result.total.positions > 700
+    assert result.total.logits > 150
 
 
-def test_resumption_that_loses_a_token(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
-    """Found by the axis of processes, which writes files."""
-    resume_loses_a_token(monkeypatch)
-    axes = make_axes(has_draft=True, quants=["none"], processes=True, cores=2)
-    with make_check(pool, axes=axes) as check:
-        check.learn()
-        setting = Setting(batch=2, drafter="ngram", process="resumed")
-        result = check.run([setting, setting.turned("batch", 3)], 2)
-    assert [f.difference.what for f in result.failures] == ["token", "token"]
+def test_resumed_run_that_loses_a_token(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
+    """The command line is killed and run again, and what it wrote is compared."""
+    monkeypatch.setattr(resuming, "DETGEN", (sys.executable, faults.__file__, "resume_loses_a_token"))
+    check = make_check(pool)
+    check.learn()
+    result = check.run([Setting(batch=2, drafter="ngram", process="resumed", reuse=True)])
+    assert result.kills == 1
+    assert [f.difference.what for f in result.failures] == ["token"]
     assert result.failures[0].difference.tokens[1] is None
-    assert (result.stops, result.kills) == (1, 1)  # the last one is killed
+
+
+def test_resumed_run_that_fails(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
+    """What it says is the error."""
+    monkeypatch.setattr(resuming, "DETGEN", (sys.executable, "-c", "import sys; sys.exit('no such thing')"))
+    failure = make_check(pool).attempt(Case(Setting(process="resumed"), pool.requests[:1]))
+    assert failure is not None
+    assert failure.error == "CheckError: detgen run ended with exit status 1: no such thing"
 
 
 def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
@@ -69,13 +84,13 @@ def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: P
     setting = Setting(batch=3, order="reversed", neighbours="early", drafter="adversary", draft_tokens=4, threads=1)
     failure = check.attempt(Case(setting, pool.watched(setting)))
     assert failure is not None
-    finding = explain(check, failure, seconds=30)
-    assert finding.error is None
-    # Behind the last attention only the one row whose logits are wanted goes on; two prompts make it two.
-    assert finding.case.setting.changed() == {"batch": 2}
-    assert len(finding.case.watched) == 2
-    assert finding.origin is not None
-    assert finding.origin.module == "layers.5.o_proj"
-    assert 1 <= finding.origin.ulp < 10
-    assert finding.origin.rows == (1, 2)
-    assert finding.as_dict()["origin"]["text"].startswith("layers.5.o_proj: row ")
+    found = explain(check, failure, seconds=30)
+    assert found.error is None
+    # After the last attention only the one row whose logits are wanted goes on; two prompts make it two.
+    assert found.case.setting.changed() == {"batch": 2}
+    assert len(found.case.watched) == 2
+    assert found.origin is not None
+    assert found.origin.module == "layers.5.o_proj"
+    assert 1 <= found.origin.ulp < 10
+    assert found.origin.rows == (1, 2)
+    assert found.as_dict()["origin"]["text"].startswith("layers.5.o_proj: row ")

@@ -37,7 +37,7 @@ def test_sound_engine(tmp_path: Path) -> None:
     done = _quick(SOUND, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("every bit equal")
-    assert json.loads((tmp_path / "result.json").read_text())["kills"] == 1
+    assert json.loads((tmp_path / "result.json").read_text())["kills"] == 2
 
 
 @pytest.mark.parametrize("fault", faults.FAULTS)
@@ -54,6 +54,6 @@ def test_fault(fault: str, tmp_path: Path) -> None:
         assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), (line, done.stdout)
     (finding,) = json.loads((tmp_path / "result.json").read_text())["findings"]
     assert finding["error"] is None
-    # A reference differs from itself where it counts what the last sequence left in its slot, else by wrong shrinking.
+    # A reference differs from itself if it counts what the last sequence left in its slot; else shrinking is wrong.
     assert finding["setting"] or fault == "truncation_off_by_one"
     assert (tmp_path / "detgen-difference.json").exists()

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from detgen import Engine
+from detgen.check import probe_view, running
+from detgen.check.axes import TITLES
 from detgen.check.comparing import Watching
 from detgen.cli import app
 from detgen.errors import DEMO
@@ -30,62 +33,47 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    """Commands find the engine of the other tests instead of loading one."""
+    for module in (running, probe_view):
+        monkeypatch.setattr(module, "Engine", lambda config: engine)
+
+
 def test_one_axis(prompts: Path) -> None:
     """A table with the axis, one line to quote, and the same as JSON."""
-    result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "threads", "-q", "--json", "r.json"])
+    result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "unverified", "-q", "--json", "r.json"])
     assert result.exit_code == 0, result.output
     *_, last = result.output.strip().splitlines()
     found = json.loads(Path("r.json").read_text())
     assert last == f"{found['total']['settings']} settings, {found['total']['positions']:,} positions: every bit equal"
-    assert "threads" in result.output
+    assert "unverified requests" in result.output
     assert found["equal"] is True
     assert found["total"]["positions"] == found["total"]["entries_equal"] > 0
-    assert found["axes"]["threads"]["tried"][0] == "all"
+    assert found["axes"]["unverified"]["tried"] == ["0", "1", "4"]
 
 
+@pytest.mark.usefixtures("loaded")
 def test_difference_is_shown_and_replayed(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit 1, the finding on the screen, a file that shows it again; once mended, the file says so and exits with 0."""
-    monkeypatch.setattr(Watching, "committed", _noisy(Watching.committed))
-    result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "batch", "-q", "--save", "d.json"])
-    assert result.exit_code == 1, result.output
-    assert re.search(r"\d settings? differ", result.output)
-    assert re.search(r"smallest setting +batch size 2", result.output)
-    assert "every module agrees at this row" in result.output
-    again = RUNNER.invoke(app, ["verify-determinism", "--replay", "d.json", "-q"])
-    assert again.exit_code == 1, again.output
-    assert "smallest setting" in again.output
-    monkeypatch.undo()
-    monkeypatch.chdir(prompts.parent)
+    """Exit 1, the difference on the screen, a file that shows it again; once that is fixed, the file exits with 0."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Watching, "committed", _noisy(Watching.committed))
+        arguments = ["verify-determinism", str(prompts), "--axis", "reuse", "-q", "--save", "d.json"]
+        result = RUNNER.invoke(app, arguments)
+        assert result.exit_code == 1, result.output
+        assert re.search(r"\d settings? differ", result.output)
+        assert re.search(r"smallest setting +batch size 2", result.output)
+        assert "every module agrees at this row" in result.output
+        assert result.output.endswith("detgen verify-determinism --replay d.json\n")
+        again = RUNNER.invoke(app, ["verify-determinism", "--replay", "d.json", "-q"])
+        assert again.exit_code == 1, again.output
+        assert "smallest setting" in again.output
     again = RUNNER.invoke(app, ["verify-determinism", "--replay", "d.json", "-q"])
     assert again.exit_code == 0, again.output
     assert "every bit equal" in again.output
 
 
-def test_against(prompts: Path) -> None:
-    """A run passes; with one token changed it does not."""
-    assert RUNNER.invoke(app, ["run", str(prompts), "-o", "out", "-q"]).exit_code == 0
-    result = RUNNER.invoke(app, ["verify-determinism", "--against", "out", "--json", "r.json"])
-    assert result.exit_code == 0, result.output
-    assert "nothing differs" in result.output
-    assert json.loads(Path("r.json").read_text())["tokens"] > 0
-
-    moved = prompts.rename(prompts.with_name("elsewhere.jsonl"))
-    result = RUNNER.invoke(app, ["verify-determinism", "--against", "out"])
-    assert result.exit_code == 2
-    assert "give them as PROMPTS" in result.output
-    assert RUNNER.invoke(app, ["verify-determinism", str(moved), "--against", "out"]).exit_code == 0
-
-    path = Path("out/outputs.jsonl")
-    lines = path.read_text().splitlines()
-    line = json.loads(lines[1])
-    line["token_ids"][0] += 1
-    path.write_text("\n".join([lines[0], json.dumps(line)]) + "\n")
-    result = RUNNER.invoke(app, ["verify-determinism", str(moved), "--against", "out"])
-    assert result.exit_code == 1
-    assert "outputs.jsonl:2: differs token 0: " in result.output
-    assert "the manifest says" in result.output
-
-
+@pytest.mark.usefixtures("loaded")
 def test_probe() -> None:
     result = RUNNER.invoke(app, ["verify-determinism", "--probe"])
     assert result.exit_code == 0, result.output
@@ -97,8 +85,10 @@ def test_probe() -> None:
     ("arguments", "message"),
     [
         (["--axis", "weather"], "no axis 'weather'; the axes are batch, order"),
+        (["--axis", "draft-token"], "no axis 'draft-token'"),
         (["--probe", "--replay", "d.json"], "--probe and --replay cannot be given together"),
         (["--probe", "--axis", "slot"], "--axis has no effect with --probe; leave it out"),
+        (["--against", "out", "--draft", "d"], "--draft has no effect with --against; leave it out"),
         (["prompts.jsonl", "--replay", "prompts.jsonl"], "PROMPTS has no effect with --replay; leave it out"),
         (["--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
         (["--json", "."], "cannot write .: it is a folder"),
@@ -106,10 +96,10 @@ def test_probe() -> None:
         (["--minutes", "0"], "--minutes"),
         (["empty.jsonl"], "no prompts in empty.jsonl: it is empty"),
         (["broken.jsonl"], "broken.jsonl:1: not valid JSON"),
-        (["--replay", "."], ". is no file"),
-        (["--against", "nowhere"], "nowhere holds no manifest.json"),
+        (["--replay", "."], ". is not a regular file"),
+        (["--against", "nowhere"], "nowhere has no manifest.json"),
         (["--replay", "nowhere.json"], "cannot read nowhere.json"),
-        (["--replay", "prompts.jsonl"], "no reproduction file"),
+        (["--replay", "prompts.jsonl"], "not a reproduction file"),
         (["nowhere.jsonl"], "no file nowhere.jsonl"),
         (["--target", "nowhere"], "cannot load the model nowhere"),
         (["--threads", "0"], "error: --threads must be a whole number of at least 1"),
@@ -125,6 +115,7 @@ def test_refused(prompts: Path, arguments: list[str], message: str) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.usefixtures("loaded")
 def test_lines_that_are_left_out(prompts: Path) -> None:
     """The check goes on with the others, and says so."""
     with prompts.open("a") as file:
@@ -134,6 +125,7 @@ def test_lines_that_are_left_out(prompts: Path) -> None:
     assert "1 of 3 prompts cannot be read and are left out; prompts.jsonl:3: not valid JSON" in result.stderr
 
 
+@pytest.mark.usefixtures("loaded")
 def test_interrupted(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line, and the exit status of an interruption."""
 
@@ -147,6 +139,7 @@ def test_interrupted(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr == "detgen: interrupted; nothing was concluded\n"
 
 
+@pytest.mark.usefixtures("loaded")
 def test_difference_that_cannot_be_saved(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is shown all the same, and the exit status says so."""
     monkeypatch.setattr(Watching, "committed", _noisy(Watching.committed))
@@ -175,6 +168,8 @@ def test_help_is_quick_and_complete() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for option in ("--against", "--probe", "--replay", "--full", "--minutes", "--axis", "--json"):
         assert option in done.stdout
+    words = " ".join(done.stdout.replace("│", " ").split())
+    assert ", ".join(TITLES).replace("_", "-") in words
 
 
 def test_embedded_prompts_are_the_sample_prompts() -> None:

@@ -9,38 +9,46 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.checks import Silent
 from helpers.faults import noise_keyed_by_slot
 
-from detgen import EngineConfig
+from detgen import Engine, EngineConfig
+from detgen.check import running
 from detgen.check.axes import Setting
-from detgen.check.checking import Case, Check, Observer
+from detgen.check.checking import Case, Check
 from detgen.check.comparing import Difference
-from detgen.check.pool import Pool
+from detgen.check.pool import Pool, make_pool
+from detgen.check.running import Subject
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import CheckError
 from detgen.explain import replay
-from detgen.explain.explaining import Finding
+from detgen.explain.explaining import Explanation
 
 SETTING = Setting(batch=3, order="reversed", neighbours="long", drafter="ngram", draft_tokens=2, sampling="T=1.3 n=2")
 
 
-def _save(path: Path, pool: Pool, case: Case, config: EngineConfig, seed: int = 0) -> None:
+def _save(path: Path, check: Check, case: Case) -> None:
     difference = Difference(case.watched[0].id, 0, "token", 20, 3, (5, 6))
-    finding = Finding(case, case, difference, "a prompt", ("'a'", "'b'"), (), None)
-    replay.save(path, finding, config, pool, seed, {"threads": 2})
+    found = Explanation(case, case, difference, "a prompt", ("'a'", "'b'"), (), None)
+    assert replay.save_replay(path, found, check) == f"detgen verify-determinism --replay {path}"
 
 
-@pytest.fixture
-def saved(tmp_path: Path, pool: Pool, config: EngineConfig, make_check: Callable[..., Check]) -> tuple[Path, Case]:
-    """A file, and the case that it holds: with token ids, with stop strings, as a check makes them."""
-    make_check(pool).learn()
+@pytest.fixture(scope="module")
+def saved(
+    tmp_path_factory: pytest.TempPathFactory, prompts: list[Request], engine: Engine, config: EngineConfig
+) -> tuple[Path, Case, Pool]:
+    """A file, the case that it holds, with token ids and with stop strings, as a check makes them, and its pool."""
+    pool = make_pool(prompts[:4], ((1, 6), (1, 3)), longest=200, cut=60)
+    check = Check(config, pool, [], 2**40, Silent(), Subject(config, engine))
+    check.learn()
     case = Case(SETTING, [*pool.watched(SETTING), *pool.watched(SETTING.turned("sampling", "stop"))[:1]])
-    _save(tmp_path / "found.json", pool, case, config, seed=2**40)
-    return tmp_path / "found.json", case
+    path = tmp_path_factory.mktemp("replay") / "found.json"
+    _save(path, check, case)
+    return path, case, pool
 
 
-def test_everything_comes_back(saved: tuple[Path, Case], pool: Pool, config: EngineConfig) -> None:
-    path, case = saved
+def test_everything_comes_back(saved: tuple[Path, Case, Pool], config: EngineConfig) -> None:
+    path, case, pool = saved
     assert any(r.token_ids for r in case.watched)
     assert any(r.params.stop for r in case.watched)
     loaded, prompts, seed, again = replay.load(path)
@@ -50,28 +58,34 @@ def test_everything_comes_back(saved: tuple[Path, Case], pool: Pool, config: Eng
     assert prompts.arranged(again.watched, again.setting, seed) == pool.arranged(case.watched, case.setting, seed)
 
 
-def test_chats_come_back(tmp_path: Path, config: EngineConfig) -> None:
+def test_chats_come_back(tmp_path: Path, make_check: Callable[..., Check]) -> None:
     request = Request(0, "chat", messages=[{"role": "user", "content": "é"}], params=SamplingParams(max_tokens=3))
-    _save(tmp_path / "found.json", Pool([request], "long"), Case(Setting(), [request]), config)
+    _save(tmp_path / "found.json", make_check(Pool([request], "long")), Case(Setting(), [request]))
     assert replay.load(tmp_path / "found.json")[3].watched == [request]
 
 
-def test_fault_shows_again_until_it_is_mended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prompts: list[Request], config: EngineConfig, observer: Observer
+def test_fault_shows_again_until_it_is_fixed(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    prompts: list[Request],
+    engine: Engine,
+    make_check: Callable[..., Check],
+    observer: Silent,
 ) -> None:
-    """In the same setting, with the same prompts; the finding names the token. Then nothing differs."""
+    """In the same setting, with the same prompts; the explanation names the token. Then nothing differs."""
+    monkeypatch.setattr(running, "Engine", lambda config: engine)
     setting = Setting(batch=2, sampling="T=1.3 top-p")
     params = SamplingParams(max_tokens=6, temperature=1.3, top_p=0.95, seed=5)
     watched = [Request(i, i + 1, prompt=prompts[i].prompt, params=params) for i in range(2)]
-    _save(tmp_path / "found.json", Pool(watched, "long"), Case(setting, watched), config)
+    _save(tmp_path / "found.json", make_check(Pool(watched, "long")), Case(setting, watched))
     with monkeypatch.context() as patch:
         noise_keyed_by_slot(patch)
-        finding = replay.again(tmp_path / "found.json", observer)
-    assert finding is not None
-    assert finding.error is None
-    assert finding.case == Case(setting, watched)
-    assert (finding.difference.id, finding.difference.what) == (2, "token")
-    assert finding.words[0] != finding.words[1]
+        found = replay.again(tmp_path / "found.json", observer)
+    assert found is not None
+    assert found.error is None
+    assert found.case == Case(setting, watched)
+    assert (found.difference.id, found.difference.what) == (2, "token")
+    assert found.words[0] != found.words[1]
     assert replay.again(tmp_path / "found.json", observer) is None
 
 
@@ -97,11 +111,13 @@ def _without(name: str) -> Callable[[dict[str, Any]], object]:
         (lambda c: c.update(seed="x"), "invalid literal"),
     ],
 )
-def test_damaged(saved: tuple[Path, Case], damage: Callable[[dict[str, Any]], object], message: str) -> None:
+def test_damaged(
+    tmp_path: Path, saved: tuple[Path, Case, Pool], damage: Callable[[dict[str, Any]], object], message: str
+) -> None:
     """The message names the file and what is wrong with it."""
-    path, _ = saved
-    content = json.loads(path.read_text())
+    content = json.loads(saved[0].read_text())
     damage(content)
+    path = tmp_path / "damaged.json"
     path.write_text(json.dumps(content))
     with pytest.raises(CheckError) as caught:
         replay.load(path)
@@ -114,12 +130,12 @@ def test_damaged(saved: tuple[Path, Case], damage: Callable[[dict[str, Any]], ob
 def test_no_such_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other.json"
     path.write_bytes(content)
-    with pytest.raises(CheckError, match=r"other\.json is no reproduction file of detgen verify-determinism: "):
+    with pytest.raises(CheckError, match=r"other\.json is not a reproduction file of detgen verify-determinism: "):
         replay.load(path)
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match=r"cannot read .*nowhere\.json: No such file"):
         replay.load(tmp_path / "nowhere.json")
-    with pytest.raises(CheckError, match="is no file"):
+    with pytest.raises(CheckError, match="is not a regular file"):
         replay.load(tmp_path)

@@ -11,7 +11,7 @@ from helpers.faults import noise_keyed_by_slot
 from detgen.check.axes import Axis, Setting, consistent
 from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
-from detgen.explain.explaining import explain
+from detgen.explain.explaining import explain, time_for_shrinking
 from detgen.explain.shrinking import shrink
 
 FAR = Setting(
@@ -62,8 +62,16 @@ def test_prompts_that_matter_stay(pool: Pool, axes: list[Axis]) -> None:
     assert case.setting == Setting()
 
 
+def test_time_for_shrinking() -> None:
+    """What is left of the minute, some seconds at least, no more than a share of it; more if it is over anyway."""
+    assert time_for_shrinking(10) == 20
+    assert 5 < time_for_shrinking(35) < 15
+    assert time_for_shrinking(43) == 5
+    assert time_for_shrinking(300) == 20
+
+
 def test_time_is_up(pool: Pool, axes: list[Axis]) -> None:
-    """Nothing is tried behind the deadline."""
+    """Nothing is tried after the deadline."""
     first = Case(FAR, pool.watched(FAR))
     assert shrink(first, axes, pool, lambda _: pytest.fail("tried"), -math.inf) == first
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from detgen import Engine, EngineConfig
-from detgen.check.axes import Axis, Setting, make_axes
+from detgen.check.axes import Axis, make_axes
 from detgen.check.checking import Check
-from detgen.check.covering import pairwise
 from detgen.check.pool import Pool, make_pool
 from detgen.check.running import Subject
 from detgen.engine.request import Request
 from detgen.errors import DEMO
+from detgen.progress import Progress
 from detgen.prompts import open_prompts
 
 
@@ -24,7 +24,7 @@ class Silent:
     def message(self, text: str) -> None:
         pass
 
-    def tried(self, done: int, total: int | None, positions: int) -> None:
+    def progress(self, progress: Progress) -> None:
         pass
 
 
@@ -45,8 +45,8 @@ def prompts() -> list[Request]:
 
 @pytest.fixture
 def pool(prompts: list[Request]) -> Pool:
-    """Those prompts, cut short, with few tokens each."""
-    return make_pool(prompts, ((1, 20), (2, 10), (1, 5)), longest=400, cut=60)
+    """Five of those prompts, cut short, with few tokens each."""
+    return make_pool(prompts[:5], ((1, 12), (2, 6), (1, 4)), longest=200, cut=60)
 
 
 @pytest.fixture(scope="session")
@@ -74,9 +74,3 @@ def make_check(config: EngineConfig, engine: Engine, axes: list[Axis]) -> Callab
         return Check(config, pool, subject=Subject(config, engine), **arguments)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def selection(axes: list[Axis]) -> list[Setting]:
-    """The pairwise settings of the quick check over those axes."""
-    return pairwise(axes, seed=0)

@@ -1,7 +1,7 @@
 """The engine broken on purpose, in one way each: a fault is a function that breaks it by monkeypatching.
 
 As a program, `python faults.py FAULT ARGUMENTS...` is `detgen ARGUMENTS...` with that fault, also in the processes that
-it starts: they import the main module again.
+it starts: workers import the main module again, and the runs that the check kills and resumes are started through it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from detgen.check import resuming
 from detgen.engine import decoding, engine, verification
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
@@ -232,6 +233,7 @@ def break_engines(fault: Callable[[Patch], None]) -> None:
 
 if __name__ in ("__main__", "__mp_main__"):
     break_engines(FAULTS[sys.argv[1]])
+    resuming.DETGEN = (sys.executable, __file__, sys.argv[1])
 
 if __name__ == "__main__":
     from detgen.cli import app

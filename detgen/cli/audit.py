@@ -1,0 +1,74 @@
+"""`detgen audit`: judges a run that is already there. What it does is in `detgen.audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detgen.cli import options
+from detgen.cli.answering import JsonFile, Quiet, conclude, errors_shown
+
+EPILOG = "\n".join(
+    (
+        "Examples:",
+        "  [bold]detgen audit out[/]",
+        "  [bold]detgen audit out moved/prompts.jsonl --json audit.json[/]",
+        "  [bold]detgen audit out --target models/large --device cpu[/]",
+        "",
+        "Exit status: 0 nothing differs, 1 faults found, 2 wrong usage, 130 interrupted.",
+    )
+)
+
+
+def audit_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT", show_default=False, help="The output folder of a run.")],
+    prompts: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPTS]", show_default="where the manifest says", help="Where the run's prompts are now."
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            show_default="the run's own",
+            rich_help_panel="Models",
+            help="The model that wrote the run: a folder or a Hugging Face name.",
+        ),
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    target_quant: options.TargetQuant = "none",
+    threads: options.Threads = None,
+    kv_memory: options.KvMemory = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Judge a finished or stopped run without generating: its manifest, files and lines, and each of its tokens.
+
+    The number format and the quantization are the run's own unless given. On another kind of machine, or with other
+    library versions, bit equality is not promised; a token within the rounding error then counts as a tie.
+    """
+    from detgen.engine.config import EngineConfig
+    from detgen.show.progress import open_display
+
+    display = open_display(quiet=quiet)
+    with errors_shown(display):
+        from detgen.audit.audit import audit_run
+        from detgen.show.audit import show_audit
+
+        with display:
+            config = EngineConfig(
+                target=target,
+                device=device,
+                dtype=dtype,
+                target_quant=target_quant,
+                threads=threads,
+                kv_memory=kv_memory,
+            )
+            result = audit_run(out, config, prompts, display)
+        show_audit(result, out)
+    conclude(result.as_dict(), json_file, display)

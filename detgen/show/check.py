@@ -1,0 +1,113 @@
+"""How `detgen verify-determinism` shows what it compared, and what differs."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from detgen.check.axes import TITLES, name_value
+from detgen.check.checking import Check
+from detgen.check.comparing import Tally
+from detgen.explain.explaining import Explanation
+from detgen.show.screen import clock, open_output
+
+
+def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None:
+    """The table of a check, what differs, and one line to quote.
+
+    Args:
+        check: when it has run.
+        found: differences, explained.
+        saved: a line about the file that replays each.
+    """
+    console, result = open_output(), check.result
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("axis")
+    table.add_column("settings tried")
+    for name in ("positions", "logits equal", "KV equal", "tokens that differ"):
+        table.add_column(name, justify="right")
+    for axis in check.axes:
+        tried = result.tried.get(axis.name, set())
+        names = " ".join(name_value(axis.name, v).replace(" ", "\u00a0") for v in axis.values if v in tried)
+        if tried:
+            table.add_row(TITLES[axis.name], names, *_cells(result.by_axis.get(axis.name, Tally())))
+    table.add_section()
+    table.add_row("all", f"{result.total.settings} settings", *_cells(result.total))
+    console.print(table)
+    console.print()
+    for note in result.notes:
+        console.print(Text(note), soft_wrap=True)
+    chosen = f"each pair of values of two axes once (seed {check.seed})" if result.pairs else "one axis at a time"
+    if result.total.settings < result.pairs:
+        chosen = f"{result.total.settings} of {result.pairs} settings that try {chosen}"
+    pool = check.pool.requests
+    tokens = f"{pool[0].params.max_tokens} to {pool[-1].params.max_tokens} new tokens each"
+    killed = f"; {_count(result.kills, 'run')} killed and resumed" if result.kills else ""
+    line = f"{len(pool)} prompts of {tokens}; {chosen}{killed}; {clock(result.seconds)}"
+    console.print(Text(line, style="dim"), soft_wrap=True)
+    for explanation in found:
+        _show(explanation, console)
+    console.print(_verdict(check), soft_wrap=True)
+    for text in saved:
+        console.print(Text(text), soft_wrap=True)
+
+
+def show_replay(found: Explanation | None) -> None:
+    """The difference that showed again, or a line that says that it did not."""
+    console = open_output()
+    if found is None:
+        console.print("every bit equal: the difference did not show again")
+    else:
+        _show(found, console)
+
+
+def _cells(tally: Tally) -> list[str]:
+    return [
+        f"{tally.positions:,}",
+        _share(tally.logits_equal, tally.logits),
+        _share(tally.entries_equal, tally.positions),
+        f"{tally.tokens_different:,}",
+    ]
+
+
+def _share(equal: int, all_: int) -> str:
+    return f"all {all_:,}" if equal == all_ else f"{equal:,} of {all_:,}"
+
+
+def _verdict(check: Check) -> Text:
+    """The line to quote."""
+    total, failed = check.result.total, len(check.result.failures)
+    tried = f"{total.settings} settings, {total.positions:,} positions"
+    if not failed:
+        return Text(f"{tried}: every bit equal", style="bold green")
+    return Text(f"{tried}: {_count(failed, 'setting')} differ{'s' * (failed == 1)}", style="bold red")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _show(found: Explanation, console: Console) -> None:
+    """A difference, from the prompt to the module."""
+    d = found.difference
+    rows = [("differs", d.what if found.error is None else found.error)]
+    if found.prompt:
+        rows.append(("prompt", f"{d.id}, sample {d.sample}: {found.prompt[:160]!r}"))
+        where = f"token {d.place} of the completion" if d.place >= 0 else "within the prompt"
+        rows.append(("position", f"{d.position} ({where})"))
+        words = [f"{t} {w}" if t is not None else "none" for t, w in zip(d.tokens, found.words, strict=True)]
+        if d.place >= 0:
+            rows.append(("tokens", f"reference {words[0]}, here {words[1]}"))
+    for name, pair in zip(("logits, reference", "logits, here"), found.logits, strict=False):
+        rows.append((name, f"{pair[0]!r} and {pair[1]!r}"))
+    rows.append(("found under", str(found.first.setting)))
+    rows.append(("smallest setting", f"{found.case.setting} ({len(found.case.watched)} prompts)"))
+    rows.append(("compared with", str(found.case.setting.reference())))
+    if found.origin is not None:
+        rows.append(("first module", str(found.origin)))
+    width = max(len(name) for name, _ in rows)
+    console.print()
+    for name, value in rows:
+        console.print(Text.assemble((f"{name:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
+    console.print()

@@ -1,0 +1,44 @@
+"""What is tried: the order of the settings, and axes by the names that a user types."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+import pytest
+
+from detgen.check.axes import Setting, make_axes
+from detgen.check.covering import pairwise
+from detgen.check.plan import QUICK, ordered, read_axes, select
+from detgen.errors import CheckError
+
+QUANTS = ["none", "nf4", "int8"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_order(seed: int) -> None:
+    """Each process loads each model once, the other one while this one works; runs to be killed come last."""
+    axes = make_axes(has_draft=True, quants=QUANTS, processes=True, cores=2)
+    pairs = pairwise(axes, seed)
+    found = ordered(pairs, axes)
+    assert Counter(found) == Counter(pairs)
+    assert [s.process for s in found[-2:]] == ["resumed", "resumed"]
+    assert [quant for quant, _ in groupby(found[:-2], key=lambda s: s.quant)] == QUANTS
+    kinds = [s.process == "this" for s in found[:-2] if s.quant == "nf4"]
+    assert kinds == sorted(kinds)
+    assert 0 < sum(kinds) < len(kinds)
+
+
+def test_order_without_processes() -> None:
+    settings = [Setting(batch=n) for n in (8, 2, 3)]
+    axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=2)
+    assert ordered(settings, axes) == settings
+
+
+def test_axes_as_typed() -> None:
+    assert read_axes(["batch", "draft-tokens", "verify_window"]) == ["batch", "draft_tokens", "verify_window"]
+    with pytest.raises(CheckError, match=r"no axis 'bath-size'; the axes are batch, .*, draft-tokens, verify-window, "):
+        read_axes(["bath_size"])
+    axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=1)
+    with pytest.raises(CheckError, match="the axis threads has only one value here"):
+        select(axes, ["threads"], QUICK, 0)
