@@ -12,6 +12,29 @@ from typing import Any
 
 Value = str | int | bool | None
 
+# Kinds of sampling; the stop strings of "stop" are taken from the greedy text, so that they do stop.
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "stop": {"logprobs": 2},
+    "T=0.7 top-k": {"temperature": 0.7, "top_k": 40, "seed": 3},
+    "T=1.3 top-p": {"temperature": 1.3, "top_p": 0.95, "seed": 11},
+    "T=1.3 n=2": {"temperature": 1.3, "top_k": 50, "top_p": 0.9, "seed": 2**40 + 7, "n": 2},
+}
+
+_WORDS: dict[tuple[str, Value], str] = {
+    ("draft_tokens", None): "adaptive",
+    ("verify_window", None): "-",
+    ("chunk", None): "whole",
+    ("threads", 0): "all",
+    ("reuse", False): "off",
+    ("reuse", True): "on",
+}
+
+
+def _axis(title: str, *values: Value) -> Any:
+    """A field of `Setting`: what it is called, and the values to try, the reference's first."""
+    return field(default=values[0], metadata={"title": title, "values": values})
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -35,20 +58,20 @@ class Setting:
         quant: quantization of the target; each has a reference of its own.
     """
 
-    batch: int | str = 1
-    order: str = "file"
-    neighbours: str = "none"
-    slot: int = 0
-    drafter: str = "none"
-    draft_tokens: int | None = None
-    verify_window: int | None = None
-    chunk: int | None = None
-    reuse: bool = False
-    threads: int = 0
-    process: str = "this"
-    sampling: str = "greedy"
-    unverified: int = 0
-    quant: str = "none"
+    batch: int | str = _axis("batch size", 1, 2, 3, 8, 16, 64, "all")
+    order: str = _axis("prompt order", "file", "reversed", "shuffle 1", "shuffle 2")
+    neighbours: str = _axis("neighbours", "none", "others", "long", "early")
+    slot: int = _axis("slot", 0, 1, 5)
+    drafter: str = _axis("drafter", "none", "model", "ngram", "self", "auto", "adversary", "oracle")
+    draft_tokens: int | None = _axis("draft tokens", None, 1, 2, 3, 4, 5, 6, 7, 8)
+    verify_window: int | None = _axis("verify window", None, 4, 16, 64)
+    chunk: int | None = _axis("prompt chunk", None, 1, 7, 64)
+    reuse: bool = _axis("prefix reuse", False, True)
+    threads: int = _axis("threads", 0, 1, 2)
+    process: str = _axis("process", "this", "fresh", "resumed")
+    sampling: str = _axis("sampling", *SAMPLING)
+    unverified: int = _axis("unverified requests", 0, 1, 4)
+    quant: str = _axis("quantization", "none", "nf4", "int8")
 
     def changed(self) -> dict[str, Value]:
         """The axes on which it differs from the reference, and its values there."""
@@ -67,90 +90,39 @@ class Setting:
         return ", ".join(shown) or "the reference"
 
 
-TITLES = {
-    "batch": "batch size",
-    "order": "prompt order",
-    "neighbours": "neighbours",
-    "slot": "slot",
-    "drafter": "drafter",
-    "draft_tokens": "draft tokens",
-    "verify_window": "verify window",
-    "chunk": "prompt chunk",
-    "reuse": "prefix reuse",
-    "threads": "threads",
-    "process": "process",
-    "sampling": "sampling",
-    "unverified": "unverified requests",
-    "quant": "quantization",
-}
-
-# Kinds of sampling; the stop strings of "stop" are taken from the greedy text, so that they do stop.
-SAMPLING: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "stop": {"logprobs": 2},
-    "T=0.7 top-k": {"temperature": 0.7, "top_k": 40, "seed": 3},
-    "T=1.3 top-p": {"temperature": 1.3, "top_p": 0.95, "seed": 11},
-    "T=1.3 n=2": {"temperature": 1.3, "top_k": 50, "top_p": 0.9, "seed": 2**40 + 7, "n": 2},
-}
-
-_NONE = {"draft_tokens": "adaptive", "verify_window": "-", "chunk": "whole"}
+TITLES: dict[str, str] = {f.name: f.metadata["title"] for f in fields(Setting)}
 
 
 def name_value(axis: str, value: Value) -> str:
     """A value in words."""
-    if value is None:
-        return _NONE[axis]
-    if axis == "threads":
-        return str(value or "all")
-    if axis == "reuse":
-        return "on" if value else "off"
-    return str(value)
+    return _WORDS.get((axis, value), str(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis.
-
-    Attributes:
-        name: field of `Setting`.
-        values: what to try, the reference's first.
-        beside: the other axes' values when this one is tried alone.
-    """
+    """One axis as it is on this machine: a field of `Setting`, and the values to try, the reference's first."""
 
     name: str
     values: tuple[Value, ...]
-    beside: Setting = field(default_factory=Setting)
 
 
 def make_axes(*, has_draft: bool, quants: Iterable[str], processes: bool, cores: int | None = None) -> list[Axis]:
-    """All axes of a model on this machine.
+    """The axes that have several values here.
 
     Args:
         has_draft: whether there is a draft model.
-        quants: quantizations to try, the reference's first.
+        quants: quantizations that can be tried.
         processes: whether other processes can load the same model.
         cores: CPU cores; None asks the machine.
     """
-    cores = cores or os.cpu_count() or 1
-    full = Setting(batch=8)
-    drafters = ("none", *(("model",) if has_draft else ()), "ngram", "self", "auto", "adversary", "oracle")
-    axes = [
-        Axis("batch", (1, 2, 3, 8, 16, 64, "all")),
-        Axis("order", ("file", "reversed", "shuffle 1", "shuffle 2"), full),
-        Axis("neighbours", ("none", "others", "long", "early"), full),
-        Axis("slot", (0, 1, 5), full),
-        Axis("drafter", drafters, full),
-        Axis("draft_tokens", (None, 1, 2, 3, 4, 5, 6, 7, 8), replace(full, drafter="adversary")),
-        Axis("verify_window", (None, 4, 16, 64), full),
-        Axis("chunk", (None, 1, 7, 64), full),
-        Axis("reuse", (False, True), full),
-        Axis("threads", (0, *(n for n in (1, 2) if n < cores)), full),
-        Axis("process", ("this", "fresh", "resumed") if processes else ("this",), full),
-        Axis("sampling", tuple(SAMPLING), replace(full, drafter="ngram", draft_tokens=4)),
-        Axis("unverified", (0, 1, 4), full),
-        Axis("quant", tuple(quants), full),
-    ]
-    return [a for a in axes if len(a.values) > 1]
+    missing: set[tuple[str, Value]] = {("quant", quant) for quant in ("nf4", "int8") if quant not in quants}
+    missing |= {("threads", n) for n in (1, 2) if n >= (cores or os.cpu_count() or 1)}
+    if not has_draft:
+        missing.add(("drafter", "model"))
+    if not processes:
+        missing |= {("process", "fresh"), ("process", "resumed")}
+    axes = [Axis(f.name, tuple(v for v in f.metadata["values"] if (f.name, v) not in missing)) for f in fields(Setting)]
+    return [axis for axis in axes if len(axis.values) > 1]
 
 
 def allowed(a: str, x: Value, b: str, y: Value) -> bool:
@@ -179,13 +151,19 @@ def consistent(setting: Setting) -> bool:
 
 
 def alone(axis: Axis) -> list[Setting]:
-    """The settings that change one axis only, and what its values need beside them."""
-    needs: dict[tuple[str, Value], dict[str, Any]] = {
-        ("drafter", "self"): {"verify_window": 4},
-        ("process", "resumed"): {"reuse": True},
-        **{("verify_window", window): {"drafter": "self"} for window in (4, 16, 64)},
-    }
-    found = [
-        replace(axis.beside.turned(axis.name, value), **needs.get((axis.name, value), {})) for value in axis.values
-    ]
-    return [setting for setting in found if consistent(setting)]
+    """The settings that change one axis only, beside what its values need to have an effect."""
+    found = []
+    for value in axis.values:
+        beside: dict[str, Any] = {"batch": 8}
+        if axis.name == "draft_tokens":
+            beside["drafter"] = "adversary"
+        elif axis.name == "sampling":
+            beside |= {"drafter": "ngram", "draft_tokens": 4}
+        elif axis.name == "verify_window" and value is not None:
+            beside["drafter"] = "self"
+        elif value == "self":
+            beside["verify_window"] = 4
+        elif value == "resumed":
+            beside["reuse"] = True
+        found.append(Setting(**{**beside, axis.name: value}))
+    return found
