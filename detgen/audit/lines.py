@@ -80,7 +80,9 @@ class Lines:
         """
         place = f"prompt {line.get('index')}, sample {line.get('sample')}"
         if place != label or line.get("id") != item.id:
-            self.result.add(where, f"belongs to {place}, but {label} (id {item.id!r}) comes here", "line")
+            self.result.add(
+                where, f"is {place} (id {line.get('id')!r}), but {label} (id {item.id!r}) comes here", "line"
+            )
             return None
         if isinstance(expected, str):
             if not str(line.get("error", "")).endswith(expected):

@@ -1,6 +1,6 @@
-"""What a generation commits, as digests a position; and where two generations differ.
+"""What a generation commits, as digests per position; and where two generations differ.
 
-A digest is eight bytes of BLAKE2b over the raw bits of a row, so that -0.0 differs from 0.0 and memory stays small.
+A digest is eight bytes of BLAKE2b over the raw bits of a row: -0.0 differs from 0.0, and memory stays small.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Observed:
         tokens: the completion's.
         text: its text.
         finish: why it ended.
-        logits: a digest a token of the completion; None where nobody watched (taken from a journal).
-        keys: a digest a cached position, prompt first; likewise.
+        logits: a digest per token of the completion; None from another program's files.
+        keys: a digest per cached position, prompt first; likewise.
         values: as keys.
     """
 
@@ -82,10 +82,9 @@ class Difference:
         id: of the request.
         sample: which of its samples.
         what: "token", "logits", "keys", "values", "text" or "missing".
-        position: place in prompt and completion of the row from which on it differs (its logits choose the token
-            behind it).
-        place: index in the completion of the token which that row chooses; negative within the prompt.
-        tokens: that token in the reference and here; None where there is none.
+        position: in prompt and completion, of the first row that differs; its logits choose the next token.
+        place: index of that token in the completion; negative within the prompt.
+        tokens: that token in the reference and here; None if there is none.
     """
 
     id: str | int
@@ -102,13 +101,13 @@ class Tally:
 
     Attributes:
         settings: generations.
-        samples: samples of them.
+        samples: their samples.
         positions: cached positions compared.
         entries_equal: those whose keys and values have equal bits.
         logits: committed tokens whose logits were compared.
         logits_equal: those whose logits have equal bits.
         tokens: committed tokens compared.
-        tokens_different: those that are others.
+        tokens_different: those that differ.
     """
 
     settings: int = 0
@@ -133,7 +132,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Comparison:
-    """What came of comparing one generation with its reference."""
+    """How one generation compares with its reference."""
 
     tally: Tally = field(default_factory=Tally)
     differences: list[Difference] = field(default_factory=list)

@@ -27,7 +27,7 @@ class Pool:
         requests: greedy, each with its own `max_tokens`; the first ones are the longest.
         long: a prompt as long as neighbours may have, as text.
         stops: a stop string of each request, by its id; those of the kind "stop" end there.
-        following: a prompt that goes on where another request's completion ended, once that is known.
+        following: a prompt that continues another request's completion, once that is known.
     """
 
     requests: list[Request]
@@ -51,7 +51,7 @@ class Pool:
         return [self._sampled(r, setting.sampling) for r in chosen]
 
     def _lasting(self, window: int) -> Request:
-        """A request that lasts for a whole window, behind the token that its prompt gives and before a last one."""
+        """A request that fills a whole window, after the token that its prompt gives and before a last one."""
         few = self.requests[min(2, len(self.requests) - 1)]
         params = SamplingParams(max_tokens=window + 2)
         return replace(few, index=len(self.requests) + 1, id="lasting", params=params)
@@ -125,7 +125,7 @@ class Pool:
         ]
 
     def _other(self, i: int) -> str:
-        """Some text that is no prompt of the pool."""
+        """Some text that is not a prompt of the pool."""
         start = (37 * i) % max(len(self.long) - 60, 1)
         return self.long[start : start + 60]
 
@@ -138,7 +138,7 @@ def make_pool(requests: list[Request], lengths: tuple[tuple[int, int], ...], lon
         lengths: (how many requests, tokens to generate), for the first ones, the next ones and so on; the last
             length is for all that are left.
         longest: characters of a long neighbour.
-        cut: characters to which prompts are cut that are there to fill large batches; None leaves them.
+        cut: characters to which all prompts but the first are cut; None leaves them.
     """
     sizes = [n for count, n in lengths for _ in range(count)]
     made = []

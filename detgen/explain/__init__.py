@@ -1,4 +1,4 @@
 """What differs, explained: the smallest setting, the first module, and a file that replays it.
 
-Knows the check, whose failures it explains, and how modules are hooked.
+Takes what the check found, and runs the check again on smaller settings and with hooks on the modules.
 """

@@ -1,7 +1,7 @@
 """Where a difference comes from: the first module whose output bits differ at the first row that differs.
 
-Both generations run again with hooks on all modules, whatever the model calls them, and on the attention. Of each
-pass the rows at the wanted position are kept; when the sequence has finished, those of its slot are what made it.
+Both generations run again with hooks on all modules, whatever the model calls them, and on the attention. The rows at
+the wanted position are kept from each pass; once the sequence has finished, those of its slot are the ones.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from detgen.passes.packing import Packed, Shapes, Window
 
 @dataclass(slots=True)
 class Recorded:
-    """What the wanted row met in its last pass.
+    """What happened to the wanted row in its last pass.
 
     Attributes:
-        outputs: each module, its output for that row, and the rows that it saw, in the order of the calls.
+        outputs: each module, its output for that row, and how many rows it saw, in the order of the calls.
         rows: rows of the pass.
-        row: place of the row in it.
-        logits: float32 [vocabulary] behind the row, where they were computed.
+        row: the row's place among them.
+        logits: float32 [vocabulary] of the row, if computed.
         entries: keys and values of the position when the sequence had finished.
     """
 
@@ -48,11 +48,11 @@ class Origin:
 
     Attributes:
         module: its name; None if all modules agree.
-        row: place of the row in the failing pass.
+        row: the row's place in the failing pass.
         ulp: largest distance, in representable numbers.
         elements: elements of the row that differ.
         rows: rows that the module saw in the reference and in the failing pass.
-        note: what is to be said where no module differs.
+        note: what there is to say if no module differs.
     """
 
     module: str | None
@@ -86,13 +86,13 @@ class Recording:
         self._pass: dict[int, Recorded] = {}  # by row of the pass in progress
         self._rows = 0
         self._padded = 0  # rows of the last layers
-        self._late = False  # behind the last attention
+        self._late = False  # after the last attention
         self._wanted: list[int] = []
         self.found: Recorded | None = None
         self._logits: torch.Tensor | None = None
 
     def run(self, queue: list[Request]) -> Recorded | None:
-        """Generate the queue and return what the row met; None if no pass computed it."""
+        """Generate the queue; None if the sample did not finish."""
         with self._hooked():
             for _ in self._engine.stream(queue, trace=self):
                 pass
@@ -145,7 +145,7 @@ class Recording:
         self._take(name, output[0] if isinstance(output, tuple) and output else output)
 
     def _begin(self, windows: list[Window], shapes: Shapes) -> None:
-        """Find the rows of the pass that stand at the wanted position; other passes are not looked at."""
+        """Find the rows of the pass at the wanted position; a pass without any is ignored."""
         position, row = self._difference.position, 0
         self._pass = {}
         self._wanted = []
@@ -167,7 +167,7 @@ class Recording:
         padded = self._padded != self._rows
         if self._rows in sizes[:-1] or sizes == [self._rows]:
             if not padded and self._late and self._wanted != list(range(self._rows)):
-                return  # all rows or the wanted ones, padded to as many: there is no telling
+                return  # all rows, or the wanted ones padded to as many: impossible to tell
             dim, places = sizes.index(self._rows), list(range(self._rows))
         elif len(sizes) >= 2 and sizes[-2] == self._padded:  # the last layers see the wanted rows alone
             dim, places = len(sizes) - 2, self._wanted
@@ -180,19 +180,19 @@ class Recording:
 
 
 def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
-    """Compare what the row met in the two generations."""
+    """Compare what happened to the row in the two generations."""
     if reference is None or found is None:
         return Origin(None, 0, 0, 0, (0, 0), "one of the two generations did not finish this sample")
     rows = reference.rows, found.rows
     if not found.outputs or not reference.outputs:
-        note = "no pass computed this position in its slot: its entries were taken over from another prompt"
+        note = "no pass computed this position in its slot: its entries were copied from another prompt"
         return Origin(None, 0, 0, 0, rows, note)
     for (name, a, few), (other, b, many) in zip(reference.outputs, found.outputs, strict=False):
         if name == other and a.shape == b.shape and not same_bits(a, b):
             return Origin(name, found.row, *_distance(a, b), (few, many))
     pairs = zip(reference.entries or (), found.entries or (), strict=False)
     if not all(same_bits(a, b) for a, b in pairs):
-        note = "every module agrees at this row, but its cached keys and values were changed behind the pass"
+        note = "every module agrees at this row, but its cached keys and values were changed after the pass"
     elif reference.logits is not None and found.logits is not None and not same_bits(reference.logits, found.logits):
         note = "every module agrees at this row, but other logits were handed on"
     else:

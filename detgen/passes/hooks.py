@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import nn
 
-# Is told name, module, arguments and output of a module.
+# Is told the name, the module, its arguments and its output.
 Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
 
 
 @contextmanager
 def hooked(model: nn.Module, take: Take) -> Iterator[None]:
-    """Tell of each module inside `model`, whenever it has computed something.
+    """Tell `take` of each call of a module inside `model`.
 
-    Their forwards are replaced meanwhile; torch's own hooks are passed by where a forward is called as such.
+    Replaces their forwards meanwhile, because torch's own hooks miss a forward that is called directly.
     """
     modules = [(name, module) for name, module in model.named_modules() if name]
     for name, module in modules:
