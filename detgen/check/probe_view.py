@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from detgen.engine import Engine
-from detgen.kernels.attention import AttentionTraits
 from detgen.engine.config import EngineConfig
+from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.probe import same_bits
 from detgen.passes.hooks import hooked
 from detgen.passes.packing import Shapes, Window

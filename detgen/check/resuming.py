@@ -20,6 +20,7 @@ from detgen.errors import CheckError
 DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
 
 _LOOK_SECONDS = 0.005  # between two looks at the journal
+_ENTRY = b'{"crc32":'  # what an entry of the journal begins with
 
 
 def kill_and_resume(task: Task, config: EngineConfig) -> tuple[dict[Key, Observed], bool]:
@@ -52,7 +53,7 @@ def _run(command: list[str], journal: Path | None = None, samples: int = 0) -> b
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             while journal is not None and process.poll() is None:
-                if journal.exists() and journal.read_bytes().count(b"\n") >= max(samples, 1):
+                if journal.exists() and journal.read_bytes().count(_ENTRY) >= max(samples, 1):
                     process.kill()
                     return True
                 time.sleep(_LOOK_SECONDS)
