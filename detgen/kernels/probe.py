@@ -6,6 +6,8 @@ are compared as bits.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend
@@ -44,8 +46,8 @@ def key_lengths(
         size: head size.
         dtype: of queries, keys and values.
         device: where to run.
-        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, and in
-            a tile of one slot as in one of many.
+        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, in a
+            tile of one slot as in one of many, and on a CPU for one thread as for torch's present number.
         softcap: that a layer asks for; such tiles may take another way through the implementation.
 
     Returns:
@@ -71,17 +73,27 @@ def key_lengths(
         )
         return attend(queries.contiguous(), keys, values, mask, size**-0.5, softcap)
 
+    @cache
+    def wanted(visible: int) -> torch.Tensor:
+        return result(many, visible, longest)
+
     def agrees(length: int) -> bool:
         for visible in (length - BLOCK // 2, length - 3, length):
-            want = result(many, visible, longest)
+            want = wanted(visible)
             for count in few.union(ragged if length == PERIOD else ()) - {0}:
                 if not same_bits(want[:, :, :count], result(count, visible, length)):
                     return False
         alike = want[:1, :, :rows].expand(_CROWD, -1, -1, -1)  # of `length` visible keys
         return all(same_bits(alike[:slots], beside(slots, length)) for slots in (1, _CROWD))
 
-    lengths = range(BLOCK, PERIOD + 1, BLOCK)
-    found = [n for n in lengths if agrees(n) and agrees(PERIOD + n)]
+    found = list(range(BLOCK, PERIOD + 1, BLOCK))
+    threads = torch.get_num_threads()
+    try:
+        for count in sorted({threads, 1}, reverse=True) if device.type == "cpu" else (threads,):
+            torch.set_num_threads(count)
+            found = [n for n in found if agrees(n) and agrees(PERIOD + n)]
+    finally:
+        torch.set_num_threads(threads)
     if dtype != torch.float32:
         # Rounding to 16 bits hides most differences of a sum's order; the float32 kernels are cut the same way.
         exact = key_lengths(attend, heads, size, torch.float32, device, rows, softcap)
