@@ -46,8 +46,8 @@ def key_lengths(
         size: head size.
         dtype: of queries, keys and values.
         device: where to run.
-        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, in a
-            tile of one slot as in one of many, and on a CPU for one thread as for torch's present number.
+        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, at any
+            place, in a tile of one slot as in one of many, and on a CPU for one thread as for torch's present number.
         softcap: that a layer asks for; such tiles may take another way through the implementation.
 
     Returns:
@@ -61,10 +61,10 @@ def key_lengths(
     k, v = (torch.randn(2, longest, heads, size, generator=g).to(device, dtype) for _ in range(2))
     q = torch.randn(2, heads, many, size, generator=g).to(device, dtype)
 
-    def result(count: int, visible: int, length: int) -> torch.Tensor:
-        mask = torch.zeros(2, 1, count, length, dtype=dtype, device=device)
+    def result(order: torch.Tensor, visible: int, length: int) -> torch.Tensor:
+        mask = torch.zeros(2, 1, len(order), length, dtype=dtype, device=device)
         mask[..., visible:] = float("-inf")
-        return attend(q[:, :, :count].contiguous(), k[:, :length], v[:, :length], mask, size**-0.5, softcap)
+        return attend(q[:, :, order], k[:, :length], v[:, :length], mask, size**-0.5, softcap)
 
     def beside(slots: int, length: int) -> torch.Tensor:
         mask = torch.zeros(slots, 1, rows, length, dtype=dtype, device=device)
@@ -75,13 +75,14 @@ def key_lengths(
 
     @cache
     def wanted(visible: int) -> torch.Tensor:
-        return result(many, visible, longest)
+        return result(torch.arange(many, device=device), visible, longest)
 
     def agrees(length: int) -> bool:
         for visible in (length - BLOCK // 2, length - 3, length):
             want = wanted(visible)
             for count in few.union(ragged if length == PERIOD else ()) - {0}:
-                if not same_bits(want[:, :, :count], result(count, visible, length)):
+                order = torch.randperm(many, generator=g)[:count].to(device)  # each row at another place
+                if not same_bits(want[:, :, order], result(order, visible, length)):
                     return False
         alike = want[:1, :, :rows].expand(_CROWD, -1, -1, -1)  # of `length` visible keys
         return all(same_bits(alike[:slots], beside(slots, length)) for slots in (1, _CROWD))

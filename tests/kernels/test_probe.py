@@ -80,6 +80,12 @@ def test_a_ragged_last_block_of_rows_is_found() -> None:
     assert found(twist) == ()
 
 
+@pytest.mark.parametrize("place", [0, 5, 31])
+def test_a_dependence_on_the_place_is_found(place: int) -> None:
+    """An implementation that computes some row of a block of 32 otherwise, whichever query stands there."""
+    assert found(lambda q, k: 1 + ULP * (torch.arange(q.shape[2]) % 32 == place)[:, None]) == ()
+
+
 def test_a_dependence_on_the_threads_is_found() -> None:
     """Also where each number of threads agrees with itself; torch's number stays as it was."""
     torch.set_num_threads(2)
