@@ -15,6 +15,7 @@ for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
     os.environ.pop(name, None)
 
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ import pytest
 import detgen
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `helpers`
+
+# A shell that starts pytest in the background has it ignore Ctrl-C, and child processes would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["helpers.checks", "helpers.engines", "helpers.packings"]
 

@@ -6,6 +6,8 @@ are compared as bits.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, AttentionTraits
@@ -44,8 +46,8 @@ def key_lengths(
         size: head size.
         dtype: of queries, keys and values.
         device: where to run.
-        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, and in
-            a tile of one slot as in one of many.
+        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, at any
+            place, in a tile of one slot as in one of many, and on a CPU for one thread as for torch's present number.
         traits: that a layer asks for, since tiles of others may take another way; None scales by size ** -0.5 alone.
 
     Returns:
@@ -60,10 +62,10 @@ def key_lengths(
     k, v = (torch.randn(2, longest, heads, size, generator=g).to(device, dtype) for _ in range(2))
     q = torch.randn(2, heads, many, size, generator=g).to(device, dtype)
 
-    def result(count: int, visible: int, length: int) -> torch.Tensor:
-        mask = torch.zeros(2, 1, count, length, dtype=dtype, device=device)
+    def result(order: torch.Tensor, visible: int, length: int) -> torch.Tensor:
+        mask = torch.zeros(2, 1, len(order), length, dtype=dtype, device=device)
         mask[..., visible:] = float("-inf")
-        return attend(q[:, :, :count].contiguous(), k[:, :length], v[:, :length], mask, traits)
+        return attend(q[:, :, order], k[:, :length], v[:, :length], mask, traits)
 
     def beside(slots: int, length: int) -> torch.Tensor:
         mask = torch.zeros(slots, 1, rows, length, dtype=dtype, device=device)
@@ -72,17 +74,28 @@ def key_lengths(
         )
         return attend(queries.contiguous(), keys, values, mask, traits)
 
+    @cache
+    def wanted(visible: int) -> torch.Tensor:
+        return result(torch.arange(many, device=device), visible, longest)
+
     def agrees(length: int) -> bool:
         for visible in (length - BLOCK // 2, length - 3, length):
-            want = result(many, visible, longest)
+            want = wanted(visible)
             for count in few.union(ragged if length == PERIOD else ()) - {0}:
-                if not same_bits(want[:, :, :count], result(count, visible, length)):
+                order = torch.randperm(many, generator=g)[:count].to(device)  # each row at another place
+                if not same_bits(want[:, :, order], result(order, visible, length)):
                     return False
         alike = want[:1, :, :rows].expand(_CROWD, -1, -1, -1)  # of `length` visible keys
         return all(same_bits(alike[:slots], beside(slots, length)) for slots in (1, _CROWD))
 
-    lengths = range(BLOCK, PERIOD + 1, BLOCK)
-    found = [n for n in lengths if agrees(n) and agrees(PERIOD + n)]
+    found = list(range(BLOCK, PERIOD + 1, BLOCK))
+    threads = torch.get_num_threads()
+    try:
+        for count in sorted({threads, 1}, reverse=True) if device.type == "cpu" else (threads,):
+            torch.set_num_threads(count)
+            found = [n for n in found if agrees(n) and agrees(PERIOD + n)]
+    finally:
+        torch.set_num_threads(threads)
     if dtype != torch.float32:
         # Rounding to 16 bits hides most differences of a sum's order; the float32 kernels are cut the same way.
         exact = key_lengths(attend, heads, size, torch.float32, device, rows, traits)

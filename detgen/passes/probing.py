@@ -175,6 +175,7 @@ def probe(
     started = time.perf_counter()
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
+    torch.set_num_threads(threads)  # until it is called, MKL takes fewer threads as it sees fit: other bits
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
     for name, attend, tile_rows, lengths in _attentions(forward, traits):
         cache.partition(cache.positions // 3, 3)

@@ -121,19 +121,18 @@ def test_nothing_behind_an_end(predictable: Any, draftable: Callable[..., Any]) 
     assert [d.tokens for d in short.draft([seq], [6])] == [[]]
 
 
+@pytest.fixture(scope="module")
+def twins(demo_models: Any) -> Engine:
+    """An engine whose draft model is its target."""
+    both = {"target": demo_models.target, "draft": demo_models.target}
+    return Engine(**both, draft_tokens=4, verify_window=4, batch_size=4, kv_memory=64 << 20)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("drafter", ["model", "self"])
-def test_a_perfect_draft_is_accepted(demo_models: Any, drafter: str, temperature: float) -> None:
+def test_a_perfect_draft_is_accepted(twins: Engine, drafter: Any, temperature: float) -> None:
     """The target as its own draft model, or its own fast path, is right but for near-ties: the noise is shared."""
-    engine = Engine(
-        target=demo_models.target,
-        draft=demo_models.target,
-        drafter=drafter,
-        draft_tokens=4,
-        verify_window=4,
-        batch_size=4,
-        kv_memory=64 << 20,
-    )
+    engine = twins.with_settings(drafter=drafter)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=6, n=2)
     texts = ["def add(a, b):\n", "import os\nimport", "class Node:\n    def __init__", "x = [1, 2"]
     done = engine.generate([Request(i, i, prompt=p, params=params) for i, p in enumerate(texts)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.drafters.ngram import MOST_MATCHED, NgramDrafter
@@ -23,7 +24,7 @@ def naive(tokens: list[int], length: int) -> list[int]:
     return []
 
 
-@settings(max_examples=300)
+@examples(80)
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=1, max_size=60),
     steps=st.lists(st.integers(1, 5), max_size=20),

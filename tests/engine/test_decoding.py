@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ def request(index: int, *, verified: bool) -> Request:
 
 
 @pytest.fixture(scope="module")
-def base() -> Engine:
-    return Engine(batch_size=4, kv_memory=32 << 20, prefix_reuse=False)
+def base(engines: Callable[..., Engine]) -> Engine:
+    return engines(drafter="auto", batch_size=4, prefix_reuse=False)
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])

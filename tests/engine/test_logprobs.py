@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Engine, Request, SamplingParams
@@ -49,7 +50,7 @@ def test_greedy_margins(engines: Callable[..., Engine], observe: Callable[..., A
     assert [r.margin for r in one.completion.records if r.token is not None] == pytest.approx(want, abs=1e-5)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(
     rows=st.lists(st.lists(st.integers(-3, 3).map(float), min_size=9, max_size=9), min_size=1, max_size=4),
     wanted=st.integers(0, 12),

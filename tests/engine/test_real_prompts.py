@@ -41,9 +41,9 @@ def test_equals_generate(observe: Callable[..., Any], engines: Callable[..., Eng
     assert same >= 10
 
 
-def test_drafts_save_passes() -> None:
+def test_drafts_save_passes(engines: Callable[..., Engine]) -> None:
     """The embedded draft model is worth having: on code, many of its tokens are accepted and save a pass."""
-    engine = Engine(batch_size=1, drafter="model", draft_tokens=3, kv_memory=32 << 20)
+    engine = engines(drafter="model", draft_tokens=3).with_settings(batch_size=1)  # nothing counted yet
     done = engine.generate(code(6), max_tokens=32)
     assert (engine.stats.drafters["model"].acceptance or 0) > 0.3
     assert engine.stats.target_passes < 0.7 * sum(len(c.token_ids) for c in done)

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Request, SamplingParams
@@ -167,7 +168,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(some=REQUESTS, batch=st.integers(1, 6), positions=st.sampled_from([512, 1024, 4096]), seed=st.integers(0, 99))
 def test_any_schedule(some: list[tuple[int, int, int, int, bool]], batch: int, positions: int, seed: int) -> None:
     """Whatever the requests: the queue's order, rows within a pass, prompts read once, entries each one's own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,9 +32,9 @@ def added_up(records: list[Any]) -> DraftCounts:
     ],
     ids=lambda s: s["drafter"],
 )
-def test_stats_add_up(settings: dict[str, Any]) -> None:
+def test_stats_add_up(engines: Callable[..., Engine], settings: dict[str, Any]) -> None:
     """The acceptance logs give the engine's counters, the committed tokens, and every drafted token's fate."""
-    engine = Engine(batch_size=4, kv_memory=32 << 20, **settings)
+    engine = engines(**settings).with_settings(batch_size=4)  # nothing counted yet
     some = [
         Request(
             i,

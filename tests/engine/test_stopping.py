@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -113,7 +114,7 @@ def test_text_of_many_bytes(tokenizer: Any, stopping: Stopping) -> None:
 PIECES = ["\n", " ", "def", "ab", "ba", "a", "b", "é", "🎉", "    return", "日"]
 
 
-@settings(max_examples=200)
+@examples(60)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=25),
     stop=st.lists(

@@ -14,12 +14,12 @@ from detgen import Engine, Request, SamplingParams
 def test_a_stream_left_early(observe: Callable[..., Any], engines: Callable[..., Engine]) -> None:
     """After closing a stream midway the engine serves the next one, with the same bits."""
     some = [
-        Request(i, i, prompt=p, params=SamplingParams(max_tokens=12, n=2, temperature=0.7))
+        Request(i, i, prompt=p, params=SamplingParams(max_tokens=8, n=2, temperature=0.7))
         for i, p in enumerate(PROMPTS)
     ]
     want = observe(engines(drafter="none", batch_size=1), some)
-    engine = Engine(batch_size=3, drafter="model", draft_tokens=3, kv_memory=32 << 20)
-    for rounds in (1, 2, 5, 9):
+    engine = engines(drafter="model", batch_size=3, draft_tokens=3)
+    for rounds in (1, 2, 5):
         stream: Any = engine.stream(some)
         for _ in range(rounds):
             next(stream)
@@ -51,11 +51,11 @@ def test_a_pass_that_fails(
     observe: Callable[..., Any], engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception in the middle of a round, drafts and all, leaves an engine that gives the same bits."""
-    some = [Request(i, i, prompt=p, params=SamplingParams(max_tokens=24)) for i, p in enumerate(PROMPTS)]
+    some = [Request(i, i, prompt=p, params=SamplingParams(max_tokens=14)) for i, p in enumerate(PROMPTS)]
     want = observe(engines(drafter="none", batch_size=1), some)
     both: list[dict[str, Any]] = [{"drafter": "self", "verify_window": 4}, {"drafter": "model", "draft_tokens": 3}]
     for settings in both:
-        engine = Engine(batch_size=3, kv_memory=32 << 20, **settings)
+        engine = engines(batch_size=3, **settings)
         for after in (2, 5, 8):
             stream = engine.stream(some)
             forward, left = engine.canonical[0], [after]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from helpers.examples import examples
 from helpers.records import count_records
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Request, SamplingParams
@@ -52,7 +53,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return drafted, draw(st.lists(TOKENS, min_size=len(drafted) + 1, max_size=len(drafted) + 1))
 
 
-@settings(max_examples=300)
+@examples(80)
 @given(both=rounds(), last=st.one_of(st.none(), TOKENS))
 def test_equals_one_token_at_a_time(both: tuple[list[int], list[int]], last: int | None) -> None:
     """Committed is what decoding step by step commits while the draft predicts it, and one token more."""
@@ -84,7 +85,7 @@ def test_equals_one_token_at_a_time(both: tuple[list[int], list[int]], last: int
             assert status == ("bonus" if drafted else "plain")
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(some=st.lists(st.tuples(rounds(), st.sampled_from(["model", "ngram"])), min_size=1, max_size=8))
 def test_the_log_is_complete(some: list[tuple[tuple[list[int], list[int]], str]]) -> None:
     """Committed tokens in order are the sequence's; each drafted token is accepted, corrected or rolled back."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from detgen import Completion, Engine, Request
 from detgen.engine.sequence import Sequence
-from detgen.kernels.probe import same_bits
+from detgen.kernels.probe import key_lengths, same_bits
 
 Key = tuple[str | int, int]
 
@@ -89,6 +90,19 @@ def _observe(engine: Engine, requests: Iterable[Request]) -> dict[Key, Observed]
     return found
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _key_lengths_found_once() -> Iterator[None]:
+    """The probe asks anew with every engine what the attention's kernels do here; in one process they do the same."""
+
+    @cache
+    def found(threads: int, *args: Any) -> tuple[int, ...]:
+        return key_lengths(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("detgen.passes.probing.key_lengths", lambda *args: found(torch.get_num_threads(), *args))
+        yield
+
+
 @pytest.fixture(scope="session")
 def observe() -> Callable[[Engine, Iterable[Request]], dict[Key, Observed]]:
     """Runs requests and keeps what was committed, by (request id, sample)."""
@@ -97,13 +111,21 @@ def observe() -> Callable[[Engine, Iterable[Request]], dict[Key, Observed]]:
 
 @pytest.fixture(scope="session")
 def engines() -> Callable[..., Engine]:
-    """Engines by configuration, made on first use and kept."""
+    """Engines on the embedded models by settings, made on first use and kept; one at a time may generate.
+
+    The models are prepared twice: with a draft model, and without one for `drafter="none"`, so that the reference that
+    others are compared with shares nothing with them.
+    """
+    prepared: dict[bool, Engine] = {}
     made: dict[tuple[tuple[str, Any], ...], Engine] = {}
 
     def make(**settings: Any) -> Engine:
         key = tuple(sorted(settings.items()))
         if key not in made:
-            made[key] = Engine(**{"kv_memory": 64 << 20, **settings})
+            plain = settings["drafter"] == "none"
+            if plain not in prepared:
+                prepared[plain] = Engine(drafter="none" if plain else "auto", kv_memory=64 << 20)
+            made[key] = prepared[plain].with_settings(**settings)
         return made[key]
 
     return make

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from transformers.activations import ACT2FN
@@ -15,7 +16,7 @@ from detgen.passes.rewriting import align_activations
 FUNCTIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(40)
 @given(
     rows=st.integers(1, 600),
     columns=st.sampled_from([96, 160, 704, 1376]),

@@ -7,13 +7,15 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, Attend, AttentionTraits, attend_blocks, attend_fused
 from detgen.kernels.compiled import attend_compiled, build
 from detgen.kernels.probe import key_lengths, same_bits
 from detgen.passes.packing import Shapes, Window, pack
+from detgen.passes.probing import _TILE_ROWS as TILE_ROWS
 
 SLOTS, SLOT_SIZE, KV_HEADS = 5, 640, 2
 CPU = torch.device("cpu")
@@ -67,10 +69,17 @@ def queries(size: int, group: int) -> torch.Tensor:
 
 
 @functools.cache
+def allowed(attend: Attend, size: int) -> Shapes | None:
+    """Shapes that detgen would hold tiles of this attention to on this machine; None if it would not use it."""
+    for rows in TILE_ROWS:
+        if lengths := key_lengths(attend, KV_HEADS, size, torch.float32, CPU, rows):
+            return Shapes(rows=(1, 512), dense=True, tile_rows=rows, key_lengths=lengths, attend=attend)
+    return None
+
+
 def shapes(attend: Attend, size: int) -> Shapes:
-    lengths = key_lengths(attend, KV_HEADS, size, torch.float32, CPU, 4)
-    assert lengths
-    return Shapes(rows=(1, 512), dense=True, tile_rows=4, key_lengths=lengths, attend=attend)
+    """Those shapes; skips the test if there are none."""
+    return allowed(attend, size) or pytest.skip("not row-invariant on this machine, so detgen does not use it")
 
 
 def run(windows: list[Window], like: Shapes, size: int, group: int, window: int | None) -> list[torch.Tensor]:
@@ -94,8 +103,12 @@ def run(windows: list[Window], like: Shapes, size: int, group: int, window: int 
 
 @functools.cache
 def alone(attend: Attend, size: int, group: int, window: int | None, slot: int, position: int) -> torch.Tensor:
-    """A row in a pass of its own."""
-    return run([Window(slot, position, [0], 1)], shapes(attend, size), size, group, window)[0][0]
+    """A row in a pass of its own, by one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    row = run([Window(slot, position, [0], 1)], shapes(attend, size), size, group, window)[0][0]
+    torch.set_num_threads(threads)
+    return row
 
 
 @st.composite
@@ -115,14 +128,15 @@ def packings(draw: st.DrawFn) -> list[Window]:
 
 @ALL
 @pytest.mark.parametrize(("size", "group"), [(16, 1), (64, 2), (32, 3)])
-@settings(max_examples=40)
+@examples(20)
 @given(windows=packings(), window=st.sampled_from([None, 40]))
 def test_a_row_is_the_same_in_every_packing(
     attend: Attend, size: int, group: int, windows: list[Window], window: int | None
 ) -> None:
-    """Width, place, slots, neighbours and the neighbours' key lengths do not change a bit of a row."""
+    """Width, place, slots, neighbours, the neighbours' key lengths and threads do not change a bit of a row."""
     for w, out in zip(windows, run(windows, shapes(attend, size), size, group, window), strict=True):
-        for i in range(len(w.tokens)):
+        width = len(w.tokens)
+        for i in {*range(0, width, 7), width - 1}:
             assert same_bits(out[i], alone(attend, size, group, window, w.slot, w.start + i)), (w.slot, i)
 
 
@@ -174,7 +188,7 @@ def test_masked_entries_weigh_nothing(attend: Attend) -> None:
 
 @BUILT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@settings(max_examples=60)
+@examples(30)
 @given(
     rows=st.integers(1, 150),
     blocks=st.integers(1, 12),

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.noise import gumbel, most_gumbel, words
@@ -52,7 +53,7 @@ def test_the_reference_is_philox(
     assert philox4x64(counter, key) == want
 
 
-@settings(max_examples=50)
+@examples(25)
 @given(
     seed=st.one_of(st.integers(0, 5), st.integers(0, 2**63 - 1)),
     sample=st.integers(0, 1000),
@@ -69,7 +70,7 @@ def test_noise_is_the_counter_based_stream(seed: int, sample: int, position: int
         assert noise[j] == pytest.approx(-math.log(-math.log(((word >> 11) + 0.5) * 2.0**-53)), rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(st.sets(st.integers(0, 90_000), min_size=1, max_size=30), st.integers(0, 3), st.integers(0, 2**40))
 def test_some_words_are_those_of_all(ids: set[int], seed: int, position: int) -> None:
     """Few of many are stepped to, many are drawn with all before them: the words are the same."""
@@ -85,7 +86,7 @@ def test_noise_is_finite_at_the_ends() -> None:
 ENDS = [0, 1, 2**11, 2**32 - 1, 2**32, 2**63, WORD - 2**33, WORD - 2**32, WORD - 2**32 + 1, WORD - 2**11, WORD]
 
 
-@settings(max_examples=300)
+@examples(80)
 @given(st.lists(st.one_of(st.integers(0, WORD), st.sampled_from(ENDS)), min_size=1, max_size=50))
 def test_the_bound_holds(drawn: list[int]) -> None:
     some = np.array(drawn, dtype=np.uint64)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from detgen.kernels.attention import BLOCK, PERIOD, AttentionTraits, attend_blocks, attend_fused
+from detgen.kernels.attention import BLOCK, PERIOD
 from detgen.kernels.probe import bits, key_lengths, same_bits
 
 CPU = torch.device("cpu")
@@ -32,76 +32,69 @@ def test_same_bits_is_stricter_than_equality() -> None:
     assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.int32))
 
 
-def test_blocks_agree_at_every_length() -> None:
-    """The reference implementation has one class: all key lengths."""
-    assert key_lengths(attend_blocks, 2, 32, torch.float32, CPU, 4) == ALL
+Twist = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 
-def test_fused_has_the_period() -> None:
-    """The fused kernel agrees with itself at whole periods at least, and is never better than all."""
-    found = key_lengths(attend_fused, 2, 64, torch.float32, CPU, 4)
-    assert PERIOD in found
-    assert set(found) <= set(ALL)
+def found(twist: Twist) -> tuple[int, ...]:
+    """Key lengths of an attention that is exact but for a factor computed from its queries and keys.
+
+    It returns the queries, so that nothing depends on what a library does on this machine.
+    """
+
+    def attend(q: torch.Tensor, k: torch.Tensor, *_: object) -> torch.Tensor:
+        return q * twist(q, k)
+
+    return key_lengths(attend, 1, 16, torch.float32, CPU, 4)
+
+
+ULP = 2.0**-22
+
+
+def test_an_exact_attention_may_read_every_length() -> None:
+    assert found(lambda q, k: 1) == ALL
 
 
 @pytest.mark.parametrize("broken", ALL[:-1])
 def test_a_length_that_breaks_is_found(broken: int) -> None:
     """An implementation whose bits differ at one length loses that length and no other."""
-
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        out = attend_blocks(q, k, v, mask, traits)
-        return torch.where(torch.tensor(k.shape[1] == broken), out * (1 + 2**-22), out)
-
-    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == tuple(n for n in ALL if n != broken)
+    assert found(lambda q, k: 1 + ULP * (k.shape[1] == broken)) == tuple(n for n in ALL if n != broken)
 
 
 def test_a_broken_period_leaves_nothing() -> None:
     """If whole periods disagree with longer ones, no length can be trusted."""
-
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        out = attend_blocks(q, k, v, mask, traits)
-        return torch.where(torch.tensor(k.shape[1] == PERIOD), out + 1e-3, out)
-
-    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
+    assert found(lambda q, k: 1 + ULP * (k.shape[1] == PERIOD)) == ()
 
 
 def test_a_dependence_on_the_rows_is_found() -> None:
     """An implementation that gives a tile of few rows other bits than one of many has no class."""
-
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        return attend_blocks(q, k, v, mask, traits) + 1e-3 * (q.shape[2] < 16)
-
-    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
+    assert found(lambda q, k: 1 + ULP * (q.shape[2] < 16)) == ()
 
 
 def test_a_ragged_last_block_of_rows_is_found() -> None:
-    """An implementation that treats the rows behind the last whole block of 32 otherwise is not trusted with them."""
+    """An implementation that treats the rows after the last whole block of 32 otherwise is not trusted with them."""
 
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        out = attend_blocks(q, k, v, mask, traits)
-        whole = q.shape[2] // 32 * 32
-        if whole and q.shape[2] > whole:
-            out[:, :, whole:] *= 1 + 2**-22
-        return out
+    def twist(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        rows, whole = q.shape[2], q.shape[2] // 32 * 32
+        return 1 + ULP * (torch.arange(rows) >= (whole or rows))[:, None]
 
-    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
+    assert found(twist) == ()
+
+
+@pytest.mark.parametrize("place", [0, 5, 31])
+def test_a_dependence_on_the_place_is_found(place: int) -> None:
+    """An implementation that computes some row of a block of 32 otherwise, whichever query stands there."""
+    assert found(lambda q, k: 1 + ULP * (torch.arange(q.shape[2]) % 32 == place)[:, None]) == ()
+
+
+def test_a_dependence_on_the_threads_is_found() -> None:
+    """Also where each number of threads agrees with itself; torch's number stays as it was."""
+    torch.set_num_threads(2)
+    assert found(lambda q, k: 1 + ULP * torch.get_num_threads()) == ()
+    assert found(lambda q, k: 1 + ULP * (torch.get_num_threads() == 1 and k.shape[1] == BLOCK)) == ALL[1:]
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("splits", [lambda slots: slots == 1, lambda slots: slots < 16])
 def test_a_dependence_on_the_slots_is_found(splits: Callable[[int], bool]) -> None:
     """An implementation that shares a row's keys out where a tile has few slots, as kernels of GPUs do."""
-
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        return attend_blocks(q, k, v, mask, traits) * (1 + 2**-22 * splits(q.shape[0]))
-
-    assert key_lengths(attend, 1, 16, torch.float32, CPU, 4) == ()
+    assert found(lambda q, k: 1 + ULP * splits(q.shape[0])) == ()

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.sampling import Choice, argmax, choose, leads, scores
@@ -22,7 +23,7 @@ def decide(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return best, leads(logits.clone(), best)
 
 
-@settings(max_examples=60)
+@examples(25)
 @given(rows=st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0, 2.5]), min_size=5, max_size=5), min_size=1, max_size=6))
 def test_ties_go_to_the_lowest_id(rows: list[list[float]]) -> None:
     """The first of the best entries; the margin is its lead over the best of the others, 0 in a tie."""
@@ -83,7 +84,7 @@ CHOICES = st.builds(
 )
 
 
-@settings(max_examples=300)
+@examples(80)
 @given(rows=st.lists(st.tuples(LOGITS, CHOICES), min_size=1, max_size=6))
 def test_filters_keep_what_they_say(rows: list[tuple[list[float], Choice]]) -> None:
     """The sets of a plain Python reference, for rows with parameters of their own, ties included."""
@@ -100,7 +101,7 @@ def test_ties_in_a_long_row(top_k: int, top_p: float) -> None:
     assert survivors(scores(torch.tensor(row), choice)) == kept(row, choice)
 
 
-@settings(max_examples=200)
+@examples(60)
 @given(rows=st.lists(st.tuples(LOGITS, st.one_of(CHOICES, st.just(Choice()))), min_size=2, max_size=8))
 def test_rows_do_not_meet(rows: list[tuple[list[float], Choice]]) -> None:
     """Token and lead of a row are the same alone as beside rows with other parameters, ties included."""
@@ -129,7 +130,7 @@ LOWEST = float(torch.finfo(torch.float32).min)
 SPECIAL = st.sampled_from([(), (LOWEST,), (-torch.inf,), (LOWEST, -torch.inf), (3e38,), (1e-42, -1e-42)])
 
 
-@settings(max_examples=300, deadline=None)
+@examples(80)
 @given(
     choice=WIDE,
     others=st.lists(st.one_of(st.none(), WIDE), max_size=5),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from helpers.completions import completion, request
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import detgen.outputs.journal
@@ -67,7 +68,7 @@ def test_a_torn_end_is_cut_off_wherever_it_is(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@examples(25)
 def test_damage_behind_the_last_fsync_is_cut_off(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("journal") / "j"
     offsets = journal_of(path, [completion(request(index), length=1) for index in range(3)])

@@ -1,10 +1,9 @@
-"""The lines of the output files: their keys, their order, their cost."""
+"""The lines of the output files: their keys and their order."""
 
 from __future__ import annotations
 
 import json
 import math
-import timeit
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Completion, SamplingParams, TokenLogprobs, TokenRecord
-from detgen.outputs.journal import make_entry
 from detgen.outputs.lines import acceptance_lines, bad_line, dump, output_line, request_digest
 from detgen.prompts import BadLine
 
@@ -86,8 +84,3 @@ def test_whatever_is_dumped_is_json_in_utf_8(value: Any) -> None:
 def test_the_digest_covers_whatever_decides_a_line(change: dict[str, Any]) -> None:
     assert request_digest(replace(request(0), **change)) != request_digest(request(0))
     assert request_digest(replace(request(0), line=99)) == request_digest(request(0))
-
-
-def test_lines_cost_little_beside_a_step() -> None:
-    done = completion(request(0), length=64)
-    assert min(timeit.repeat(lambda: make_entry(done), number=20, repeat=5)) / 20 < 1e-3

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from helpers.completions import completion, lines_of, request
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import detgen.outputs.journal
@@ -29,7 +30,7 @@ from detgen.prompts import BadLine
     seed=st.randoms(use_true_random=False),
     cut=st.floats(0, 1),
 )
-@settings(max_examples=60, deadline=None)
+@examples(25)
 def test_any_order_in_input_order_out(
     tmp_path_factory: pytest.TempPathFactory, samples: list[int], seed: Any, cut: float
 ) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
@@ -22,7 +23,7 @@ def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
     return [(w.slot, w.start + i, t) for w in found for i, t in enumerate(w.tokens)]
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(data=st.data(), group=st.integers(1, 5))
 def test_rows(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
     """Ids, positions and buffer places are those of the windows in order; padding goes to the scratch position."""
@@ -40,7 +41,7 @@ def test_rows(data: st.DataObject, windows: Any, shapes: Any, group: int) -> Non
     assert packed.kv_positions.shape == (total,)
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(data=st.data(), group=st.integers(1, 5))
 def test_wanted_logits(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
     """The last rows of each window, as many as it asks for, in order; padded to an allowed row count."""

@@ -12,7 +12,7 @@ import torch
 from transformers import Gemma2Config, LlamaConfig, MixtralConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
-from detgen.kernels.attention import attend_blocks, attend_fused
+from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.compiled import build
 from detgen.passes.lean_decoder import LeanDecoderLayer
 from detgen.passes.probing import reference_logits
@@ -32,7 +32,11 @@ Twist = Callable[[torch.Tensor], torch.Tensor]
 
 @pytest.fixture(scope="module")
 def llama(random_model: Callable[..., Path]) -> Path:
-    return random_model(LlamaConfig(**SIZES))
+    """A model whose products keep one class of row counts here, so that any other one is a test's own doing."""
+    folder = random_model(LlamaConfig(**SIZES))
+    if Engine(target=folder, kv_memory=8 << 20, drafter="none").probe_report()["other_rows"]:
+        pytest.skip("the products of this machine's libraries have several classes of row counts")
+    return folder
 
 
 @pytest.fixture
@@ -164,18 +168,29 @@ def test_a_place_that_is_computed_otherwise_is_found(twisted: Callable[..., Engi
     assert twisted(twist).probe_report()["rows"] == (128,)
 
 
+def exact(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
+) -> torch.Tensor:
+    """Attention in float64, rounded to 16 binary places: no order of summation shows, whatever the processor."""
+    scores = torch.einsum("shrd,skhd->shrk", q.double(), k.double()) * traits.scale
+    if traits.softcap is not None:
+        scores = traits.softcap * torch.tanh(scores / traits.softcap)
+    out = torch.einsum("shrk,skhd->shrd", torch.softmax(scores + mask, -1), v.double())
+    return (out * 2**16).round().div(2**16).float()
+
+
 @pytest.mark.parametrize(("twist", "tile_rows"), [(lambda rows: rows < 16, 16), (lambda rows: rows, 128)])
-def test_attention_by_the_height_of_its_tiles(
+def test_attention_by_the_rows_of_its_tiles(
     llama: Path,
     monkeypatch: pytest.MonkeyPatch,
     observe: Callable[..., Any],
     twist: Callable[[int], int],
     tile_rows: int,
 ) -> None:
-    """Where few query rows have another kernel tiles are higher; where each number has its own, all have one."""
+    """Where few query rows have another kernel, tiles have more; where each number has its own, all have one."""
 
     def attend(q: torch.Tensor, *others: Any) -> torch.Tensor:
-        return attend_fused(q, *others) * (1 + ULP * twist(q.shape[2]))
+        return exact(q, *others) * (1 + ULP * twist(q.shape[2]))
 
     monkeypatch.setattr("detgen.passes.probing._ATTENTIONS", {"fused": attend})
     monkeypatch.setattr("detgen.passes.probing.can_attend", lambda *_: False)
@@ -268,7 +283,7 @@ def test_soft_capped_tiles_are_probed_as_such(
     """An attention that takes another way for them must keep its promise there, too."""
 
     def attend(q: torch.Tensor, *others: Any) -> torch.Tensor:
-        return attend_blocks(q, *others) * (1 + ULP * (others[-1] is not None and q.shape[2] < 16))
+        return exact(q, *others) * (1 + ULP * (others[-1] is not None and q.shape[2] < 16))
 
     monkeypatch.setattr("detgen.passes.probing._ATTENTIONS", {"fused": attend})
     monkeypatch.setattr("detgen.passes.probing.can_attend", lambda *_: False)

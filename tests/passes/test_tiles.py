@@ -6,7 +6,8 @@ import functools
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import PERIOD, AttentionTraits
@@ -23,7 +24,7 @@ def tiles_of(found: list[Window], shapes: Shapes, group: int) -> tuple[Tiles, li
     return packed.tiles, [(w.slot, w.start + i) for w in found for i in range(len(w.tokens))], len(packed.ids)
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(data=st.data(), group=st.integers(1, 5))
 def test_every_row_has_its_place(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
     """Each row stands once, in a tile of its slot at its position, of an allowed width and key length."""
@@ -66,7 +67,7 @@ def through(tiles: Tiles, q: torch.Tensor, kv_heads: int, group: int) -> torch.T
     return tiles.attend(q, kv_heads, read, attend, AttentionTraits(1.0))
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(
     data=st.data(),
     group=st.integers(1, 4),
@@ -92,7 +93,7 @@ def test_there_and_back(
         assert torch.equal(out[i], q[i] + slot * 1000.0 + kv[:, None])
 
 
-@settings(max_examples=60)
+@examples(25)
 @given(data=st.data(), group=st.integers(1, 4), window=st.sampled_from([None, 1, 7, 300, 5000]))
 def test_masks(data: st.DataObject, windows: Any, shapes: Any, group: int, window: int | None) -> None:
     """A row sees its own position and those before it, as far back as the sliding window reaches; so do its heads."""

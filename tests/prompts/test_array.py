@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.examples import examples
 from helpers.reading import json_values, read, write
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.errors import PromptsError
@@ -52,7 +53,7 @@ def test_a_broken_array_is_refused_before_the_run(tmp_path: Path, text: str, mes
 
 
 @given(st.lists(json_values.filter(lambda v: v == v), min_size=1), st.integers(0, 3), st.integers(-40, 10))
-@settings(max_examples=100, deadline=None)
+@examples(40)
 def test_an_array_is_cut_right_wherever_a_chunk_ends(values: list[object], indent: int, shift: int) -> None:
     import io
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.examples import examples
 from helpers.reading import DEFAULTS, error, json_values, one, read, write
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Request, SamplingParams
@@ -123,7 +124,7 @@ known_keys = st.sampled_from(["id", "prompt", "messages", "stop", "n", "seed", "
 @given(
     st.lists(st.binary(max_size=40) | st.dictionaries(known_keys, json_values).map(lambda d: json.dumps(d).encode()))
 )
-@settings(max_examples=150, deadline=None)
+@examples(50)
 def test_no_line_stops_the_reader(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     path = write(tmp_path_factory.mktemp("any"), "p.jsonl", b"\n".join([b'{"prompt": "a"}', *lines]))
     items = read(path)
