@@ -283,7 +283,7 @@ def test_soft_capped_tiles_are_probed_as_such(
     """An attention that takes another way for them must keep its promise there, too."""
 
     def attend(q: torch.Tensor, *others: Any) -> torch.Tensor:
-        return exact(q, *others) * (1 + ULP * (others[-1] is not None and q.shape[2] < 16))
+        return exact(q, *others) * (1 + ULP * (others[-1].softcap is not None and q.shape[2] < 16))
 
     monkeypatch.setattr("detgen.passes.probing._ATTENTIONS", {"fused": attend})
     monkeypatch.setattr("detgen.passes.probing.can_attend", lambda *_: False)
