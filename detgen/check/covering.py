@@ -15,15 +15,14 @@ from detgen.check.axes import Axis, Setting, Value, allowed
 
 _CANDIDATES = 6
 _SLOW = ("process", "quant")  # axes off whose first value a setting takes long
-_SELDOM = "resumed"  # starts two processes: tried by a few settings instead of in each pair
-_FEW = 2
+_SELDOM = "resumed"  # starts two processes: tried by one setting instead of in each pair
 _SHARE = 0.05  # of random settings
 
 _Pair = tuple[int, Value, int, Value]
 
 
 def pairwise(axes: list[Axis], seed: int) -> list[Setting]:
-    """Settings in which each pair of values that can stand together occurs; of resumed runs only a few, at random.
+    """Settings in which each pair of values that can stand together occurs; of resumed runs there is one, at random.
 
     Args:
         axes: what to combine.
@@ -42,15 +41,10 @@ def pairwise(axes: list[Axis], seed: int) -> list[Setting]:
         best = max(grown, key=lambda values: len(_covered(values, left)))
         left -= _covered(best, left)
         found.append(_setting(axes, best))
-    return found + _seldom(axes, rng)
-
-
-def _seldom(axes: list[Axis], rng: random.Random) -> list[Setting]:
-    found: list[Setting] = []
-    at = [k for k, a in enumerate(axes) if _SELDOM in a.values]
-    while at and len(found) < _FEW:
-        grown = _grow(axes, set(), {at[0]: _SELDOM}, rng)
-        found += [_setting(axes, grown)] if grown else []
+    for k in (k for k, axis in enumerate(axes) if _SELDOM in axis.values):
+        while (grown := _grow(axes, set(), {k: _SELDOM}, rng)) is None:
+            pass
+        found.append(_setting(axes, grown))
     return found
 
 

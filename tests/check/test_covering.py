@@ -14,13 +14,13 @@ AXES = make_axes(has_draft=True, quants=["none", "nf4", "int8"], processes=True,
 
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 def test_each_pair_once(seed: int) -> None:
-    """Every pair of values that can stand together occurs; runs are killed and resumed in two settings."""
+    """Every pair of values that can stand together occurs; a run is killed and resumed in one setting."""
     found = pairwise(AXES, seed)
     for a, b in combinations(AXES, 2):
         seen = {(getattr(s, a.name), getattr(s, b.name)) for s in found}
         wanted = {(x, y) for x in a.values for y in b.values if allowed(a.name, x, b.name, y)}
         assert {pair for pair in wanted if "resumed" not in pair} <= seen, (a.name, b.name)
-    assert sum(s.process == "resumed" for s in found) == 2
+    assert sum(s.process == "resumed" for s in found) == 1
     assert len(found) < 120
     assert all(consistent(s) for s in found)
 
