@@ -42,9 +42,9 @@ def pairwise(axes: list[Axis], seed: int) -> list[Setting]:
         left -= _covered(best, left)
         found.append(_setting(axes, best))
     for k in (k for k, axis in enumerate(axes) if _SELDOM in axis.values):
-        while (grown := _grow(axes, set(), {k: _SELDOM}, rng)) is None:
+        while (values := _grow(axes, set(), {k: _SELDOM}, rng)) is None:
             pass
-        found.append(_setting(axes, grown))
+        found.append(_setting(axes, values))
     return found
 
 

@@ -71,7 +71,7 @@ def verify_command(
             min=0.01,
             show_default=False,
             rich_help_panel="Extent",
-            help="Go on with random settings for N minutes.",
+            help="Try as many settings as fit into N minutes.",
         ),
     ] = None,
     axis: Annotated[
