@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,7 @@ def _build(folder: Path) -> Path:
     libraries = Path(torch.__file__).parent / "lib"
     links = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    options = ["-std=c++20", "-O1", "-shared", "-fPIC", abi, *headers]
+    options = ["-std=c++20", "-O0", "-DAT_PER_OPERATOR_HEADERS", "-shared", "-fPIC", abi, *headers]
     subprocess.run([compiler, *options, str(STAND_IN / "stand_in.cpp"), "-o", str(library), *links], check=True)
     return library
 
@@ -60,26 +60,60 @@ def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return environment
 
 
+# Reads programs, a JSON string a line, and writes what each printed, or its traceback, and whether it ended well.
+INTERPRETER = """
+import contextlib, io, json, sys, traceback
+import detgen.passes.probing as probing
+from functools import cache
+probing.key_lengths = cache(probing.key_lengths)  # in one process the kernels do the same every time
+for line in sys.stdin:
+    printed, ended_well = io.StringIO(), True
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(json.loads(line), {})
+        except BaseException:
+            printed, ended_well = io.StringIO(traceback.format_exc()), False
+    print(json.dumps([printed.getvalue(), ended_well]), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
-def python_on_cuda(environment: dict[str, str]) -> Callable[[str], str]:
-    """Runs a program: what it wrote on its standard output."""
+def python_on_cuda(environment: dict[str, str]) -> Iterator[Callable[[str], str]]:
+    """Runs programs, all in one process, which loads its libraries once: what each wrote on its standard output."""
+    command = [sys.executable, "-c", INTERPRETER]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
 
-    def run(code: str) -> str:
-        command = [sys.executable, "-c", code]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        def run(code: str) -> str:
+            print(json.dumps(code), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+            assert answer, f"the process ended with {process.wait()}"
+            printed, ended_well = json.loads(answer)
+            assert ended_well, printed
+            return str(printed)
 
-    return run
+        yield run
 
 
 @pytest.fixture(scope="module")
-def detgen(environment: dict[str, str]) -> Command:
+def detgen(python_on_cuda: Callable[[str], str]) -> Command:
     """Runs a command in a folder: what it wrote on its standard output."""
 
     def run(folder: Path, *arguments: str) -> str:
-        command = [sys.executable, "-m", "detgen", *arguments]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return python_on_cuda(
+            f"""
+import os
+from detgen.cli import app
+os.chdir({str(folder)!r})
+try:
+    app({arguments!r}, prog_name="detgen")
+except SystemExit as e:
+    assert not e.code, e.code
+"""
+        )
 
     return run
 

@@ -54,6 +54,12 @@ def key_lengths(
         The lengths out of (BLOCK, ..., PERIOD) that may be read, PERIOD among them; none if PERIOD itself disagrees
         with longer ones.
     """
+    candidates = tuple(range(BLOCK, PERIOD + 1, BLOCK))
+    if dtype != torch.float32:
+        # Rounding to 16 bits hides most differences of a sum's order; the float32 kernels are cut the same way.
+        candidates = key_lengths(attend, heads, size, torch.float32, device, rows, traits)
+        if not candidates:
+            return ()
     g = torch.Generator().manual_seed(0)
     traits = traits or AttentionTraits(size**-0.5)
     longest = 2 * PERIOD
@@ -88,16 +94,14 @@ def key_lengths(
         alike = want[:1, :, :rows].expand(_CROWD, -1, -1, -1)  # of `length` visible keys
         return all(same_bits(alike[:slots], beside(slots, length)) for slots in (1, _CROWD))
 
-    found = list(range(BLOCK, PERIOD + 1, BLOCK))
+    shorter = candidates[:-1]
     threads = torch.get_num_threads()
     try:
         for count in sorted({threads, 1}, reverse=True) if device.type == "cpu" else (threads,):
             torch.set_num_threads(count)
-            found = [n for n in found if agrees(n) and agrees(PERIOD + n)]
+            if not agrees(PERIOD) or not agrees(2 * PERIOD):
+                return ()
+            shorter = tuple(n for n in shorter if agrees(n) and agrees(PERIOD + n))
     finally:
         torch.set_num_threads(threads)
-    if dtype != torch.float32:
-        # Rounding to 16 bits hides most differences of a sum's order; the float32 kernels are cut the same way.
-        exact = key_lengths(attend, heads, size, torch.float32, device, rows, traits)
-        found = [n for n in found if n in exact]
-    return tuple(found) if PERIOD in found else ()
+    return (*shorter, PERIOD)
