@@ -1,6 +1,6 @@
 """The loop: admit, draft, pass, verify, roll back. One `step` is one round of all live sequences.
 
-Knows sequences and passes; knows neither text files nor how a model is loaded.
+Knows sequences and passes; knows no files and no models.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ _NO_DRAFT = Draft([], "none")
 
 
 class Trace(Protocol):
-    """Sees the canonical values behind what is committed; for proofs and tests."""
+    """Sees the canonical values that tokens are committed from; for proofs and tests."""
 
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
-        """float32 [n, vocabulary] logits behind committed tokens first, first + 1, ... of the completion.
+        """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed.
 
-        Those of a sequence that is not deterministic may be the fast path's from its second token on.
+        Those of an unverified request may be the fast path's from its second token on.
         """
         ...
 
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """[layers, cached positions, kv_heads * head_size] of a sequence that is done."""
+        """KV entries [layers, cached positions, kv_heads * head_size] of a finished sequence."""
         ...
 
 
 class Decoding:
-    """Runs live sequences to their ends.
+    """Runs sequences round by round until they end.
 
     Args:
         target: canonical passes.
-        shapes: what they are held to.
+        shapes: the shapes of canonical passes.
         fast: passes of the fast path.
-        scheduler: slots and rows.
-        stopping: where sequences end.
-        stats: counters to keep.
+        scheduler: assigns slots and rows.
+        stopping: decides where sequences end.
+        stats: counters to update.
 
     Attributes:
         fast: the fast path.
-        trace: sees canonical values; None for nobody.
+        trace: sees canonical values; None for no trace.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Decoding:
         self._done: list[Sequence] = []
 
     def draft_with(self, drafter: Drafter | None, draft_tokens: int) -> None:
-        """Have the next rounds drafted.
+        """Set the drafter.
 
         Args:
-            drafter: who drafts; None for nobody.
-            draft_tokens: most tokens drafted a round, if the drafter does not say so itself.
+            drafter: the drafter; None for no drafts.
+            draft_tokens: most draft tokens per sequence and round, unless the drafter has a `draft_tokens` of its own.
         """
         self._drafter = drafter
         most = getattr(drafter, "draft_tokens", draft_tokens)
@@ -95,7 +95,7 @@ class Decoding:
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """One round.
+        """Run one round.
 
         Returns:
             The sequences that finished in it; their slots are free again.
@@ -113,7 +113,7 @@ class Decoding:
         ]
         if not drafting:
             self.fast.decode([])
-        elif self.fast.passes == passes:  # else they had a token for each token drafted
+        elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
             windows += [Window(s.slot, len(s.tokens) - 1, s.tokens[-1:], 1) for s in self.unverified()]
         for batch in self._scheduler.passes(windows):
             logits = self._target.run(batch, self._shapes)
@@ -122,25 +122,25 @@ class Decoding:
         return done
 
     def unverified(self) -> list[Sequence]:
-        """Live sequences that are never verified and have read their prompt."""
+        """Live sequences of unverified requests that have read their prompt."""
         return [s for s in self._scheduler.live.values() if s.generated and not s.deterministic]
 
     def _draft(self, seqs: list[Sequence]) -> dict[int, Draft]:
         """The draft of each sequence, by slot."""
         if self._drafter is None or not seqs:
             return {s.slot: _NO_DRAFT for s in seqs}
-        # The pass commits one token more than it accepts, so the last token before the limit is never drafted.
+        # The pass commits one more token than it accepts, so the last token before the limit is never drafted.
         lengths = [max(min(self._draft_tokens, s.remaining - 1), 0) for s in seqs]
         drafts = self._drafter.draft(seqs, lengths)
         return {s.slot: draft for s, draft in zip(seqs, drafts, strict=True)}
 
     def commit(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft]) -> None:
-        """Commit what the logits say of each window, roll back the rest.
+        """Choose and commit tokens for each window; roll back the rest.
 
         Args:
             batch: the windows of a canonical pass, or those of unverified requests in a pass of the fast path.
             logits: float32 [sum of the windows' `logits`, vocabulary] of the pass; overwritten.
-            drafts: by slot.
+            drafts: the drafts of the round, by slot.
         """
         judged = [(w, self._scheduler.live[w.slot]) for w in batch]
         choices = [choice for w, seq in judged for choice in seq.choices(w.logits)]
@@ -185,7 +185,7 @@ class Decoding:
             self._finish(seq)
 
     def _read(self, window: Window, seq: Sequence) -> None:
-        """Count a chunk of a prompt."""
+        """Note that a chunk of a prompt was read."""
         self._stats.prompt_tokens += len(window.tokens)
         self._scheduler.advance(seq, window.start + len(window.tokens))
 
@@ -196,12 +196,12 @@ class Decoding:
         self._count(seq, "fast", DrafterStats(rounds=1, unverified=1))
 
     def _count(self, seq: Sequence, name: str, counts: DrafterStats) -> None:
-        """Count a round of a sequence, once for it and once for all."""
+        """Add the counts of a round to the sequence's and to the engine's."""
         seq.drafts[name].add(counts)
         self._stats.drafters[name].add(counts)
 
     def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float], rows: range) -> None:
-        """Keep those that the request wants, of its rows out of [rows, vocabulary]."""
+        """Keep the log-probabilities that the request asks for, from these rows of [rows, vocabulary]."""
         wanted = seq.request.params.logprobs
         if wanted is None:
             return
@@ -223,7 +223,7 @@ class Decoding:
 
 
 def _counts(verdict: Verdict, drafted: int) -> DrafterStats:
-    """What a verdict on a draft of so many tokens adds to its drafter's counts."""
+    """The counts of one verdict on `drafted` draft tokens."""
     counts = DrafterStats(1, drafted, verdict.accepted, rolled_back=len(verdict.rolled_back))
     if (last := verdict.statuses[-1]) != "accepted":
         setattr(counts, last, 1)
@@ -235,7 +235,7 @@ def _judge(
 ) -> tuple[torch.Tensor, list[float], list[float | None]]:
     """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins.
 
-    A margin is None where there was no other candidate. Logits are overwritten.
+    A margin is None if there was no other candidate. Overwrites the logits.
     """
     best = picked.tokens
     if len(rows) < len(logits):

@@ -1,6 +1,6 @@
-"""The engine: models loaded, probed and joined; requests in, completions out.
+"""The engine: requests in, completions out.
 
-The public API of the package, beside the plain data of `request` and `config`.
+Together with the plain data of `request` and `config`, the public API of the package.
 """
 
 from __future__ import annotations
@@ -28,26 +28,35 @@ from detgen.passes.loading import pick_device
 from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
 
-_DRAFT_TOKENS = 4  # drafted a round, where neither the user nor the drafter says how many
-# What `with_settings` may change: nothing of it is part of the prepared models.
+_DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
+# What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
     {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_reuse"}
 )
 
 
 class Engine:
-    """Generates with a target model; the output does not depend on how.
+    """Generates with a target model; the output does not depend on the batch, the drafter or the schedule.
 
     >>> from detgen import Engine
     >>> engine = Engine()
     >>> print(engine.generate(["def add(a, b):"], max_tokens=16)[0].text)
 
     Args:
-        config: all settings; or give its fields by name.
+        config: the settings.
+        settings: fields of `EngineConfig` by name; they override those of `config`.
+
+    Attributes:
+        config: the settings.
+        tokenizer: the target's.
+        probe: the result of the probe.
+        deterministic: whether the outputs carry the guarantee.
+        stats: running totals.
+        stopping: decides where sequences end.
 
     Raises:
-        EngineError: if a model cannot be loaded, is not supported, is not row-invariant here, or does not go with
-            the draft model; the message names the remedy.
+        EngineError: if a model cannot be loaded, is not supported, is not row-invariant here, or does not fit the
+            draft model; the message names the remedy.
     """
 
     def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
@@ -71,7 +80,7 @@ class Engine:
 
         Args:
             settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_reuse; the
-                others stay as they are. Drafters beside the draft model need none; it is there if this engine has it.
+                others stay as they are. A drafter can use the draft model only if this engine has one.
 
         Raises:
             EngineError: if another setting is given, or one is out of range.
@@ -83,7 +92,7 @@ class Engine:
         return engine
 
     def _assemble(self, config: EngineConfig, prepared: Prepared) -> None:
-        """Join the parts of an engine on prepared models."""
+        """Build the parts of an engine on prepared models."""
         self.config, self._prepared = config, prepared
         self._device, self._target, self._draft = prepared.device, prepared.target, prepared.draft
         self.tokenizer = self._target.tokenizer
@@ -127,12 +136,12 @@ class Engine:
 
     @property
     def stopping(self) -> Stopping:
-        """Where sequences end, and their texts."""
+        """Decides where sequences end."""
         return Stopping(self.tokenizer, self._target.eos)
 
     @property
     def canonical(self) -> tuple[Forward, Shapes]:
-        """The target's passes and the shapes that canonical ones keep to; for proofs and benchmarks."""
+        """The target's passes and the shapes of canonical passes; for proofs and benchmarks."""
         return self._forward, self._shapes
 
     def generate(self, prompts: Iterable[str | Request], **sampling: Any) -> list[Completion]:
@@ -146,8 +155,8 @@ class Engine:
             The completions in the order of the prompts, samples of a prompt in order.
 
         Raises:
-            RequestError: if a sampling parameter is out of range. A prompt that cannot run gives a completion with
-                an `error` instead.
+            RequestError: if a sampling parameter is out of range. A prompt that cannot run gives a completion with an
+                `error` instead.
         """
         params = SamplingParams(**sampling)
         requests = (
@@ -164,14 +173,14 @@ class Engine:
         return sorted(done, key=lambda c: (order[id(c.request)], c.sample))
 
     def stream(self, requests: Iterable[Request], trace: Trace | None = None) -> Iterator[list[Completion]]:
-        """Complete requests while they are read.
+        """Complete requests while reading them.
 
         Args:
             requests: read as slots become free, about one batch ahead.
-            trace: sees logits and KV entries of what is committed.
+            trace: sees the logits and KV entries of committed tokens.
 
         Yields:
-            After each round the completions that it finished, often none.
+            After each round, the completions that it finished, often none.
         """
         source = iter(requests)
         scheduler = self._scheduler
@@ -213,7 +222,7 @@ class Engine:
         s.reused_tokens = self._scheduler.reused
 
     def sequences(self, request: Request) -> Iterator[Sequence]:
-        """The request's samples before their first token, made one by one; it is tokenized and checked at once.
+        """The request's samples, created one by one; the request is tokenized and checked immediately.
 
         Raises:
             RequestError: if the request can never run.
@@ -223,7 +232,7 @@ class Engine:
         if len(tokens) >= context:
             raise RequestError(f"the prompt has {len(tokens)} tokens, the model's context is {context}")
         limit = min(len(tokens) + request.params.max_tokens, context)
-        if limit > capacity:  # cutting it short would make the output depend on the memory
+        if limit > capacity:  # a lower limit would make the output depend on the memory
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens and may grow to {limit}, the KV cache holds sequences of "
                 f"{capacity}; give it more with --kv-memory, or ask for fewer --max-tokens"
@@ -234,7 +243,7 @@ class Engine:
         """The token ids of a request's prompt.
 
         Raises:
-            RequestError: if the prompt is empty, or a chat that the tokenizer has no template for.
+            RequestError: if the prompt is empty, has unknown token ids, or is a chat that cannot be rendered.
         """
         if request.token_ids is not None:
             tokens = list(request.token_ids)
@@ -247,7 +256,7 @@ class Engine:
                 )
             try:
                 text = self.tokenizer.apply_chat_template(request.messages, tokenize=False, add_generation_prompt=True)
-            except Exception as e:  # whatever a template raises is a fault of the messages
+            except Exception as e:  # a template may raise anything
                 raise RequestError(f"the chat template refuses these messages: {e}") from e
             tokens = self.tokenizer(text, add_special_tokens=False).input_ids
         else:
@@ -257,7 +266,7 @@ class Engine:
         return list(tokens)
 
     def profile(self) -> dict[str, Any]:
-        """The numerics profile: all that an output is a function of beside the request itself."""
+        """The numerics profile: everything an output depends on besides the request."""
         import transformers
 
         cpu = self._device.type == "cpu"
@@ -271,12 +280,12 @@ class Engine:
         }
 
     def draft_profile(self) -> dict[str, Any] | None:
-        """The draft model, which no output depends on."""
+        """Name, digest and quantization of the draft model, on which no output depends; None if there is none."""
         d = self._draft
         return {"name": d.name, "digest": d.digest, "quant": self.config.draft_quant} if d else None
 
     def probe_report(self) -> dict[str, Any]:
-        """What the probe found."""
+        """The result of the probe, for the manifest."""
         return self.probe.as_dict()
 
 

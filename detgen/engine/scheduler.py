@@ -1,6 +1,6 @@
 """Which sequence gets which slot, and which rows go into the next passes.
 
-Results are row-invariant, so every decision here is a matter of speed alone. Knows neither tensors nor files.
+Results are row-invariant, so every decision here affects only the speed. Knows no tensors and no files.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from detgen.engine.sequence import Sequence
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.packing import Shapes, Window, common_prefix
 
-_WORTH_COPYING = 4  # shared prompt tokens from which copying KV entries beats reading them anew
+_WORTH_COPYING = 4  # least shared prompt tokens for which copying KV entries beats reading them again
 
 
 class Scheduler:
-    """Slots, the queue before them, and the rows of passes.
+    """Assigns slots to waiting sequences and rows to passes.
 
     Args:
         caches: the target's KV cache first, then the draft model's, which has the same slots.
-        shapes: of canonical passes.
+        shapes: shapes of canonical passes.
         batch_size: most slots.
         started: called with (slot, source slot or None, shared length) when a sequence takes a slot.
-        prefill_chunk: most tokens of a prompt that a pass reads; None fills the pass.
-        prefix_reuse: take over the KV entries of a prompt's beginning where a slot holds them.
+        prefill_chunk: most prompt tokens of a request per round; None fills the pass.
+        prefix_reuse: reuse the KV entries of a prompt's beginning if a slot holds them.
+
+    Attributes:
+        waiting: sequences without a slot, in order.
+        live: sequences by slot.
+        reused: prompt tokens whose KV entries were reused.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Scheduler:
 
     @property
     def capacity(self) -> int:
-        """Positions that the longest possible sequence may have."""
+        """Most positions of a sequence."""
         positions = self._caches[0].positions
         block = self._shapes.fit_keys(1)
         length = positions // block * block
@@ -60,7 +65,7 @@ class Scheduler:
         return length
 
     def wants(self) -> int:
-        """How many more sequences it would like to have waiting: enough to look one batch ahead."""
+        """How many more sequences to add to `waiting`: enough to look one batch ahead."""
         return 2 * self._batch_size - len(self.waiting)
 
     def admit(self) -> None:
@@ -70,12 +75,12 @@ class Scheduler:
         while self.waiting and len(self.live) < len(self._contents):
             seq = self.waiting[0]
             if seq.limit > self._slot_size or self._sibling_reading(seq):
-                return  # wait until the others are done, or until the prompt's KV entries can be shared
+                return  # wait until the others are done, or until the prompt's KV entries can be reused
             self.waiting.popleft()
             self._place(seq)
 
     def _repartition(self) -> None:
-        """Cut the buffer for the longest sequence in sight, if the slots do not fit it as they are."""
+        """Cut the KV buffer for the longest of the next sequences, unless the present slots fit it."""
         if not self.waiting:
             return
         if self._cut != self._caches[0].cuts:  # another engine has used the caches since
@@ -84,7 +89,7 @@ class Scheduler:
         positions = self._caches[0].positions
         slot_size = self._shapes.fit_keys(max(s.limit for s in ahead))
         if positions // slot_size < min(self._batch_size, len(ahead)):
-            # Too long for a whole batch side by side: serve the head of the queue, the long one when it is its turn.
+            # Too long for a whole batch: serve the head of the queue; the long one's turn comes.
             slot_size = self._shapes.fit_keys(self.waiting[0].limit)
         slots = max(min(self._batch_size, positions // slot_size), 1)
         if self._slot_size >= slot_size and len(self._contents) >= slots:
@@ -96,7 +101,7 @@ class Scheduler:
         self._contents = [[] for _ in range(slots)]
 
     def _sibling_reading(self, seq: Sequence) -> bool:
-        """Whether another sample of the request is reading the prompt that this one will share."""
+        """Whether another sample of the request is still reading the prompt, whose KV entries this one will reuse."""
         return (
             self._prefix_reuse
             and seq.sample > 0
@@ -105,7 +110,7 @@ class Scheduler:
 
     def _place(self, seq: Sequence) -> None:
         free = [i for i in range(len(self._contents)) if i not in self.live]
-        prompt = seq.tokens[:-1]  # the last one goes through a pass in any case: its logits are needed
+        prompt = seq.tokens[:-1]  # the last token always goes through a pass, for its logits
         source, shared = max(
             ((i, common_prefix(held, prompt)) for i, held in enumerate(self._contents)), key=lambda found: found[1]
         )
@@ -121,24 +126,24 @@ class Scheduler:
         self.live[slot] = seq
 
     def advance(self, seq: Sequence, cached: int) -> None:
-        """The first `cached` positions of the sequence hold canonical entries now; what lay behind is rolled back."""
+        """Note that the first `cached` positions hold canonical KV entries; roll back what comes after them."""
         seq.cached = cached
         held = self._contents[seq.slot]
         end = cached if seq.deterministic else min(cached, seq.prompt_length)
         held[len(held) :] = seq.tokens[len(held) : end]
 
     def release(self, seq: Sequence) -> None:
-        """Free the slot; its entries stay for who shares their tokens."""
+        """Free the slot; its KV entries stay for prompts that begin alike."""
         del self.live[seq.slot]
 
     def passes(self, windows: list[Window]) -> Iterator[list[Window]]:
-        """Divide windows and chunks of the prompts being read into passes.
+        """Divide the round's windows, and chunks of the prompts being read, among passes.
 
         Args:
-            windows: the round's windows to verify.
+            windows: last committed tokens and drafts of the round.
 
         Yields:
-            The windows of each pass, no more rows than a pass may have.
+            The windows of each pass, together at most `shapes.most_rows` tokens.
         """
         most = self._shapes.most_rows
         batch: list[Window] = []
@@ -154,7 +159,7 @@ class Scheduler:
             if at >= end or seq.generated:
                 continue
             if self._prefill_chunk is not None:
-                end = min(end, at + self._prefill_chunk)  # the next chunk is the next round's
+                end = min(end, at + self._prefill_chunk)  # the next chunk belongs to the next round
             while at < end:
                 if not free:
                     yield batch
