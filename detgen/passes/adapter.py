@@ -1,4 +1,4 @@
-"""How a transformers model is brought to run packed passes: its attention replaced, what its layers bring taken down.
+"""Replaces the attention of a transformers model by that of the pass in progress, and records its layers' shapes.
 
 Knows transformers' models; knows no caches and no requests.
 """
@@ -23,11 +23,11 @@ ATTENTION_NAME = "detgen"
 
 
 class PlainDecoder(nn.Module):
-    """Any decoder of transformers, by its own forward.
+    """Any transformers decoder, run by its own forward.
 
     Attributes:
-        kind: class of the model.
-        concurrent: several threads may run it at a time; joined and quantized layers keep some of the pass in progress.
+        kind: class name of the model.
+        concurrent: whether several threads may run it at a time; joined and quantized layers hold state during a pass.
     """
 
     concurrent = False
@@ -49,7 +49,7 @@ class PlainDecoder(nn.Module):
         return logits[0]
 
 
-# The pass in progress: not every model hands unknown keyword arguments down to its attention.
+# Attention of the pass in progress: not every model passes unknown keyword arguments on to its attention.
 _current: ContextVar[AttendRows] = ContextVar("detgen_pass")
 _IGNORED = {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
 
@@ -65,7 +65,7 @@ def _attention(
     softcap: float | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers' models call, by its AttentionInterface."""
+    """The attention function that transformers' models call through the AttentionInterface."""
     unknown = [name for name, value in extra.items() if isinstance(value, torch.Tensor) and name not in _IGNORED]
     if unknown or attention_mask is not None:
         what = f"its attention takes {', '.join(unknown)}" if unknown else "it brings a mask of its own"
@@ -86,7 +86,7 @@ def attend_current(*args: Any) -> torch.Tensor:
 
 @contextmanager
 def attending(attend: AttendRows) -> Iterator[None]:
-    """Passes inside attend by this."""
+    """Use this attention for the passes inside the block."""
     token = _current.set(attend)
     try:
         yield
@@ -95,7 +95,7 @@ def attending(attend: AttendRows) -> Iterator[None]:
 
 
 class _Recorder:
-    """Takes down the shapes that the layers bring, instead of attending."""
+    """Records the shapes and traits of the layers instead of attending."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[int, int, int, int]] = {}
@@ -111,12 +111,12 @@ class _Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the attention layers of a model were seen to bring.
+    """The attention layers of a model, as recorded in a forward pass.
 
     Attributes:
         cached: (kv_heads, key head size, value head size) of each layer.
-        traits: of each layer.
-        group: query heads a KV head.
+        traits: attention traits of each layer.
+        group: query heads per KV head.
     """
 
     cached: list[tuple[int, int, int]]
@@ -125,11 +125,11 @@ class Layout:
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
-    """Put detgen's attention into a model and find what its layers bring.
+    """Replace a model's attention by detgen's and record the layout of its layers.
 
     Args:
         model: a transformers decoder.
-        name: how messages call it.
+        name: its name in messages.
 
     Raises:
         EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface.

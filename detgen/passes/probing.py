@@ -1,8 +1,8 @@
-"""The probe: which shapes of this model's passes agree bit for bit, on this device, today.
+"""The probe: finds the shapes of a model's passes that agree bit for bit on this device.
 
-A sequence of random tokens goes through passes of many shapes: row counts, window lengths, places in the pass, other
-neighbours with shorter and longer contexts each time, thread counts. Row counts under which its logits and KV entries
-come out the same form a class; only shapes of one class may run canonical passes.
+A sequence of random tokens goes through passes of many shapes: row counts, window lengths, places in the pass, thread
+counts, each time with other neighbours and contexts. Row counts at which its logits and KV entries come out the same
+form a class; canonical passes use shapes of one class only.
 """
 
 from __future__ import annotations
@@ -22,39 +22,34 @@ from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Window
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
-_FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
-_LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows are tried, too
-_BETWEEN = (192, 256, 384)  # tried below those on a GPU, where no other count stands for them
-_REFERENCE_ROWS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
-_HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
-_TILE_ROWS = (
-    1,
-    4,
-    16,
-    64,
-    128,
-)  # few rows may have a kernel of their own; 128 leaves tiles of one number of query rows
-_SLOW = 0.1  # seconds a pass from which fewer shapes are tried
+_FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # for slow models
+_LARGE = ((0.02, 511), (0.025, 256))  # (seconds per pass, rows): faster passes are also tried with that many rows
+_BETWEEN = (192, 256, 384)  # also tried on a GPU, where row counts that were not tried are not used
+_REFERENCE_ROWS = (64, 128, 16, 4)  # reference row counts; the first that agrees with itself defines the class
+_HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and the tokens after them that every shape computes
+# Multiples tried for a tile's query rows: few rows may have a kernel of their own; 128 leaves a single number of rows.
+_TILE_ROWS = (1, 4, 16, 64, 128)
+_SLOW = 0.1  # seconds per pass from which fewer shapes are tried
 _SPAN = 128  # positions of a slot that passes up to that size use
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What the probe found.
+    """The result of the probe.
 
     Attributes:
-        row_invariant: whether there is a class of shapes at all.
-        attention: "compiled" and its build, "fused" or "blocks"; "none" where there is no class.
+        row_invariant: whether there is a canonical class of shapes.
+        attention: "compiled" and its build, "fused" or "blocks"; "none" if there is no class.
         tile_rows: query rows of an attention tile are a multiple of this.
-        rows: row counts of the canonical class that were run.
-        dense: whether they stand for every count between the first and the last.
-        key_lengths: remainders of 512 that attention may read.
-        other_rows: row counts that were run and disagree.
-        threads: thread counts that were run.
+        rows: row counts of the canonical class, of those tried.
+        dense: whether every count between the first and the last is allowed too.
+        key_lengths: remainders modulo 512 of the key lengths that attention may read.
+        other_rows: row counts that were tried and disagree.
+        threads: thread counts tried.
         passes: passes run.
         positions: positions compared.
-        reference_error: largest difference from the model's own eager forward, over its largest logit; of a mixture
-            of experts in 16 bits, that of the best three quarters of the rows.
+        reference_error: largest difference from the logits of the model's own eager forward, relative to the largest
+            logit; for a mixture of experts in 16 bits, over the best three quarters of the rows.
         seconds: time taken.
     """
 
@@ -77,9 +72,9 @@ class ProbeReport:
 
 
 class _Prober:
-    """Computes one random sequence, in slot 1, under many shapes; the cache needs 3 slots of 128 positions.
+    """Computes one random sequence, in slot 1, in passes of many shapes; the cache needs 3 slots of 128 positions.
 
-    What is cached of it is put there anew before each pass, so that a pass is judged by its own doing alone.
+    Its cached entries are restored before each pass, so that a pass is judged by its own results alone.
     """
 
     def __init__(self, forward: Forward, vocabulary: int) -> None:
@@ -99,7 +94,7 @@ class _Prober:
         return tokens
 
     def learn(self, rows: int, like: Shapes) -> None:
-        """Take the tail as passes of `rows` rows compute it for what the others must give."""
+        """Make the tail, as passes of `rows` rows compute it, the reference for the others."""
         width = min(rows, _TAIL)
         found = []
         for start in range(0, _TAIL, width):
@@ -107,7 +102,7 @@ class _Prober:
         self._want = [torch.cat([f[i] for f in found], dim=d) for i, d in ((0, 0), (1, 1), (2, 1))]
 
     def agrees(self, rows: int, like: Shapes) -> bool:
-        """Whether passes of `rows` rows give what was learnt, wherever the window stands and beside whom."""
+        """Whether passes of `rows` rows reproduce the reference at several places and window lengths."""
         spare = rows - 1
         packings = [
             (0, min(rows, _TAIL), 0),
@@ -118,7 +113,7 @@ class _Prober:
         return all(self._agrees(rows, like, *packing) for packing in packings)
 
     def agrees_everywhere(self, rows: int, like: Shapes) -> bool:
-        """Whether the whole tail comes out as it was learnt at any place of such passes; few rows have but one."""
+        """Whether the whole tail reproduces the reference at every place in passes of `rows` rows."""
         places = {*range(_TAIL, rows - _TAIL, _TAIL), max(rows - _TAIL, 0)}
         return rows < _TAIL or all(self._agrees(rows, like, 0, _TAIL, before) for before in places)
 
@@ -138,10 +133,12 @@ class _Prober:
                 layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
 
     def _compute(self, rows: int, like: Shapes, start: int, width: int, before: int) -> list[torch.Tensor]:
-        """Logits and KV entries of tail tokens start..start+width-1 in a pass of `rows` rows beside others."""
-        behind = rows - width - before
+        """Logits and KV entries of tail tokens start..start+width-1, after `before` rows of a neighbour.
+
+        Neighbours fill the pass up to `rows` rows.
+        """
         windows = [Window(1, _HEAD + start, self.tokens[start : start + width], width)]
-        for slot, count in ((0, before), (2, behind)):
+        for slot, count in ((0, before), (2, rows - width - before)):
             if count:
                 at = int(torch.randint(0, max(_SPAN - count, 0) + 1, (1,), generator=self._random))
                 windows.insert(slot // 2 * len(windows), Window(slot, at, self._draw(count), 1))
@@ -162,12 +159,12 @@ def probe(
     """Find the canonical class of a model's passes.
 
     Args:
-        forward: its passes; the cache's contents are forgotten.
-        reference: what `reference_logits` gave.
-        traits: what each layer asks of its attention.
+        forward: its passes; their cache is cleared.
+        reference: the result of `reference_logits`.
+        traits: attention traits of each layer.
 
     Returns:
-        The shapes of canonical passes, None if a row has the same bits beside any neighbours; and what was found.
+        The shapes of canonical passes, None if the model is not row-invariant; and the report.
 
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
@@ -183,7 +180,7 @@ def probe(
         error = _reference_error(prober, like, reference)
         sizes, others = _class(prober, like, counts)
         if sizes:
-            # A GPU's library may take another kernel at any row count, so there only those that were run are taken.
+            # A GPU's library may use another kernel at any row count, so only counts that were tried are allowed there.
             dense = forward.device.type == "cpu" and not any(sizes[0] < n < sizes[-1] for n in others)
             tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
             report = ProbeReport(True, name, tile_rows, sizes, dense, lengths, others, *tried)
@@ -198,7 +195,7 @@ _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks
 def _attentions(
     forward: Forward, traits: Sequence[AttentionTraits]
 ) -> Iterator[tuple[str, Attend, int, tuple[int, ...]]]:
-    """Attentions that keep their promise here, in the order of trial, with least rows of a tile and key lengths."""
+    """Name, implementation, tile rows and key lengths of each attention that keeps its promise here, best first."""
     cache, candidates = forward.cache, list(_ATTENTIONS.items())
     layers = {
         (k.shape[1], k.shape[2], k.dtype, replace(asked, window=None))
@@ -215,11 +212,11 @@ def _attentions(
 
 
 def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Row counts that give the same bits under all packings and thread counts, and the others.
+    """Row counts that give the same bits in all packings and at all thread counts, and the others that were tried.
 
     All of a class agree with its reference row count, so that its bits do not depend on which others there was time to
-    try. That count alone is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv
-    2601.17768, section 3).
+    try. A class of that count alone is enough: every pass is padded to it, like the fixed shape of LLM-42's verifier
+    (arXiv 2601.17768, section 3).
     """
     threads = torch.get_num_threads()
     try:
@@ -255,7 +252,7 @@ def _probed_tokens(vocabulary: int) -> list[int]:
 
 @torch.inference_mode()
 def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
-    """Logits of the probed tokens by the model's own eager forward, before anything of it is replaced.
+    """Logits of the probed tokens by the model's own eager forward; call it before replacing any module.
 
     Returns:
         float32 [tokens, vocabulary].
@@ -267,13 +264,13 @@ def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
 
 
 def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> float:
-    """Largest difference of packed logits from the model's own, over the largest logit.
+    """Largest difference of packed logits from the model's own, relative to the largest logit.
 
-    A mixture of experts sends a row whose experts are nearly tied to another one for a rounding error, so in 16 bits
-    a quarter of its rows may be elsewhere.
+    In a mixture of experts, a rounding error sends a row whose experts are nearly tied to another expert, so in 16 bits
+    a quarter of the rows may differ.
 
     Raises:
-        EngineError: if it is larger than rounding explains.
+        EngineError: if the difference is larger than rounding explains.
     """
     packed = prober.forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
     rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)

@@ -1,6 +1,6 @@
-"""A model's modules replaced by those whose rows have the same bits beside any neighbours.
+"""Replaces a model's modules by row-invariant ones.
 
-Knows the classes of transformers by name; what is not known stays as it is, and the probe judges it.
+Knows the classes of transformers by name; others stay as they are, and the probe judges them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from detgen.kernels.experts import PrepackedExperts
 from detgen.kernels.linear import Joined, JoinedLinear, PrepackedLinear, can_prepack
 from detgen.kernels.norm import FusedRMSNorm
 
-# Children that transformers' models call one after the other on the same tensor.
+# Sibling modules that transformers' models call one after the other on the same tensor.
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # Modules of activation functions.
 _ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
-# Classes whose forward is just the formula above; others (Gemma's 1 + weight, say) stay.
+# Classes that compute what `FusedRMSNorm` does; others, such as Gemma's 1 + weight, stay.
 _PLAIN_NORMS = {
     "LlamaRMSNorm",
     "MistralRMSNorm",
