@@ -1,7 +1,6 @@
-"""Which shapes of a tensor function agree bit for bit.
+"""Finds the shapes at which a tensor function gives the same bits.
 
-Nothing is assumed of a library's kernels: a function is run at the shapes that are meant to be used and the results
-are compared as bits.
+Assumes nothing about a library's kernels: runs the function at the shapes to be used and compares the bits.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ import torch
 
 from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, AttentionTraits
 
-_CROWD = 32  # slots of a large tile: enough work that a GPU kernel need not share a row's keys out among its processors
+_CROWD = 32  # slots of a large tile: enough work that a GPU kernel does not split a row's keys among its processors
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers, so that -0.0 differs from 0.0 and a NaN equals itself."""
+    """The memory as integers, so that -0.0 differs from 0.0 and a NaN equals itself."""
     return x.contiguous().view(_BITS[x.element_size()])
 
 
@@ -44,13 +43,13 @@ def key_lengths(
         size: head size.
         dtype: of queries, keys and values.
         device: where to run.
-        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number, and in
-            a tile of one slot as in one of many.
-        traits: that a layer asks for, since tiles of others may take another way; None scales by size ** -0.5 alone.
+        rows: a tile's rows are a multiple of this; the bits must be the same for few, many and a ragged number of them,
+            and in tiles of one slot and of many.
+        traits: the layer's attention traits, since they may select another kernel; None scales by size ** -0.5 only.
 
     Returns:
-        The lengths out of (BLOCK, ..., PERIOD) that may be read, PERIOD among them; none if PERIOD itself disagrees
-        with longer ones.
+        The lengths out of (BLOCK, ..., PERIOD) that a tile may read, PERIOD among them; empty if PERIOD itself
+        disagrees with longer ones.
     """
     g = torch.Generator().manual_seed(0)
     traits = traits or AttentionTraits(size**-0.5)
@@ -84,7 +83,7 @@ def key_lengths(
     lengths = range(BLOCK, PERIOD + 1, BLOCK)
     found = [n for n in lengths if agrees(n) and agrees(PERIOD + n)]
     if dtype != torch.float32:
-        # Rounding to 16 bits hides most differences of a sum's order; the float32 kernels are cut the same way.
+        # Rounding to 16 bits hides most differences in a sum's order; the float32 kernels divide keys the same way.
         exact = key_lengths(attend, heads, size, torch.float32, device, rows, traits)
         found = [n for n in found if n in exact]
     return tuple(found) if PERIOD in found else ()
