@@ -1,7 +1,7 @@
-"""A smaller model drafts, one token a pass, for all sequences together.
+"""A smaller model drafts, one token per pass, for all sequences together.
 
-Its KV cache has the target's slots and is rolled back by setting a length back. Tokens are chosen with the noise
-that the target will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as the distributions allow.
+Its KV cache has the target's slots; rolling back sets a length back. Tokens are chosen with the noise that the target
+will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as the two distributions allow.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class ModelDrafter:
     """Drafts with a draft model.
 
     Args:
-        forward: passes of the draft model; any shapes will do.
+        forward: passes of the draft model, which are unconstrained.
         vocabulary: entries of the target's logits.
         context: most positions of the draft model.
-        eos: ids behind which nothing is drafted.
+        eos: token ids after which nothing is drafted.
     """
 
     name = "model"
@@ -40,11 +40,11 @@ class ModelDrafter:
 
     @property
     def cost(self) -> PassCost:
-        """What a pass of the draft model and its choices cost."""
+        """Cost of a pass of the draft model and of choosing its tokens."""
         return self.forward.cost
 
     def start(self, slot: int, source: int | None, length: int) -> None:
-        """A new sequence takes `slot`; its first tokens are those of slot `source`, up to `length`."""
+        """Note that a new sequence takes `slot`; its first `length` tokens are those of slot `source`, if any."""
         if source is None:
             self._held[slot] = []
             return
@@ -55,11 +55,11 @@ class ModelDrafter:
         self._held[slot] = held[:length]
 
     def behind(self, seq: Drafting) -> int:
-        """About how many of the sequence's tokens it has still to read before it can draft."""
+        """About how many of the sequence's tokens it has to read before it can draft."""
         return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token or at the context's end."""
+        """At most lengths[i] tokens for seqs[i]; stops after an end-of-sequence token and at the context's end."""
         lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
         drafts: list[list[int]] = [[] for _ in seqs]
         going = [i for i, n in enumerate(lengths) if n > 0]
@@ -79,7 +79,7 @@ class ModelDrafter:
         return [Draft(d, self.name) for d in drafts]
 
     def _catch_up(self, seqs: Sequence[Drafting]) -> torch.Tensor:
-        """Read what was committed since; the logits behind the last committed token of each sequence."""
+        """Read the tokens committed since; return the logits of each sequence's last committed token."""
         budget = READ_ROWS
         ends: dict[int, torch.Tensor] = {}
         batch: list[Window] = []
@@ -93,7 +93,7 @@ class ModelDrafter:
             free = budget
 
         for seq in seqs:
-            # Roll back to what is still right; the last committed token goes through a pass in any case.
+            # Roll back to what was accepted; the last committed token always goes through a pass, for its logits.
             held = self._held[seq.slot]
             at = min(common_prefix(held, seq.tokens), len(seq.tokens) - 1)
             del held[at:]
@@ -115,5 +115,5 @@ class ModelDrafter:
 
 
 def make(parts: Parts) -> Drafter | None:
-    """The engine's one, since its cache follows the target's slots."""
+    """The engine's only one, since its cache follows the target's slots."""
     return parts.model

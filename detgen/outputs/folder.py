@@ -1,4 +1,4 @@
-"""The output folder: whose it is, who may write to it, and its manifest."""
+"""The output folder: its lock, its manifest, and the check that it belongs to detgen."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _ELSEWHERE = "choose another folder with -o"
 _DATA = ("outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl")
 _KEYS = {"detgen", "status", "input", "parameters"}
 _INPUT_KEYS = {"path", "format", "sha256"}
-_DRAFTS = (".lock", "stdin.jsonl.tmp", "manifest.json.tmp")  # all that may be there before the manifest is
+_DRAFTS = (".lock", "stdin.jsonl.tmp", "manifest.json.tmp")  # the only files that may exist before the manifest does
 
 
 class OutputFolder:
-    """A folder that holds one run, or nothing yet; locked while it is open."""
+    """A folder that holds one run, or nothing yet; `with` creates and locks it.
+
+    Args:
+        path: the folder.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Name the folder; `with` makes and locks it."""
         self.path = path
         self.outputs = path / "outputs.jsonl"
         self.acceptance = path / "acceptance.jsonl"
@@ -37,10 +40,10 @@ class OutputFolder:
         self._lock = -1
 
     def __enter__(self) -> OutputFolder:
-        """Make and lock the folder.
+        """Create and lock the folder.
 
         Raises:
-            OutputError: it cannot be made, another run is writing to it, or it holds something else than a run.
+            OutputError: it cannot be created, another run is writing to it, or it holds something other than a run.
         """
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"{self.path} is a file, not a folder; {_ELSEWHERE}")
@@ -60,13 +63,13 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Unlock the folder; if nothing came of it, it goes again."""
+        """Unlock the folder; remove it if this run created it and wrote nothing."""
         self._draft_spool.unlink(missing_ok=True)
         self._release()
 
     def _take_lock(self) -> int:
-        # A file of its own, since not every file system can lock a folder. Whoever unlocks it deletes it, so what was
-        # locked may be gone by now: then another one has to be made.
+        # A separate file, since not every file system can lock a folder. Unlocking deletes it, so the file that was
+        # locked may be gone by now: then try again with a new one.
         while True:
             file = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -110,12 +113,12 @@ class OutputFolder:
         write_atomically(self._manifest, json.dumps(manifest, indent=2).encode() + b"\n")
 
     def clear(self) -> None:
-        """Delete what a former run wrote, and nothing else.
+        """Delete what an earlier run wrote, and nothing else.
 
         Raises:
             OutputError: a file cannot be deleted.
         """
-        # The manifest goes last: a crash on the way must not leave files that nobody could tell to be detgen's.
+        # The manifest last: it marks the other files as detgen's if a crash leaves some of them.
         for name in (*_DATA, self._manifest.name):
             with writing(self.path / name):
                 (self.path / name).unlink(missing_ok=True)
@@ -131,7 +134,7 @@ class OutputFolder:
             sync_folder(self.path)
 
     def check_finished(self, manifest: dict[str, Any]) -> None:
-        """Make sure that a finished run's outputs are still what it wrote.
+        """Check that a finished run's files are still what it wrote.
 
         Raises:
             OutputError: they are not.
@@ -149,7 +152,7 @@ class OutputFolder:
                 )
 
     def receive(self, stream: BinaryIO) -> Path | None:
-        """Put a stream aside, for as long as the folder is open; None if it is empty.
+        """Store a stream until the folder is closed; None if it is empty.
 
         Raises:
             OutputError: it cannot be written.
@@ -168,7 +171,7 @@ class OutputFolder:
         return self._draft_spool if received else None
 
     def keep_received(self) -> Path:
-        """Make what was put aside the input of this run.
+        """Keep the stored stream as the input of this run.
 
         Raises:
             OutputError: it cannot be renamed.

@@ -1,4 +1,4 @@
-"""Writes samples in input order, in whatever order they finish."""
+"""Writes samples in input order, whatever order they finish in."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from detgen.outputs.journal import Entry, Journal, make_entry
 from detgen.outputs.lines import bad_line, output_line, request_digest
 from detgen.prompts import BadLine
 
-# How far the input may be read past the first prompt that is not written yet. An unwritten prompt costs some hundred
-# bytes, since its samples lie in the journal; only the lines of errors are held in memory.
+# How far the input may be read past the first unwritten prompt. An unwritten prompt takes a few hundred bytes, since
+# its samples are in the journal; only the lines of errors are kept in memory.
 AHEAD_PROMPTS = 1 << 15
 AHEAD_BYTES = 1 << 26
 
@@ -25,7 +25,7 @@ _BLOCK = 1 << 20
 
 @dataclass(slots=True)
 class Totals:
-    """What a number of samples adds up to."""
+    """Totals over samples."""
 
     prompts: int = 0
     samples: int = 0
@@ -54,7 +54,14 @@ class Digests:
 
 @dataclass(slots=True)
 class _Slot:
-    """A prompt that is not written yet: where its samples are, how many are missing, or its error's line."""
+    """A prompt that is not written yet.
+
+    Attributes:
+        missing: how many of its samples are not finished.
+        offsets: offsets in the journal, by sample.
+        digest: of the request, if its samples are an earlier process's.
+        error: its line if it cannot run.
+    """
 
     missing: int
     offsets: dict[int, int] = field(default_factory=dict)
@@ -65,22 +72,23 @@ class _Slot:
 class Writer:
     """Takes prompts in input order and samples in any order; writes lines in input order.
 
-    The two files are made anew from the journal when a run resumes.
+    When a run resumes, both files are written again from the journal.
+
+    Args:
+        folder: the open output folder.
 
     Attributes:
-        totals: what is written.
-        fresh: the samples that were finished by this process, written or not.
+        totals: totals over what is written.
+        fresh: totals over the samples that this process finished, written or not.
         done: prompts that are finished, written or not.
-        errors: those of them that became an error's line.
+        errors: those of them that cannot run.
         resumed: samples taken from the journal.
+
+    Raises:
+        OutputError: the files cannot be opened.
     """
 
     def __init__(self, folder: OutputFolder) -> None:
-        """Open the three files.
-
-        Raises:
-            OutputError: they cannot be written.
-        """
         self.totals = Totals()
         self.fresh = Totals()
         self.done = 0
@@ -106,11 +114,11 @@ class Writer:
 
     @property
     def full(self) -> bool:
-        """Whether no more prompts should be taken in until some are written."""
+        """Whether to take no more prompts until some are written."""
         return len(self._slots) >= AHEAD_PROMPTS or self._error_bytes >= AHEAD_BYTES
 
     def recall(self, request: Request) -> bool:
-        """Take in the next request: True if the journal has all its samples, False if it has to run.
+        """Add the next request: True if the journal has all its samples, False if it has to run.
 
         Raises:
             OutputError: the journal does not belong to these requests, or the samples cannot be written.
@@ -126,7 +134,7 @@ class Writer:
         return True
 
     def refuse(self, bad: BadLine) -> None:
-        """Take in the next input line, one that cannot run.
+        """Add the next input line, which cannot run.
 
         Raises:
             OutputError: it cannot be written.
@@ -136,7 +144,7 @@ class Writer:
         self._advance()
 
     def finish(self, completion: Completion) -> None:
-        """Take in a sample, or a request's error; `flush` writes it."""
+        """Add a sample, or a request's error; `flush` writes it."""
         slot = self._slots[completion.request.index]
         if completion.error is not None:
             self._set_error(slot, output_line(completion))
@@ -148,7 +156,7 @@ class Writer:
             self.done += slot.missing == 0
 
     def flush(self) -> None:
-        """Write what was taken in: to the journal all of it, to the two files whatever is next in order.
+        """Write what was added: all of it to the journal, and to the two files whatever is next in order.
 
         Raises:
             OutputError: it cannot be written.
@@ -182,7 +190,7 @@ class Writer:
         self._acceptance.close()
 
     def _advance(self) -> None:
-        """Copy whatever is next in order; nothing that `finish` took in may be waiting for its `flush`."""
+        """Copy whatever is next in order; call it only after the journal's `flush`."""
         while (slot := self._slots.get(self._next)) and not slot.missing:
             self._write(slot)
             del self._slots[self._next]
@@ -206,8 +214,8 @@ class Writer:
             entry = self._journal.read(offset)
             if slot.digest not in (None, entry.request):
                 raise OutputError(
-                    f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was made from other"
-                    " prompts or by another detgen; start over with --overwrite or choose another folder with -o"
+                    f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was written for"
+                    " other prompts or by another detgen; start over with --overwrite, or choose another folder with -o"
                 )
             self._outputs.write(entry.output)
             self._acceptance.write(entry.acceptance)
@@ -215,7 +223,7 @@ class Writer:
 
 
 class _Log:
-    """One of the two files, made anew."""
+    """One of the two files, written from the start, with its digest."""
 
     def __init__(self, folder: OutputFolder, name: str) -> None:
         self._path = folder.path / name

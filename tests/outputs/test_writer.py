@@ -152,7 +152,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(
             writer.flush()
             writer.finish(completion(request(1)))
             monkeypatch.setattr(os, "write", half)
-            with pytest.raises(OutputError, match=rf"cannot write .*{victim}: .*; free some space and run the same"):
+            with pytest.raises(OutputError, match=rf"cannot write .*{victim}: .*; free some space, then run the same"):
                 writer.flush()
             monkeypatch.undo()
         with closing(Writer(folder)) as writer:
