@@ -5,7 +5,8 @@ Knows the classes of transformers by name; others stay as they are, and the prob
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,8 +52,7 @@ def prepack_linears(model: nn.Module) -> int:
             if all(p in found for p in paths) and _joinable([found[p] for p in paths]):
                 _join(model.get_submodule(parent), names, [found.pop(p) for p in paths])
     for name, (weight, bias) in found.items():
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, PrepackedLinear(weight, bias))
+        model.set_submodule(name, PrepackedLinear(weight, bias))
     return count
 
 
@@ -83,36 +83,32 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Replace the float32 root-mean-square norms of `model`, in place; returns how many."""
-    found = [
-        (name, m)
-        for name, m in model.named_modules()
-        if type(m).__name__ in _PLAIN_NORMS and m.weight.dtype == torch.float32 and m.weight.device.type == "cpu"
-    ]
-    for name, norm in found:
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, FusedRMSNorm(norm.weight, norm.variance_epsilon))
-    return len(found)
+    """Replace the float32 root-mean-square norms of `model` on the CPU, in place; returns how many."""
+
+    def fits(module: Any) -> bool:
+        plain = type(module).__name__ in _PLAIN_NORMS
+        return plain and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+
+    return _replace(model, fits, lambda m: FusedRMSNorm(m.weight, m.variance_epsilon))
 
 
 def align_activations(model: nn.Module) -> int:
     """Replace the activation modules of `model`, in place; returns how many."""
-    found = [(name, m) for name, m in model.named_modules() if type(m).__module__ in _ACTIVATIONS]
-    for name, activation in found:
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, RowwiseActivation(activation))
-    return len(found)
+    return _replace(model, lambda m: type(m).__module__ in _ACTIVATIONS, RowwiseActivation)
 
 
 def prepack_experts(model: nn.Module) -> int:
-    """Replace the expert layers of known classes, in place; returns how many. Others stay, and the probe judges."""
-    found = [
-        (name, m)
-        for name, m in model.named_modules()
-        if type(m).__name__ in _PLAIN_EXPERTS and can_prepack(m.gate_up_proj) and can_prepack(m.down_proj)
-    ]
-    for name, experts in found:
-        owner, _, child = name.rpartition(".")
-        packed = PrepackedExperts(experts.gate_up_proj.detach(), experts.down_proj.detach(), experts.act_fn)
-        setattr(model.get_submodule(owner), child, packed)
+    """Replace the expert layers of known classes, in place; returns how many. The probe judges the others."""
+    return _replace(
+        model,
+        lambda m: type(m).__name__ in _PLAIN_EXPERTS and can_prepack(m.gate_up_proj) and can_prepack(m.down_proj),
+        lambda m: PrepackedExperts(m.gate_up_proj.detach(), m.down_proj.detach(), m.act_fn),
+    )
+
+
+def _replace(model: nn.Module, fits: Callable[[Any], bool], make: Callable[[Any], nn.Module]) -> int:
+    """Replace each module that fits by what `make` makes of it, in place; returns how many."""
+    found = [(name, module) for name, module in model.named_modules() if fits(module)]
+    for name, module in found:
+        model.set_submodule(name, make(module))
     return len(found)
