@@ -12,10 +12,9 @@ from detgen.outputs.folder import OutputFolder
 from detgen.outputs.identity import differences, model_stamp
 from detgen.outputs.journal import read_entries
 from detgen.outputs.lines import dump
-from detgen.outputs.writer import Digests, Totals, Writer
+from detgen.outputs.writer import Totals, Writer
 
 __all__ = [
-    "Digests",
     "OutputError",
     "OutputFolder",
     "Totals",

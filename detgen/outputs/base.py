@@ -36,6 +36,21 @@ def write_all(file: int, data: bytes | bytearray) -> None:
         left = left[os.write(file, left) :]
 
 
+@contextmanager
+def new_file(path: Path) -> Iterator[int]:
+    """The descriptor of a new, empty file, durable after the block.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        yield file
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that a reader, or a crash, finds either the old content or the new.
 
@@ -44,12 +59,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     draft = path.with_name(path.name + ".tmp")
     with writing(path):
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
+        with new_file(draft) as file:
             write_all(file, data)
-            os.fsync(file)
-        finally:
-            os.close(file)
         draft.replace(path)
         sync_folder(path.parent)
 

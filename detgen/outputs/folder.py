@@ -11,13 +11,11 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from detgen.errors import OutputError
-from detgen.outputs.base import sync_folder, write_all, write_atomically, writing
+from detgen.outputs.base import new_file, sync_folder, write_all, write_atomically, writing
 
 _ELSEWHERE = "choose another folder with -o"
-_DATA = ("outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl")
 _KEYS = {"detgen", "status", "input", "parameters"}
 _INPUT_KEYS = {"path", "format", "sha256"}
-_DRAFTS = (".lock", "stdin.jsonl.tmp", "manifest.json.tmp")  # the only files that may exist before the manifest does
 
 
 class OutputFolder:
@@ -119,9 +117,9 @@ class OutputFolder:
             OutputError: a file cannot be deleted.
         """
         # The manifest last: it marks the other files as detgen's if a crash leaves some of them.
-        for name in (*_DATA, self._manifest.name):
-            with writing(self.path / name):
-                (self.path / name).unlink(missing_ok=True)
+        for path in (self.outputs, self.acceptance, self.journal, self.spool, self._manifest):
+            with writing(path):
+                path.unlink(missing_ok=True)
 
     def remove_journal(self) -> None:
         """Delete the journal of a finished run.
@@ -158,14 +156,10 @@ class OutputFolder:
             OutputError: it cannot be written.
         """
         with writing(self._draft_spool):
-            file = os.open(self._draft_spool, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            try:
+            with new_file(self._draft_spool) as file:
                 while block := stream.read(1 << 20):
                     write_all(file, block)
-                os.fsync(file)
                 received = os.fstat(file).st_size
-            finally:
-                os.close(file)
             if not received:
                 self._draft_spool.unlink()
         return self._draft_spool if received else None
@@ -185,7 +179,8 @@ class OutputFolder:
     def _check_ours(self) -> None:
         if self.manifest() is not None:
             return
-        foreign = sorted({p.name for p in self.path.iterdir()} - set(_DRAFTS))
+        early = {self._lock_file.name, self._draft_spool.name, f"{self._manifest.name}.tmp"}  # older than the manifest
+        foreign = sorted({p.name for p in self.path.iterdir()} - early)
         if foreign:
             names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
             raise OutputError(f"{self.path} holds files that are not of a detgen run ({names}); {_ELSEWHERE}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import detgen
 from detgen.engine.config import EngineConfig
+from detgen.errors import DEMO
 
 # Parts of a profile that cannot change an output.
 _IRRELEVANT = ("name", "path", "threads")
@@ -50,7 +51,7 @@ def model_stamp(config: EngineConfig) -> str | None:
     """
     files: list[tuple[str, int, int]] | str | None
     if config.target is None:
-        files = _files(Path(detgen.__file__).parent / "demo_models")
+        files = _files(DEMO)
     elif not isinstance(config.target, str | Path):
         files = None
     elif Path(config.target).is_dir():

@@ -58,23 +58,7 @@ def acceptance_lines(completion: Completion) -> str:
     """The lines of `acceptance.jsonl` of a sample."""
     request = completion.request
     head = {"id": request.id, "index": request.index, "sample": completion.sample}
-    return "".join(
-        dump(
-            {
-                **head,
-                "position": record.position,
-                "round": record.round,
-                "token": record.token,
-                "drafter": record.drafter,
-                "drafted": record.drafted,
-                "status": record.status,
-                "logprob": record.logprob,
-                "margin": record.margin,
-            }
-        )
-        + "\n"
-        for record in completion.records
-    )
+    return "".join(dump({**head, **record._asdict()}) + "\n" for record in completion.records)
 
 
 def shallow(instance: Any) -> dict[str, Any]:

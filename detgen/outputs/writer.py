@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from detgen.engine.request import Completion, Request
 from detgen.engine.stats import DraftCounts
@@ -40,16 +42,6 @@ class Totals:
         self.tokens += entry.tokens
         self.prompt_tokens += entry.prompt_tokens if entry.sample == 0 else 0
         self.drafters.add(entry.drafts)
-
-
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """SHA-256 and size of the two files."""
-
-    outputs: str
-    outputs_bytes: int
-    acceptance: str
-    acceptance_bytes: int
 
 
 @dataclass(slots=True)
@@ -99,8 +91,8 @@ class Writer:
         self._next = 0
         self._error_bytes = 0
         self._journal = Journal(folder.journal)
-        self._outputs = _Log(folder, "outputs.jsonl")
-        self._acceptance = _Log(folder, "acceptance.jsonl")
+        self._outputs = _Log(folder.outputs)
+        self._acceptance = _Log(folder.acceptance)
 
     @property
     def kept(self) -> int:
@@ -166,22 +158,18 @@ class Writer:
         self._outputs.flush()
         self._acceptance.flush()
 
-    def finish_all(self) -> Digests:
-        """Make everything durable and return the digests of the two files.
+    def finish_all(self) -> dict[str, dict[str, Any]]:
+        """Make everything durable.
+
+        Returns:
+            "sha256" and "bytes" of the two files, by name.
 
         Raises:
             OutputError: it cannot be written.
         """
         self.flush()
         self._journal.flush(sync=True)
-        self._outputs.sync()
-        self._acceptance.sync()
-        return Digests(
-            outputs=self._outputs.sha256.hexdigest(),
-            outputs_bytes=self._outputs.size,
-            acceptance=self._acceptance.sha256.hexdigest(),
-            acceptance_bytes=self._acceptance.size,
-        )
+        return {log.path.name: log.sync() for log in (self._outputs, self._acceptance)}
 
     def close(self) -> None:
         """Close the files."""
@@ -215,7 +203,8 @@ class Writer:
             if slot.digest not in (None, entry.request):
                 raise OutputError(
                     f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was written for"
-                    " other prompts or by another detgen; start over with --overwrite, or choose another folder with -o"
+                    " other prompts or by another detgen; start over with --overwrite, or choose another folder"
+                    " with -o"
                 )
             self._outputs.write(entry.output)
             self._acceptance.write(entry.acceptance)
@@ -225,13 +214,13 @@ class Writer:
 class _Log:
     """One of the two files, written from the start, with its digest."""
 
-    def __init__(self, folder: OutputFolder, name: str) -> None:
-        self._path = folder.path / name
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._block = bytearray()
-        self.sha256 = hashlib.sha256()
-        self.size = 0
-        with writing(self._path):
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._sha256 = hashlib.sha256()
+        self._size = 0
+        with writing(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
 
     def write(self, data: bytes) -> None:
         self._block += data
@@ -239,16 +228,16 @@ class _Log:
             self.flush()
 
     def flush(self) -> None:
-        with writing(self._path):
+        with writing(self.path):
             write_all(self._file, self._block)
-        self.sha256.update(self._block)
-        self.size += len(self._block)
+        self._sha256.update(self._block)
+        self._size += len(self._block)
         self._block.clear()
 
-    def sync(self) -> None:
-        self.flush()
-        with writing(self._path):
+    def sync(self) -> dict[str, Any]:
+        with writing(self.path):
             os.fsync(self._file)
+        return {"sha256": self._sha256.hexdigest(), "bytes": self._size}
 
     def close(self) -> None:
         os.close(self._file)
