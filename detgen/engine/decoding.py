@@ -79,7 +79,6 @@ class Decoding:
         self._drafter: Drafter | None = None
         self._draft_tokens = 0
         self._learn: Callable[[Sequence, str, int, int], None] | None = None
-        self._done: list[Sequence] = []
 
     def draft_with(self, drafter: Drafter | None, draft_tokens: int) -> None:
         """Set the drafter.
@@ -118,8 +117,7 @@ class Decoding:
         for batch in self._scheduler.passes(windows):
             logits = self._target.run(batch, self._shapes)
             self.commit(batch, logits, drafts)
-        done, self._done = self._done, []
-        return done
+        return [s for s in live if s.finish_reason is not None]
 
     def unverified(self) -> list[Sequence]:
         """Live sequences of unverified requests that have read their prompt."""
@@ -143,10 +141,12 @@ class Decoding:
             drafts: the drafts of the round, by slot.
         """
         judged = [(w, self._scheduler.live[w.slot]) for w in batch]
+        for w, seq in judged:
+            if not seq.generated:  # a chunk of the prompt
+                self._stats.prompt_tokens += len(w.tokens)
+                self._scheduler.advance(seq, w.start + len(w.tokens))
         choices = [choice for w, seq in judged for choice in seq.choices(w.logits)]
         if not choices:
-            for w, seq in judged:
-                self._read(w, seq)
             return
         started = time.perf_counter()
         picked = choose(logits, choices)
@@ -156,24 +156,25 @@ class Decoding:
         verdicts = []
         row = 0
         for w, seq in judged:
-            if seq.generated == 0:
-                self._read(w, seq)
             if not w.logits:
                 continue
             drafted, name = drafts.get(w.slot, _NO_DRAFT)
             verdict = verify(drafted, tokens[row : row + w.logits], partial(self._stopping.ends, seq))
             verdicts.append((seq, verdict, drafted, name))
             committed = range(row, row + len(verdict.tokens))
-            self._trace(seq, logits, committed)
+            if self.trace is not None:
+                self.trace.committed(seq, seq.generated, logits[committed.start : committed.stop])
             rows += committed
             row += w.logits
         logprobs, chosen, margins = _judge(logits, picked, rows)
         at = 0
         for seq, verdict, drafted, name in verdicts:
             n = len(verdict.tokens)
-            self._keep_logprobs(seq, logprobs, chosen, range(at, at + n))
+            part = slice(at, at + n)
+            if (wanted := seq.request.params.logprobs) is not None:
+                seq.logprobs += token_logprobs(logprobs[part], chosen[part], wanted)
             if seq.deterministic:
-                record(seq, verdict, drafted, name, chosen[at : at + n], margins[at : at + n])
+                record(seq, verdict, drafted, name, chosen[part], margins[part])
                 self._count(seq, name, _counts(verdict, len(drafted)))
                 if drafted and self._learn is not None:
                     self._learn(seq, name, verdict.accepted, verdict.tried)
@@ -183,11 +184,6 @@ class Decoding:
             self._stats.tokens += n
             self._scheduler.advance(seq, len(seq.tokens) - 1)
             self._finish(seq)
-
-    def _read(self, window: Window, seq: Sequence) -> None:
-        """Note that a chunk of a prompt was read."""
-        self._stats.prompt_tokens += len(window.tokens)
-        self._scheduler.advance(seq, window.start + len(window.tokens))
 
     def _record_unverified(self, seq: Sequence, token: int, logprob: float, margin: float | None) -> None:
         seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, margin))
@@ -200,18 +196,6 @@ class Decoding:
         seq.drafts[name].add(counts)
         self._stats.drafters[name].add(counts)
 
-    def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float], rows: range) -> None:
-        """Keep the log-probabilities that the request asks for, from these rows of [rows, vocabulary]."""
-        wanted = seq.request.params.logprobs
-        if wanted is None:
-            return
-        part = slice(rows.start, rows.stop)
-        seq.logprobs += token_logprobs(logprobs[part], chosen[part], wanted)
-
-    def _trace(self, seq: Sequence, logits: torch.Tensor, rows: range) -> None:
-        if self.trace is not None:
-            self.trace.committed(seq, seq.generated, logits[rows.start : rows.stop])
-
     def _finish(self, seq: Sequence) -> None:
         if seq.finish_reason is None:
             return
@@ -219,7 +203,6 @@ class Decoding:
         if self.trace is not None and seq.deterministic:
             self.trace.finished(seq, *self._target.cache.entries(seq.slot, 0, seq.cached))
         self._scheduler.release(seq)
-        self._done.append(seq)
 
 
 def _counts(verdict: Verdict, drafted: int) -> DrafterStats:

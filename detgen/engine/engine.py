@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
+import transformers
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, make_drafter, make_drafters
@@ -93,35 +95,32 @@ class Engine:
 
     def _assemble(self, config: EngineConfig, prepared: Prepared) -> None:
         """Build the parts of an engine on prepared models."""
-        self.config, self._prepared = config, prepared
-        self._device, self._target, self._draft = prepared.device, prepared.target, prepared.draft
-        self.tokenizer = self._target.tokenizer
-        self.probe = prepared.probe
+        target, draft, shapes = prepared.target, prepared.draft, prepared.shapes
+        self.config, self.probe, self.tokenizer = config, prepared.probe, target.tokenizer
         self.deterministic = self.probe.row_invariant
         self.stats = EngineStats()
-        self._shapes = prepared.shapes
-        self._forward, self._fast_forward = prepared.passes[0].counting(), prepared.passes[0].counting()
-        self._draft_forward = prepared.passes[1].counting() if self._draft else None
-        model = None
-        if self._draft and self._draft_forward:
-            model = ModelDrafter(self._draft_forward, self._target.vocabulary, self._draft.context, self._target.eos)
+        self.stopping = Stopping(target.tokenizer, target.eos)
+        self._prepared, self._target = prepared, target
+        self._forward, *drafting = [p.counting() for p in prepared.passes]
+        self._model = None
+        if draft:
+            self._model = ModelDrafter(drafting[0], target.vocabulary, draft.context, target.eos)
         self._scheduler = Scheduler(
             [p.cache for p in prepared.passes],
-            self._shapes,
+            shapes,
             config.batch_size,
-            model.start if model else lambda *_: None,
+            self._model.start if self._model else lambda *_: None,
             config.prefill_chunk,
             config.prefix_reuse,
         )
-        self._decoding = Decoding(
-            self._forward, self._shapes, self._fast_forward, self._scheduler, self.stopping, self.stats
-        )
+        fast = self._forward.counting()
+        self._decoding = Decoding(self._forward, shapes, fast, self._scheduler, self.stopping, self.stats)
         parts = Parts(
-            model=model,
+            model=self._model,
             fast=self._decoding.fast,
             target_cost=self._forward.cost,
-            most_rows=self._shapes.most_rows,
-            eos=self._target.eos,
+            most_rows=shapes.most_rows,
+            eos=target.eos,
             draft_tokens=config.draft_tokens,
             verify_window=config.verify_window,
         )
@@ -135,14 +134,9 @@ class Engine:
         return self._target.vocabulary
 
     @property
-    def stopping(self) -> Stopping:
-        """Decides where sequences end."""
-        return Stopping(self.tokenizer, self._target.eos)
-
-    @property
     def canonical(self) -> tuple[Forward, Shapes]:
         """The target's passes and the shapes of canonical passes; for proofs and benchmarks."""
-        return self._forward, self._shapes
+        return self._forward, self._prepared.shapes
 
     def generate(self, prompts: Iterable[str | Request], **sampling: Any) -> list[Completion]:
         """Complete prompts.
@@ -159,17 +153,11 @@ class Engine:
                 `error` instead.
         """
         params = SamplingParams(**sampling)
-        requests = (
+        requests = [
             p if isinstance(p, Request) else Request(i, i, prompt=p, params=params) for i, p in enumerate(prompts)
-        )
-        order: dict[int, int] = {}
-
-        def numbered() -> Iterator[Request]:
-            for request in requests:
-                order[id(request)] = len(order)
-                yield request
-
-        done = [c for batch in self.stream(numbered()) for c in batch]
+        ]
+        order = {id(request): i for i, request in enumerate(requests)}
+        done = [c for batch in self.stream(requests) for c in batch]
         return sorted(done, key=lambda c: (order[id(c.request)], c.sample))
 
     def stream(self, requests: Iterable[Request], trace: Trace | None = None) -> Iterator[list[Completion]]:
@@ -182,43 +170,42 @@ class Engine:
         Yields:
             After each round, the completions that it finished, often none.
         """
-        source = iter(requests)
         scheduler = self._scheduler
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         self._decoding.trace = trace
+        refused: list[Completion] = []
+        samples = self._samples(requests, refused)
         more = True
-        samples: Iterator[Sequence] = iter(())  # of the request that was read last
         try:
             while more or scheduler.waiting or scheduler.live:
-                refused: list[Completion] = []
-                while more and scheduler.wants() > 0:
-                    sample = next(samples, None)
-                    if sample is not None:
-                        scheduler.waiting.append(sample)
-                        continue
-                    request = next(source, None)
-                    if request is None:
-                        more = False
-                        break
-                    try:
-                        samples = self.sequences(request)
-                    except RequestError as e:
-                        refused.append(Completion(request, error=str(e)))
+                wanted = scheduler.wants()
+                taken = list(islice(samples, wanted))
+                more = len(taken) == wanted
+                scheduler.waiting += taken
                 done = self._decoding.step()
                 self._update_stats()
                 yield refused + [_completion(seq) for seq in done]
+                refused.clear()
         finally:
             scheduler.waiting.clear()
             for seq in list(scheduler.live.values()):
                 scheduler.release(seq)
             self.stats.live = 0
 
+    def _samples(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence]:
+        """The samples of the requests that can run; the others go to `refused`."""
+        for request in requests:
+            try:
+                yield from self.sequences(request)
+            except RequestError as e:
+                refused.append(Completion(request, error=str(e)))
+
     def _update_stats(self) -> None:
         s, f = self.stats, self._forward
         s.target_passes, s.rows, s.padding_rows = f.passes, f.rows, f.padding
-        s.fast_passes = self._fast_forward.passes
-        s.draft_passes = self._draft_forward.passes if self._draft_forward else 0
+        s.fast_passes = self._decoding.fast.passes
+        s.draft_passes = self._model.forward.passes if self._model else 0
         s.reused_tokens = self._scheduler.reused
 
     def sequences(self, request: Request) -> Iterator[Sequence]:
@@ -267,13 +254,12 @@ class Engine:
 
     def profile(self) -> dict[str, Any]:
         """The numerics profile: everything an output depends on besides the request."""
-        import transformers
-
-        cpu = self._device.type == "cpu"
+        device = self._prepared.device
+        cpu = device.type == "cpu"
         return {
             "target": {"name": self._target.name, "digest": self._target.digest, "quant": self.config.target_quant},
             "dtype": str(self._target.dtype).removeprefix("torch."),
-            "device": cpu_name() if cpu else torch.cuda.get_device_name(self._device),
+            "device": cpu_name() if cpu else torch.cuda.get_device_name(device),
             "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "attention": self.probe.attention,
@@ -281,7 +267,7 @@ class Engine:
 
     def draft_profile(self) -> dict[str, Any] | None:
         """Name, digest and quantization of the draft model, on which no output depends; None if there is none."""
-        d = self._draft
+        d = self._prepared.draft
         return {"name": d.name, "digest": d.digest, "quant": self.config.draft_quant} if d else None
 
     def probe_report(self) -> dict[str, Any]:

@@ -50,8 +50,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.live: dict[int, Sequence] = {}
         self._contents: list[list[int]] = []  # tokens whose canonical KV entries each slot holds
-        self._slot_size = 0
-        self._cut = 0
+        self._cut = 0  # which cut of the KV buffers they are in
         self.reused = 0
 
     @property
@@ -74,7 +73,7 @@ class Scheduler:
             self._repartition()
         while self.waiting and len(self.live) < len(self._contents):
             seq = self.waiting[0]
-            if seq.limit > self._slot_size or self._sibling_reading(seq):
+            if seq.limit > self._caches[0].slot_size or self._sibling_reading(seq):
                 return  # wait until the others are done, or until the prompt's KV entries can be reused
             self.waiting.popleft()
             self._place(seq)
@@ -83,21 +82,21 @@ class Scheduler:
         """Cut the KV buffer for the longest of the next sequences, unless the present slots fit it."""
         if not self.waiting:
             return
-        if self._cut != self._caches[0].cuts:  # another engine has used the caches since
-            self._slot_size, self._contents = 0, []
+        cache = self._caches[0]
+        if self._cut != cache.cuts:  # another engine has used the caches since
+            self._contents = []
         ahead = list(self.waiting)[: 2 * self._batch_size]
-        positions = self._caches[0].positions
+        positions = cache.positions
         slot_size = self._shapes.fit_keys(max(s.limit for s in ahead))
         if positions // slot_size < min(self._batch_size, len(ahead)):
             # Too long for a whole batch: serve the head of the queue; the long one's turn comes.
             slot_size = self._shapes.fit_keys(self.waiting[0].limit)
         slots = max(min(self._batch_size, positions // slot_size), 1)
-        if self._slot_size >= slot_size and len(self._contents) >= slots:
+        if cache.slot_size >= slot_size and len(self._contents) >= slots:
             return
-        self._slot_size = slot_size
-        for cache in self._caches:
-            cache.partition(slot_size, slots)
-        self._cut = self._caches[0].cuts
+        for each in self._caches:
+            each.partition(slot_size, slots)
+        self._cut = cache.cuts
         self._contents = [[] for _ in range(slots)]
 
     def _sibling_reading(self, seq: Sequence) -> bool:
