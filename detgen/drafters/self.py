@@ -14,6 +14,7 @@ import torch
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
+from detgen.drafters.stepwise import draft_stepwise
 from detgen.kernels.sampling import choose
 from detgen.passes.forward import Forward
 from detgen.passes.packing import FREE_SHAPES, Window
@@ -90,14 +91,7 @@ class SelfDrafter:
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; stops after an end-of-sequence token."""
-        drafts: list[list[int]] = [[] for _ in seqs]
-        going = [i for i, n in enumerate(lengths) if n > 0]
-        while going:
-            tokens = self._fast.decode([(seqs[i], drafts[i]) for i in going])
-            for i, token in zip(going, tokens, strict=True):
-                drafts[i].append(token)
-            going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
-        return [Draft(d, self.name) for d in drafts]
+        return draft_stepwise(self.name, seqs, lengths, self._eos, self._fast.decode)
 
 
 def make(parts: Parts) -> Drafter:

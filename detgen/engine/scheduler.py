@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from detgen.engine.sequence import Sequence
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import Shapes, Window, common_prefix
+from detgen.passes.packing import Shapes, Window, common_prefix, fill_passes
 
 _WORTH_COPYING = 4  # least shared prompt tokens for which copying KV entries beats reading them again
 
@@ -141,31 +141,15 @@ class Scheduler:
         Args:
             windows: last committed tokens and drafts of the round.
 
-        Yields:
+        Returns:
             The windows of each pass, together at most `shapes.most_rows` tokens.
         """
-        most = self._shapes.most_rows
-        batch: list[Window] = []
-        free = most
-        for window in windows:
-            if len(window.tokens) > free:
-                yield batch
-                batch, free = [], most
-            batch.append(window)
-            free -= len(window.tokens)
+        reads = []
         for seq in sorted(self.live.values(), key=lambda s: s.prompt_length - s.cached):
             at, end = seq.cached, seq.prompt_length
             if at >= end or seq.generated:
                 continue
             if self._prefill_chunk is not None:
                 end = min(end, at + self._prefill_chunk)  # the next chunk belongs to the next round
-            while at < end:
-                if not free:
-                    yield batch
-                    batch, free = [], most
-                part = seq.tokens[at : min(at + free, end)]
-                at += len(part)
-                batch.append(Window(seq.slot, at - len(part), part, int(at == seq.prompt_length)))
-                free -= len(part)
-        if batch:
-            yield batch
+            reads.append(Window(seq.slot, at, seq.tokens[at:end], int(end == seq.prompt_length)))
+        return fill_passes(windows, reads, self._shapes.most_rows)

@@ -6,6 +6,7 @@ window; `tiles` lays windows out for attention. Knows no models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,6 +157,39 @@ def pack(
     return Packed(
         ids, positions, kv_positions, torch.from_numpy(np.array(wanted)).to(device), asked, rows - count, tiles
     )
+
+
+def fill_passes(windows: list[Window], reads: list[Window], most: int) -> Iterator[list[Window]]:
+    """Divide windows among passes.
+
+    Args:
+        windows: windows that go through one pass each.
+        reads: windows that may be divided; the logits are those of the last part.
+        most: most tokens of a pass.
+
+    Yields:
+        The windows of each pass.
+    """
+    batch: list[Window] = []
+    free = most
+    for window in windows:
+        if len(window.tokens) > free:
+            yield batch
+            batch, free = [], most
+        batch.append(window)
+        free -= len(window.tokens)
+    for read in reads:
+        at, end = 0, len(read.tokens)
+        while at < end:
+            if not free:
+                yield batch
+                batch, free = [], most
+            part = read.tokens[at : at + free]
+            batch.append(Window(read.slot, read.start + at, part, read.logits if at + len(part) == end else 0))
+            at += len(part)
+            free -= len(part)
+    if batch:
+        yield batch
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
