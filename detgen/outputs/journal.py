@@ -137,7 +137,7 @@ class Journal:
         found = _read(self._reader)
         if found is None:
             raise OutputError(f"{self._path} was changed while the run used it; run the same command again to resume")
-        return found.entry()
+        return _entry(found)
 
     def close(self) -> None:
         """Close the file; entries that were not flushed are lost."""
@@ -149,7 +149,7 @@ class Journal:
         end = 0
         with self._path.open("rb") as file:
             while found := _read(file):
-                self._note(found.index, found.sample, end)
+                self._note(int(found[0][3]), int(found[0][4]), end)
                 end = file.tell()
         return end
 
@@ -174,32 +174,18 @@ def read_entries(path: Path) -> Iterator[Entry]:
     """
     with path.open("rb") as file:
         while found := _read(file):
-            yield found.entry()
+            yield _entry(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """An entry as it stands in the file: its place, its line of figures, its lines of the two files."""
+_Packed = tuple[re.Match[bytes], bytes, bytes]  # line of figures, lines of the two files
 
-    index: int
-    sample: int
-    figures: bytes
-    output: bytes
-    acceptance: bytes
 
-    def entry(self) -> Entry:
-        fields = json.loads(self.figures)
-        drafts = DraftCounts({name: DrafterStats(**counts) for name, counts in fields["drafts"].items()})
-        return Entry(
-            self.index,
-            self.sample,
-            fields["request"],
-            fields["tokens"],
-            fields["prompt_tokens"],
-            drafts,
-            self.output,
-            self.acceptance,
-        )
+def _entry(packed: _Packed) -> Entry:
+    head, output, acceptance = packed
+    fields = json.loads(b"{" + head[2])
+    drafts = DraftCounts({name: DrafterStats(**counts) for name, counts in fields["drafts"].items()})
+    known = {name: fields[name] for name in ("index", "sample", "request", "tokens", "prompt_tokens")}
+    return Entry(**known, drafts=drafts, output=output, acceptance=acceptance)
 
 
 def _pack(entry: Entry) -> bytes:
@@ -227,4 +213,4 @@ def _read(file: BinaryIO) -> _Packed | None:
     lines = file.read(output + acceptance)
     if int(head[1], 16) != zlib.crc32(lines, zlib.crc32(head[2])):
         return None
-    return _Packed(int(head[3]), int(head[4]), b"{" + head[2], lines[:output], lines[output:])
+    return head, lines[:output], lines[output:]
