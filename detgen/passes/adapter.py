@@ -94,21 +94,6 @@ def attending(attend: AttendRows) -> Iterator[None]:
         _current.reset(token)
 
 
-class _Recorder:
-    """Records the shapes and traits of the layers instead of attending."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, tuple[int, int, int, int]] = {}
-        self.traits: dict[int, AttentionTraits] = {}
-
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        self.layers[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
-        self.traits[layer] = traits
-        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The attention layers of a model, as recorded in a forward pass.
@@ -135,25 +120,29 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface.
     """
     kind = f"{name} ({type(model).__name__})"
-    recorder = _Recorder()
+    sizes: dict[int, tuple[int, int, int, int]] = {}
+    traits: dict[int, AttentionTraits] = {}
+
+    def note(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionTraits) -> torch.Tensor:
+        sizes[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
+        traits[layer] = asked
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+
     try:
         model.set_attn_implementation(ATTENTION_NAME)
         ids = torch.zeros(1, 4, dtype=torch.int64, device=next(model.parameters()).device)
-        with torch.inference_mode(), attending(recorder.attend):
+        with torch.inference_mode(), attending(note):
             model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None], use_cache=False)
     except (ValueError, TypeError, NotImplementedError) as e:
         raise EngineError(f"{kind} is not supported: {str(e).strip().splitlines()[0]}") from e
     count = model.config.get_text_config().num_hidden_layers
-    missing = [i for i in range(count) if i not in recorder.layers]
+    missing = [i for i in range(count) if i not in sizes]
     if missing:
         which = "its layers do" if len(missing) == count else f"layers {missing} of {count} do"
         raise EngineError(
             f"{kind} is not supported: {which} not take attention from transformers' AttentionInterface, "
             "so detgen cannot hold it to its key-value cache"
         )
-    shapes = [recorder.layers[i] for i in range(count)]
-    return Layout(
-        [(h, dk, dv) for _, h, dk, dv in shapes],
-        [recorder.traits[i] for i in range(count)],
-        min(q // h for q, h, _, _ in shapes),
-    )
+    layers = [sizes[i] for i in range(count)]
+    group = min(q // h for q, h, _, _ in layers)
+    return Layout([(h, dk, dv) for _, h, dk, dv in layers], [traits[i] for i in range(count)], group)

@@ -173,7 +173,7 @@ def _digest(source: str | Path) -> str:
         folder = Path(snapshot_download(str(source), local_files_only=True))
     total = hashlib.sha256()
     for file in sorted(folder.iterdir()):
-        if file.suffix in (".safetensors", ".bin") or (file.suffix in (".json", ".jinja", ".model", ".txt")):
+        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"):
             with file.open("rb") as f:
                 total.update(f"{file.name} {hashlib.file_digest(f, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
