@@ -145,7 +145,7 @@ class Decoding:
             if not seq.generated:  # a chunk of the prompt
                 self._stats.prompt_tokens += len(w.tokens)
                 self._scheduler.advance(seq, w.start + len(w.tokens))
-        choices = [choice for w, seq in judged for choice in seq.choices(w.logits)]
+        choices = [seq.choice(i) for w, seq in judged for i in range(w.logits)]
         if not choices:
             return
         started = time.perf_counter()
@@ -179,17 +179,15 @@ class Decoding:
                 if drafted and self._learn is not None:
                     self._learn(seq, name, verdict.accepted, verdict.tried)
             else:
-                self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[at])
+                own = (verdict.tokens[0], "fast", None, "unverified", chosen[at], margins[at])
+                seq.records.append(TokenRecord(seq.generated, seq.rounds, *own))
+                seq.tokens += verdict.tokens
+                seq.rounds += 1
+                self._count(seq, "fast", DrafterStats(rounds=1, unverified=1))
             at += n
             self._stats.tokens += n
             self._scheduler.advance(seq, len(seq.tokens) - 1)
             self._finish(seq)
-
-    def _record_unverified(self, seq: Sequence, token: int, logprob: float, margin: float | None) -> None:
-        seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, margin))
-        seq.tokens.append(token)
-        seq.rounds += 1
-        self._count(seq, "fast", DrafterStats(rounds=1, unverified=1))
 
     def _count(self, seq: Sequence, name: str, counts: DrafterStats) -> None:
         """Add the counts of a round to the sequence's and to the engine's."""

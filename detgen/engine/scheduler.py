@@ -101,11 +101,9 @@ class Scheduler:
 
     def _sibling_reading(self, seq: Sequence) -> bool:
         """Whether another sample of the request is still reading the prompt, whose KV entries this one will reuse."""
-        return (
-            self._prefix_reuse
-            and seq.sample > 0
-            and any(s.request is seq.request and s.reading for s in self.live.values())
-        )
+        if not self._prefix_reuse or not seq.sample:
+            return False
+        return any(s.request is seq.request and s.cached < s.prompt_length - 1 for s in self.live.values())
 
     def _place(self, seq: Sequence) -> None:
         free = [i for i in range(len(self._contents)) if i not in self.live]

@@ -51,11 +51,6 @@ class Sequence:
         return self.request.params.deterministic
 
     @property
-    def reading(self) -> bool:
-        """Whether it still has prompt tokens to read before the last one."""
-        return self.cached < self.prompt_length - 1
-
-    @property
     def generated(self) -> int:
         """Committed tokens of the completion."""
         return len(self.tokens) - self.prompt_length
@@ -70,12 +65,6 @@ class Sequence:
         if self.request.params.temperature == 0:
             return _GREEDY
         return replace(Choice.of(self.request.params, self.sample), position=self.generated + ahead)
-
-    def choices(self, count: int) -> list[Choice]:
-        """How the next `count` tokens are chosen."""
-        if self.request.params.temperature == 0:
-            return [_GREEDY] * count
-        return [self.choice(i) for i in range(count)]
 
 
 _GREEDY = Choice()

@@ -58,12 +58,7 @@ def attend_compiled(
 ) -> torch.Tensor:
     """Attention of one tile; unsupported tiles go to `attend_fused`.
 
-    Args:
-        q: as for `attend_fused`, like the others; the last axis of all of them must be contiguous.
-        k: likewise.
-        v: likewise; its head size may differ.
-        mask: likewise.
-        traits: likewise.
+    Arguments as for `attend_fused`, each contiguous in its last axis; the head size of v may differ.
 
     Returns:
         [slots, kv_heads, rows, value head_size].

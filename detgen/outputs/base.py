@@ -38,11 +38,7 @@ def write_all(file: int, data: bytes | bytearray) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[int]:
-    """The descriptor of a new, empty file, durable after the block.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """The descriptor of a new, empty file, durable after the block; an OSError passes."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         yield file

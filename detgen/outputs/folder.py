@@ -21,8 +21,8 @@ _INPUT_KEYS = {"path", "format", "sha256"}
 class OutputFolder:
     """A folder that holds one run, or nothing yet; `with` creates and locks it.
 
-    Args:
-        path: the folder.
+    Raises:
+        OutputError: by every method that changes a file, if it cannot.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,30 +103,18 @@ class OutputFolder:
         return manifest
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        """Replace the manifest.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Replace the manifest."""
         write_atomically(self._manifest, json.dumps(manifest, indent=2).encode() + b"\n")
 
     def clear(self) -> None:
-        """Delete what an earlier run wrote, and nothing else.
-
-        Raises:
-            OutputError: a file cannot be deleted.
-        """
+        """Delete what an earlier run wrote, and nothing else."""
         # The manifest last: it marks the other files as detgen's if a crash leaves some of them.
         for path in (self.outputs, self.acceptance, self.journal, self.spool, self._manifest):
             with writing(path):
                 path.unlink(missing_ok=True)
 
     def remove_journal(self) -> None:
-        """Delete the journal of a finished run.
-
-        Raises:
-            OutputError: it cannot be deleted.
-        """
+        """Delete the journal of a finished run."""
         with writing(self.journal):
             self.journal.unlink(missing_ok=True)
             sync_folder(self.path)
@@ -150,11 +138,7 @@ class OutputFolder:
                 )
 
     def receive(self, stream: BinaryIO) -> Path | None:
-        """Store a stream until the folder is closed; None if it is empty.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Store a stream until the folder is closed; None if it is empty."""
         with writing(self._draft_spool):
             with new_file(self._draft_spool) as file:
                 while block := stream.read(1 << 20):
@@ -165,11 +149,7 @@ class OutputFolder:
         return self._draft_spool if received else None
 
     def keep_received(self) -> Path:
-        """Keep the stored stream as the input of this run.
-
-        Raises:
-            OutputError: it cannot be renamed.
-        """
+        """Keep the stored stream as the input of this run."""
         if self._draft_spool.exists():
             with writing(self.spool):
                 self._draft_spool.replace(self.spool)

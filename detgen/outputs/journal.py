@@ -74,14 +74,11 @@ def make_entry(completion: Completion) -> Entry:
 class Journal:
     """The journal of one run, open for reading what an earlier process left and for appending.
 
-    Args:
-        path: the file; created if it does not exist.
-
     Attributes:
         kept: samples that an earlier process left.
 
     Raises:
-        OutputError: it cannot be opened or written.
+        OutputError: by every method that writes, if it cannot.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,13 +108,10 @@ class Journal:
         return offset
 
     def flush(self, *, sync: bool = False) -> None:
-        """Write what was appended; from now on it survives this process, and after an fsync the machine.
+        """Write what was appended; from now on it survives this process, and after an fsync a power cut.
 
         Args:
-            sync: fsync in any case, not only if the last one was `SYNC_SECONDS` ago.
-
-        Raises:
-            OutputError: it cannot be written.
+            sync: fsync even if the last one was less than `SYNC_SECONDS` ago.
         """
         with writing(self._path):
             write_all(self._file, self._pending)

@@ -66,9 +66,6 @@ class Writer:
 
     When a run resumes, both files are written again from the journal.
 
-    Args:
-        folder: the open output folder.
-
     Attributes:
         totals: totals over what is written.
         fresh: totals over the samples that this process finished, written or not.
@@ -77,7 +74,7 @@ class Writer:
         resumed: samples taken from the journal.
 
     Raises:
-        OutputError: the files cannot be opened.
+        OutputError: by every method that writes a file, if it cannot.
     """
 
     def __init__(self, folder: OutputFolder) -> None:
@@ -113,7 +110,7 @@ class Writer:
         """Add the next request: True if the journal has all its samples, False if it has to run.
 
         Raises:
-            OutputError: the journal does not belong to these requests, or the samples cannot be written.
+            OutputError: the journal does not belong to these requests.
         """
         offsets = self._journal.offsets(request.index, request.params.n)
         if offsets is None:
@@ -126,11 +123,7 @@ class Writer:
         return True
 
     def refuse(self, bad: BadLine) -> None:
-        """Add the next input line, which cannot run.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Add the next input line, which cannot run."""
         slot = self._slots[bad.index] = _Slot(missing=0)
         self._set_error(slot, bad_line(bad))
         self._advance()
@@ -148,11 +141,7 @@ class Writer:
             self.done += slot.missing == 0
 
     def flush(self) -> None:
-        """Write what was added: all of it to the journal, and to the two files whatever is next in order.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write what was added: all of it to the journal, and to the two files whatever is next in order."""
         self._journal.flush()
         self._advance()
         self._outputs.flush()
@@ -163,9 +152,6 @@ class Writer:
 
         Returns:
             "sha256" and "bytes" of the two files, by name.
-
-        Raises:
-            OutputError: it cannot be written.
         """
         self.flush()
         self._journal.flush(sync=True)

@@ -154,11 +154,6 @@ class LeanDecoderLayer(nn.Module):
 class LeanDecoder(nn.Module):
     """A whole decoder; it takes over the weights of `model`, whose layers and output layer are released.
 
-    Args:
-        model: a transformers decoder.
-        attend: attention of the pass in progress.
-        traits: attention traits of each layer.
-
     Attributes:
         kind: class name of the model.
         concurrent: whether several threads may run it at a time; it holds no state during a pass.

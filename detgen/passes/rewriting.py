@@ -49,27 +49,23 @@ def prepack_linears(model: nn.Module) -> int:
     for parent in sorted({name.rpartition(".")[0] for name in found}):
         for names in _SIBLINGS:
             paths = [f"{parent}.{n}" for n in names]
-            if all(p in found for p in paths) and _joinable([found[p] for p in paths]):
-                _join(model.get_submodule(parent), names, [found.pop(p) for p in paths])
+            layers = [found[p] for p in paths if p in found]
+            alike = {(w.shape[1], w.dtype, b is None) for w, b in layers}  # all or none with a bias
+            if len(layers) == len(paths) and len(alike) == 1:
+                _join(model, paths, layers)
+                found = {p: layer for p, layer in found.items() if p not in paths}
     for name, (weight, bias) in found.items():
         model.set_submodule(name, PrepackedLinear(weight, bias))
     return count
 
 
-_Layer = tuple[torch.Tensor, torch.Tensor | None]
-
-
-def _joinable(layers: list[_Layer]) -> bool:
-    """Same input size and dtype, and all or none with a bias."""
-    return len({(w.shape[1], w.dtype, b is None) for w, b in layers}) == 1
-
-
-def _join(owner: nn.Module, names: tuple[str, ...], layers: list[_Layer]) -> None:
+def _join(model: nn.Module, paths: list[str], layers: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+    """Replace the layers at these paths, given as weights and biases, by one joined product."""
     biases = [b for _, b in layers if b is not None]
     joined = Joined(PrepackedLinear(torch.cat([w for w, _ in layers]), torch.cat(biases) if biases else None))
     first = 0
-    for name, (weight, _) in zip(names, layers, strict=True):
-        setattr(owner, name, JoinedLinear(joined, first, first + weight.shape[0], len(names)))
+    for path, (weight, _) in zip(paths, layers, strict=True):
+        model.set_submodule(path, JoinedLinear(joined, first, first + weight.shape[0], len(paths)))
         first += weight.shape[0]
 
 
