@@ -179,9 +179,11 @@ class Decoding:
                 if drafted and self._learn is not None:
                     self._learn(seq, name, verdict.accepted, verdict.tried)
             else:
-                own = (verdict.tokens[0], "fast", None, "unverified", chosen[at], margins[at])
-                seq.records.append(TokenRecord(seq.generated, seq.rounds, *own))
-                seq.tokens += verdict.tokens
+                (token,) = verdict.tokens
+                seq.records.append(
+                    TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", chosen[at], margins[at])
+                )
+                seq.tokens.append(token)
                 seq.rounds += 1
                 self._count(seq, "fast", DrafterStats(rounds=1, unverified=1))
             at += n

@@ -77,8 +77,9 @@ class _Prober:
     Its cached entries are restored before each pass, so that a pass is judged by its own results alone.
     """
 
-    def __init__(self, forward: Forward, vocabulary: int) -> None:
+    def __init__(self, forward: Forward, vocabulary: int, like: Shapes) -> None:
         self.forward = forward
+        self._like = like
         self._random = torch.Generator().manual_seed(20)
         self._vocabulary = vocabulary
         self.tokens = _probed_tokens(vocabulary)
@@ -89,19 +90,15 @@ class _Prober:
             at = torch.cat([torch.arange(_SPAN) + slot * cache.slot_size for slot in range(3)])
             entries[at.to(entries.device)] = noise.to(entries.device, entries.dtype)
 
-    def _draw(self, count: int) -> list[int]:
-        tokens: list[int] = torch.randint(0, self._vocabulary, (count,), generator=self._random).tolist()
-        return tokens
-
-    def learn(self, rows: int, like: Shapes) -> None:
+    def learn(self, rows: int) -> None:
         """Make the tail, as passes of `rows` rows compute it, the reference for the others."""
         width = min(rows, _TAIL)
         found = []
         for start in range(0, _TAIL, width):
-            found.append(self._compute(rows, like, start, min(width, _TAIL - start), before=0))
+            found.append(self._compute(rows, start, min(width, _TAIL - start), before=0))
         self._want = [torch.cat([f[i] for f in found], dim=d) for i, d in ((0, 0), (1, 1), (2, 1))]
 
-    def agrees(self, rows: int, like: Shapes) -> bool:
+    def agrees(self, rows: int) -> bool:
         """Whether passes of `rows` rows reproduce the reference at several places and window lengths."""
         spare = rows - 1
         packings = [
@@ -110,16 +107,16 @@ class _Prober:
             (5, min(rows, 4), max(rows - 4, 0) // 2),
             (12, 1, spare // 2),
         ]
-        return all(self._agrees(rows, like, *packing) for packing in packings)
+        return all(self._agrees(rows, *packing) for packing in packings)
 
-    def agrees_everywhere(self, rows: int, like: Shapes) -> bool:
+    def agrees_everywhere(self, rows: int) -> bool:
         """Whether the whole tail reproduces the reference at every place in passes of `rows` rows."""
         places = {*range(_TAIL, rows - _TAIL, _TAIL), max(rows - _TAIL, 0)}
-        return rows < _TAIL or all(self._agrees(rows, like, 0, _TAIL, before) for before in places)
+        return rows < _TAIL or all(self._agrees(rows, 0, _TAIL, before) for before in places)
 
-    def _agrees(self, rows: int, like: Shapes, start: int, width: int, before: int) -> bool:
+    def _agrees(self, rows: int, start: int, width: int, before: int) -> bool:
         self._restore()
-        found = self._compute(rows, like, start, width, before)
+        found = self._compute(rows, start, width, before)
         end = start + width
         logits, keys, values = self._want
         want = [logits[start:end], keys[:, start:end], values[:, start:end]]
@@ -132,7 +129,7 @@ class _Prober:
             for layer, rows in zip(entries, want, strict=True):
                 layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
 
-    def _compute(self, rows: int, like: Shapes, start: int, width: int, before: int) -> list[torch.Tensor]:
+    def _compute(self, rows: int, start: int, width: int, before: int) -> list[torch.Tensor]:
         """Logits and KV entries of tail tokens start..start+width-1, after `before` rows of a neighbour.
 
         Neighbours fill the pass up to `rows` rows.
@@ -141,16 +138,18 @@ class _Prober:
         for slot, count in ((0, before), (2, rows - width - before)):
             if count:
                 at = int(torch.randint(0, max(_SPAN - count, 0) + 1, (1,), generator=self._random))
-                windows.insert(slot // 2 * len(windows), Window(slot, at, self._draw(count), 1))
-        logits = self.forward.run(windows, _exact(rows, like))
+                windows.insert(
+                    slot // 2 * len(windows), Window(slot, at, _draw(self._vocabulary, count, self._random), 1)
+                )
+        logits = self.run(windows, rows)
         skip = 1 if before else 0
         keys, values = self.forward.cache.entries(1, _HEAD + start, _HEAD + start + width)
         self.positions += width
         return [logits[skip : skip + width].clone(), keys, values]
 
-
-def _exact(rows: int, like: Shapes) -> Shapes:
-    return Shapes((rows,), False, like.tile_rows, like.key_lengths, like.attend)
+    def run(self, windows: list[Window], rows: int) -> torch.Tensor:
+        """A pass of exactly `rows` rows."""
+        return self.forward.run(windows, replace(self._like, rows=(rows,)))
 
 
 def probe(
@@ -173,18 +172,17 @@ def probe(
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
-    for name, attend, tile_rows, lengths in _attentions(forward, traits):
+    for name, like in _attentions(forward, traits):
         cache.partition(cache.positions // 3, 3)
-        like = Shapes((_SIZES[-1],), False, tile_rows, lengths, attend)
-        prober = _Prober(forward, reference.shape[-1])
-        error = _reference_error(prober, like, reference)
-        sizes, others = _class(prober, like, counts)
+        prober = _Prober(forward, reference.shape[-1], like)
+        error = _reference_error(prober, reference)
+        sizes, others = _class(prober, counts)
         if sizes:
             # A GPU's library may use another kernel at any row count, so only counts that were tried are allowed there.
             dense = forward.device.type == "cpu" and not any(sizes[0] < n < sizes[-1] for n in others)
             tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
-            report = ProbeReport(True, name, tile_rows, sizes, dense, lengths, others, *tried)
-            return Shapes(sizes, dense, tile_rows, lengths, attend), report
+            report = ProbeReport(True, name, like.tile_rows, sizes, dense, like.key_lengths, others, *tried)
+            return replace(like, rows=sizes, dense=dense), report
     tried = counts, forward.passes - before, 0, 0.0, round(time.perf_counter() - started, 3)
     return None, ProbeReport(False, "none", 0, (), False, (), _SIZES, *tried)
 
@@ -192,10 +190,8 @@ def probe(
 _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks}
 
 
-def _attentions(
-    forward: Forward, traits: Sequence[AttentionTraits]
-) -> Iterator[tuple[str, Attend, int, tuple[int, ...]]]:
-    """Name, implementation, tile rows and key lengths of each attention that keeps its promise here, best first."""
+def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator[tuple[str, Shapes]]:
+    """Name of each attention that keeps its promise here, and shapes with its tile rows and key lengths; best first."""
     cache, candidates = forward.cache, list(_ATTENTIONS.items())
     layers = {
         (k.shape[1], k.shape[2], k.dtype, replace(asked, window=None))
@@ -207,11 +203,11 @@ def _attentions(
         for rows in _TILE_ROWS:
             found = [key_lengths(attend, h, d, dtype, forward.device, rows, asked) for h, d, dtype, asked in layers]
             if lengths := tuple(sorted(set.intersection(*map(set, found)))):
-                yield name, attend, rows, lengths
+                yield name, Shapes((_SIZES[-1],), False, rows, lengths, attend)
                 break
 
 
-def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Row counts that give the same bits in all packings and at all thread counts, and the others that were tried.
 
     All of a class agree with its reference row count, so that its bits do not depend on which others there was time to
@@ -221,12 +217,12 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
     threads = torch.get_num_threads()
     try:
         for reference_rows in _REFERENCE_ROWS:
-            prober.learn(reference_rows, like)
+            prober.learn(reference_rows)
             started = time.perf_counter()
-            if not prober.agrees(reference_rows, like):
+            if not prober.agrees(reference_rows):
                 continue
             seconds = (time.perf_counter() - started) / 4
-            if not prober.agrees_everywhere(reference_rows, like):
+            if not prober.agrees_everywhere(reference_rows):
                 continue
             tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
             large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.slot_size][:1]
@@ -236,7 +232,7 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
             agreeing = set(tried)
             for count in counts:
                 torch.set_num_threads(count)
-                agreeing -= {n for n in agreeing if not prober.agrees(n, like)}
+                agreeing -= {n for n in agreeing if not prober.agrees(n)}
             torch.set_num_threads(threads)
             if reference_rows in agreeing:
                 return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
@@ -246,7 +242,11 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
 
 
 def _probed_tokens(vocabulary: int) -> list[int]:
-    tokens: list[int] = torch.randint(0, vocabulary, (_TAIL,), generator=torch.Generator().manual_seed(20)).tolist()
+    return _draw(vocabulary, _TAIL, torch.Generator().manual_seed(20))
+
+
+def _draw(vocabulary: int, count: int, generator: torch.Generator) -> list[int]:
+    tokens: list[int] = torch.randint(0, vocabulary, (count,), generator=generator).tolist()
     return tokens
 
 
@@ -263,7 +263,7 @@ def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
     return logits
 
 
-def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> float:
+def _reference_error(prober: _Prober, reference: torch.Tensor) -> float:
     """Largest difference of packed logits from the model's own, relative to the largest logit.
 
     In a mixture of experts, a rounding error sends a row whose experts are nearly tied to another expert, so in 16 bits
@@ -272,7 +272,7 @@ def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> 
     Raises:
         EngineError: if the difference is larger than rounding explains.
     """
-    packed = prober.forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
+    packed = prober.run([Window(0, 0, prober.tokens, _TAIL)], _SIZES[-1])
     rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)
     exact = prober.forward.cache.keys[0].dtype == torch.float32
     experts = any("expert" in name.lower() for name, _ in prober.forward.model.named_modules())
