@@ -24,7 +24,7 @@ class EngineConfig:
     Attributes:
         target: folder or hub name of the target model, or a loaded model (it is changed in place); None is the
             embedded one.
-        draft: likewise the draft model; None is the embedded one if the target is embedded too, else none.
+        draft: the draft model, likewise; None is the embedded one if the target is embedded too, else none.
         drafter: name of the drafter; auto chooses during the run. Or a function that makes a custom drafter, given
             the engine's own by name: `model` (if there is a draft model), `self`, `ngram` and `auto`.
         draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
@@ -61,7 +61,7 @@ class EngineConfig:
         """Check names and ranges.
 
         Raises:
-            EngineError: naming the option, what it may be and what it was.
+            EngineError: if one is out of range; names the option, its range and its value.
         """
         for name, allowed in (
             ("drafter", tuple(DRAFTERS)),

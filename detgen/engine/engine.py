@@ -254,7 +254,7 @@ class Engine:
 
     def profile(self) -> dict[str, Any]:
         """The numerics profile: everything an output depends on besides the request."""
-        device = self._prepared.device
+        device = self._forward.device
         cpu = device.type == "cpu"
         return {
             "target": {"name": self._target.name, "digest": self._target.digest, "quant": self.config.target_quant},

@@ -47,7 +47,7 @@ class SamplingParams:
         """Check types and ranges.
 
         Raises:
-            RequestError: naming the parameter, what it must be and what it was.
+            RequestError: if one is out of range; names the parameter, its range and its value.
         """
         _integer("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, 1e4)

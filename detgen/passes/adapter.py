@@ -141,7 +141,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         which = "its layers do" if len(missing) == count else f"layers {missing} of {count} do"
         raise EngineError(
             f"{kind} is not supported: {which} not take attention from transformers' AttentionInterface, "
-            "so detgen cannot hold it to its key-value cache"
+            "so it cannot use detgen's KV cache"
         )
     layers = [sizes[i] for i in range(count)]
     group = min(q // h for q, h, _, _ in layers)

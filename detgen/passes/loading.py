@@ -107,7 +107,7 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
         except ValueError as e:
-            raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json beside config.json") from e
+            raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json next to config.json") from e
         model = AutoModelForCausalLM.from_pretrained(source, config=config, **options)
     except ImportError as e:
         raise EngineError(f"{name}: {str(e).strip().splitlines()[0]}") from e

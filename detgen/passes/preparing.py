@@ -29,7 +29,6 @@ class Prepared:
     """What an engine is built on.
 
     Attributes:
-        device: of the models.
         target: the target model.
         draft: the draft model, if there is one.
         passes: those of the target, then those of the draft model.
@@ -37,7 +36,6 @@ class Prepared:
         probe: the result of the probe.
     """
 
-    device: torch.device
     target: LoadedModel
     draft: LoadedModel | None
     passes: tuple[Forward, ...]
@@ -91,7 +89,7 @@ def prepare(
         shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
     if draft:
         passes[1].learn_cost(batch_size)
-    return Prepared(device, target, draft, passes, shapes, report)
+    return Prepared(target, draft, passes, shapes, report)
 
 
 def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:
