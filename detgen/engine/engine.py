@@ -6,7 +6,7 @@ Together with the plain data of `request` and `config`, the public API of the pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -272,7 +272,7 @@ class Engine:
 
     def probe_report(self) -> dict[str, Any]:
         """The result of the probe, for the manifest."""
-        return self.probe.as_dict()
+        return asdict(self.probe)
 
 
 def _completion(seq: Sequence) -> Completion:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -65,10 +65,6 @@ class ProbeReport:
     positions: int
     reference_error: float
     seconds: float
-
-    def as_dict(self) -> dict[str, object]:
-        """For the manifest."""
-        return asdict(self)
 
 
 class _Prober:
