@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# OpenMP's threads spin while they wait for each other, by default so long that a run beside another busy process takes
-# ten times its time and more. Read when torch is loaded.
+# OpenMP threads spin while they wait for each other, by default for so long that a run next to another busy process
+# takes ten times as long or more. The variable is read when torch is loaded.
 if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = "1000"
 

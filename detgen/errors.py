@@ -12,28 +12,28 @@ DEMO = Path(__file__).parent / "demo_models"
 
 
 class EngineError(RuntimeError):
-    """An engine that cannot be built as asked; the message names what and the remedy."""
+    """The engine cannot be built as asked; the message names the reason and the remedy."""
 
 
 class RequestError(ValueError):
-    """A request that cannot run; the message names the reason and, where there is one, the remedy."""
+    """The request cannot run; the message names the reason and, where there is one, the remedy."""
 
 
 class PromptsError(Exception):
-    """An input that cannot be read; the message names it and the remedy."""
+    """The input cannot be read; the message names it and the remedy."""
 
 
 class OutputError(Exception):
-    """An output folder that cannot be used or written; the message names it and the remedy."""
+    """The output folder cannot be used or written; the message names it and the remedy."""
 
 
 class RunError(Exception):
-    """A run that cannot be made or go on; the message names what and the remedy."""
+    """The run cannot start or continue; the message names the reason and the remedy."""
 
 
 class CheckError(ValueError):
-    """What cannot be checked, audited or replayed; the message names it and the remedy."""
+    """The check, audit or replay cannot be done; the message names the reason and the remedy."""
 
 
 class BenchError(Exception):
-    """A benchmark that cannot be made; the message names what and the remedy."""
+    """The benchmark cannot run; the message names the reason and the remedy."""

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Ctrl-C inside takes effect behind: torch, numpy and transformers swallow it while they are imported, or break.
+    """Delay Ctrl-C until the end of the block: torch, numpy and transformers swallow it during import, or break.
 
-    A handler holds it back, not a signal mask, past which another thread would take it.
+    A handler delays it, since another thread would still receive a signal that this one masks.
     """
-    # Other threads are never interrupted; a handler that is none of Python's could not be put back.
+    # Other threads are never interrupted; a handler that Python did not install cannot be restored.
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return

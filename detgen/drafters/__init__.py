@@ -1,1 +1,1 @@
-"""Who writes the provisional tokens. All drafters give the same output; they differ in cost and acceptance."""
+"""Drafters propose tokens, which the target verifies. All give the same output; they differ in cost and acceptance."""

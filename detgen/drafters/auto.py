@@ -1,9 +1,9 @@
 """Chooses drafter and draft length for each sequence and round, from measured cost and acceptance.
 
-Candidates are no draft, the n-gram look-up and the draft model. (The fast path of the target is none: its pass costs
-what a canonical pass over as few rows costs, so it cannot win.) A drafted token is worth its row of the canonical pass
-while the chance that it is accepted exceeds the row's cost times the speed so far; the draft model drafts where what
-it gains over the look-up is worth its passes. The choice depends on timing; the output does not depend on the choice.
+The candidates are no draft, the n-gram look-up and the draft model. (Not the target's fast path: its pass costs as much
+as a canonical pass over so few rows, so it cannot win.) A draft token is worth its row of the canonical pass while its
+chance of acceptance exceeds the row's cost times the speed so far; the draft model drafts if its gain over the look-up
+is worth its passes. The choice depends on timing; the output does not depend on the choice.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from detgen.passes.cost import PassCost
 from detgen.passes.tiles import tile_area
 
 _MODEL_DRAFT_TOKENS = (1, 3, 6)
-# Acceptance before anything was seen: of the draft model, and of the look-up by the length of its match, from 1.
+# Prior acceptance of the draft model, and of the look-up by the length of its match, from 1.
 _MODEL_PRIOR = 0.67
 _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
 _ADAPTIVE = 8  # most tokens of an adaptive draft
-_WEIGHT = 4.0  # of a prior, in tokens tried
+_WEIGHT = 4.0  # weight of a prior, in tokens tried
 _RECONSIDERED = 8  # rounds after which a draft model that did not pay is considered again
 _NOTHING = Draft([], "none")
 
 
 class _Rate:
-    """An acceptance rate, in which old tries fade."""
+    """An acceptance rate in which old tries fade."""
 
     __slots__ = ("hits", "tries")
 
@@ -42,19 +42,19 @@ class _Rate:
 
     @property
     def value(self) -> float:
-        """Within bounds that keep every choice open."""
+        """The rate, within bounds that keep every choice open."""
         return min(max(self.hits / self.tries, 0.02), 0.98)
 
 
 class AutoDrafter:
-    """Drafts by the cheapest means a token.
+    """Drafts by whatever makes the round fastest.
 
     Args:
         ngram: the look-up.
         model: the draft model, if there is one.
-        target_cost: of canonical passes.
-        most_rows: of a canonical pass; a round of more takes several.
-        draft_tokens: drafted a round; None adapts.
+        target_cost: cost of canonical passes.
+        most_rows: most rows of a canonical pass; a larger round takes several.
+        draft_tokens: draft tokens per round; None adapts.
     """
 
     name = "auto"
@@ -74,7 +74,7 @@ class AutoDrafter:
         self.draft_tokens = draft_tokens or _ADAPTIVE
         self._draft_tokens = draft_tokens
         self._choices = _MODEL_DRAFT_TOKENS if draft_tokens is None else (draft_tokens,)
-        self._speed = 0.0  # expected tokens a second of the last round
+        self._speed = 0.0  # expected tokens per second of the last round
         self._by_model = _Rate(_MODEL_PRIOR)
         self._by_match = [_Rate(prior) for prior in _NGRAM_PRIOR]
         self._matched: dict[int, int] = {}  # by slot
@@ -82,7 +82,7 @@ class AutoDrafter:
         self._modelled = True  # whether the draft model paid when it was last considered
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; a draft of none is by "none"."""
+        """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
         count, keys = len(seqs), max(len(seq.tokens) for seq in seqs)
         plain = self._rate(count, [0] * count, keys, 0.0)
         self._speed = max(self._speed, plain)
@@ -97,7 +97,7 @@ class AutoDrafter:
             found.append(tokens)
             chances.append(self._chances(matched, len(tokens), least))
         counts, gain, self._speed = [0] * count, 0.0, plain
-        # Tiles are as wide as the longest draft, so the longest ones are cut to what pays for all of them.
+        # Tiles are as wide as the longest draft, so long drafts are cut to the length that pays for all.
         for cap in range(1, max(map(len, chances)) + 1):
             gain += sum(chance[cap - 1] for chance in chances if len(chance) >= cap)
             cut = [min(len(chance), cap) for chance in chances]
@@ -112,11 +112,11 @@ class AutoDrafter:
         return drafts
 
     def _chances(self, matched: int, length: int, least: float) -> list[float]:
-        """Chances that the tokens behind a match are accepted, each with all before it, down to `least`."""
+        """Chances that the tokens after a match are accepted, each with all before it, down to `least`."""
         chances: list[float] = []
         chance = 1.0
         for i in range(length):
-            # A token that is accepted makes the match one longer.
+            # Each accepted token makes the match longer by one.
             chance *= self._by_match[min(matched + i, len(self._by_match)) - 1].value
             if chance < least:
                 break
@@ -126,7 +126,7 @@ class AutoDrafter:
     def _draft_by_model(
         self, model: ModelDrafter, seqs: Sequence[Drafting], lengths: list[int], drafts: list[Draft], gains: list[float]
     ) -> None:
-        """Let the draft model write instead, where and as far as that makes the round faster; `drafts` in place."""
+        """Replace drafts by those of the draft model if that makes the round faster; changes `drafts` in place."""
         count, keys = len(seqs), max(len(seq.tokens) for seq in seqs)
         rates = [self._acceptance(seq) for seq in seqs]
         least = math.log(self._least())
@@ -143,7 +143,7 @@ class AutoDrafter:
                     picks[i] = length
                     tokens += gain - gains[i]
                     cut[i] = length
-                    # What it has to read first serves all of the sequence's rounds to come.
+                    # The tokens it has to read first also serve the sequence's later rounds.
                     read += model.behind(seqs[i]) * min((gain + 1) / lengths[i], 1.0)
             if picks:
                 first = model.cost.predict(max(read, len(picks)), chosen=len(picks))
@@ -157,7 +157,7 @@ class AutoDrafter:
                 drafts[i] = draft if draft.tokens else _NOTHING
 
     def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
-        """Take in a verified window."""
+        """Update the acceptance rates after a verified window."""
         if drafter == "model":
             self._by_model.learn(accepted, tried)
         elif drafter == "ngram":
@@ -166,18 +166,25 @@ class AutoDrafter:
                 self._by_match[min(matched + i, len(self._by_match)) - 1].learn(int(i < accepted), 1)
 
     def _acceptance(self, seq: Drafting) -> float:
-        """Estimated acceptance of a token of the draft model: the sequence's own, drawn to that of all."""
+        """Estimated acceptance of the draft model's tokens: the sequence's own, pulled towards the overall rate."""
         hits, tries = seq.acceptance.get("model", (0.0, 0.0))
         return min(max((hits + 2 * self._by_model.value) / (tries + 2), 0.02), 0.98)
 
     def _least(self) -> float:
-        """The chance from which on a drafted token gains more than its row costs, at the last speed."""
+        """The chance above which a draft token gains more than its row costs, at the last speed."""
         if self._draft_tokens is not None:
-            return 1e-9  # the length is given
+            return 1e-9  # the user set the length
         return min(max(self._speed * sum(self._cost.slopes()), 1e-3), 0.9)
 
     def _rate(self, tokens: float, drafted: list[int], keys: int, drafting: float) -> float:
-        """Tokens a second of a round that commits `tokens`, by passes over these drafts after `drafting` seconds."""
+        """Tokens per second of a round.
+
+        Args:
+            tokens: expected committed tokens.
+            drafted: draft tokens of each sequence.
+            keys: tokens of the longest sequence.
+            drafting: seconds taken to draft.
+        """
         rows, width = len(drafted) + sum(drafted), 1 + max(drafted)
         passes = -(-rows // (self._most_rows // width * width))  # a window is not divided
         area = tile_area(len(drafted), width, keys)
@@ -191,5 +198,5 @@ def _expected(rate: float, length: int) -> float:
 
 
 def make(parts: Parts) -> Drafter:
-    """Chooses between a look-up of its own, the draft model, if there is one, and no drafts."""
+    """Make the drafter, with a look-up of its own."""
     return AutoDrafter(NgramDrafter(), parts.model, parts.target_cost, parts.most_rows, parts.draft_tokens)

@@ -1,7 +1,7 @@
-"""A smaller model drafts, one token a pass, for all sequences together.
+"""A smaller model drafts, one token per pass, for all sequences together.
 
-Its KV cache has the target's slots and is rolled back by setting a length back. Tokens are chosen with the noise
-that the target will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as the distributions allow.
+Its KV cache has the target's slots; rolling back sets a length back. Tokens are chosen with the noise that the target
+will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as the two distributions allow.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import torch
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
+from detgen.drafters.stepwise import draft_stepwise
 from detgen.kernels.sampling import choose
 from detgen.passes.cost import PassCost
 from detgen.passes.forward import Forward
-from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, common_prefix
+from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, common_prefix, fill_passes
 
 
 class ModelDrafter:
     """Drafts with a draft model.
 
     Args:
-        forward: passes of the draft model; any shapes will do.
+        forward: passes of the draft model, which are unconstrained.
         vocabulary: entries of the target's logits.
         context: most positions of the draft model.
-        eos: ids behind which nothing is drafted.
+        eos: token ids after which nothing is drafted.
     """
 
     name = "model"
@@ -40,11 +41,11 @@ class ModelDrafter:
 
     @property
     def cost(self) -> PassCost:
-        """What a pass of the draft model and its choices cost."""
+        """Cost of a pass of the draft model and of choosing its tokens."""
         return self.forward.cost
 
     def start(self, slot: int, source: int | None, length: int) -> None:
-        """A new sequence takes `slot`; its first tokens are those of slot `source`, up to `length`."""
+        """Note that a new sequence takes `slot`; its first `length` tokens are those of slot `source`, if any."""
         if source is None:
             self._held[slot] = []
             return
@@ -55,57 +56,39 @@ class ModelDrafter:
         self._held[slot] = held[:length]
 
     def behind(self, seq: Drafting) -> int:
-        """About how many of the sequence's tokens it has still to read before it can draft."""
+        """About how many of the sequence's tokens it has to read before it can draft."""
         return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token or at the context's end."""
+        """At most lengths[i] tokens for seqs[i]; stops after an end-of-sequence token and at the context's end."""
         lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
-        drafts: list[list[int]] = [[] for _ in seqs]
-        going = [i for i, n in enumerate(lengths) if n > 0]
-        logits = self._catch_up([seqs[i] for i in going]) if going else None
-        while logits is not None:
-            row_choices = [seqs[i].choice(len(drafts[i])) for i in going]
-            started = time.perf_counter()
-            tokens = choose(logits[:, : self._vocabulary], row_choices).tokens.tolist()
-            self.cost.choose(len(tokens), time.perf_counter() - started)
-            for i, token in zip(going, tokens, strict=True):
-                drafts[i].append(token)
-            going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
-            if not going:
-                break
-            windows = [Window(seqs[i].slot, len(self._held[seqs[i].slot]), [drafts[i][-1]], 1) for i in going]
-            logits = self._run(windows)
-        return [Draft(d, self.name) for d in drafts]
+        return draft_stepwise(self.name, seqs, lengths, self._eos, self._decode)
 
-    def _catch_up(self, seqs: Sequence[Drafting]) -> torch.Tensor:
-        """Read what was committed since; the logits behind the last committed token of each sequence."""
-        budget = READ_ROWS
-        ends: dict[int, torch.Tensor] = {}
-        batch: list[Window] = []
-        free = budget
+    def _decode(self, drafting: list[tuple[Drafting, list[int]]]) -> list[int]:
+        """Run a pass, or several to catch up; return the next token of each sequence after its draft so far."""
+        if drafting[0][1]:
+            logits = self._run([Window(s.slot, len(self._held[s.slot]), [draft[-1]], 1) for s, draft in drafting])
+        else:
+            logits = self._catch_up([s for s, _ in drafting])
+        choices = [s.choice(len(draft)) for s, draft in drafting]
+        started = time.perf_counter()
+        tokens: list[int] = choose(logits[:, : self._vocabulary], choices).tokens.tolist()
+        self.cost.choose(len(tokens), time.perf_counter() - started)
+        return tokens
 
-        def flush() -> None:
-            nonlocal free
-            wanted = [w.slot for w in batch if w.logits]
-            ends.update(zip(wanted, self._run(batch), strict=True))
-            batch.clear()
-            free = budget
-
+    def _catch_up(self, seqs: list[Drafting]) -> torch.Tensor:
+        """Read the tokens committed since; return the logits of each sequence's last committed token."""
+        reads = []
         for seq in seqs:
-            # Roll back to what is still right; the last committed token goes through a pass in any case.
+            # Roll back to what was accepted; the last committed token always goes through a pass, for its logits.
             held = self._held[seq.slot]
             at = min(common_prefix(held, seq.tokens), len(seq.tokens) - 1)
             del held[at:]
-            while at < len(seq.tokens):
-                part = seq.tokens[at : at + free]
-                at += len(part)
-                batch.append(Window(seq.slot, at - len(part), part, int(at == len(seq.tokens))))
-                free -= len(part)
-                if not free:
-                    flush()
-        if batch:
-            flush()
+            reads.append(Window(seq.slot, at, seq.tokens[at:], 1))
+        ends: dict[int, torch.Tensor] = {}
+        for batch in fill_passes([], reads, READ_ROWS):
+            wanted = [w.slot for w in batch if w.logits]
+            ends.update(zip(wanted, self._run(batch), strict=True))
         return torch.stack([ends[s.slot] for s in seqs])
 
     def _run(self, windows: list[Window]) -> torch.Tensor:
@@ -115,5 +98,5 @@ class ModelDrafter:
 
 
 def make(parts: Parts) -> Drafter | None:
-    """The engine's one, since its cache follows the target's slots."""
+    """The engine's only one, since its cache follows the target's slots."""
     return parts.model

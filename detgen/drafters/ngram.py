@@ -1,7 +1,7 @@
 """Prompt look-up: the continuation of the latest earlier occurrence of the last few tokens.
 
-After "prompt lookup decoding" (Saxena, 2023): no model, no cost. The index of a sequence grows with its committed
-tokens, so nothing has to be rolled back.
+After "prompt lookup decoding" (Saxena, 2023): no model, no cost. A sequence's index holds committed tokens only, so
+nothing is ever rolled back.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 
-_LONGEST, _SHORTEST = 3, 1  # lengths of n-gram that are looked up, longest first
+_LONGEST, _SHORTEST = 3, 1  # lengths of the n-grams that are looked up, longest first
 MOST_MATCHED = 8  # a longer match predicts no better
 
 
 class _Index:
-    """Where each n-gram of a sequence was last followed by something."""
+    """Position after the latest occurrence of each n-gram of a sequence, except at its end."""
 
     __slots__ = ("after", "done")
 
@@ -26,7 +26,7 @@ class _Index:
         self.done = 0
 
     def update(self, tokens: list[int]) -> None:
-        """Take in the n-grams that have a continuation by now."""
+        """Add the n-grams that have a continuation by now."""
         for end in range(max(self.done, 1), len(tokens)):
             for n in range(_SHORTEST, _LONGEST + 1):
                 if end >= n:
@@ -43,11 +43,11 @@ class NgramDrafter:
         self._indexes: WeakKeyDictionary[Drafting, _Index] = WeakKeyDictionary()
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; none where its last token has not occurred before."""
+        """At most lengths[i] tokens for seqs[i]; none if its last token has not occurred before."""
         return [Draft(self.look_up(seq, n)[0], self.name) for seq, n in zip(seqs, lengths, strict=True)]
 
     def look_up(self, seq: Drafting, length: int) -> tuple[list[int], int]:
-        """`length` tokens, or none, and how many tokens before them match the sequence's last, up to MOST_MATCHED."""
+        """`length` tokens, or none, and the length of the match that they follow, up to MOST_MATCHED."""
         index = self._indexes.get(seq)
         if index is None:
             index = self._indexes[seq] = _Index()
@@ -59,12 +59,12 @@ class NgramDrafter:
                 most = min(at, MOST_MATCHED)
                 while n < most and tokens[at - 1 - n] == tokens[-1 - n]:
                     n += 1
-                # A repetition shorter than the draft goes on by repeating itself.
+                # A continuation shorter than the draft repeats.
                 period = len(tokens) - at
                 return [tokens[at + i % period] for i in range(length)], n
         return [], 0
 
 
 def make(_: Parts) -> Drafter:
-    """A look-up of its own."""
+    """Make the drafter."""
     return NgramDrafter()

@@ -1,4 +1,4 @@
-"""What a drafter is, and what it sees of the engine."""
+"""The interface between the engine and its drafters."""
 
 from __future__ import annotations
 
@@ -9,35 +9,41 @@ from detgen.kernels.sampling import Choice
 
 
 class Drafting(Protocol):
-    """A sequence as a drafter sees it: prompt and committed tokens, in a slot."""
+    """A sequence as a drafter sees it.
+
+    Attributes:
+        tokens: prompt and committed tokens.
+        slot: its slot.
+        acceptance: running (accepted, tried) draft tokens by drafter.
+    """
 
     tokens: list[int]
     slot: int
     acceptance: dict[str, tuple[float, float]]
 
     def choice(self, ahead: int = 0) -> Choice:
-        """How the token `ahead` places behind the next one is chosen."""
+        """How the token `ahead` positions after the next one is chosen."""
         ...
 
 
 class Draft(NamedTuple):
-    """Provisional tokens of one sequence, and the name of the drafter that wrote them."""
+    """Draft tokens of one sequence, and the name of the drafter that proposed them."""
 
     tokens: list[int]
     drafter: str
 
 
 class Drafter(Protocol):
-    """Writes provisional tokens after the committed ones.
+    """Proposes tokens after the committed ones.
 
-    It may also have `draft_tokens`, the most tokens that it drafts a round, and `learn(seq, drafter, accepted, tried)`,
-    which is told how each of its drafts fared: how many tokens were accepted, and how many were compared with a
-    canonical choice.
+    A drafter may also have `draft_tokens`, the most tokens it drafts per sequence and round, and `learn(seq, drafter,
+    accepted, tried)`, which is called after each verified draft with the numbers of tokens that were accepted and that
+    were compared with a canonical choice.
     """
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """Its name on the command line."""
         ...
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:

@@ -1,6 +1,6 @@
-"""Every drafter by its name. A new one is a file of its own and an entry here.
+"""The drafters by name. To add one, write its file and add an entry here.
 
-Imports neither torch nor the drafters themselves, so that the command line can name and explain them at once.
+Imports neither torch nor the drafters, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Entry(NamedTuple):
     """A drafter as the command line knows it.
 
     Attributes:
-        factory: "module:function", called with `Parts`; None where nobody drafts.
-        draft_model: whether it drafts with a draft model.
-        help: where drafts come from, in a few words.
+        factory: "module:function", called with `Parts`; None for no drafts.
+        draft_model: whether it uses a draft model.
+        help: where its drafts come from, in a few words.
     """
 
     factory: str | None
@@ -43,15 +43,15 @@ DRAFTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine has for its drafters to draft with.
+    """What an engine gives to the factories of drafters.
 
     Attributes:
-        model: drafts with the draft model; None where there is none.
+        model: drafts with the draft model; None if there is none.
         fast: the target's own fast path.
-        target_cost: what canonical passes cost.
-        most_rows: of a canonical pass.
+        target_cost: cost of canonical passes.
+        most_rows: most rows of a canonical pass.
         eos: token ids after which nothing is drafted.
-        draft_tokens: most tokens drafted a round, where the user said so; None leaves it to the drafter.
+        draft_tokens: draft tokens per round, if the user set them; None leaves them to the drafter.
         verify_window: tokens that the fast path decodes between verifications.
     """
 
@@ -80,7 +80,7 @@ def make_drafter(name: str, parts: Parts) -> Drafter | None:
 
 
 def make_drafters(parts: Parts) -> dict[str, Drafter]:
-    """All that can be made of these parts, by name."""
+    """All drafters that can be made of these parts, by name."""
     names = [name for name, entry in DRAFTERS.items() if parts.model or entry.draft_model != "required"]
     made = {name: make_drafter(name, parts) for name in names}
     return {name: drafter for name, drafter in made.items() if drafter is not None}

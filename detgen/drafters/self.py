@@ -1,9 +1,9 @@
 """The target drafts for itself: an ordinary dynamic-shape decode batch, verified every few tokens.
 
-This is the scheme of LLM-42 (arXiv 2601.17768, section 3): the fast path decodes with whatever kernels the live
-batch happens to take and writes provisional KV entries, which verification overwrites with canonical ones. Requests
-that need no determinism ride in the same batch and are never verified; where another drafter is at work, they ride in
-the canonical passes, which cost less than passes of their own.
+This is the scheme of LLM-42 (arXiv 2601.17768, section 3): the fast path decodes with whatever kernels the live batch
+happens to use and writes provisional KV entries, which verification overwrites with canonical ones. Unverified requests
+are decoded in the same batch; with another drafter they are decoded in the canonical passes, which cost less than
+passes of their own.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import torch
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
+from detgen.drafters.stepwise import draft_stepwise
 from detgen.kernels.sampling import choose
 from detgen.passes.forward import Forward
 from detgen.passes.packing import FREE_SHAPES, Window
 
 
 class FastPath:
-    """Decodes one token a pass for drafting and unverified sequences together.
+    """Decodes one token per pass for drafting and unverified sequences together.
 
     Args:
         forward: passes of the target.
-        unverified: the sequences that are never verified and have a token to decode.
-        commit: takes the unverified windows and logits, float32 [sequences, vocabulary], after each pass.
+        unverified: returns the sequences of unverified requests that have read their prompt.
+        commit: called with their windows and logits, float32 [sequences, vocabulary], after each pass.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class FastPath:
         return self._forward.passes
 
     def decode(self, drafting: list[tuple[Drafting, list[int]]]) -> list[int]:
-        """One pass: the next token of each drafting sequence behind its draft so far; unverified ones commit theirs.
+        """Run one pass: choose the next token of each drafting sequence, commit one of each unverified sequence.
 
         Args:
-            drafting: sequences and the tokens drafted for them in this round.
+            drafting: sequences and the tokens drafted for them in this round so far.
 
         Returns:
-            One token a drafting sequence.
+            One token per drafting sequence.
         """
         unverified = self._unverified()
         windows = [_last(seq, draft) for seq, draft in drafting] + [_last(seq, []) for seq in unverified]
@@ -67,7 +68,7 @@ class FastPath:
 
 
 def _last(seq: Drafting, draft: list[int]) -> Window:
-    """The window of the last token of a sequence and its draft."""
+    """The window of the last token of a sequence with its draft."""
     token = draft[-1] if draft else seq.tokens[-1]
     return Window(seq.slot, len(seq.tokens) - 1 + len(draft), [token], 1)
 
@@ -77,7 +78,7 @@ class SelfDrafter:
 
     Args:
         fast: the fast path.
-        eos: ids after which nothing is drafted.
+        eos: token ids after which nothing is drafted.
         draft_tokens: tokens between verifications.
     """
 
@@ -89,17 +90,10 @@ class SelfDrafter:
         self._eos = eos
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i], fewer behind an end-of-sequence token."""
-        drafts: list[list[int]] = [[] for _ in seqs]
-        going = [i for i, n in enumerate(lengths) if n > 0]
-        while going:
-            tokens = self._fast.decode([(seqs[i], drafts[i]) for i in going])
-            for i, token in zip(going, tokens, strict=True):
-                drafts[i].append(token)
-            going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in self._eos]
-        return [Draft(d, self.name) for d in drafts]
+        """At most lengths[i] tokens for seqs[i]; stops after an end-of-sequence token."""
+        return draft_stepwise(self.name, seqs, lengths, self._eos, self._fast.decode)
 
 
 def make(parts: Parts) -> Drafter:
-    """Drafts a verify window at a time."""
+    """Make the drafter, which drafts `verify_window` tokens per round."""
     return SelfDrafter(parts.fast, parts.eos, parts.verify_window)

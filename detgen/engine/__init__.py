@@ -1,4 +1,4 @@
-"""The loop and what it holds: requests, scheduler, canonical pass, KV cache, verification. Knows no files."""
+"""The loop: requests, scheduler, decoding, verification, stopping. Knows no files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Engine"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: the plain data beside the engine is wanted where torch is not.
+    # Lazily: the package's plain data is also used where torch is not loaded.
     if name == "Engine":
         with interrupted_later():
             from detgen.engine.engine import Engine

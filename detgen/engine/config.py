@@ -1,4 +1,4 @@
-"""What an engine is made of: models, device, drafter, limits. Plain data, checked when it is made."""
+"""What an engine is built from: models, device, drafter, limits. Plain data, checked on construction."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
     from detgen.passes.loading import LoadedModel
 
-_MOST_THREADS = 1024  # far more than a process can start end it without a word
+_MOST_THREADS = 1024  # far more than a process can start kill it without a message
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How to build an engine. None of it but `target`, `dtype`, `target_quant` and the device changes an output.
+    """How to build an engine. Only `target`, `dtype`, `target_quant` and the device can change an output.
 
     Attributes:
-        target: folder or hub name of the model whose output is wanted, or one that is loaded already (it is changed
-            in place); None is the embedded one.
-        draft: likewise the draft model; None is the embedded one beside the embedded target, else none.
-        drafter: who drafts; auto chooses while it runs. Or a function that makes a drafter of one's own, given those
-            of the engine by name: `model` (where there is a draft model), `self` and `ngram`.
-        draft_tokens: tokens drafted a round by `model` and `ngram`; None adapts.
+        target: folder or hub name of the target model, or a loaded model (it is changed in place); None is the
+            embedded one.
+        draft: the draft model, likewise; None is the embedded one if the target is embedded too, else none.
+        drafter: name of the drafter; auto chooses during the run. Or a function that makes a custom drafter, given
+            the engine's own by name: `model` (if there is a draft model), `self`, `ngram` and `auto`.
+        draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
         verify_window: tokens that the fast path of `self` decodes between verifications.
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
@@ -35,10 +35,10 @@ class EngineConfig:
         target_quant: quantization of the target by bitsandbytes.
         draft_quant: quantization of the draft model.
         threads: CPU threads; None leaves torch's choice.
-        kv_memory: bytes for the target's KV cache; None takes a share of what is free.
-        prefill_chunk: most tokens of a prompt that a pass reads; None fills the pass.
-        prefix_reuse: take over KV entries of prompts that begin alike.
-        allow_nondeterministic: run a model that the probe found not to be row-invariant, without the guarantee.
+        kv_memory: bytes for the KV caches; None takes a share of the free memory.
+        prefill_chunk: most prompt tokens of a request per round; None fills the pass.
+        prefix_reuse: reuse KV entries of prompts that begin alike.
+        allow_nondeterministic: run a model that is not row-invariant, without the guarantee.
     """
 
     target: str | Path | LoadedModel | None = None
@@ -61,7 +61,7 @@ class EngineConfig:
         """Check names and ranges.
 
         Raises:
-            EngineError: naming the option, what it may be and what it was.
+            EngineError: if one is out of range; names the option, its range and its value.
         """
         for name, allowed in (
             ("drafter", tuple(DRAFTERS)),

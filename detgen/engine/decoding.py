@@ -1,6 +1,6 @@
 """The loop: admit, draft, pass, verify, roll back. One `step` is one round of all live sequences.
 
-Knows sequences and passes; knows neither text files nor how a model is loaded.
+Knows sequences and passes; knows no files and no models.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ _NO_DRAFT = Draft([], "none")
 
 
 class Trace(Protocol):
-    """Sees the canonical values behind what is committed; for proofs and tests."""
+    """Sees the canonical values that tokens are committed from; for proofs and tests."""
 
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
-        """float32 [n, vocabulary] logits behind committed tokens first, first + 1, ... of the completion.
+        """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed.
 
-        Those of a sequence that is not deterministic may be the fast path's from its second token on.
+        Those of an unverified request may be the fast path's from its second token on.
         """
         ...
 
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """[layers, cached positions, kv_heads * head_size] of a sequence that is done."""
+        """KV entries [layers, cached positions, kv_heads * head_size] of a finished sequence."""
         ...
 
 
 class Decoding:
-    """Runs live sequences to their ends.
+    """Runs sequences round by round until they end.
 
     Args:
         target: canonical passes.
-        shapes: what they are held to.
+        shapes: the shapes of canonical passes.
         fast: passes of the fast path.
-        scheduler: slots and rows.
-        stopping: where sequences end.
-        stats: counters to keep.
+        scheduler: assigns slots and rows.
+        stopping: decides where sequences end.
+        stats: counters to update.
 
     Attributes:
         fast: the fast path.
-        trace: sees canonical values; None for nobody.
+        trace: sees canonical values; None for no trace.
     """
 
     def __init__(
@@ -79,14 +79,13 @@ class Decoding:
         self._drafter: Drafter | None = None
         self._draft_tokens = 0
         self._learn: Callable[[Sequence, str, int, int], None] | None = None
-        self._done: list[Sequence] = []
 
     def draft_with(self, drafter: Drafter | None, draft_tokens: int) -> None:
-        """Have the next rounds drafted.
+        """Set the drafter.
 
         Args:
-            drafter: who drafts; None for nobody.
-            draft_tokens: most tokens drafted a round, if the drafter does not say so itself.
+            drafter: the drafter; None for no drafts.
+            draft_tokens: most draft tokens per sequence and round, unless the drafter has a `draft_tokens` of its own.
         """
         self._drafter = drafter
         most = getattr(drafter, "draft_tokens", draft_tokens)
@@ -95,7 +94,7 @@ class Decoding:
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """One round.
+        """Run one round.
 
         Returns:
             The sequences that finished in it; their slots are free again.
@@ -113,40 +112,41 @@ class Decoding:
         ]
         if not drafting:
             self.fast.decode([])
-        elif self.fast.passes == passes:  # else they had a token for each token drafted
+        elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
             windows += [Window(s.slot, len(s.tokens) - 1, s.tokens[-1:], 1) for s in self.unverified()]
         for batch in self._scheduler.passes(windows):
             logits = self._target.run(batch, self._shapes)
             self.commit(batch, logits, drafts)
-        done, self._done = self._done, []
-        return done
+        return [s for s in live if s.finish_reason is not None]
 
     def unverified(self) -> list[Sequence]:
-        """Live sequences that are never verified and have read their prompt."""
+        """Live sequences of unverified requests that have read their prompt."""
         return [s for s in self._scheduler.live.values() if s.generated and not s.deterministic]
 
     def _draft(self, seqs: list[Sequence]) -> dict[int, Draft]:
         """The draft of each sequence, by slot."""
         if self._drafter is None or not seqs:
             return {s.slot: _NO_DRAFT for s in seqs}
-        # The pass commits one token more than it accepts, so the last token before the limit is never drafted.
+        # The pass commits one more token than it accepts, so the last token before the limit is never drafted.
         lengths = [max(min(self._draft_tokens, s.remaining - 1), 0) for s in seqs]
         drafts = self._drafter.draft(seqs, lengths)
         return {s.slot: draft for s, draft in zip(seqs, drafts, strict=True)}
 
     def commit(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft]) -> None:
-        """Commit what the logits say of each window, roll back the rest.
+        """Choose and commit tokens for each window; roll back the rest.
 
         Args:
             batch: the windows of a canonical pass, or those of unverified requests in a pass of the fast path.
             logits: float32 [sum of the windows' `logits`, vocabulary] of the pass; overwritten.
-            drafts: by slot.
+            drafts: the drafts of the round, by slot.
         """
         judged = [(w, self._scheduler.live[w.slot]) for w in batch]
-        choices = [choice for w, seq in judged for choice in seq.choices(w.logits)]
+        for w, seq in judged:
+            if not seq.generated:  # a chunk of the prompt
+                self._stats.prompt_tokens += len(w.tokens)
+                self._scheduler.advance(seq, w.start + len(w.tokens))
+        choices = [seq.choice(i) for w, seq in judged for i in range(w.logits)]
         if not choices:
-            for w, seq in judged:
-                self._read(w, seq)
             return
         started = time.perf_counter()
         picked = choose(logits, choices)
@@ -156,61 +156,45 @@ class Decoding:
         verdicts = []
         row = 0
         for w, seq in judged:
-            if seq.generated == 0:
-                self._read(w, seq)
             if not w.logits:
                 continue
             drafted, name = drafts.get(w.slot, _NO_DRAFT)
             verdict = verify(drafted, tokens[row : row + w.logits], partial(self._stopping.ends, seq))
             verdicts.append((seq, verdict, drafted, name))
             committed = range(row, row + len(verdict.tokens))
-            self._trace(seq, logits, committed)
+            if self.trace is not None:
+                self.trace.committed(seq, seq.generated, logits[committed.start : committed.stop])
             rows += committed
             row += w.logits
         logprobs, chosen, margins = _judge(logits, picked, rows)
         at = 0
         for seq, verdict, drafted, name in verdicts:
             n = len(verdict.tokens)
-            self._keep_logprobs(seq, logprobs, chosen, range(at, at + n))
+            part = slice(at, at + n)
+            if (wanted := seq.request.params.logprobs) is not None:
+                seq.logprobs += token_logprobs(logprobs[part], chosen[part], wanted)
             if seq.deterministic:
-                record(seq, verdict, drafted, name, chosen[at : at + n], margins[at : at + n])
+                record(seq, verdict, drafted, name, chosen[part], margins[part])
                 self._count(seq, name, _counts(verdict, len(drafted)))
                 if drafted and self._learn is not None:
                     self._learn(seq, name, verdict.accepted, verdict.tried)
             else:
-                self._record_unverified(seq, verdict.tokens[0], chosen[at], margins[at])
+                (token,) = verdict.tokens
+                seq.records.append(
+                    TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", chosen[at], margins[at])
+                )
+                seq.tokens.append(token)
+                seq.rounds += 1
+                self._count(seq, "fast", DrafterStats(rounds=1, unverified=1))
             at += n
             self._stats.tokens += n
             self._scheduler.advance(seq, len(seq.tokens) - 1)
             self._finish(seq)
 
-    def _read(self, window: Window, seq: Sequence) -> None:
-        """Count a chunk of a prompt."""
-        self._stats.prompt_tokens += len(window.tokens)
-        self._scheduler.advance(seq, window.start + len(window.tokens))
-
-    def _record_unverified(self, seq: Sequence, token: int, logprob: float, margin: float | None) -> None:
-        seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, margin))
-        seq.tokens.append(token)
-        seq.rounds += 1
-        self._count(seq, "fast", DrafterStats(rounds=1, unverified=1))
-
     def _count(self, seq: Sequence, name: str, counts: DrafterStats) -> None:
-        """Count a round of a sequence, once for it and once for all."""
+        """Add the counts of a round to the sequence's and to the engine's."""
         seq.drafts[name].add(counts)
         self._stats.drafters[name].add(counts)
-
-    def _keep_logprobs(self, seq: Sequence, logprobs: torch.Tensor, chosen: list[float], rows: range) -> None:
-        """Keep those that the request wants, of its rows out of [rows, vocabulary]."""
-        wanted = seq.request.params.logprobs
-        if wanted is None:
-            return
-        part = slice(rows.start, rows.stop)
-        seq.logprobs += token_logprobs(logprobs[part], chosen[part], wanted)
-
-    def _trace(self, seq: Sequence, logits: torch.Tensor, rows: range) -> None:
-        if self.trace is not None:
-            self.trace.committed(seq, seq.generated, logits[rows.start : rows.stop])
 
     def _finish(self, seq: Sequence) -> None:
         if seq.finish_reason is None:
@@ -219,11 +203,10 @@ class Decoding:
         if self.trace is not None and seq.deterministic:
             self.trace.finished(seq, *self._target.cache.entries(seq.slot, 0, seq.cached))
         self._scheduler.release(seq)
-        self._done.append(seq)
 
 
 def _counts(verdict: Verdict, drafted: int) -> DrafterStats:
-    """What a verdict on a draft of so many tokens adds to its drafter's counts."""
+    """The counts of one verdict on `drafted` draft tokens."""
     counts = DrafterStats(1, drafted, verdict.accepted, rolled_back=len(verdict.rolled_back))
     if (last := verdict.statuses[-1]) != "accepted":
         setattr(counts, last, 1)
@@ -235,7 +218,7 @@ def _judge(
 ) -> tuple[torch.Tensor, list[float], list[float | None]]:
     """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins.
 
-    A margin is None where there was no other candidate. Logits are overwritten.
+    A margin is None if there was no other candidate. Overwrites the logits.
     """
     best = picked.tokens
     if len(rows) < len(logits):

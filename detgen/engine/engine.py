@@ -1,15 +1,17 @@
-"""The engine: models loaded, probed and joined; requests in, completions out.
+"""The engine: requests in, completions out.
 
-The public API of the package, beside the plain data of `request` and `config`.
+Together with the plain data of `request` and `config`, the public API of the package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import islice
 from typing import Any
 
 import torch
+import transformers
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, make_drafter, make_drafters
@@ -28,26 +30,35 @@ from detgen.passes.loading import pick_device
 from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
 
-_DRAFT_TOKENS = 4  # drafted a round, where neither the user nor the drafter says how many
-# What `with_settings` may change: nothing of it is part of the prepared models.
+_DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
+# What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
     {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_reuse"}
 )
 
 
 class Engine:
-    """Generates with a target model; the output does not depend on how.
+    """Generates with a target model; the output does not depend on the batch, the drafter or the schedule.
 
     >>> from detgen import Engine
     >>> engine = Engine()
     >>> print(engine.generate(["def add(a, b):"], max_tokens=16)[0].text)
 
     Args:
-        config: all settings; or give its fields by name.
+        config: the settings.
+        settings: fields of `EngineConfig` by name; they override those of `config`.
+
+    Attributes:
+        config: the settings.
+        tokenizer: the target's.
+        probe: the result of the probe.
+        deterministic: whether the outputs carry the guarantee.
+        stats: running totals.
+        stopping: decides where sequences end.
 
     Raises:
-        EngineError: if a model cannot be loaded, is not supported, is not row-invariant here, or does not go with
-            the draft model; the message names the remedy.
+        EngineError: if a model cannot be loaded, is not supported, is not row-invariant here, or does not fit the
+            draft model; the message names the remedy.
     """
 
     def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
@@ -71,7 +82,7 @@ class Engine:
 
         Args:
             settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_reuse; the
-                others stay as they are. Drafters beside the draft model need none; it is there if this engine has it.
+                others stay as they are. A drafter can use the draft model only if this engine has one.
 
         Raises:
             EngineError: if another setting is given, or one is out of range.
@@ -83,36 +94,33 @@ class Engine:
         return engine
 
     def _assemble(self, config: EngineConfig, prepared: Prepared) -> None:
-        """Join the parts of an engine on prepared models."""
-        self.config, self._prepared = config, prepared
-        self._device, self._target, self._draft = prepared.device, prepared.target, prepared.draft
-        self.tokenizer = self._target.tokenizer
-        self.probe = prepared.probe
+        """Build the parts of an engine on prepared models."""
+        target, draft, shapes = prepared.target, prepared.draft, prepared.shapes
+        self.config, self.probe, self.tokenizer = config, prepared.probe, target.tokenizer
         self.deterministic = self.probe.row_invariant
         self.stats = EngineStats()
-        self._shapes = prepared.shapes
-        self._forward, self._fast_forward = prepared.passes[0].counting(), prepared.passes[0].counting()
-        self._draft_forward = prepared.passes[1].counting() if self._draft else None
-        model = None
-        if self._draft and self._draft_forward:
-            model = ModelDrafter(self._draft_forward, self._target.vocabulary, self._draft.context, self._target.eos)
+        self.stopping = Stopping(target.tokenizer, target.eos)
+        self._prepared, self._target = prepared, target
+        self._forward, *drafting = [p.counting() for p in prepared.passes]
+        self._model = None
+        if draft:
+            self._model = ModelDrafter(drafting[0], target.vocabulary, draft.context, target.eos)
         self._scheduler = Scheduler(
             [p.cache for p in prepared.passes],
-            self._shapes,
+            shapes,
             config.batch_size,
-            model.start if model else lambda *_: None,
+            self._model.start if self._model else lambda *_: None,
             config.prefill_chunk,
             config.prefix_reuse,
         )
-        self._decoding = Decoding(
-            self._forward, self._shapes, self._fast_forward, self._scheduler, self.stopping, self.stats
-        )
+        fast = self._forward.counting()
+        self._decoding = Decoding(self._forward, shapes, fast, self._scheduler, self.stopping, self.stats)
         parts = Parts(
-            model=model,
+            model=self._model,
             fast=self._decoding.fast,
             target_cost=self._forward.cost,
-            most_rows=self._shapes.most_rows,
-            eos=self._target.eos,
+            most_rows=shapes.most_rows,
+            eos=target.eos,
             draft_tokens=config.draft_tokens,
             verify_window=config.verify_window,
         )
@@ -126,14 +134,9 @@ class Engine:
         return self._target.vocabulary
 
     @property
-    def stopping(self) -> Stopping:
-        """Where sequences end, and their texts."""
-        return Stopping(self.tokenizer, self._target.eos)
-
-    @property
     def canonical(self) -> tuple[Forward, Shapes]:
-        """The target's passes and the shapes that canonical ones keep to; for proofs and benchmarks."""
-        return self._forward, self._shapes
+        """The target's passes and the shapes of canonical passes; for proofs and benchmarks."""
+        return self._forward, self._prepared.shapes
 
     def generate(self, prompts: Iterable[str | Request], **sampling: Any) -> list[Completion]:
         """Complete prompts.
@@ -146,74 +149,67 @@ class Engine:
             The completions in the order of the prompts, samples of a prompt in order.
 
         Raises:
-            RequestError: if a sampling parameter is out of range. A prompt that cannot run gives a completion with
-                an `error` instead.
+            RequestError: if a sampling parameter is out of range. A prompt that cannot run gives a completion with an
+                `error` instead.
         """
         params = SamplingParams(**sampling)
-        requests = (
+        requests = [
             p if isinstance(p, Request) else Request(i, i, prompt=p, params=params) for i, p in enumerate(prompts)
-        )
-        order: dict[int, int] = {}
-
-        def numbered() -> Iterator[Request]:
-            for request in requests:
-                order[id(request)] = len(order)
-                yield request
-
-        done = [c for batch in self.stream(numbered()) for c in batch]
+        ]
+        order = {id(request): i for i, request in enumerate(requests)}
+        done = [c for batch in self.stream(requests) for c in batch]
         return sorted(done, key=lambda c: (order[id(c.request)], c.sample))
 
     def stream(self, requests: Iterable[Request], trace: Trace | None = None) -> Iterator[list[Completion]]:
-        """Complete requests while they are read.
+        """Complete requests while reading them.
 
         Args:
             requests: read as slots become free, about one batch ahead.
-            trace: sees logits and KV entries of what is committed.
+            trace: sees the logits and KV entries of committed tokens.
 
         Yields:
-            After each round the completions that it finished, often none.
+            After each round, the completions that it finished, often none.
         """
-        source = iter(requests)
         scheduler = self._scheduler
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         self._decoding.trace = trace
+        refused: list[Completion] = []
+        samples = self._samples(requests, refused)
         more = True
-        samples: Iterator[Sequence] = iter(())  # of the request that was read last
         try:
             while more or scheduler.waiting or scheduler.live:
-                refused: list[Completion] = []
-                while more and scheduler.wants() > 0:
-                    sample = next(samples, None)
-                    if sample is not None:
-                        scheduler.waiting.append(sample)
-                        continue
-                    request = next(source, None)
-                    if request is None:
-                        more = False
-                        break
-                    try:
-                        samples = self.sequences(request)
-                    except RequestError as e:
-                        refused.append(Completion(request, error=str(e)))
+                wanted = scheduler.wants()
+                taken = list(islice(samples, wanted))
+                more = len(taken) == wanted
+                scheduler.waiting += taken
                 done = self._decoding.step()
                 self._update_stats()
                 yield refused + [_completion(seq) for seq in done]
+                refused.clear()
         finally:
             scheduler.waiting.clear()
             for seq in list(scheduler.live.values()):
                 scheduler.release(seq)
             self.stats.live = 0
 
+    def _samples(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence]:
+        """The samples of the requests that can run; the others go to `refused`."""
+        for request in requests:
+            try:
+                yield from self.sequences(request)
+            except RequestError as e:
+                refused.append(Completion(request, error=str(e)))
+
     def _update_stats(self) -> None:
         s, f = self.stats, self._forward
         s.target_passes, s.rows, s.padding_rows = f.passes, f.rows, f.padding
-        s.fast_passes = self._fast_forward.passes
-        s.draft_passes = self._draft_forward.passes if self._draft_forward else 0
+        s.fast_passes = self._decoding.fast.passes
+        s.draft_passes = self._model.forward.passes if self._model else 0
         s.reused_tokens = self._scheduler.reused
 
     def sequences(self, request: Request) -> Iterator[Sequence]:
-        """The request's samples before their first token, made one by one; it is tokenized and checked at once.
+        """The request's samples, created one by one; the request is tokenized and checked immediately.
 
         Raises:
             RequestError: if the request can never run.
@@ -223,7 +219,7 @@ class Engine:
         if len(tokens) >= context:
             raise RequestError(f"the prompt has {len(tokens)} tokens, the model's context is {context}")
         limit = min(len(tokens) + request.params.max_tokens, context)
-        if limit > capacity:  # cutting it short would make the output depend on the memory
+        if limit > capacity:  # a lower limit would make the output depend on the memory
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens and may grow to {limit}, the KV cache holds sequences of "
                 f"{capacity}; give it more with --kv-memory, or ask for fewer --max-tokens"
@@ -234,7 +230,7 @@ class Engine:
         """The token ids of a request's prompt.
 
         Raises:
-            RequestError: if the prompt is empty, or a chat that the tokenizer has no template for.
+            RequestError: if the prompt is empty, has unknown token ids, or is a chat that cannot be rendered.
         """
         if request.token_ids is not None:
             tokens = list(request.token_ids)
@@ -247,7 +243,7 @@ class Engine:
                 )
             try:
                 text = self.tokenizer.apply_chat_template(request.messages, tokenize=False, add_generation_prompt=True)
-            except Exception as e:  # whatever a template raises is a fault of the messages
+            except Exception as e:  # a template may raise anything
                 raise RequestError(f"the chat template refuses these messages: {e}") from e
             tokens = self.tokenizer(text, add_special_tokens=False).input_ids
         else:
@@ -257,27 +253,26 @@ class Engine:
         return list(tokens)
 
     def profile(self) -> dict[str, Any]:
-        """The numerics profile: all that an output is a function of beside the request itself."""
-        import transformers
-
-        cpu = self._device.type == "cpu"
+        """The numerics profile: everything an output depends on besides the request."""
+        device = self._forward.device
+        cpu = device.type == "cpu"
         return {
             "target": {"name": self._target.name, "digest": self._target.digest, "quant": self.config.target_quant},
             "dtype": str(self._target.dtype).removeprefix("torch."),
-            "device": cpu_name() if cpu else torch.cuda.get_device_name(self._device),
+            "device": cpu_name() if cpu else torch.cuda.get_device_name(device),
             "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "attention": self.probe.attention,
         }
 
     def draft_profile(self) -> dict[str, Any] | None:
-        """The draft model, which no output depends on."""
-        d = self._draft
+        """Name, digest and quantization of the draft model, on which no output depends; None if there is none."""
+        d = self._prepared.draft
         return {"name": d.name, "digest": d.digest, "quant": self.config.draft_quant} if d else None
 
     def probe_report(self) -> dict[str, Any]:
-        """What the probe found."""
-        return self.probe.as_dict()
+        """The result of the probe, for the manifest."""
+        return asdict(self.probe)
 
 
 def _completion(seq: Sequence) -> Completion:

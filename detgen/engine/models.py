@@ -1,4 +1,4 @@
-"""Which models an engine runs, and that they go together."""
+"""Loads the models of an engine and checks that they fit together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from detgen.passes.loading import LoadedModel, check_vocabularies, load_model
 
 
 def load_models(config: EngineConfig, device: torch.device) -> tuple[LoadedModel, LoadedModel | None]:
-    """The target, and the draft model if the drafter has a use for one and there is one.
+    """The target, and the draft model if there is one and the drafter uses it.
 
     Raises:
         EngineError: if a model cannot be loaded, the draft model is missing, or the two do not share a vocabulary.

@@ -1,6 +1,6 @@
-"""What goes into the engine and what comes out of it: requests, sampling parameters, completions.
+"""What goes into the engine and what comes out: requests, sampling parameters, completions.
 
-Plain data. It knows neither files nor tensors.
+Plain data. Knows no files and no tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SamplingParams:
     """How the tokens of one request are chosen.
 
     Attributes:
-        max_tokens: most tokens to generate a sample, at least 1.
+        max_tokens: most tokens to generate per sample, at least 1.
         temperature: 0 is greedy; otherwise the logits are divided by it.
         top_p: nucleus, in (0, 1]; 1 is off.
         top_k: keep the k most likely tokens; 0 is off.
@@ -28,8 +28,8 @@ class SamplingParams:
         seed: key of the sampling noise, 0 <= seed < 2**63.
         n: samples of the prompt, at least 1.
         stop: the text ends before the first occurrence of any of these.
-        logprobs: log-probabilities of that many most likely tokens beside each chosen one; None for none.
-        deterministic: verified by the canonical pass (True), or decoded by the fast path alone (False).
+        logprobs: report the log-probabilities of each chosen token and of this many most likely ones; None for none.
+        deterministic: whether the tokens are verified by canonical passes; if not, the request is unverified.
     """
 
     max_tokens: int = 128
@@ -47,7 +47,7 @@ class SamplingParams:
         """Check types and ranges.
 
         Raises:
-            RequestError: naming the parameter, what it must be and what it was.
+            RequestError: if one is out of range; names the parameter, its range and its value.
         """
         _integer("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, 1e4)
@@ -85,13 +85,13 @@ class Request:
 
     Attributes:
         index: place in the input, from 0; outputs are written in this order.
-        id: the user's name for it; the line's number where none was given.
+        id: the user's name for it; its line number if none was given.
         prompt: text, tokenized with the tokenizer's special tokens.
         messages: a chat, rendered with the tokenizer's chat template.
-        token_ids: a prompt that is tokenized already.
+        token_ids: a tokenized prompt.
         params: how its tokens are chosen.
-        metadata: the line's unknown keys, carried through to the output.
-        line: line (or record) number in the input, from 1; None when it came from no file.
+        metadata: the line's unknown keys, copied to the output.
+        line: line (or record) number in the input, from 1; None if it did not come from a file.
     """
 
     index: int
@@ -104,25 +104,25 @@ class Request:
     line: int | None = None
 
     def with_params(self, **changes: Any) -> Request:
-        """The same request under other sampling parameters."""
+        """The same request with other sampling parameters."""
         return replace(self, params=replace(self.params, **changes))
 
 
 class TokenRecord(NamedTuple):
-    """One line of the acceptance log: a committed token, or a drafted one that was rolled back.
+    """One line of the acceptance log: a committed token, or a draft token that was rolled back.
 
     Attributes:
         position: index in the completion, from 0.
-        round: which canonical pass of this sample it came from, from 0.
-        token: the committed token; None for a rolled-back one.
-        drafter: who drafted the round ("model", "self", "ngram", "none"); "fast" for unverified requests.
-        drafted: the token drafted for this position; None where nothing was drafted.
-        status: accepted (drafted and confirmed), corrected (drafted otherwise; the verifier's own token stands),
-            bonus (the verifier's token behind a wholly accepted draft), plain (nothing was drafted),
-            rolled_back (drafted behind a correction or an end), unverified (a non-deterministic request).
+        round: which round of the sample it comes from, from 0.
+        token: the committed token; None if rolled back.
+        drafter: the drafter of the round ("model", "self", "ngram", "none"); "fast" for unverified requests.
+        drafted: the token drafted for this position; None if there was none.
+        status: accepted (the draft token was right), corrected (it was wrong; the verifier's own token is committed),
+            bonus (the verifier's token after a wholly accepted draft), plain (nothing was drafted),
+            rolled_back (drafted after a correction or an end), unverified (from an unverified request).
         logprob: natural log-probability of the token under the model (temperature 1); None if rolled back.
-        margin: score of the token less that of the runner-up, in the scores that decided (logits at
-            temperature 0, else perturbed log-probabilities); None if rolled back or if there was no other candidate.
+        margin: the token's lead over the runner-up, in the scores that decided (logits at temperature 0, else
+            perturbed log-probabilities); None if rolled back or if there was no other candidate.
     """
 
     position: int
@@ -137,7 +137,7 @@ class TokenRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: of the chosen token and of the most likely ones, best first."""
+    """Log-probabilities at one position: of the chosen token, and id and value of the most likely ones, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -148,15 +148,15 @@ class Completion:
     """One finished sample of one request, or the reason why there is none.
 
     Attributes:
-        request: what was asked.
-        sample: which of the request's n samples, from 0.
+        request: the request.
+        sample: which of its n samples, from 0.
         text: the generated text, without special tokens, cut before a stop string.
-        token_ids: the committed tokens, the end-of-sequence token included where there was one.
+        token_ids: the committed tokens, including an end-of-sequence token.
         finish_reason: "stop" (end of sequence or stop string) or "length"; None if there is an error.
         prompt_tokens: tokens of the prompt.
-        logprobs: one entry a token where the request asked for them, else None.
+        logprobs: one entry per token if the request asked for them, else None.
         records: the sample's part of the acceptance log, by round and position.
-        drafts: what the records add up to, by drafter.
+        drafts: the counts of the records, by drafter.
         error: why the request could not run; None if it did.
     """
 

@@ -1,6 +1,6 @@
 """Which sequence gets which slot, and which rows go into the next passes.
 
-Results are row-invariant, so every decision here is a matter of speed alone. Knows neither tensors nor files.
+Results are row-invariant, so every decision here affects only the speed. Knows no tensors and no files.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from collections.abc import Callable, Iterator
 
 from detgen.engine.sequence import Sequence
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import Shapes, Window, common_prefix
+from detgen.passes.packing import Shapes, Window, common_prefix, fill_passes
 
-_WORTH_COPYING = 4  # shared prompt tokens from which copying KV entries beats reading them anew
+_WORTH_COPYING = 4  # least shared prompt tokens for which copying KV entries beats reading them again
 
 
 class Scheduler:
-    """Slots, the queue before them, and the rows of passes.
+    """Assigns slots to waiting sequences and rows to passes.
 
     Args:
         caches: the target's KV cache first, then the draft model's, which has the same slots.
-        shapes: of canonical passes.
+        shapes: shapes of canonical passes.
         batch_size: most slots.
         started: called with (slot, source slot or None, shared length) when a sequence takes a slot.
-        prefill_chunk: most tokens of a prompt that a pass reads; None fills the pass.
-        prefix_reuse: take over the KV entries of a prompt's beginning where a slot holds them.
+        prefill_chunk: most prompt tokens of a request per round; None fills the pass.
+        prefix_reuse: reuse the KV entries of a prompt's beginning if a slot holds them.
+
+    Attributes:
+        waiting: sequences without a slot, in order.
+        live: sequences by slot.
+        reused: prompt tokens whose KV entries were reused.
     """
 
     def __init__(
@@ -45,13 +50,12 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.live: dict[int, Sequence] = {}
         self._contents: list[list[int]] = []  # tokens whose canonical KV entries each slot holds
-        self._slot_size = 0
-        self._cut = 0
+        self._cut = 0  # which cut of the KV buffers they are in
         self.reused = 0
 
     @property
     def capacity(self) -> int:
-        """Positions that the longest possible sequence may have."""
+        """Most positions of a sequence."""
         positions = self._caches[0].positions
         block = self._shapes.fit_keys(1)
         length = positions // block * block
@@ -60,7 +64,7 @@ class Scheduler:
         return length
 
     def wants(self) -> int:
-        """How many more sequences it would like to have waiting: enough to look one batch ahead."""
+        """How many more sequences to add to `waiting`: enough to look one batch ahead."""
         return 2 * self._batch_size - len(self.waiting)
 
     def admit(self) -> None:
@@ -69,43 +73,41 @@ class Scheduler:
             self._repartition()
         while self.waiting and len(self.live) < len(self._contents):
             seq = self.waiting[0]
-            if seq.limit > self._slot_size or self._sibling_reading(seq):
-                return  # wait until the others are done, or until the prompt's KV entries can be shared
+            if seq.limit > self._caches[0].slot_size or self._sibling_reading(seq):
+                return  # wait until the others are done, or until the prompt's KV entries can be reused
             self.waiting.popleft()
             self._place(seq)
 
     def _repartition(self) -> None:
-        """Cut the buffer for the longest sequence in sight, if the slots do not fit it as they are."""
+        """Cut the KV buffer for the longest of the next sequences, unless the present slots fit it."""
         if not self.waiting:
             return
-        if self._cut != self._caches[0].cuts:  # another engine has used the caches since
-            self._slot_size, self._contents = 0, []
+        cache = self._caches[0]
+        if self._cut != cache.cuts:  # another engine has used the caches since
+            self._contents = []
         ahead = list(self.waiting)[: 2 * self._batch_size]
-        positions = self._caches[0].positions
+        positions = cache.positions
         slot_size = self._shapes.fit_keys(max(s.limit for s in ahead))
         if positions // slot_size < min(self._batch_size, len(ahead)):
-            # Too long for a whole batch side by side: serve the head of the queue, the long one when it is its turn.
+            # Too long for a whole batch: serve the head of the queue; the long one's turn comes.
             slot_size = self._shapes.fit_keys(self.waiting[0].limit)
         slots = max(min(self._batch_size, positions // slot_size), 1)
-        if self._slot_size >= slot_size and len(self._contents) >= slots:
+        if cache.slot_size >= slot_size and len(self._contents) >= slots:
             return
-        self._slot_size = slot_size
-        for cache in self._caches:
-            cache.partition(slot_size, slots)
-        self._cut = self._caches[0].cuts
+        for each in self._caches:
+            each.partition(slot_size, slots)
+        self._cut = cache.cuts
         self._contents = [[] for _ in range(slots)]
 
     def _sibling_reading(self, seq: Sequence) -> bool:
-        """Whether another sample of the request is reading the prompt that this one will share."""
-        return (
-            self._prefix_reuse
-            and seq.sample > 0
-            and any(s.request is seq.request and s.reading for s in self.live.values())
-        )
+        """Whether another sample of the request is still reading the prompt, whose KV entries this one will reuse."""
+        if not self._prefix_reuse or not seq.sample:
+            return False
+        return any(s.request is seq.request and s.cached < s.prompt_length - 1 for s in self.live.values())
 
     def _place(self, seq: Sequence) -> None:
         free = [i for i in range(len(self._contents)) if i not in self.live]
-        prompt = seq.tokens[:-1]  # the last one goes through a pass in any case: its logits are needed
+        prompt = seq.tokens[:-1]  # the last token always goes through a pass, for its logits
         source, shared = max(
             ((i, common_prefix(held, prompt)) for i, held in enumerate(self._contents)), key=lambda found: found[1]
         )
@@ -121,47 +123,31 @@ class Scheduler:
         self.live[slot] = seq
 
     def advance(self, seq: Sequence, cached: int) -> None:
-        """The first `cached` positions of the sequence hold canonical entries now; what lay behind is rolled back."""
+        """Note that the first `cached` positions hold canonical KV entries; roll back what comes after them."""
         seq.cached = cached
         held = self._contents[seq.slot]
         end = cached if seq.deterministic else min(cached, seq.prompt_length)
         held[len(held) :] = seq.tokens[len(held) : end]
 
     def release(self, seq: Sequence) -> None:
-        """Free the slot; its entries stay for who shares their tokens."""
+        """Free the slot; its KV entries stay for prompts that begin alike."""
         del self.live[seq.slot]
 
     def passes(self, windows: list[Window]) -> Iterator[list[Window]]:
-        """Divide windows and chunks of the prompts being read into passes.
+        """Divide the round's windows, and chunks of the prompts being read, among passes.
 
         Args:
-            windows: the round's windows to verify.
+            windows: last committed tokens and drafts of the round.
 
-        Yields:
-            The windows of each pass, no more rows than a pass may have.
+        Returns:
+            The windows of each pass, together at most `shapes.most_rows` tokens.
         """
-        most = self._shapes.most_rows
-        batch: list[Window] = []
-        free = most
-        for window in windows:
-            if len(window.tokens) > free:
-                yield batch
-                batch, free = [], most
-            batch.append(window)
-            free -= len(window.tokens)
+        reads = []
         for seq in sorted(self.live.values(), key=lambda s: s.prompt_length - s.cached):
             at, end = seq.cached, seq.prompt_length
             if at >= end or seq.generated:
                 continue
             if self._prefill_chunk is not None:
-                end = min(end, at + self._prefill_chunk)  # the next chunk is the next round's
-            while at < end:
-                if not free:
-                    yield batch
-                    batch, free = [], most
-                part = seq.tokens[at : min(at + free, end)]
-                at += len(part)
-                batch.append(Window(seq.slot, at - len(part), part, int(at == seq.prompt_length)))
-                free -= len(part)
-        if batch:
-            yield batch
+                end = min(end, at + self._prefill_chunk)  # the next chunk belongs to the next round
+            reads.append(Window(seq.slot, at, seq.tokens[at:end], int(end == seq.prompt_length)))
+        return fill_passes(windows, reads, self._shapes.most_rows)

@@ -1,4 +1,4 @@
-"""One sample that holds a slot: its tokens, how much of them is cached, and its acceptance log so far."""
+"""One sample while it runs: its tokens, how many of them are cached, and its acceptance log so far."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ class Sequence:
     """A sample of a request while it runs.
 
     Attributes:
-        request: what was asked.
+        request: the request.
         sample: which of its samples, from 0.
         tokens: prompt and committed tokens.
         prompt_length: tokens of the prompt.
         limit: most tokens of prompt and completion together.
-        slot: where its KV entries are; -1 while it waits.
+        slot: the slot of its KV entries; -1 while it waits.
         cached: leading positions whose KV entries are canonical (for an unverified request: written).
-        rounds: canonical passes that committed tokens of it.
-        drafts: what was drafted for it, by drafter.
-        acceptance: running share of accepted drafts by drafter, as (accepted, tried), old rounds fading.
+        rounds: passes that committed tokens of it.
+        drafts: counts of its draft tokens, by drafter.
+        acceptance: running (accepted, tried) draft tokens by drafter; old rounds fade.
+        records: its acceptance log so far.
+        logprobs: one entry per committed token if the request asks for them.
         finish_reason: None while it runs.
-        text: the completion's text, once it has finished.
+        text: the completion's text, set when it finishes.
     """
 
     request: Request
@@ -45,13 +47,8 @@ class Sequence:
 
     @property
     def deterministic(self) -> bool:
-        """Whether canonical passes verify it."""
+        """Whether its tokens are verified."""
         return self.request.params.deterministic
-
-    @property
-    def reading(self) -> bool:
-        """Whether prompt tokens but the last one still have to be read."""
-        return self.cached < self.prompt_length - 1
 
     @property
     def generated(self) -> int:
@@ -60,20 +57,14 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that it may still generate."""
+        """How many more tokens it may generate."""
         return self.limit - len(self.tokens)
 
     def choice(self, ahead: int = 0) -> Choice:
-        """How the token `ahead` places behind the next one is chosen."""
+        """How the token `ahead` positions after the next one is chosen."""
         if self.request.params.temperature == 0:
             return _GREEDY
         return replace(Choice.of(self.request.params, self.sample), position=self.generated + ahead)
-
-    def choices(self, count: int) -> list[Choice]:
-        """How the next `count` tokens are chosen."""
-        if self.request.params.temperature == 0:
-            return [_GREEDY] * count
-        return [self.choice(i) for i in range(count)]
 
 
 _GREEDY = Choice()

@@ -1,4 +1,4 @@
-"""Counters of one engine: what was drafted, verified and rolled back."""
+"""An engine's counters: tokens drafted, verified and rolled back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class DrafterStats:
-    """Counts of one drafter. drafted = accepted + corrected + rolled_back."""
+    """Token counts of one drafter: drafted = accepted + corrected + rolled_back."""
 
     rounds: int = 0
     drafted: int = 0
@@ -26,12 +26,12 @@ class DrafterStats:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted share of the drafted tokens; None if nothing was drafted."""
+        """Accepted share of the draft tokens; None if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
 
 class DraftCounts(dict[str, DrafterStats]):
-    """Counts by drafter name; those of a drafter are made on first use."""
+    """Counts by drafter name; a drafter's counts are created on first use."""
 
     def __missing__(self, drafter: str) -> DrafterStats:
         return self.setdefault(drafter, DrafterStats())
@@ -55,14 +55,14 @@ class EngineStats:
 
     Attributes:
         tokens: committed tokens.
-        prompt_tokens: prompt tokens read by canonical passes (tokens reused from a shared prefix not counted).
-        reused_tokens: prompt tokens whose KV entries were copied from another slot.
+        prompt_tokens: prompt tokens read by canonical passes (not those reused from a shared prefix).
+        reused_tokens: prompt tokens whose KV entries were reused.
         target_passes: canonical passes.
         rows: rows of the canonical passes, padding included.
-        padding_rows: rows that carried no token.
+        padding_rows: padding rows among them.
         fast_passes: passes of the target's fast path.
         draft_passes: passes of the draft model.
-        live: requests that hold a slot now.
+        live: sequences that hold a slot now.
         peak_live: most of them at a time.
         drafters: counts by drafter name.
     """

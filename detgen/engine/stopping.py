@@ -1,7 +1,7 @@
 """When a sequence ends, and its text.
 
-Whether a token ends a sequence is a function of the tokens up to it, checked after each one, so a window that
-commits several tokens at once ends at the same one as single steps do.
+Whether a token ends a sequence is a function of the tokens up to it, checked after each one, so a window that commits
+several tokens at once ends at the same token as single steps do.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from detgen.engine.sequence import Sequence
 
 
 class Stopping:
-    """End-of-sequence tokens, stop strings and length.
+    """Checks end-of-sequence tokens, stop strings and length.
 
     Args:
-        tokenizer: turns tokens into text.
-        eos: ids that end a sequence.
+        tokenizer: the target's.
+        eos: token ids that end a sequence.
     """
 
     def __init__(self, tokenizer: Any, eos: frozenset[int]) -> None:
@@ -25,9 +25,11 @@ class Stopping:
         self._special = frozenset(tokenizer.all_special_ids)
 
     def ends(self, seq: Sequence, pending: list[int]) -> bool:
-        """Whether the sequence ends once `pending` tokens, the last of them new, stand behind its own.
+        """Whether the sequence ends with the last of the `pending` tokens; if so, sets `seq.finish_reason`.
 
-        Sets `seq.finish_reason` if so.
+        Args:
+            seq: the sequence, without the pending tokens.
+            pending: tokens to be committed; all but the last one were checked before.
         """
         if pending[-1] in self.eos or self._stopped(seq, pending):
             seq.finish_reason = "stop"
@@ -39,7 +41,7 @@ class Stopping:
         stop = seq.request.params.stop
         if not stop:
             return False
-        # A stop string that the new token completes lies within the last few tokens: each one has a byte or more.
+        # A stop string that the last token completes lies within the last few tokens: each has at least one byte.
         reach = 4 * max(map(len, stop)) + 16
         completion = seq.tokens[seq.prompt_length :] + pending
         tail = [t for t in completion if t not in self._special][-reach:]

@@ -19,7 +19,7 @@ class Verdict(NamedTuple):
     Attributes:
         tokens: committed tokens, at least one.
         statuses: one a committed token.
-        rolled_back: drafted tokens behind the last committed one.
+        rolled_back: drafted tokens after the last committed one.
     """
 
     tokens: list[int]
@@ -42,7 +42,7 @@ def verify(drafted: list[int], chosen: list[int], ends: Callable[[list[int]], bo
 
     Args:
         drafted: k drafted tokens.
-        chosen: k + 1 canonical choices: the one in place of each drafted token, and the one behind them all.
+        chosen: k + 1 canonical choices: the one in place of each drafted token, and the one after them all.
         ends: whether the sequence ends with the last of the tokens committed so far: called once for each, in order.
 
     Returns:

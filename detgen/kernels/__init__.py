@@ -1,4 +1,4 @@
-"""Functions of tensors: linear layers, attention, norms, activations, sampling, and the comparison of their bits.
+"""Functions of tensors: linear layers, attention, norms, activations, sampling, and the comparison of bits.
 
-Knows tensors only: no models, no requests, no files. Each fast kernel stands beside its plain reference.
+Knows tensors; knows no models, no requests, no files. Each fast kernel comes with a plain reference.
 """

@@ -1,8 +1,8 @@
-"""Elementwise functions that give a row the same bits wherever it stands.
+"""Elementwise functions that give a row the same bits at any place.
 
-torch divides a large elementwise operation among its threads at any element, and the elements that are left over at
-the end of a thread's part go through scalar code, in which SiLU, GELU and complex products round otherwise. Divided
-between rows, every row goes the same way.
+torch divides a large elementwise operation among its threads at any element, and the elements left over at the end of a
+thread's part go through scalar code, in which SiLU, GELU and complex products round differently. If the parts end
+between rows, every row is computed the same way.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-# Elements a thread: torch starts one for every so many (at::internal::GRAIN_SIZE); GELU starts all of them above half.
+# Elements per thread (at::internal::GRAIN_SIZE); GELU uses all threads from half of that.
 _GRAIN = 32768
 
 
 def _whole_rows(rows: int, columns: int, threads: int) -> int:
-    """The most rows, up to `rows`, that torch divides between rows, whichever way it counts the threads."""
+    """The most rows, up to `rows`, that torch divides between rows, however it counts the threads."""
     for n in range(rows, 0, -1):
         if n % threads == 0 and n % min(threads, -(-n * columns // _GRAIN)) == 0:
             return n
@@ -25,7 +25,7 @@ def _whole_rows(rows: int, columns: int, threads: int) -> int:
 
 
 def rowwise(function: Callable[..., torch.Tensor], *xs: torch.Tensor) -> torch.Tensor:
-    """An elementwise function of tensors [rows, ...], on the CPU divided among threads between rows."""
+    """Apply an elementwise function to tensors [rows, ...]; CPU threads divide the work between rows."""
     rows = xs[0].shape[0]
     size = xs[0].numel()
     if 2 * size <= _GRAIN or xs[0].device.type != "cpu":
@@ -37,7 +37,7 @@ def rowwise(function: Callable[..., torch.Tensor], *xs: torch.Tensor) -> torch.T
 
 
 class RowwiseActivation(nn.Module):
-    """An activation module, row by row the same."""
+    """An activation module that gives a row the same bits at any place."""
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()

@@ -1,17 +1,17 @@
-"""Attention of packed rows over a cache, row by row the same bits whatever stands beside a row.
+"""Row-invariant attention of packed rows over a cache.
 
 Promise: the result of a query row depends on its query, on the keys and values at the positions it may see, and on
 nothing else: not on the other rows of its tile, nor on their number, nor on how many keys the tile reads.
 
 A *tile* is [slots, KV heads, rows, head size], where rows are the query heads of a group times the window's tokens.
-Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros.
-Two implementations, and a third in `compiled`, of which the probe takes the first that keeps the promise on this
+Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros. There
+are two implementations here and a third in `compiled`; the probe picks the first that keeps the promise on this
 machine:
 
 - `attend_fused`: torch's scaled_dot_product_attention. Its products over keys change their order of summation at
   some key lengths, so the probe also finds which lengths agree, and tiles read only those.
 - `attend_blocks`: the reference. Every product has the same shape, one block of keys, and blocks are added one after
-  the other, first to last. It also takes soft-capping, which the fused one does not.
+  the other, first to last. It also supports soft-capping, which the fused kernel does not.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-BLOCK = 64  # keys a block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
-MOST_TILE_ROWS = 184  # rows of a tile; from 192 torch's fused kernel takes queries 64 at a time instead of 32
+BLOCK = 64  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
+MOST_TILE_ROWS = 184  # most rows of a tile; from 192 torch's fused kernel takes queries 64 at a time instead of 32
 PERIOD = 8 * BLOCK  # keys that torch's fused kernel takes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTraits:
-    """What a layer asks of its attention beside queries, keys and values.
+    """A layer's attention, apart from queries, keys and values.
 
     Attributes:
         scale: factor of the scores.
-        window: positions that a row may see, its own the last; None for all before it. The mask of a tile keeps it.
+        window: how many positions a row sees, its own included; None for all. Applied by the mask of a tile.
         softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
     """
 
@@ -52,10 +52,10 @@ def attend_fused(
 
     Args:
         q: [slots, kv_heads, rows, head_size].
-        k: [slots, keys, kv_heads, head_size], keys a multiple of BLOCK; every entry finite.
-        v: as k.
+        k: [slots, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries finite.
+        v: like k.
         mask: [slots, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
-        traits: the layer's.
+        traits: the layer's attention traits.
 
     Returns:
         [slots, kv_heads, rows, head_size].

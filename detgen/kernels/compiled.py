@@ -1,7 +1,7 @@
-"""Attention compiled from attention.c when detgen was installed, where there was a C compiler.
+"""Attention compiled from attention.c when detgen was installed, if there was a C compiler.
 
-Promise: that of `attention`, and more: the result of a query row has the same bits at every number of rows and keys a
-tile, since each of its sums has an order of its own.
+Promise: that of `attention`, and more: the result of a query row has the same bits at every number of rows and keys
+per tile, since each of its sums has an order of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 
 from detgen.kernels.attention import AttentionTraits, attend_fused
 
-_LANES = 16  # head sizes are a multiple of it
+_LANES = 16  # head sizes must be a multiple of this
 _TILE = struct.Struct("=24q2d")  # `Tile` of attention.c
-# What torch calls a processor that runs vectors of so many bits.
+# By vector width in bits: the CPU capabilities, as torch names them, that can run it.
 _CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 
 
 @cache
 def _library() -> tuple[ctypes.CDLL, str] | None:
-    """The library and a name for its build; None where it was not built, or for another processor or version."""
+    """The library and a name for its build; None if it is missing or built for another processor or version."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_attention{suffix}")
         if not path.is_file():
@@ -33,7 +33,7 @@ def _library() -> tuple[ctypes.CDLL, str] | None:
         try:
             library = ctypes.CDLL(str(path))
             size, bits = library.tile_bytes(), library.vector_bits()
-        except (OSError, AttributeError):  # built for another system, without the OpenMP that is here, or long ago
+        except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
             continue
         if size != _TILE.size or (bits in _CAPABLE and torch.backends.cpu.get_cpu_capability() not in _CAPABLE[bits]):
             continue
@@ -42,13 +42,13 @@ def _library() -> tuple[ctypes.CDLL, str] | None:
 
 
 def build() -> str | None:
-    """A name of the compiled attention that changes with whatever it was built from; None where there is none."""
+    """A name for the build of the compiled attention, from a hash of the file; None if there is none."""
     found = _library()
     return found and found[1]
 
 
 def can_attend(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
-    """Whether the compiled attention is there and takes such tiles; `sizes` of the heads of keys and values."""
+    """Whether the compiled attention exists and supports such tiles; `sizes` are the head sizes of keys and values."""
     usable = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
     return usable and not any(size % _LANES for size in sizes) and _library() is not None
 
@@ -56,20 +56,15 @@ def can_attend(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
 def attend_compiled(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
 ) -> torch.Tensor:
-    """Attention of one tile; `attend_fused` takes the tiles that this one does not.
+    """Attention of one tile; unsupported tiles go to `attend_fused`.
 
-    Args:
-        q: as of `attend_fused`, like the others; entries of the last axis stand side by side in all of them.
-        k: likewise.
-        v: its head size may be another.
-        mask: likewise.
-        traits: likewise.
+    Arguments as for `attend_fused`, each contiguous in its last axis; the head size of v may differ.
 
     Returns:
         [slots, kv_heads, rows, value head_size].
 
     Raises:
-        MemoryError: if there is none for the scores.
+        MemoryError: if there is no memory for the scores.
     """
     slots, heads, rows, size = q.shape
     keys, values = k.shape[1], v.shape[3]

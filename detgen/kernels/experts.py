@@ -1,8 +1,8 @@
 """Mixture-of-experts layers whose rows do not depend on which other rows chose the same expert.
 
-transformers groups rows by expert, so the shapes of its products, and with them the bits, depend on the neighbours.
-Here each expert's weights are prepacked (see `linear`), rows are padded to the least count of the prepacked product's
-class, and a row's experts are added in the order of their numbers.
+transformers groups rows by expert, so the shapes of its products, and hence the bits, depend on the neighbours. Here
+each expert's weights are prepacked (see `linear`), rows are padded to the least count of the prepacked product's class,
+and a row's experts are added in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import nn
 
 from detgen.kernels.linear import PrepackedLinear
 
-_LEAST_ROWS = 4  # fewer may take a matrix-vector kernel
+_LEAST_ROWS = 4  # fewer may run in a matrix-vector kernel
 
 
 class PrepackedExperts(nn.Module):
-    """Gated experts on prepacked weights.
+    """Gated experts with prepacked weights.
 
     Args:
         gate_up: [experts, 2 * inner, hidden].
         down: [experts, hidden, inner].
-        activation: of the gate.
+        activation: function of the gate.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class PrepackedExperts(nn.Module):
 
         Args:
             hidden: [rows, hidden].
-            chosen: int64 [rows, experts a row].
-            weights: [rows, experts a row].
+            chosen: int64 [rows, experts per row].
+            weights: [rows, experts per row].
 
         Returns:
             [rows, hidden].

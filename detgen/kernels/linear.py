@@ -2,10 +2,10 @@
 
 Promise: for every row count of the class that the probe found, a row of the result has the same bits.
 
-On the CPU the weight is reordered once for oneDNN, whose blocked product keeps one order of summation over a wide
-range of row counts, where the MKL product behind `F.linear` changes kernels at 2, 8 and 16 rows. The reordered
-product is also 2 to 3 times as fast at 4 to 128 rows. On other devices, and where oneDNN lacks the data type, the
-module stays as it is and the probe decides which row counts agree.
+On the CPU the weight is reordered once for oneDNN, whose blocked product keeps one order of summation over a wide range
+of row counts, while the MKL product that `F.linear` calls changes kernels at 2, 8 and 16 rows. The reordered product is
+also 2 to 3 times as fast at 4 to 128 rows. On other devices, and if oneDNN does not support the data type, the module
+stays as it is and the probe decides which row counts agree.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PrepackedLinear(nn.Module):
 
 
 def can_prepack(weight: torch.Tensor) -> bool:
-    """Whether oneDNN can reorder this weight here: on the CPU, in float32, or bfloat16 where the processor has it."""
+    """Whether oneDNN can reorder this weight: on the CPU, in float32, or in bfloat16 if the processor supports it."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:
@@ -53,7 +53,7 @@ def can_prepack(weight: torch.Tensor) -> bool:
 class Joined:
     """One product for sibling layers that read the same input: query, key and value; gate and up.
 
-    The first sibling called with an input computes all of them, the others take their columns of the same result.
+    The first sibling called with an input computes all of them; the others take their columns of the same result.
     """
 
     def __init__(self, linear: PrepackedLinear) -> None:
@@ -63,7 +63,7 @@ class Joined:
         self._output: torch.Tensor | None = None
 
     def columns(self, x: torch.Tensor, first: int, last: int, siblings: int) -> torch.Tensor:
-        """Columns first..last-1 of the product; the result is let go when all siblings have taken theirs."""
+        """Columns first..last-1 of the product; the result is released when all siblings have taken theirs."""
         if self._input is not x or self._output is None:
             self._input, self._output, self._waiting = x, self._linear(x), siblings
         out = self._output[..., first:last]

@@ -1,4 +1,4 @@
-"""Counter-based noise: an entry of the vocabulary has the same whoever draws it, and whatever was drawn before.
+"""Counter-based noise: it depends on the vocabulary entry and position, not on who draws it or what was drawn before.
 
 Entry j at position t is word j of the Philox4x64-10 stream with key (seed, sample) and counter (j // 4, t, 0, 0)
 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
@@ -10,19 +10,19 @@ import sys
 
 import numpy as np
 
-_SKIP = 1000  # words that are drawn in the time of stepping over any number of them
-_LOG_OF_HALF = np.float32(32 * np.log(2))  # of what the upper half of a word counts up to
-_HIGH = 1 if sys.byteorder == "little" else 0  # the upper half of a word
+_SKIP = 1000  # words that can be drawn in the time of one skip
+_LOG_OF_HALF = np.float32(32 * np.log(2))  # log of the range of half a word
+_HIGH = 1 if sys.byteorder == "little" else 0  # index of the upper half of a word
 
 
 def words(seed: int, sample: int, position: int, ids: np.ndarray | int) -> np.ndarray:
-    """Words of some entries, uint64 [n].
+    """Random words of some vocabulary entries, uint64 [n].
 
     Args:
         seed: of the request.
-        sample: of the request's samples.
+        sample: index of the request's sample.
         position: in the completion.
-        ids: entries, int64 [n], ascending, at least one; or their number, for the first ones.
+        ids: entries, int64 [n], ascending, at least one; or n, for the first n entries.
     """
     counter = ((position << 64) - 1) % (1 << 256)  # numpy steps it before the first block
     generator = np.random.Philox(counter=counter, key=(sample << 64) | seed)
@@ -41,18 +41,18 @@ def words(seed: int, sample: int, position: int, ids: np.ndarray | int) -> np.nd
 
 
 def gumbel(words: np.ndarray) -> np.ndarray:
-    """Gumbel(0, 1) noise of words, float64 [n]."""
+    """Gumbel(0, 1) noise from random words, float64 [n]."""
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     noise: np.ndarray = -np.log(-np.log(np.minimum(uniform, 1 - 2.0**-53)))
     return noise
 
 
 def most_gumbel(words: np.ndarray) -> np.ndarray:
-    """What the noise of words is not above by more than 1e-5, float32; at less than half of the cost.
+    """Upper bound of `gumbel` up to 1e-5, float32; at less than half the cost.
 
     With u uniform, -log(-log(u)) is at most -log(1 - u); the upper half of a word gives a lower bound of 1 - u.
     """
     halves: np.ndarray = (~words.view(np.uint32)[..., _HIGH::2]).astype(np.float32)
-    halves += np.float32(2.0**-24)  # for 0, which stands for at least 2 ** -22; lost on others
+    halves += np.float32(2.0**-24)  # for 0, which means at least 2 ** -22; rounded away on others
     bound: np.ndarray = _LOG_OF_HALF - np.log(halves, out=halves)
     return bound

@@ -1,6 +1,6 @@
-"""Root-mean-square normalisation in one kernel instead of six.
+"""Root-mean-square normalization in one kernel instead of six.
 
-transformers writes it out as six small operators; torch has one. Row-wise, so row-invariant; the probe covers it.
+transformers computes it by six small operators; torch has one. Row-wise, hence row-invariant; the probe covers it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Which shapes of a tensor function agree bit for bit.
+"""Finds the shapes at which a tensor function gives the same bits.
 
-Nothing is assumed of a library's kernels: a function is run at the shapes that are meant to be used and the results
-are compared as bits.
+Assumes nothing about a library's kernels: runs the function at the shapes to be used and compares the bits.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import torch
 
 from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, AttentionTraits
 
-_CROWD = 32  # slots of a large tile: enough work that a GPU kernel need not share a row's keys out among its processors
+_CROWD = 32  # slots of a large tile: enough work that a GPU kernel does not split a row's keys among its processors
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers, so that -0.0 differs from 0.0 and a NaN equals itself."""
+    """The memory as integers, so that -0.0 differs from 0.0 and a NaN equals itself."""
     return x.contiguous().view(_BITS[x.element_size()])
 
 
@@ -51,8 +50,8 @@ def key_lengths(
         traits: that a layer asks for, since tiles of others may take another way; None scales by size ** -0.5 alone.
 
     Returns:
-        The lengths out of (BLOCK, ..., PERIOD) that may be read, PERIOD among them; none if PERIOD itself disagrees
-        with longer ones.
+        The lengths out of (BLOCK, ..., PERIOD) that a tile may read, PERIOD among them; empty if PERIOD itself
+        disagrees with longer ones.
     """
     candidates = tuple(range(BLOCK, PERIOD + 1, BLOCK))
     if dtype != torch.float32:

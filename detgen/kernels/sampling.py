@@ -2,8 +2,8 @@
 
 Promise: the token chosen for a row is a function of the row's logits, its parameters, its seed, its sample and its
 position. Adding Gumbel noise to the logits and taking the argmax samples from their softmax (Maddison et al., "A*
-sampling", 2014, section 2); the noise is counter-based (`noise`), and a drafter that uses the same agrees with the
-target as often as the two distributions allow (arXiv 2408.07978).
+sampling", 2014, section 2); the noise is counter-based (`noise`), and a drafter that uses the same noise agrees with
+the target as often as the two distributions allow (arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import torch
 
 from detgen.kernels.noise import gumbel, most_gumbel, words
 
-_LEAST = 1e-3  # temperature from which rows are sifted: quotients of logits by smaller ones go out of float32
-_BLOCK = 1 << 16  # entries of rows that are looked at together
-_LARGE = 1 << 19  # entries from which the rows are shared among threads
-_FIRST = 1024  # entries of a row that are ordered for top_p; all, where these have less of the probability
+_LEAST = 1e-3  # least temperature at which rows are sifted: logits divided by smaller ones overflow float32
+_BLOCK = 1 << 16  # entries of rows processed together
+_LARGE = 1 << 19  # entries from which the rows are divided among threads
+_FIRST = 1024  # entries of a row that are sorted for top_p; all, if these have less of the probability
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How to choose one row's token; see `SamplingParams` for the fields, which mean the same."""
+    """How to choose one row's token; the fields mean the same as those of `SamplingParams`."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -40,12 +40,12 @@ class Choice:
 
     @classmethod
     def of(cls, params: Any, sample: int) -> Choice:
-        """That of a sample's first token, by sampling parameters that have the fields by name."""
+        """The choice of a sample's first token, from `SamplingParams`."""
         return cls(**{name: getattr(params, name) for name in _OF_REQUEST}, sample=sample)
 
     @property
     def filtered(self) -> bool:
-        """Whether some tokens may be dropped."""
+        """Whether a filter may drop tokens."""
         return bool(self.top_k or self.min_p) or self.top_p < 1
 
 
@@ -54,12 +54,11 @@ _OF_REQUEST = tuple(f.name for f in fields(Choice) if f.name not in ("sample", "
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The tokens of some rows.
+    """The chosen tokens of some rows.
 
     Attributes:
         tokens: int64 [rows], on the logits' device.
-        leads: of each sampled row: how far its token is ahead of the runner-up, in perturbed log-probability; inf
-            where there is none.
+        leads: by sampled row: its token's lead over the runner-up, in perturbed log-probability; inf if there is none.
     """
 
     tokens: torch.Tensor
@@ -71,7 +70,7 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
 
     Args:
         logits: float32 [rows, vocabulary].
-        choices: one a row.
+        choices: one per row.
     """
     sampled = [i for i, c in enumerate(choices) if c.temperature > 0]
     picked = argmax(logits) if len(sampled) < len(logits) else torch.empty_like(logits[:, 0], dtype=torch.int64)
@@ -84,21 +83,21 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The first of the largest entries of each row, int64 [rows]."""
+    """The largest entry of each row, the first one of ties, int64 [rows]."""
     if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(-1))  # 6 times as fast as torch's; the first of equal ones, too
+        return torch.from_numpy(logits.numpy().argmax(-1))  # 6 times as fast as torch's, with the same ties
     return torch.argmax(logits, dim=-1)
 
 
 def leads(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """How far the best entry of each row is ahead of the runner-up.
+    """The lead of each row's best entry over the runner-up.
 
     Args:
         logits: [rows, vocabulary], overwritten.
-        best: int64 [rows], as `argmax` returns.
+        best: int64 [rows], from `argmax`.
 
     Returns:
-        float64 [rows]; inf where there is no other candidate.
+        float64 [rows]; inf if there is no other candidate.
     """
     best = best[:, None]
     top = logits.gather(-1, best)[:, 0].double()
@@ -106,14 +105,14 @@ def leads(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
 
 
 def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
-    """What the argmax is taken of: the logits at temperature 0, else filtered logits / temperature plus noise.
+    """The scores whose argmax is chosen: the logits at temperature 0, else filtered logits / temperature plus noise.
 
-    Filters act in the order temperature, top_k, top_p, min_p; ties in top_k and top_p go to the lower token id. A
+    Filters apply in the order temperature, top_k, top_p, min_p; ties in top_k and top_p go to the lower token id. A
     broken model's row, whose largest logit is not finite, stays as it is.
 
     Args:
         logits: float32 [vocabulary].
-        choice: the row's.
+        choice: how the row's token is chosen.
 
     Returns:
         float64 [vocabulary] on the CPU.
@@ -129,13 +128,13 @@ def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
 
 
 def _sample(rows: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:
-    """The best entries of rows' scores, int64 [rows], and their leads; few entries' scores are computed for it.
+    """The best entry of each row's scores, int64 [rows], and its lead; computes the scores of few entries only.
 
     Args:
         rows: float32 [rows, vocabulary].
-        choices: one a row, with temperatures above 0.
+        choices: one per row, with temperatures above 0.
     """
-    rows = np.ascontiguousarray(rows)  # in another order a row's entries would be summed in another order
+    rows = np.ascontiguousarray(rows)  # another memory order would change the order of summation
     peaks = rows.max(1)
     sound = np.isfinite(peaks)
     if not sound.all():
@@ -165,9 +164,9 @@ def _sample(rows: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, np.nda
 
 
 def _best(rows: np.ndarray, peaks: np.ndarray, choices: Sequence[Choice]) -> tuple[np.ndarray, np.ndarray]:
-    """As `_sample`, of rows with equal parameters; peaks are float32 [rows, 1]."""
+    """Like `_sample`, for rows with equal parameters; peaks are float32 [rows, 1]."""
     one = choices[0]
-    # Of each candidate for the best two, row by row: its row, its id, its word.
+    # Row, id and word of each candidate for the best two, ordered by row.
     if one.filtered or one.temperature < _LEAST:
         at, ids = _kept(rows, peaks, one)
         each = np.split(ids, np.searchsorted(at, np.arange(1, len(rows))))
@@ -191,19 +190,19 @@ def _words(choice: Choice, ids: np.ndarray | int) -> np.ndarray:
 
 
 def _scaled(logits: np.ndarray, peaks: np.ndarray, temperature: float) -> np.ndarray:
-    """Logits / temperature, float64; that of the peak is 0."""
+    """(Logits - peak) / temperature, float64."""
     scaled: np.ndarray = (logits.astype(np.float64) - peaks) / max(temperature, 1e-200)  # nothing overflows
     return scaled
 
 
 def _sift(rows: np.ndarray, drawn: np.ndarray, peaks: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-    """Places of each row's two best scores and of few others: all that might be above the worse of two good ones.
+    """The entries that may have a row's two best scores: those whose bound is above the worse of two good scores.
 
     Args:
         rows: float32 [rows, vocabulary] logits.
-        drawn: uint64 [rows, vocabulary], their words.
+        drawn: uint64 [rows, vocabulary], their random words.
         peaks: float32 [rows, 1].
-        temperature: theirs.
+        temperature: the rows' temperature.
 
     Returns:
         Rows and columns, int64 [n] each, ascending.
@@ -219,7 +218,7 @@ def _sift(rows: np.ndarray, drawn: np.ndarray, peaks: np.ndarray, temperature: f
         second = bound.argmax(1, keepdims=True)
         two = np.concatenate([first, second], 1)
         least = (_scaled(rows[row, two], peaks, temperature) + gumbel(drawn[row, two])).min(1, keepdims=True)
-        least[bound[row, second] == -np.inf] = -np.inf  # all others are too low for float32 to tell them apart
+        least[bound[row, second] == -np.inf] = -np.inf  # all others are too low for float32 to distinguish
         bound[row, first] = top
         at, ids = np.nonzero(bound >= (least - 1e-4 - 1e-6 * abs(least)).astype(np.float32))
     return at, ids
@@ -236,7 +235,7 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
 
 
 def _kept(rows: np.ndarray, peaks: np.ndarray, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and ids, int64 [n] each, ascending, of what the filters keep."""
+    """Rows and ids of the entries that the filters keep, int64 [n] each, ascending."""
     vocabulary = rows.shape[1]
     width = min(choice.top_k or vocabulary, vocabulary)
     floor = math.log(choice.min_p) if choice.min_p else -math.inf
@@ -263,9 +262,9 @@ def _boundaries(
     Args:
         rows: float32 [rows, vocabulary].
         peaks: float32 [rows, 1].
-        width: what top_k leaves.
-        choice: its temperature and top_p count.
-        most: entries of a whole row that are ordered first; all, where these have less of the probability.
+        width: how many entries top_k keeps.
+        choice: has the temperature and top_p.
+        most: entries that are sorted first when top_k is off; all, if these have less of the probability.
 
     Returns:
         int64 [rows] and float32 [rows, 1].

@@ -1,4 +1,4 @@
-"""The output folder: whose it is, who may write to it, and its manifest."""
+"""The output folder: its lock, its manifest, and the check that it belongs to detgen."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from detgen.errors import OutputError
-from detgen.outputs.base import sync_folder, write_all, write_atomically, writing
+from detgen.outputs.base import new_file, sync_folder, write_all, write_atomically, writing
 
 _ELSEWHERE = "choose another folder with -o"
-_DATA = ("outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl")
 _KEYS = {"detgen", "status", "input", "parameters"}
 _INPUT_KEYS = {"path", "format", "sha256"}
-_DRAFTS = (".lock", "stdin.jsonl.tmp", "manifest.json.tmp")  # all that may be there before the manifest is
 
 
 class OutputFolder:
-    """A folder that holds one run, or nothing yet; locked while it is open."""
+    """A folder that holds one run, or nothing yet; `with` creates and locks it.
+
+    Raises:
+        OutputError: by every method that changes a file, if it cannot.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Name the folder; `with` makes and locks it."""
         self.path = path
         self.outputs = path / "outputs.jsonl"
         self.acceptance = path / "acceptance.jsonl"
@@ -37,10 +38,10 @@ class OutputFolder:
         self._lock = -1
 
     def __enter__(self) -> OutputFolder:
-        """Make and lock the folder.
+        """Create and lock the folder.
 
         Raises:
-            OutputError: it cannot be made, another run is writing to it, or it holds something else than a run.
+            OutputError: it cannot be created, another run is writing to it, or it holds something other than a run.
         """
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"{self.path} is a file, not a folder; {_ELSEWHERE}")
@@ -60,13 +61,13 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Unlock the folder; if nothing came of it, it goes again."""
+        """Unlock the folder; remove it if this run created it and wrote nothing."""
         self._draft_spool.unlink(missing_ok=True)
         self._release()
 
     def _take_lock(self) -> int:
-        # A file of its own, since not every file system can lock a folder. Whoever unlocks it deletes it, so what was
-        # locked may be gone by now: then another one has to be made.
+        # A separate file, since not every file system can lock a folder. Unlocking deletes it, so the file that was
+        # locked may be gone by now: then try again with a new one.
         while True:
             file = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -102,36 +103,24 @@ class OutputFolder:
         return manifest
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        """Replace the manifest.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Replace the manifest."""
         write_atomically(self._manifest, json.dumps(manifest, indent=2).encode() + b"\n")
 
     def clear(self) -> None:
-        """Delete what a former run wrote, and nothing else.
-
-        Raises:
-            OutputError: a file cannot be deleted.
-        """
-        # The manifest goes last: a crash on the way must not leave files that nobody could tell to be detgen's.
-        for name in (*_DATA, self._manifest.name):
-            with writing(self.path / name):
-                (self.path / name).unlink(missing_ok=True)
+        """Delete what an earlier run wrote, and nothing else."""
+        # The manifest last: it marks the other files as detgen's if a crash leaves some of them.
+        for path in (self.outputs, self.acceptance, self.journal, self.spool, self._manifest):
+            with writing(path):
+                path.unlink(missing_ok=True)
 
     def remove_journal(self) -> None:
-        """Delete the journal of a finished run.
-
-        Raises:
-            OutputError: it cannot be deleted.
-        """
+        """Delete the journal of a finished run."""
         with writing(self.journal):
             self.journal.unlink(missing_ok=True)
             sync_folder(self.path)
 
     def check_finished(self, manifest: dict[str, Any]) -> None:
-        """Make sure that a finished run's outputs are still what it wrote.
+        """Check that a finished run's files are still what it wrote.
 
         Raises:
             OutputError: they are not.
@@ -149,30 +138,18 @@ class OutputFolder:
                 )
 
     def receive(self, stream: BinaryIO) -> Path | None:
-        """Put a stream aside, for as long as the folder is open; None if it is empty.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Store a stream until the folder is closed; None if it is empty."""
         with writing(self._draft_spool):
-            file = os.open(self._draft_spool, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            try:
+            with new_file(self._draft_spool) as file:
                 while block := stream.read(1 << 20):
                     write_all(file, block)
-                os.fsync(file)
                 received = os.fstat(file).st_size
-            finally:
-                os.close(file)
             if not received:
                 self._draft_spool.unlink()
         return self._draft_spool if received else None
 
     def keep_received(self) -> Path:
-        """Make what was put aside the input of this run.
-
-        Raises:
-            OutputError: it cannot be renamed.
-        """
+        """Keep the stored stream as the input of this run."""
         if self._draft_spool.exists():
             with writing(self.spool):
                 self._draft_spool.replace(self.spool)
@@ -182,7 +159,8 @@ class OutputFolder:
     def _check_ours(self) -> None:
         if self.manifest() is not None:
             return
-        foreign = sorted({p.name for p in self.path.iterdir()} - set(_DRAFTS))
+        early = {self._lock_file.name, self._draft_spool.name, f"{self._manifest.name}.tmp"}  # older than the manifest
+        foreign = sorted({p.name for p in self.path.iterdir()} - early)
         if foreign:
             names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
             raise OutputError(f"{self.path} holds files that are not of a detgen run ({names}); {_ELSEWHERE}")

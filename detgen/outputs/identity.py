@@ -1,4 +1,4 @@
-"""When two runs are the same run: what must agree, and what cannot change an output."""
+"""Decides whether two runs are the same run, so that one can resume the other."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 import detgen
 from detgen.engine.config import EngineConfig
+from detgen.errors import DEMO
 
-# Parts of a profile that say where something lies or how fast it goes, not what comes out.
+# Parts of a profile that cannot change an output.
 _IRRELEVANT = ("name", "path", "threads")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What keeps a run with the manifest `new` from being the one with the manifest `old`, each as "what: old -> new".
+    """The differences between two manifests that can change an output, each as "what: old -> new".
 
-    A part that `new` does not know yet (the profile, before a model is loaded) is not compared.
+    A part that `new` does not have yet (the profile, before a model is loaded) is not compared.
     """
     found = []
     for key in ("sha256", "format"):
@@ -44,13 +45,13 @@ def _compare(name: str, old: object, new: object) -> list[str]:
 
 
 def model_stamp(config: EngineConfig) -> str | None:
-    """A sign that neither the target, nor the libraries, nor the machine changed; read without loading anything.
+    """A digest that changes if the target, the libraries or the machine do; computed without loading anything.
 
-    None where there is no telling: the model must be loaded then, and the profiles compared.
+    None if that is not possible: then the model must be loaded and the profiles compared.
     """
     files: list[tuple[str, int, int]] | str | None
     if config.target is None:
-        files = _files(Path(detgen.__file__).parent / "demo_models")
+        files = _files(DEMO)
     elif not isinstance(config.target, str | Path):
         files = None
     elif Path(config.target).is_dir():

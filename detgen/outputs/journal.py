@@ -1,8 +1,8 @@
 """The journal: every finished sample, in the order of finishing, appended and fsynced.
 
-An entry is a line of figures with a checksum, since a crash of the machine may leave anything after the last fsync, and
-then the sample's lines of `outputs.jsonl` and `acceptance.jsonl` as they will be copied. Memory holds an offset a
-sample, not its text.
+An entry is a line of figures with a checksum, since a crash of the machine may leave anything after the last fsync,
+followed by the sample's lines of `outputs.jsonl` and `acceptance.jsonl` as they will be copied. Memory holds one offset
+per sample, not its text.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from detgen.errors import OutputError
 from detgen.outputs.base import write_all, writing
 from detgen.outputs.lines import acceptance_lines, dump, output_line, request_digest, shallow
 
-# Steps may take less time than an fsync. Between two of them a killed process still loses nothing, a power cut at
-# most this many seconds of work.
+# Least time between two fsyncs, since a round may be faster than one. Until the next one a killed process loses
+# nothing, a power cut at most this many seconds of work.
 SYNC_SECONDS = 0.2
 
 _HEAD = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("index":(\d+),"sample":(\d+),"bytes":\[(\d+),(\d+)\],.*\}\n)')
@@ -37,10 +37,12 @@ class Entry:
     """A finished sample.
 
     Attributes:
-        request: digest of what was asked.
-        tokens: how many tokens it has.
-        prompt_tokens: how many its prompt has.
-        drafts: what its records add up to, by drafter.
+        index: place of the prompt in the input, from 0.
+        sample: which of the prompt's samples, from 0.
+        request: digest of the request.
+        tokens: tokens of the completion.
+        prompt_tokens: tokens of the prompt.
+        drafts: the counts of its records, by drafter.
         output: its line of `outputs.jsonl`.
         acceptance: its lines of `acceptance.jsonl`.
     """
@@ -70,20 +72,18 @@ def make_entry(completion: Completion) -> Entry:
 
 
 class Journal:
-    """The journal of one run, opened for reading what a former process left and for appending.
+    """The journal of one run, open for reading what an earlier process left and for appending.
 
     Attributes:
-        kept: samples that a former process left.
+        kept: samples that an earlier process left.
+
+    Raises:
+        OutputError: by every method that writes, if it cannot.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the journal, and find what it holds.
-
-        Raises:
-            OutputError: it cannot be opened or written.
-        """
         self._path = path
-        self._first = array("q")  # where each prompt's sample 0 is; the other samples are rare
+        self._first = array("q")  # offset of each prompt's sample 0; other samples are rare
         self._others: dict[int, dict[int, int]] = {}
         self.kept = 0
         self._pending = bytearray()
@@ -91,27 +91,27 @@ class Journal:
         with writing(path):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._end = self._recover()
-            os.ftruncate(self._file, self._end)  # what a crash tore goes
-            self._reader = path.open("rb")  # not before: it would have what is gone in its buffer
+            os.ftruncate(self._file, self._end)  # drop what a crash left incomplete
+            self._reader = path.open("rb")  # only now: its buffer must not hold what was dropped
 
     def offsets(self, index: int, samples: int) -> dict[int, int] | None:
-        """Where the samples of a prompt are that a former process finished; None unless they are all there."""
+        """Offsets of a prompt's samples, if an earlier process finished all of them; else None."""
         if index >= len(self._first) or self._first[index] == _NOWHERE:
             return None
         found = {0: self._first[index], **self._others.get(index, {})}
         return found if len(found) == samples else None
 
     def append(self, entry: Entry) -> int:
-        """Take in an entry, to be written by `flush`; its offset is returned."""
+        """Add an entry, to be written by `flush`; return its offset."""
         offset = self._end + len(self._pending)
         self._pending += _pack(entry)
         return offset
 
     def flush(self, *, sync: bool = False) -> None:
-        """Write what was appended; it survives the end of this process from now on.
+        """Write what was appended; from now on it survives this process, and after an fsync a power cut.
 
-        Raises:
-            OutputError: it cannot be written.
+        Args:
+            sync: fsync even if the last one was less than `SYNC_SECONDS` ago.
         """
         with writing(self._path):
             write_all(self._file, self._pending)
@@ -122,28 +122,28 @@ class Journal:
                 self._synced = time.monotonic()
 
     def read(self, offset: int) -> Entry:
-        """An entry that was flushed.
+        """Read a flushed entry.
 
         Raises:
-            OutputError: the file was changed by something else.
+            OutputError: something else changed the file.
         """
         self._reader.seek(offset)
         found = _read(self._reader)
         if found is None:
             raise OutputError(f"{self._path} was changed while the run used it; run the same command again to resume")
-        return found.entry()
+        return _entry(found)
 
     def close(self) -> None:
-        """Close the file; what was not committed is dropped."""
+        """Close the file; entries that were not flushed are lost."""
         self._reader.close()
         os.close(self._file)
 
     def _recover(self) -> int:
-        """Note where the valid entries are; the end of the last one is returned."""
+        """Note the offsets of the valid entries; return the end of the last one."""
         end = 0
         with self._path.open("rb") as file:
             while found := _read(file):
-                self._note(found.index, found.sample, end)
+                self._note(int(found[0][3]), int(found[0][4]), end)
                 end = file.tell()
         return end
 
@@ -161,39 +161,25 @@ class Journal:
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """The valid entries of a journal that nobody need have open, in the order of finishing.
+    """The valid entries of a journal, in the order of finishing; it need not be open.
 
     Raises:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
         while found := _read(file):
-            yield found.entry()
+            yield _entry(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """An entry as it stands in the file: its place, its line of figures, its lines of the two files."""
+_Packed = tuple[re.Match[bytes], bytes, bytes]  # line of figures, lines of the two files
 
-    index: int
-    sample: int
-    figures: bytes
-    output: bytes
-    acceptance: bytes
 
-    def entry(self) -> Entry:
-        fields = json.loads(self.figures)
-        drafts = DraftCounts({name: DrafterStats(**counts) for name, counts in fields["drafts"].items()})
-        return Entry(
-            self.index,
-            self.sample,
-            fields["request"],
-            fields["tokens"],
-            fields["prompt_tokens"],
-            drafts,
-            self.output,
-            self.acceptance,
-        )
+def _entry(packed: _Packed) -> Entry:
+    head, output, acceptance = packed
+    fields = json.loads(b"{" + head[2])
+    drafts = DraftCounts({name: DrafterStats(**counts) for name, counts in fields["drafts"].items()})
+    known = {name: fields[name] for name in ("index", "sample", "request", "tokens", "prompt_tokens")}
+    return Entry(**known, drafts=drafts, output=output, acceptance=acceptance)
 
 
 def _pack(entry: Entry) -> bytes:
@@ -211,7 +197,7 @@ def _pack(entry: Entry) -> bytes:
 
 
 def _read(file: BinaryIO) -> _Packed | None:
-    """The entry at the file's position, which is after it then; None if there is no whole one."""
+    """Read the entry at the file's position; None if it is incomplete or invalid."""
     head = _HEAD.fullmatch(file.readline())
     if head is None:
         return None
@@ -221,4 +207,4 @@ def _read(file: BinaryIO) -> _Packed | None:
     lines = file.read(output + acceptance)
     if int(head[1], 16) != zlib.crc32(lines, zlib.crc32(head[2])):
         return None
-    return _Packed(int(head[3]), int(head[4]), b"{" + head[2], lines[:output], lines[output:])
+    return head, lines[:output], lines[output:]

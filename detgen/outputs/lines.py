@@ -14,17 +14,17 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def dump(value: object) -> str:
-    """Compact JSON that UTF-8 can carry: numbers that are not finite become null, lone surrogates their escapes."""
+    """Compact JSON that can be encoded as UTF-8: non-finite numbers become null, lone surrogates are escaped."""
     try:
         text = _ENCODER.encode(value)
     except ValueError:
         text = _ENCODER.encode(_finite(value))
-    # "\ud800" is how Python's error handler spells half a surrogate pair, and JSON too.
+    # Python's error handler writes a lone surrogate as JSON does: "\ud800".
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def output_line(completion: Completion) -> str:
-    """The line of `outputs.jsonl` for a sample, or for a request that could not run."""
+    """The line of `outputs.jsonl` of a sample, or of a request that could not run."""
     request = completion.request
     if completion.error is not None:
         return _error_line(request.id, request.index, completion.error, request.metadata)
@@ -50,40 +50,24 @@ def output_line(completion: Completion) -> str:
 
 
 def bad_line(bad: BadLine) -> str:
-    """The line of `outputs.jsonl` for an input line that could not run."""
+    """The line of `outputs.jsonl` of an input line that could not run."""
     return _error_line(bad.id, bad.index, bad.error, bad.metadata)
 
 
 def acceptance_lines(completion: Completion) -> str:
-    """The lines of `acceptance.jsonl` for a sample."""
+    """The lines of `acceptance.jsonl` of a sample."""
     request = completion.request
     head = {"id": request.id, "index": request.index, "sample": completion.sample}
-    return "".join(
-        dump(
-            {
-                **head,
-                "position": record.position,
-                "round": record.round,
-                "token": record.token,
-                "drafter": record.drafter,
-                "drafted": record.drafted,
-                "status": record.status,
-                "logprob": record.logprob,
-                "margin": record.margin,
-            }
-        )
-        + "\n"
-        for record in completion.records
-    )
+    return "".join(dump({**head, **record._asdict()}) + "\n" for record in completion.records)
 
 
 def shallow(instance: Any) -> dict[str, Any]:
-    """The fields of a slotted dataclass; `asdict` copies what they hold, too, and takes ten times as long."""
+    """The fields of a slotted dataclass; `asdict` also copies their values and takes ten times as long."""
     return {name: getattr(instance, name) for name in instance.__slots__}
 
 
 def request_digest(request: Request) -> str:
-    """Digest of all that decides a request's output lines."""
+    """Digest of everything in a request that can change its output lines."""
     asked = {
         "id": request.id,
         "prompt": request.prompt,

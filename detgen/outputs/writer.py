@@ -1,10 +1,12 @@
-"""Writes samples in input order, in whatever order they finish."""
+"""Writes samples in input order, whatever order they finish in."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from detgen.engine.request import Completion, Request
 from detgen.engine.stats import DraftCounts
@@ -15,8 +17,8 @@ from detgen.outputs.journal import Entry, Journal, make_entry
 from detgen.outputs.lines import bad_line, output_line, request_digest
 from detgen.prompts import BadLine
 
-# How far the input may be read past the first prompt that is not written yet. An unwritten prompt costs some hundred
-# bytes, since its samples lie in the journal; only the lines of errors are held in memory.
+# How far the input may be read past the first unwritten prompt. An unwritten prompt takes a few hundred bytes, since
+# its samples are in the journal; only the lines of errors are kept in memory.
 AHEAD_PROMPTS = 1 << 15
 AHEAD_BYTES = 1 << 26
 
@@ -25,7 +27,7 @@ _BLOCK = 1 << 20
 
 @dataclass(slots=True)
 class Totals:
-    """What a number of samples adds up to."""
+    """Totals over samples."""
 
     prompts: int = 0
     samples: int = 0
@@ -42,19 +44,16 @@ class Totals:
         self.drafters.add(entry.drafts)
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """SHA-256 and size of the two files."""
-
-    outputs: str
-    outputs_bytes: int
-    acceptance: str
-    acceptance_bytes: int
-
-
 @dataclass(slots=True)
 class _Slot:
-    """A prompt that is not written yet: where its samples are, how many are missing, or its error's line."""
+    """A prompt that is not written yet.
+
+    Attributes:
+        missing: how many of its samples are not finished.
+        offsets: offsets in the journal, by sample.
+        digest: of the request, if its samples are an earlier process's.
+        error: its line if it cannot run.
+    """
 
     missing: int
     offsets: dict[int, int] = field(default_factory=dict)
@@ -65,22 +64,20 @@ class _Slot:
 class Writer:
     """Takes prompts in input order and samples in any order; writes lines in input order.
 
-    The two files are made anew from the journal when a run resumes.
+    When a run resumes, both files are written again from the journal.
 
     Attributes:
-        totals: what is written.
-        fresh: the samples that were finished by this process, written or not.
+        totals: totals over what is written.
+        fresh: totals over the samples that this process finished, written or not.
         done: prompts that are finished, written or not.
-        errors: those of them that became an error's line.
+        errors: those of them that cannot run.
         resumed: samples taken from the journal.
+
+    Raises:
+        OutputError: by every method that writes a file, if it cannot.
     """
 
     def __init__(self, folder: OutputFolder) -> None:
-        """Open the three files.
-
-        Raises:
-            OutputError: they cannot be written.
-        """
         self.totals = Totals()
         self.fresh = Totals()
         self.done = 0
@@ -91,8 +88,8 @@ class Writer:
         self._next = 0
         self._error_bytes = 0
         self._journal = Journal(folder.journal)
-        self._outputs = _Log(folder, "outputs.jsonl")
-        self._acceptance = _Log(folder, "acceptance.jsonl")
+        self._outputs = _Log(folder.outputs)
+        self._acceptance = _Log(folder.acceptance)
 
     @property
     def kept(self) -> int:
@@ -106,14 +103,14 @@ class Writer:
 
     @property
     def full(self) -> bool:
-        """Whether no more prompts should be taken in until some are written."""
+        """Whether to take no more prompts until some are written."""
         return len(self._slots) >= AHEAD_PROMPTS or self._error_bytes >= AHEAD_BYTES
 
     def recall(self, request: Request) -> bool:
-        """Take in the next request: True if the journal has all its samples, False if it has to run.
+        """Add the next request: True if the journal has all its samples, False if it has to run.
 
         Raises:
-            OutputError: the journal does not belong to these requests, or the samples cannot be written.
+            OutputError: the journal does not belong to these requests.
         """
         offsets = self._journal.offsets(request.index, request.params.n)
         if offsets is None:
@@ -126,17 +123,13 @@ class Writer:
         return True
 
     def refuse(self, bad: BadLine) -> None:
-        """Take in the next input line, one that cannot run.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Add the next input line, which cannot run."""
         slot = self._slots[bad.index] = _Slot(missing=0)
         self._set_error(slot, bad_line(bad))
         self._advance()
 
     def finish(self, completion: Completion) -> None:
-        """Take in a sample, or a request's error; `flush` writes it."""
+        """Add a sample, or a request's error; `flush` writes it."""
         slot = self._slots[completion.request.index]
         if completion.error is not None:
             self._set_error(slot, output_line(completion))
@@ -148,32 +141,21 @@ class Writer:
             self.done += slot.missing == 0
 
     def flush(self) -> None:
-        """Write what was taken in: to the journal all of it, to the two files whatever is next in order.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write what was added: all of it to the journal, and to the two files whatever is next in order."""
         self._journal.flush()
         self._advance()
         self._outputs.flush()
         self._acceptance.flush()
 
-    def finish_all(self) -> Digests:
-        """Make everything durable and return the digests of the two files.
+    def finish_all(self) -> dict[str, dict[str, Any]]:
+        """Make everything durable.
 
-        Raises:
-            OutputError: it cannot be written.
+        Returns:
+            "sha256" and "bytes" of the two files, by name.
         """
         self.flush()
         self._journal.flush(sync=True)
-        self._outputs.sync()
-        self._acceptance.sync()
-        return Digests(
-            outputs=self._outputs.sha256.hexdigest(),
-            outputs_bytes=self._outputs.size,
-            acceptance=self._acceptance.sha256.hexdigest(),
-            acceptance_bytes=self._acceptance.size,
-        )
+        return {log.path.name: log.sync() for log in (self._outputs, self._acceptance)}
 
     def close(self) -> None:
         """Close the files."""
@@ -182,7 +164,7 @@ class Writer:
         self._acceptance.close()
 
     def _advance(self) -> None:
-        """Copy whatever is next in order; nothing that `finish` took in may be waiting for its `flush`."""
+        """Copy whatever is next in order; call it only after the journal's `flush`."""
         while (slot := self._slots.get(self._next)) and not slot.missing:
             self._write(slot)
             del self._slots[self._next]
@@ -206,8 +188,9 @@ class Writer:
             entry = self._journal.read(offset)
             if slot.digest not in (None, entry.request):
                 raise OutputError(
-                    f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was made from other"
-                    " prompts or by another detgen; start over with --overwrite or choose another folder with -o"
+                    f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was written for"
+                    " other prompts or by another detgen; start over with --overwrite, or choose another folder"
+                    " with -o"
                 )
             self._outputs.write(entry.output)
             self._acceptance.write(entry.acceptance)
@@ -215,15 +198,15 @@ class Writer:
 
 
 class _Log:
-    """One of the two files, made anew."""
+    """One of the two files, written from the start, with its digest."""
 
-    def __init__(self, folder: OutputFolder, name: str) -> None:
-        self._path = folder.path / name
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._block = bytearray()
-        self.sha256 = hashlib.sha256()
-        self.size = 0
-        with writing(self._path):
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._sha256 = hashlib.sha256()
+        self._size = 0
+        with writing(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
 
     def write(self, data: bytes) -> None:
         self._block += data
@@ -231,16 +214,16 @@ class _Log:
             self.flush()
 
     def flush(self) -> None:
-        with writing(self._path):
+        with writing(self.path):
             write_all(self._file, self._block)
-        self.sha256.update(self._block)
-        self.size += len(self._block)
+        self._sha256.update(self._block)
+        self._size += len(self._block)
         self._block.clear()
 
-    def sync(self) -> None:
-        self.flush()
-        with writing(self._path):
+    def sync(self) -> dict[str, Any]:
+        with writing(self.path):
             os.fsync(self._file)
+        return {"sha256": self._sha256.hexdigest(), "bytes": self._size}
 
     def close(self) -> None:
         os.close(self._file)

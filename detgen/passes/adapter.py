@@ -1,4 +1,4 @@
-"""How a transformers model is brought to run packed passes: its attention replaced, what its layers bring taken down.
+"""Replaces the attention of a transformers model by that of the pass in progress, and records its layers' shapes.
 
 Knows transformers' models; knows no caches and no requests.
 """
@@ -23,11 +23,11 @@ ATTENTION_NAME = "detgen"
 
 
 class PlainDecoder(nn.Module):
-    """Any decoder of transformers, by its own forward.
+    """Any transformers decoder, run by its own forward.
 
     Attributes:
-        kind: class of the model.
-        concurrent: several threads may run it at a time; joined and quantized layers keep some of the pass in progress.
+        kind: class name of the model.
+        concurrent: whether several threads may run it at a time; joined and quantized layers hold state during a pass.
     """
 
     concurrent = False
@@ -49,7 +49,7 @@ class PlainDecoder(nn.Module):
         return logits[0]
 
 
-# The pass in progress: not every model hands unknown keyword arguments down to its attention.
+# Attention of the pass in progress: not every model passes unknown keyword arguments on to its attention.
 _current: ContextVar[AttendRows] = ContextVar("detgen_pass")
 _IGNORED = {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
 
@@ -65,7 +65,7 @@ def _attention(
     softcap: float | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers' models call, by its AttentionInterface."""
+    """The attention function that transformers' models call through the AttentionInterface."""
     unknown = [name for name, value in extra.items() if isinstance(value, torch.Tensor) and name not in _IGNORED]
     if unknown or attention_mask is not None:
         what = f"its attention takes {', '.join(unknown)}" if unknown else "it brings a mask of its own"
@@ -86,7 +86,7 @@ def attend_current(*args: Any) -> torch.Tensor:
 
 @contextmanager
 def attending(attend: AttendRows) -> Iterator[None]:
-    """Passes inside attend by this."""
+    """Use this attention for the passes inside the block."""
     token = _current.set(attend)
     try:
         yield
@@ -94,29 +94,14 @@ def attending(attend: AttendRows) -> Iterator[None]:
         _current.reset(token)
 
 
-class _Recorder:
-    """Takes down the shapes that the layers bring, instead of attending."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, tuple[int, int, int, int]] = {}
-        self.traits: dict[int, AttentionTraits] = {}
-
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        self.layers[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
-        self.traits[layer] = traits
-        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the attention layers of a model were seen to bring.
+    """The attention layers of a model, as recorded in a forward pass.
 
     Attributes:
         cached: (kv_heads, key head size, value head size) of each layer.
-        traits: of each layer.
-        group: query heads a KV head.
+        traits: attention traits of each layer.
+        group: query heads per KV head.
     """
 
     cached: list[tuple[int, int, int]]
@@ -125,35 +110,39 @@ class Layout:
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
-    """Put detgen's attention into a model and find what its layers bring.
+    """Replace a model's attention by detgen's and record the layout of its layers.
 
     Args:
         model: a transformers decoder.
-        name: how messages call it.
+        name: its name in messages.
 
     Raises:
         EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface.
     """
     kind = f"{name} ({type(model).__name__})"
-    recorder = _Recorder()
+    sizes: dict[int, tuple[int, int, int, int]] = {}
+    traits: dict[int, AttentionTraits] = {}
+
+    def note(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionTraits) -> torch.Tensor:
+        sizes[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
+        traits[layer] = asked
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+
     try:
         model.set_attn_implementation(ATTENTION_NAME)
         ids = torch.zeros(1, 4, dtype=torch.int64, device=next(model.parameters()).device)
-        with torch.inference_mode(), attending(recorder.attend):
+        with torch.inference_mode(), attending(note):
             model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None], use_cache=False)
     except (ValueError, TypeError, NotImplementedError) as e:
         raise EngineError(f"{kind} is not supported: {str(e).strip().splitlines()[0]}") from e
     count = model.config.get_text_config().num_hidden_layers
-    missing = [i for i in range(count) if i not in recorder.layers]
+    missing = [i for i in range(count) if i not in sizes]
     if missing:
         which = "its layers do" if len(missing) == count else f"layers {missing} of {count} do"
         raise EngineError(
             f"{kind} is not supported: {which} not take attention from transformers' AttentionInterface, "
-            "so detgen cannot hold it to its key-value cache"
+            "so it cannot use detgen's KV cache"
         )
-    shapes = [recorder.layers[i] for i in range(count)]
-    return Layout(
-        [(h, dk, dv) for _, h, dk, dv in shapes],
-        [recorder.traits[i] for i in range(count)],
-        min(q // h for q, h, _, _ in shapes),
-    )
+    layers = [sizes[i] for i in range(count)]
+    group = min(q // h for q, h, _, _ in layers)
+    return Layout([(h, dk, dv) for _, h, dk, dv in layers], [traits[i] for i in range(count)], group)

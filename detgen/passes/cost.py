@@ -1,12 +1,12 @@
-"""What a pass and its choices cost: seconds over its rows and the area of its attention tiles, learnt while it runs."""
+"""The cost of a pass and of choosing its tokens: seconds by rows and attention area, fitted during the run."""
 
 from __future__ import annotations
 
 
 class PassCost:
-    """Least squares of seconds over rows and area, in which old passes fade.
+    """Least-squares fit of seconds to rows and area, in which old passes fade.
 
-    The area of a pass is that of `Tiles`: places in tiles, with what a tile and its keys cost beside them.
+    The area of a pass is `Tiles.area`: places in its attention tiles, plus the cost of the tiles and of their keys.
     """
 
     _FADE = 0.98
@@ -17,7 +17,7 @@ class PassCost:
         self._chosen = self._choosing = 0.0
 
     def update(self, rows: int, seconds: float, area: float | None = None) -> None:
-        """Take in one pass. One far slower than expected (a pause of the machine) counts as twice the expected."""
+        """Add one pass. One much slower than expected (the machine paused) counts as twice the expected time."""
         area = rows if area is None else area
         if self._n > 3:
             seconds = min(seconds, 2 * self._pass(rows, area))
@@ -33,7 +33,7 @@ class PassCost:
         self._zy = f * self._zy + area * seconds
 
     def choose(self, rows: int, seconds: float) -> None:
-        """Take in what it took to choose the tokens of some rows; a pause counts as it does in `update`."""
+        """Add the time taken to choose the tokens of some rows; a pause counts as in `update`."""
         if self._chosen > 3 * rows:
             seconds = min(seconds, 2 * self._choice * rows)
         self._chosen = self._FADE * self._chosen + rows
@@ -41,32 +41,35 @@ class PassCost:
 
     @property
     def _choice(self) -> float:
-        """Seconds a row."""
+        """Seconds per row of choosing."""
         return self._choosing / self._chosen if self._chosen else 0.0
 
     def slopes(self) -> tuple[float, float]:
-        """Seconds that a further row, its choice included, and a further unit of area cost, at least 0 each."""
+        """Seconds per additional row (including its choice) and per additional unit of area, at least 0 each."""
         by_row, by_area = self._slopes()
         return by_row + self._choice, by_area
 
     def _slopes(self) -> tuple[float, float]:
-        """Those of passes alone."""
+        """The slopes of passes, without choosing."""
         n = max(self._n, 1.0)
         xx, zz = self._xx - self._x * self._x / n, self._zz - self._z * self._z / n
         xy, zy = self._xy - self._x * self._y / n, self._zy - self._z * self._y / n
         xz = self._xz - self._x * self._z / n
         spread = xx > 1e-9 * self._xx
         apart = xx * zz - xz * xz
-        if spread and apart > 0.02 * xx * zz:  # else rows and area went together: all of it is the rows'
+        if spread and apart > 0.02 * xx * zz:  # else rows and area grew together: attribute everything to the rows
             by_row, by_area = (xy * zz - zy * xz) / apart, (zy * xx - xy * xz) / apart
             if by_row >= 0 and by_area >= 0:
                 return by_row, by_area
         return (max(xy / xx, 0.0) if spread else 0.0), 0.0
 
     def predict(self, rows: float, area: float | None = None, chosen: float | None = None) -> float:
-        """Seconds of a pass over `rows` rows and of the tokens chosen by it; 0 before the first update.
+        """Seconds of a pass and of choosing its tokens; 0 before the first update.
 
-        The area is as usual if none is given; a token a row is chosen unless `chosen` says otherwise.
+        Args:
+            rows: rows of the pass.
+            area: its attention area; None for the usual area per row.
+            chosen: tokens chosen; None for one per row.
         """
         if not self._n:
             return 0.0
@@ -74,7 +77,7 @@ class PassCost:
         return seconds + self._choice * (rows if chosen is None else chosen)
 
     def _pass(self, rows: float, area: float) -> float:
-        """Seconds of the pass alone."""
+        """Seconds of a pass, without choosing."""
         by_row, by_area = self._slopes()
         rest = self._y - by_row * self._x - by_area * self._z
         return max(rest / self._n + by_row * rows + by_area * area, 1e-9)

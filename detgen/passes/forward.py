@@ -1,8 +1,8 @@
 """One pass of a model over a packed bag of windows.
 
-Prefill, plain decode, verification, the fast path and the draft model all run here; they differ in the rows they
-bring and in whether the pass is held to the canonical class of shapes. Knows token ids, slots and positions; knows
-no requests and no files.
+Prefill, plain decode, verification, the fast path and the draft model all run here; they differ in their rows and in
+whether the pass keeps to the canonical class of shapes. Knows token ids, slots and positions; knows no requests and no
+files.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Forward:
     """Runs packed passes of one model over one KV cache.
 
     Args:
-        model: a decoder that takes its attention from the pass.
+        model: a decoder that uses the attention of the pass in progress.
         cache: its KV cache.
-        group: query heads a KV head.
+        group: query heads per KV head.
 
     Attributes:
         passes: passes run so far.
-        rows: rows of them, padding included.
-        padding: rows that carried no token.
-        cost: what its passes cost, and the choices that follow them.
+        rows: rows of these passes, padding included.
+        padding: padding rows among them.
+        cost: cost of the passes and of choosing their tokens.
     """
 
     def __init__(self, model: PlainDecoder | LeanDecoder, cache: KVCache, group: int) -> None:
@@ -44,15 +44,15 @@ class Forward:
         self._group = group
 
     def counting(self) -> Forward:
-        """Passes of the same model over the same cache, counted on their own; they learn the cost together."""
+        """The same model, cache and cost with counters of its own."""
         other = Forward(self.model, self.cache, self._group)
         other.cost = self.cost
         return other
 
     def learn_cost(self, slots: int) -> None:
-        """Time passes of one row and of `slots` rows, so that costs are known before there is anything to decide.
+        """Time passes of one row and of `slots` rows, so that the cost is known before the first decision.
 
-        The cache's contents are forgotten.
+        Clears the cache.
         """
         slots = min(slots, self.cache.positions // BLOCK)
         self.cache.partition(BLOCK, slots)
@@ -60,14 +60,14 @@ class Forward:
             for rows in (1, slots):
                 self.run([Window(slot, 0, [0], 1) for slot in range(rows)], FREE_SHAPES)
             if not timed:
-                self.cost = PassCost()  # first calls set things up
+                self.cost = PassCost()  # the first passes include one-time work
 
     def run(self, windows: list[Window], shapes: Shapes) -> torch.Tensor:
-        """Write the windows' KV entries and return the logits that they ask for.
+        """Run one pass: write the windows' KV entries and return the logits they want.
 
         Args:
-            windows: at most one a slot; together at most `shapes.most_rows` tokens.
-            shapes: the class of shapes that the pass is held to.
+            windows: at most one per slot; together at most `shapes.most_rows` tokens.
+            shapes: the shapes that the pass may have.
 
         Returns:
             float32 [sum of the windows' `logits`, vocabulary], in the order of the windows.
@@ -95,16 +95,16 @@ class Forward:
         v: torch.Tensor,
         traits: AttentionTraits,
     ) -> torch.Tensor:
-        """Called by each attention layer: store the rows' keys and values, attend over the cache.
+        """Called by each attention layer: store the rows' keys and values and attend over the cache.
 
         Args:
             packed: the pass.
-            shapes: what it is held to.
+            shapes: the shapes that it may have.
             layer: index of the layer.
             q: [rows, heads, head_size].
             k: [rows, kv_heads, head_size].
-            v: as k; its head size may be another.
-            traits: the layer's.
+            v: like k; its head size may differ.
+            traits: the layer's attention traits.
 
         Returns:
             [rows, heads, value head_size].

@@ -1,4 +1,4 @@
-"""Seeing what the modules of a model compute, by the names that the model has for them."""
+"""Observing what a model's modules compute."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import nn
 
-# Is told the name, the module, its arguments and its output.
+# Called with the name, module, arguments and output of a module.
 Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
 
 
 @contextmanager
 def hooked(model: nn.Module, take: Take) -> Iterator[None]:
-    """Tell `take` of each call of a module inside `model`.
+    """Call `take` after each call of a module inside `model`.
 
-    Replaces their forwards meanwhile, because torch's own hooks miss a forward that is called directly.
+    Replaces the modules' `forward` meanwhile, since torch's own hooks miss a `forward` that is called directly.
     """
     modules = [(name, module) for name, module in model.named_modules() if name]
     for name, module in modules:

@@ -1,7 +1,7 @@
 """The KV cache: allocated once, truncated in place.
 
-One buffer of positions a layer. It is cut into slots of one size; cutting it anew for longer requests moves no
-memory. Knows neither requests nor models.
+One KV buffer per layer, cut into slots of equal size; cutting it again for longer requests moves no memory. Knows no
+requests and no models.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import torch
 class KVCache:
     """Keys and values of all layers, [positions + 1, kv_heads, head_size] each.
 
-    The last position is scratch: padding rows write there and nobody reads it. Memory is zeroed at the start, so
-    that masked entries are finite from the first pass on.
+    The last position is scratch: padding rows write there and nothing reads it. The buffers start as zeros, so that
+    masked entries are finite from the first pass on.
 
     Args:
         shapes: (kv_heads, key head size, value head size) of each layer.
-        positions: buffer size in token positions.
+        positions: size of a KV buffer in token positions.
         dtype: of the entries.
-        device: where they live.
+        device: of the buffers.
 
     Attributes:
-        slot_size: positions a slot.
-        slots: how many there are.
-        cuts: how often the buffer was cut.
+        slot_size: positions per slot.
+        slots: number of slots.
+        cuts: how often the buffers were cut into slots.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class KVCache:
 
     @staticmethod
     def position_bytes(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> int:
-        """Bytes of one position over all layers."""
+        """Bytes per position, all layers together."""
         return sum(h * (dk + dv) for h, dk, dv in shapes) * dtype.itemsize
 
     def partition(self, slot_size: int, slots: int) -> None:
-        """Cut the buffer into `slots` slots of `slot_size` positions; what was cached is forgotten.
+        """Cut the buffers into `slots` slots of `slot_size` positions; earlier entries become meaningless.
 
         Raises:
-            ValueError: if they do not fit the buffer.
+            ValueError: if they do not fit the buffers.
         """
         if slot_size * slots > self.positions:
             raise ValueError(f"{slots} slots of {slot_size} positions exceed the KV buffer of {self.positions}")

@@ -1,11 +1,11 @@
-"""A Llama decoder in as few operators as it takes.
+"""A Llama decoder in as few operators as possible.
 
-At the row counts of decoding, transformers' forward spends more time between its operators than in them. This one
-does the same arithmetic with fewer: query, key and value in one product, norm weights folded into the products behind
-them, the rotation as one complex product, rows without a batch axis, modules called by their `forward`, since the call
-of a module costs as much as a small operator. It stands in for the decoders named in `_PLAIN`, in float32 or bfloat16
-on the CPU; in bfloat16 norms, rotation and residuals stay float32. The probe compares the result with the model's own
-forward.
+At the row counts of decoding, transformers' forward spends more time between its operators than in them. This decoder
+does the same arithmetic with fewer: query, key and value in one product, norm weights folded into the products after
+them, the rotation as one complex product, rows without a batch axis, modules called by their `forward`, since calling
+a module costs as much as a small operator. It replaces the decoders named in `_PLAIN`, in float32 or bfloat16 on the
+CPU; in bfloat16, norms, rotation and residuals stay in float32. The probe compares its logits with those of the model's
+own forward.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from detgen.kernels.activation import rowwise
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.linear import PrepackedLinear, can_prepack
 
-# Attention of the pass in progress: layer, q, k, v and the layer's traits; see `Forward.attend`.
+# Attention of the pass in progress: called with layer, q, k, v and the layer's traits; see `Forward.attend`.
 AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
 
-# Decoders of: embedding; layers of norm, rotary attention, residual, norm, gated SiLU, residual; norm; output layer.
+# Decoders that consist of: embedding; layers of norm, rotary attention, residual, norm, gated SiLU, residual; norm;
+# output layer.
 _PLAIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
@@ -35,7 +36,7 @@ class _Norm:
     Args:
         size: entries of a row.
         epsilon: added to the mean square.
-        weight: [size], or [heads, size] for one a head; None for none.
+        weight: [size], or [heads, size] for one per head; None for none.
     """
 
     def __init__(self, size: int, epsilon: float, weight: torch.Tensor | None = None) -> None:
@@ -51,12 +52,12 @@ class _Norm:
 
 
 class _NormedLinear(PrepackedLinear):
-    """Linear layers on a norm, in one product.
+    """A norm and the linear layers that read its result, in one product.
 
     Args:
-        norm: the norm. Its weight goes into the product's in float32; bfloat16 would round that once more.
-        linears: layers that read the same rows.
-        order: order of the outputs; None leaves it.
+        norm: the norm. In float32 its weight is folded into the product's; bfloat16 would round once more.
+        linears: the linear layers.
+        order: order of the outputs; None keeps it.
     """
 
     def __init__(self, norm: Any, linears: list[Any], order: torch.Tensor | None = None) -> None:
@@ -77,13 +78,13 @@ class _NormedLinear(PrepackedLinear):
 
 
 def _paired(heads: torch.Tensor) -> torch.Tensor:
-    """[..., head_size] with entries i and i + head_size / 2 beside each other."""
+    """[..., head_size] with entries i and i + head_size / 2 next to each other."""
     pairs: torch.Tensor = heads.unflatten(-1, (2, -1)).transpose(-1, -2)
     return pairs.flatten(-2)
 
 
 def _turn(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """float32 [rows, heads, head_size], as pairs of neighbours, turned by complex [rows, 1, head_size / 2]."""
+    """float32 [rows, heads, head_size] with adjacent entries as pairs, rotated by complex [rows, 1, head_size / 2]."""
     pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotation).flatten(-2)
 
@@ -94,7 +95,7 @@ class LeanDecoderLayer(nn.Module):
     Args:
         layer: the transformers layer.
         attend: attention of the pass in progress.
-        traits: what it was seen to ask of its attention.
+        traits: the layer's attention traits.
     """
 
     def __init__(self, layer: Any, attend: AttendRows, traits: AttentionTraits) -> None:
@@ -107,7 +108,7 @@ class LeanDecoderLayer(nn.Module):
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         turned = (attention.q_proj.out_features // self.head_size + self.kv_heads) * self.head_size
         outputs = turned + attention.v_proj.out_features
-        # transformers turns entry i of a head with entry i + head_size / 2; here the two stand beside each other.
+        # transformers rotates entry i of a head with entry i + head_size / 2; here the two are adjacent.
         order = torch.arange(outputs)
         order[:turned] = _paired(order[:turned].view(-1, self.head_size)).reshape(-1)
         self.qkv_proj = _NormedLinear(layer.input_layernorm, projections, order)
@@ -118,19 +119,19 @@ class LeanDecoderLayer(nn.Module):
         self._attend = attend
 
     def _norm_of_heads(self, attention: Any) -> _Norm:
-        """The norms of queries and of keys, side by side."""
+        """The norms of the query heads and of the key heads, in one."""
         q, k = _paired(attention.q_norm.weight), _paired(attention.k_norm.weight)
         heads = attention.q_proj.out_features // self.head_size
         weight = torch.cat([q.expand(heads, -1), k.expand(self.kv_heads, -1)])
         return _Norm(self.head_size, attention.q_norm.variance_epsilon, weight)
 
     def forward(self, hidden: torch.Tensor, rotation: torch.Tensor, wanted: torch.Tensor | None = None) -> torch.Tensor:
-        """Hidden states of all rows, or of those wanted: their keys and values are stored in any case.
+        """Hidden states of all rows, or of the wanted ones; the keys and values of all rows are stored.
 
         Args:
             hidden: float32 [rows, hidden].
             rotation: complex [rows, 1, head_size / 2].
-            wanted: int64 [n], None for all.
+            wanted: rows, int64 [n]; None for all.
 
         Returns:
             float32 [rows or n, hidden].
@@ -151,11 +152,11 @@ class LeanDecoderLayer(nn.Module):
 
 
 class LeanDecoder(nn.Module):
-    """A whole decoder; layers and output layer of `model` are let go, their weights are in this one.
+    """A whole decoder; it takes over the weights of `model`, whose layers and output layer are released.
 
     Attributes:
-        kind: class of the model.
-        concurrent: several threads may run it at a time: nothing of a pass is kept in it.
+        kind: class name of the model.
+        concurrent: whether several threads may run it at a time; it holds no state during a pass.
     """
 
     concurrent = True
@@ -166,7 +167,7 @@ class LeanDecoder(nn.Module):
         self.kind = type(model).__name__
         self.embed_tokens: nn.Module = inner.embed_tokens
         self.layers: Any = nn.ModuleList()
-        # Each layer is let go before the next is made, so that memory holds one twice at most.
+        # Each layer is released before the next is built, so that memory holds at most one of them twice.
         for i in range(len(inner.layers)):
             index = inner.layers[i].self_attn.layer_idx
             self.layers.append(LeanDecoderLayer(inner.layers[i], attend, traits[index]))
@@ -188,12 +189,12 @@ class LeanDecoder(nn.Module):
 
 
 def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[AttentionTraits]) -> LeanDecoder | None:
-    """A lean decoder of a model as it was loaded; None, and the model unchanged, if it is of another kind.
+    """A lean decoder of a loaded model; None, and the model unchanged, if there is none for its class.
 
     Args:
         model: a transformers decoder.
         attend: attention of the pass in progress.
-        traits: what each layer was seen to ask of its attention.
+        traits: attention traits of each layer.
     """
     if type(model).__name__ not in _PLAIN or not all(_is_plain(layer) for layer in model.model.layers):
         return None
@@ -209,7 +210,7 @@ _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies that do not
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether the layer has just the parts that the lean one takes over, unquantized, in one dtype that oneDNN has."""
+    """Whether the layer has exactly the parts of a lean one, not quantized, in one dtype that oneDNN supports."""
     attention, mlp = layer.self_attn, layer.mlp
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]

@@ -1,6 +1,6 @@
-"""Loading models and tokenizers by transformers and bitsandbytes, and checking that they go together.
+"""Loads models and tokenizers with transformers and bitsandbytes, and checks that they fit together.
 
-Knows folders, hub names and digests; knows nothing of passes.
+Knows folders, hub names and digests; knows no passes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DTYPES: dict[DTypeName, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory and what is needed beside it.
+    """A loaded model and its tokenizer.
 
     Attributes:
-        name: the folder or hub name it was loaded by; "embedded:target" and "embedded:draft" for the demo models.
+        name: the folder or hub name it was loaded from; "embedded:target" and "embedded:draft" for the demo models.
         model: the transformers module, in evaluation mode.
         tokenizer: its tokenizer.
         digest: SHA-256 over its weights, configuration and tokenizer.
@@ -77,17 +77,17 @@ def pick_device(name: str) -> torch.device:
 
 
 def load_model(source: str | Path, name: str, device: torch.device, dtype: DTypeName, quant: QuantName) -> LoadedModel:
-    """Load a decoder by transformers.
+    """Load a decoder with transformers.
 
     Args:
         source: folder in the Hugging Face layout, or a hub name.
-        name: how messages and the manifest call it.
+        name: its name in messages and in the manifest.
         device: where to put it.
         dtype: auto is float32 on the CPU and the checkpoint's own elsewhere.
         quant: bitsandbytes quantization of its linear layers.
 
     Raises:
-        EngineError: if there is no such model, or it cannot be loaded or is no decoder; names it and the remedy.
+        EngineError: if there is no such model, it cannot be loaded or it is not a decoder.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -107,13 +107,13 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
         except ValueError as e:
-            raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json beside config.json") from e
+            raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json next to config.json") from e
         model = AutoModelForCausalLM.from_pretrained(source, config=config, **options)
     except ImportError as e:
         raise EngineError(f"{name}: {str(e).strip().splitlines()[0]}") from e
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as e:
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        where = "" if path.exists() else " (it is no folder here, and could not be had from the hub)"
+        where = "" if path.exists() else " (not a local folder, and not available from the hub)"
         raise EngineError(f"cannot load the model {name}{where}: {reason}") from e
     if quant == "none":
         model = model.to(device)
@@ -125,8 +125,8 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
 def context_of(config: Any) -> int:
     """Most positions of a sequence.
 
-    Rotary frequencies that change where a pass has a position beyond the original context would make a row depend on
-    its neighbours' positions: such models are held to that context.
+    Some rotary embeddings change their frequencies when a pass has a position beyond the original context, which would
+    make a row depend on its neighbours' positions: such models are limited to that context.
     """
     context = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048))
     rope = getattr(config, "rope_parameters", None) or {}
@@ -139,7 +139,7 @@ def context_of(config: Any) -> int:
 
 
 def _quantization(quant: QuantName, dtype: Any) -> Any:
-    """The bitsandbytes configuration; int8 without outlier columns, which would depend on the batch."""
+    """The bitsandbytes configuration; int8 without outlier columns, which depend on the batch."""
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as e:
@@ -153,7 +153,7 @@ def _quantization(quant: QuantName, dtype: Any) -> Any:
 
 
 def _eos(model: nn.Module, tokenizer: Any) -> frozenset[int]:
-    """End-of-sequence ids of the generation settings, the configuration and the tokenizer."""
+    """End-of-sequence ids of the generation settings and of the tokenizer."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for ids in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
@@ -165,7 +165,7 @@ def _eos(model: nn.Module, tokenizer: Any) -> frozenset[int]:
 
 
 def _digest(source: str | Path) -> str:
-    """SHA-256 over name and content of each file that decides an output, in order of names."""
+    """SHA-256 over name and content of each file that can change an output, in order of names."""
     folder = Path(source)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
@@ -173,17 +173,17 @@ def _digest(source: str | Path) -> str:
         folder = Path(snapshot_download(str(source), local_files_only=True))
     total = hashlib.sha256()
     for file in sorted(folder.iterdir()):
-        if file.suffix in (".safetensors", ".bin") or (file.suffix in (".json", ".jinja", ".model", ".txt")):
+        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"):
             with file.open("rb") as f:
                 total.update(f"{file.name} {hashlib.file_digest(f, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
 
 
 def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
-    """Draft and target must give each token the same id.
+    """Check that draft and target give each token the same id.
 
     Raises:
-        EngineError: naming what differs.
+        EngineError: if they do not; names what differs.
     """
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     if ours == theirs:
@@ -201,7 +201,7 @@ def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
 
 
 def _quiet() -> None:
-    """Keep transformers' loading bars and advice off the screen; errors are raised and shown by detgen."""
+    """Silence transformers' progress bars and advice; detgen reports the errors."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

@@ -1,11 +1,12 @@
-"""How the rows of a pass are packed: windows of tokens in, tensors of rows and attention tiles out.
+"""Packs the rows of a pass: windows of tokens in, tensors of rows and attention tiles out.
 
 Everything that goes through a pass is a row: one token at one position of one slot. Consecutive rows of a slot make a
-window; `tiles` lays windows out for attention. No model is known here.
+window; `tiles` lays windows out for attention. Knows no models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +22,10 @@ class Window:
     """Consecutive tokens of one slot that go through a pass.
 
     Attributes:
-        slot: whose.
+        slot: the slot.
         start: position of the first token in its sequence.
         tokens: the token ids.
-        logits: how many of the last rows' logits are wanted.
+        logits: how many of the last rows need logits.
     """
 
     slot: int
@@ -35,12 +36,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What a pass is held to.
+    """The shapes that a pass may have.
 
     Attributes:
-        rows: row counts a pass may have, ascending; every count between the first and the last one if `dense`.
+        rows: allowed row counts, ascending; every count between the first and the last one if `dense`.
         dense: see rows.
-        tile_rows: the rows of an attention tile (query heads a group x tokens, and padding) are a multiple of this.
+        tile_rows: the query rows of an attention tile, with padding, are a multiple of this.
         key_lengths: remainders, in (BLOCK, ..., PERIOD), of the key lengths a tile may read.
         attend: the attention implementation.
     """
@@ -52,7 +53,11 @@ class Shapes:
     attend: Attend
 
     def fit_rows(self, rows: int) -> int:
-        """The least allowed row count that holds `rows`, at most `most_rows`."""
+        """The least allowed row count that holds `rows`.
+
+        Raises:
+            ValueError: if that exceeds `most_rows`.
+        """
         if rows > self.most_rows:
             raise ValueError(f"{rows} rows, where a pass may have {self.most_rows}")
         if self.dense:
@@ -60,11 +65,11 @@ class Shapes:
         return next(n for n in self.rows if n >= rows)
 
     def pad_query_rows(self, rows: int) -> int:
-        """The least allowed rows of a tile that hold `rows`."""
+        """The least allowed number of query rows of a tile that holds `rows`."""
         return -(-rows // self.tile_rows) * self.tile_rows
 
     def most_width(self, group: int) -> int:
-        """The most tokens a slot that a tile of `group` query heads may have."""
+        """The most tokens per slot of a tile, with `group` query heads per KV head."""
         return max(MOST_TILE_ROWS // self.tile_rows * self.tile_rows // group, 1)
 
     def fit_keys(self, keys: int) -> int:
@@ -78,9 +83,9 @@ class Shapes:
         return self.rows[-1]
 
 
-READ_ROWS = 512  # of a pass that reads what was committed, where nothing else holds it
+READ_ROWS = 512  # most rows of an unconstrained pass that reads committed tokens
 
-# Passes that are held to nothing: the fast path's and the draft model's.
+# Unconstrained passes: those of the fast path and of the draft model.
 FREE_SHAPES = Shapes(
     rows=(1, 1 << 30),
     dense=True,
@@ -97,10 +102,10 @@ class Packed:
     Attributes:
         ids: int64 [rows], padding included.
         positions: int64 [rows].
-        kv_positions: int64 [rows], where each row's KV entries go.
+        kv_positions: int64 [rows], position of each row's KV entries in the KV buffer.
         wanted: int64 [n], rows whose logits are computed, padded like the rows.
-        count: how many of `wanted` were asked for.
-        padding: rows that carry no token.
+        count: how many of `wanted` are not padding.
+        padding: number of padding rows.
         tiles: the attention tiles.
     """
 
@@ -119,19 +124,19 @@ def pack(
     """Lay windows out as one pass.
 
     Args:
-        windows: at most one a slot; together at most `shapes.most_rows` tokens.
-        shapes: the class of shapes to keep to.
-        slot_size: positions a slot in the KV buffer.
-        scratch: buffer position for padding rows.
-        group: query heads a KV head.
-        device: where the tensors go.
+        windows: at most one per slot; together at most `shapes.most_rows` tokens.
+        shapes: the shapes that the pass may have.
+        slot_size: positions per slot in the KV buffer.
+        scratch: position of padding rows in the KV buffer.
+        group: query heads per KV head.
+        device: of the tensors.
     """
     spans = [(w.slot, w.start, len(w.tokens)) for w in windows]
     slots, starts, lengths = np.array(spans, dtype=np.int64).T
     ends = np.cumsum(lengths)
     count = int(ends[-1])
     rows = shapes.fit_rows(count)
-    # Of each row: token id, position, place in the buffer.
+    # Of each row: token id, position, position in the KV buffer.
     table = np.zeros((3, rows), dtype=np.int64)
     table[0, :count] = [token for w in windows for token in w.tokens]
     table[1, :count] = np.arange(count) + np.repeat(starts - (ends - lengths), lengths)
@@ -152,6 +157,39 @@ def pack(
     return Packed(
         ids, positions, kv_positions, torch.from_numpy(np.array(wanted)).to(device), asked, rows - count, tiles
     )
+
+
+def fill_passes(windows: list[Window], reads: list[Window], most: int) -> Iterator[list[Window]]:
+    """Divide windows among passes.
+
+    Args:
+        windows: windows that go through one pass each.
+        reads: windows that may be divided; the logits are those of the last part.
+        most: most tokens of a pass.
+
+    Yields:
+        The windows of each pass.
+    """
+    batch: list[Window] = []
+    free = most
+    for window in windows:
+        if len(window.tokens) > free:
+            yield batch
+            batch, free = [], most
+        batch.append(window)
+        free -= len(window.tokens)
+    for read in reads:
+        at, end = 0, len(read.tokens)
+        while at < end:
+            if not free:
+                yield batch
+                batch, free = [], most
+            part = read.tokens[at : at + free]
+            batch.append(Window(read.slot, read.start + at, part, read.logits if at + len(part) == end else 0))
+            at += len(part)
+            free -= len(part)
+    if batch:
+        yield batch
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

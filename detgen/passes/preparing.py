@@ -1,6 +1,6 @@
-"""Models made ready for packed passes: rewritten, given caches, probed. What takes long, done once.
+"""Prepares models for packed passes: rewrites them, allocates their caches, probes the target.
 
-Several engines may stand on the same prepared models, one generating at a time.
+This is the slow part, done once: several engines can share prepared models, one generating at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.probing import ProbeReport, probe, reference_logits
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
 
-_LEAST_POSITIONS = 3 * 128  # what the probe needs
+_LEAST_POSITIONS = 3 * 128  # the probe needs them
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,13 @@ class Prepared:
     """What an engine is built on.
 
     Attributes:
-        device: where the models are.
-        target: the model whose output is wanted.
+        target: the target model.
         draft: the draft model, if there is one.
-        passes: of the target, and of the draft model if there is one.
-        shapes: what canonical passes are held to.
-        probe: what the probe found.
+        passes: those of the target, then those of the draft model.
+        shapes: the shapes of canonical passes.
+        probe: the result of the probe.
     """
 
-    device: torch.device
     target: LoadedModel
     draft: LoadedModel | None
     passes: tuple[Forward, ...]
@@ -57,12 +55,12 @@ def prepare(
     """Rewrite models for packed passes, in place, allocate their caches, probe the target.
 
     Args:
-        target: the model whose output is wanted.
+        target: the target model.
         draft: the draft model, if there is one.
-        device: where both are.
+        device: of both.
         batch_size: most requests at a time.
-        kv_memory: bytes for the KV caches; None takes a share of what is free.
-        allow_nondeterministic: go on where the target is not row-invariant, with passes that are held to nothing.
+        kv_memory: bytes for the KV caches; None takes a share of the free memory.
+        allow_nondeterministic: accept a target that is not row-invariant; its passes are unconstrained.
 
     Raises:
         EngineError: if a model is not supported, the target is not row-invariant, or the memory is too small.
@@ -91,11 +89,11 @@ def prepare(
         shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
     if draft:
         passes[1].learn_cost(batch_size)
-    return Prepared(device, target, draft, passes, shapes, report)
+    return Prepared(target, draft, passes, shapes, report)
 
 
 def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:
-    """The model's own forward, on operators that give a row the same bits beside any neighbours."""
+    """The model's own forward, on modules that give a row the same bits whatever its neighbours are."""
     prepack_linears(model)
     fuse_norms(model)
     align_activations(model)
@@ -104,10 +102,10 @@ def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:
 
 
 def _positions(device: torch.device, kv_memory: int | None, wanted: int, position_bytes: int) -> int:
-    """Size of the KV buffer in positions: those that are wanted, or what fits the memory.
+    """Size of a KV buffer in positions: `wanted`, or as many as fit the memory.
 
     Raises:
-        EngineError: if not even a short sequence fits.
+        EngineError: if `kv_memory` is too small for the probe.
     """
     memory = kv_memory
     if memory is None and device.type == "cuda":

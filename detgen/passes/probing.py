@@ -1,15 +1,15 @@
-"""The probe: which shapes of this model's passes agree bit for bit, on this device, today.
+"""The probe: finds the shapes of a model's passes that agree bit for bit on this device.
 
-A sequence of random tokens goes through passes of many shapes: row counts, window lengths, places in the pass, other
-neighbours with shorter and longer contexts each time, thread counts. Row counts under which its logits and KV entries
-come out the same form a class; only shapes of one class may run canonical passes.
+A sequence of random tokens goes through passes of many shapes: row counts, window lengths, places in the pass, thread
+counts, each time with other neighbours and contexts. Row counts at which its logits and KV entries come out the same
+form a class; canonical passes use shapes of one class only.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -22,39 +22,34 @@ from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Window
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
-_FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # of slow models
-_LARGE = ((0.02, 511), (0.025, 256))  # seconds a pass below which so many rows are tried, too
-_BETWEEN = (192, 256, 384)  # tried below those on a GPU, where no other count stands for them
-_REFERENCE_ROWS = (64, 128, 16, 4)  # the class of the first of these that agrees with itself is taken
-_HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and tokens behind them that every shape computes
-_TILE_ROWS = (
-    1,
-    4,
-    16,
-    64,
-    128,
-)  # few rows may have a kernel of their own; 128 leaves tiles of one number of query rows
-_SLOW = 0.1  # seconds a pass from which fewer shapes are tried
+_FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # for slow models
+_LARGE = ((0.02, 511), (0.025, 256))  # (seconds per pass, rows): faster passes are also tried with that many rows
+_BETWEEN = (192, 256, 384)  # also tried on a GPU, where row counts that were not tried are not used
+_REFERENCE_ROWS = (64, 128, 16, 4)  # reference row counts; the first that agrees with itself defines the class
+_HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and the tokens after them that every shape computes
+# Multiples tried for a tile's query rows: few rows may have a kernel of their own; 128 leaves a single number of rows.
+_TILE_ROWS = (1, 4, 16, 64, 128)
+_SLOW = 0.1  # seconds per pass from which fewer shapes are tried
 _SPAN = 128  # positions of a slot that passes up to that size use
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What the probe found.
+    """The result of the probe.
 
     Attributes:
-        row_invariant: whether there is a class of shapes at all.
-        attention: "compiled" and its build, "fused" or "blocks"; "none" where there is no class.
+        row_invariant: whether there is a canonical class of shapes.
+        attention: "compiled" and its build, "fused" or "blocks"; "none" if there is no class.
         tile_rows: query rows of an attention tile are a multiple of this.
-        rows: row counts of the canonical class that were run.
-        dense: whether they stand for every count between the first and the last.
-        key_lengths: remainders of 512 that attention may read.
-        other_rows: row counts that were run and disagree.
-        threads: thread counts that were run.
+        rows: row counts of the canonical class, of those tried.
+        dense: whether every count between the first and the last is allowed too.
+        key_lengths: remainders modulo 512 of the key lengths that attention may read.
+        other_rows: row counts that were tried and disagree.
+        threads: thread counts tried.
         passes: passes run.
         positions: positions compared.
-        reference_error: largest difference from the model's own eager forward, over its largest logit; of a mixture
-            of experts in 16 bits, that of the best three quarters of the rows.
+        reference_error: largest difference from the logits of the model's own eager forward, relative to the largest
+            logit; for a mixture of experts in 16 bits, over the best three quarters of the rows.
         seconds: time taken.
     """
 
@@ -71,19 +66,16 @@ class ProbeReport:
     reference_error: float
     seconds: float
 
-    def as_dict(self) -> dict[str, object]:
-        """For the manifest."""
-        return asdict(self)
-
 
 class _Prober:
-    """Computes one random sequence, in slot 1, under many shapes; the cache needs 3 slots of 128 positions.
+    """Computes one random sequence, in slot 1, in passes of many shapes; the cache needs 3 slots of 128 positions.
 
-    What is cached of it is put there anew before each pass, so that a pass is judged by its own doing alone.
+    Its cached entries are restored before each pass, so that a pass is judged by its own results alone.
     """
 
-    def __init__(self, forward: Forward, vocabulary: int) -> None:
+    def __init__(self, forward: Forward, vocabulary: int, like: Shapes) -> None:
         self.forward = forward
+        self._like = like
         self._random = torch.Generator().manual_seed(20)
         self._vocabulary = vocabulary
         self.tokens = _probed_tokens(vocabulary)
@@ -94,20 +86,16 @@ class _Prober:
             at = torch.cat([torch.arange(_SPAN) + slot * cache.slot_size for slot in range(3)])
             entries[at.to(entries.device)] = noise.to(entries.device, entries.dtype)
 
-    def _draw(self, count: int) -> list[int]:
-        tokens: list[int] = torch.randint(0, self._vocabulary, (count,), generator=self._random).tolist()
-        return tokens
-
-    def learn(self, rows: int, like: Shapes) -> None:
-        """Take the tail as passes of `rows` rows compute it for what the others must give."""
+    def learn(self, rows: int) -> None:
+        """Make the tail, as passes of `rows` rows compute it, the reference for the others."""
         width = min(rows, _TAIL)
         found = []
         for start in range(0, _TAIL, width):
-            found.append(self._compute(rows, like, start, min(width, _TAIL - start), before=0))
+            found.append(self._compute(rows, start, min(width, _TAIL - start), before=0))
         self._want = [torch.cat([f[i] for f in found], dim=d) for i, d in ((0, 0), (1, 1), (2, 1))]
 
-    def agrees(self, rows: int, like: Shapes) -> bool:
-        """Whether passes of `rows` rows give what was learnt, wherever the window stands and beside whom."""
+    def agrees(self, rows: int) -> bool:
+        """Whether passes of `rows` rows reproduce the reference at several places and window lengths."""
         spare = rows - 1
         packings = [
             (0, min(rows, _TAIL), 0),
@@ -115,16 +103,16 @@ class _Prober:
             (5, min(rows, 4), max(rows - 4, 0) // 2),
             (12, 1, spare // 2),
         ]
-        return all(self._agrees(rows, like, *packing) for packing in packings)
+        return all(self._agrees(rows, *packing) for packing in packings)
 
-    def agrees_everywhere(self, rows: int, like: Shapes) -> bool:
-        """Whether the whole tail comes out as it was learnt at any place of such passes; few rows have but one."""
+    def agrees_everywhere(self, rows: int) -> bool:
+        """Whether the whole tail reproduces the reference at every place in passes of `rows` rows."""
         places = {*range(_TAIL, rows - _TAIL, _TAIL), max(rows - _TAIL, 0)}
-        return rows < _TAIL or all(self._agrees(rows, like, 0, _TAIL, before) for before in places)
+        return rows < _TAIL or all(self._agrees(rows, 0, _TAIL, before) for before in places)
 
-    def _agrees(self, rows: int, like: Shapes, start: int, width: int, before: int) -> bool:
+    def _agrees(self, rows: int, start: int, width: int, before: int) -> bool:
         self._restore()
-        found = self._compute(rows, like, start, width, before)
+        found = self._compute(rows, start, width, before)
         end = start + width
         logits, keys, values = self._want
         want = [logits[start:end], keys[:, start:end], values[:, start:end]]
@@ -137,23 +125,27 @@ class _Prober:
             for layer, rows in zip(entries, want, strict=True):
                 layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
 
-    def _compute(self, rows: int, like: Shapes, start: int, width: int, before: int) -> list[torch.Tensor]:
-        """Logits and KV entries of tail tokens start..start+width-1 in a pass of `rows` rows beside others."""
-        behind = rows - width - before
+    def _compute(self, rows: int, start: int, width: int, before: int) -> list[torch.Tensor]:
+        """Logits and KV entries of tail tokens start..start+width-1, after `before` rows of a neighbour.
+
+        Neighbours fill the pass up to `rows` rows.
+        """
         windows = [Window(1, _HEAD + start, self.tokens[start : start + width], width)]
-        for slot, count in ((0, before), (2, behind)):
+        for slot, count in ((0, before), (2, rows - width - before)):
             if count:
                 at = int(torch.randint(0, max(_SPAN - count, 0) + 1, (1,), generator=self._random))
-                windows.insert(slot // 2 * len(windows), Window(slot, at, self._draw(count), 1))
-        logits = self.forward.run(windows, _exact(rows, like))
+                windows.insert(
+                    slot // 2 * len(windows), Window(slot, at, _draw(self._vocabulary, count, self._random), 1)
+                )
+        logits = self.run(windows, rows)
         skip = 1 if before else 0
         keys, values = self.forward.cache.entries(1, _HEAD + start, _HEAD + start + width)
         self.positions += width
         return [logits[skip : skip + width].clone(), keys, values]
 
-
-def _exact(rows: int, like: Shapes) -> Shapes:
-    return Shapes((rows,), False, like.tile_rows, like.key_lengths, like.attend)
+    def run(self, windows: list[Window], rows: int) -> torch.Tensor:
+        """A pass of exactly `rows` rows."""
+        return self.forward.run(windows, replace(self._like, rows=(rows,)))
 
 
 def probe(
@@ -162,12 +154,12 @@ def probe(
     """Find the canonical class of a model's passes.
 
     Args:
-        forward: its passes; the cache's contents are forgotten.
-        reference: what `reference_logits` gave.
-        traits: what each layer asks of its attention.
+        forward: its passes; their cache is cleared.
+        reference: the result of `reference_logits`.
+        traits: attention traits of each layer.
 
     Returns:
-        The shapes of canonical passes, None if a row has the same bits beside any neighbours; and what was found.
+        The shapes of canonical passes, None if the model is not row-invariant; and the report.
 
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
@@ -177,18 +169,17 @@ def probe(
     threads = torch.get_num_threads()
     torch.set_num_threads(threads)  # until it is called, MKL takes fewer threads as it sees fit: other bits
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
-    for name, attend, tile_rows, lengths in _attentions(forward, traits):
+    for name, like in _attentions(forward, traits):
         cache.partition(cache.positions // 3, 3)
-        like = Shapes((_SIZES[-1],), False, tile_rows, lengths, attend)
-        prober = _Prober(forward, reference.shape[-1])
-        error = _reference_error(prober, like, reference)
-        sizes, others = _class(prober, like, counts)
+        prober = _Prober(forward, reference.shape[-1], like)
+        error = _reference_error(prober, reference)
+        sizes, others = _class(prober, counts)
         if sizes:
-            # A GPU's library may take another kernel at any row count, so there only those that were run are taken.
+            # A GPU's library may use another kernel at any row count, so only counts that were tried are allowed there.
             dense = forward.device.type == "cpu" and not any(sizes[0] < n < sizes[-1] for n in others)
             tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
-            report = ProbeReport(True, name, tile_rows, sizes, dense, lengths, others, *tried)
-            return Shapes(sizes, dense, tile_rows, lengths, attend), report
+            report = ProbeReport(True, name, like.tile_rows, sizes, dense, like.key_lengths, others, *tried)
+            return replace(like, rows=sizes, dense=dense), report
     tried = counts, forward.passes - before, 0, 0.0, round(time.perf_counter() - started, 3)
     return None, ProbeReport(False, "none", 0, (), False, (), _SIZES, *tried)
 
@@ -196,10 +187,8 @@ def probe(
 _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks}
 
 
-def _attentions(
-    forward: Forward, traits: Sequence[AttentionTraits]
-) -> Iterator[tuple[str, Attend, int, tuple[int, ...]]]:
-    """Attentions that keep their promise here, in the order of trial, with least rows of a tile and key lengths."""
+def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator[tuple[str, Shapes]]:
+    """Name of each attention that keeps its promise here, and shapes with its tile rows and key lengths; best first."""
     cache, candidates = forward.cache, list(_ATTENTIONS.items())
     layers = {
         (k.shape[1], k.shape[2], k.dtype, replace(asked, window=None))
@@ -211,26 +200,26 @@ def _attentions(
         for rows in _TILE_ROWS:
             found = [key_lengths(attend, h, d, dtype, forward.device, rows, asked) for h, d, dtype, asked in layers]
             if lengths := tuple(sorted(set.intersection(*map(set, found)))):
-                yield name, attend, rows, lengths
+                yield name, Shapes((_SIZES[-1],), False, rows, lengths, attend)
                 break
 
 
-def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Row counts that give the same bits under all packings and thread counts, and the others.
+def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Row counts that give the same bits in all packings and at all thread counts, and the others that were tried.
 
     All of a class agree with its reference row count, so that its bits do not depend on which others there was time to
-    try. That count alone is enough, with every pass padded to it, like the fixed shape of LLM-42's verifier (arXiv
-    2601.17768, section 3).
+    try. A class of that count alone is enough: every pass is padded to it, like the fixed shape of LLM-42's verifier
+    (arXiv 2601.17768, section 3).
     """
     threads = torch.get_num_threads()
     try:
         for reference_rows in _REFERENCE_ROWS:
-            prober.learn(reference_rows, like)
+            prober.learn(reference_rows)
             started = time.perf_counter()
-            if not prober.agrees(reference_rows, like):
+            if not prober.agrees(reference_rows):
                 continue
             seconds = (time.perf_counter() - started) / 4
-            if not prober.agrees_everywhere(reference_rows, like):
+            if not prober.agrees_everywhere(reference_rows):
                 continue
             tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
             large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.slot_size][:1]
@@ -240,7 +229,7 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
             agreeing = set(tried)
             for count in counts:
                 torch.set_num_threads(count)
-                agreeing -= {n for n in agreeing if not prober.agrees(n, like)}
+                agreeing -= {n for n in agreeing if not prober.agrees(n)}
             torch.set_num_threads(threads)
             if reference_rows in agreeing:
                 return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
@@ -250,13 +239,17 @@ def _class(prober: _Prober, like: Shapes, counts: tuple[int, ...]) -> tuple[tupl
 
 
 def _probed_tokens(vocabulary: int) -> list[int]:
-    tokens: list[int] = torch.randint(0, vocabulary, (_TAIL,), generator=torch.Generator().manual_seed(20)).tolist()
+    return _draw(vocabulary, _TAIL, torch.Generator().manual_seed(20))
+
+
+def _draw(vocabulary: int, count: int, generator: torch.Generator) -> list[int]:
+    tokens: list[int] = torch.randint(0, vocabulary, (count,), generator=generator).tolist()
     return tokens
 
 
 @torch.inference_mode()
 def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
-    """Logits of the probed tokens by the model's own eager forward, before anything of it is replaced.
+    """Logits of the probed tokens by the model's own eager forward; call it before replacing any module.
 
     Returns:
         float32 [tokens, vocabulary].
@@ -267,16 +260,16 @@ def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
     return logits
 
 
-def _reference_error(prober: _Prober, like: Shapes, reference: torch.Tensor) -> float:
-    """Largest difference of packed logits from the model's own, over the largest logit.
+def _reference_error(prober: _Prober, reference: torch.Tensor) -> float:
+    """Largest difference of packed logits from the model's own, relative to the largest logit.
 
-    A mixture of experts sends a row whose experts are nearly tied to another one for a rounding error, so in 16 bits
-    a quarter of its rows may be elsewhere.
+    In a mixture of experts, a rounding error sends a row whose experts are nearly tied to another expert, so in 16 bits
+    a quarter of the rows may differ.
 
     Raises:
-        EngineError: if it is larger than rounding explains.
+        EngineError: if the difference is larger than rounding explains.
     """
-    packed = prober.forward.run([Window(0, 0, prober.tokens, _TAIL)], _exact(_SIZES[-1], like))
+    packed = prober.run([Window(0, 0, prober.tokens, _TAIL)], _SIZES[-1])
     rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)
     exact = prober.forward.cache.keys[0].dtype == torch.float32
     experts = any("expert" in name.lower() for name, _ in prober.forward.model.named_modules())

@@ -1,11 +1,12 @@
-"""A model's modules replaced by those whose rows have the same bits beside any neighbours.
+"""Replaces a model's modules by row-invariant ones.
 
-Knows the classes of transformers by name; what is not known stays as it is, and the probe judges it.
+Knows the classes of transformers by name; others stay as they are, and the probe judges them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,11 +16,11 @@ from detgen.kernels.experts import PrepackedExperts
 from detgen.kernels.linear import Joined, JoinedLinear, PrepackedLinear, can_prepack
 from detgen.kernels.norm import FusedRMSNorm
 
-# Children that transformers' models call one after the other on the same tensor.
+# Sibling modules that transformers' models call one after the other on the same tensor.
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # Modules of activation functions.
 _ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
-# Classes whose forward is just the formula above; others (Gemma's 1 + weight, say) stay.
+# Classes that compute what `FusedRMSNorm` does; others, such as Gemma's 1 + weight, stay.
 _PLAIN_NORMS = {
     "LlamaRMSNorm",
     "MistralRMSNorm",
@@ -48,28 +49,23 @@ def prepack_linears(model: nn.Module) -> int:
     for parent in sorted({name.rpartition(".")[0] for name in found}):
         for names in _SIBLINGS:
             paths = [f"{parent}.{n}" for n in names]
-            if all(p in found for p in paths) and _joinable([found[p] for p in paths]):
-                _join(model.get_submodule(parent), names, [found.pop(p) for p in paths])
+            layers = [found[p] for p in paths if p in found]
+            alike = {(w.shape[1], w.dtype, b is None) for w, b in layers}  # all or none with a bias
+            if len(layers) == len(paths) and len(alike) == 1:
+                _join(model, paths, layers)
+                found = {p: layer for p, layer in found.items() if p not in paths}
     for name, (weight, bias) in found.items():
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, PrepackedLinear(weight, bias))
+        model.set_submodule(name, PrepackedLinear(weight, bias))
     return count
 
 
-_Layer = tuple[torch.Tensor, torch.Tensor | None]
-
-
-def _joinable(layers: list[_Layer]) -> bool:
-    """Same input size and dtype, and all or none with a bias."""
-    return len({(w.shape[1], w.dtype, b is None) for w, b in layers}) == 1
-
-
-def _join(owner: nn.Module, names: tuple[str, ...], layers: list[_Layer]) -> None:
+def _join(model: nn.Module, paths: list[str], layers: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+    """Replace the layers at these paths, given as weights and biases, by one joined product."""
     biases = [b for _, b in layers if b is not None]
     joined = Joined(PrepackedLinear(torch.cat([w for w, _ in layers]), torch.cat(biases) if biases else None))
     first = 0
-    for name, (weight, _) in zip(names, layers, strict=True):
-        setattr(owner, name, JoinedLinear(joined, first, first + weight.shape[0], len(names)))
+    for path, (weight, _) in zip(paths, layers, strict=True):
+        model.set_submodule(path, JoinedLinear(joined, first, first + weight.shape[0], len(paths)))
         first += weight.shape[0]
 
 
@@ -83,36 +79,32 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Replace the float32 root-mean-square norms of `model`, in place; returns how many."""
-    found = [
-        (name, m)
-        for name, m in model.named_modules()
-        if type(m).__name__ in _PLAIN_NORMS and m.weight.dtype == torch.float32 and m.weight.device.type == "cpu"
-    ]
-    for name, norm in found:
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, FusedRMSNorm(norm.weight, norm.variance_epsilon))
-    return len(found)
+    """Replace the float32 root-mean-square norms of `model` on the CPU, in place; returns how many."""
+
+    def fits(module: Any) -> bool:
+        plain = type(module).__name__ in _PLAIN_NORMS
+        return plain and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+
+    return _replace(model, fits, lambda m: FusedRMSNorm(m.weight, m.variance_epsilon))
 
 
 def align_activations(model: nn.Module) -> int:
     """Replace the activation modules of `model`, in place; returns how many."""
-    found = [(name, m) for name, m in model.named_modules() if type(m).__module__ in _ACTIVATIONS]
-    for name, activation in found:
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, RowwiseActivation(activation))
-    return len(found)
+    return _replace(model, lambda m: type(m).__module__ in _ACTIVATIONS, RowwiseActivation)
 
 
 def prepack_experts(model: nn.Module) -> int:
-    """Replace the expert layers of known classes, in place; returns how many. Others stay, and the probe judges."""
-    found = [
-        (name, m)
-        for name, m in model.named_modules()
-        if type(m).__name__ in _PLAIN_EXPERTS and can_prepack(m.gate_up_proj) and can_prepack(m.down_proj)
-    ]
-    for name, experts in found:
-        owner, _, child = name.rpartition(".")
-        packed = PrepackedExperts(experts.gate_up_proj.detach(), experts.down_proj.detach(), experts.act_fn)
-        setattr(model.get_submodule(owner), child, packed)
+    """Replace the expert layers of known classes, in place; returns how many. The probe judges the others."""
+    return _replace(
+        model,
+        lambda m: type(m).__name__ in _PLAIN_EXPERTS and can_prepack(m.gate_up_proj) and can_prepack(m.down_proj),
+        lambda m: PrepackedExperts(m.gate_up_proj.detach(), m.down_proj.detach(), m.act_fn),
+    )
+
+
+def _replace(model: nn.Module, fits: Callable[[Any], bool], make: Callable[[Any], nn.Module]) -> int:
+    """Replace each module that fits by what `make` makes of it, in place; returns how many."""
+    found = [(name, module) for name, module in model.named_modules() if fits(module)]
+    for name, module in found:
+        model.set_submodule(name, make(module))
     return len(found)

@@ -1,7 +1,7 @@
-"""How the rows of a pass stand in attention tiles, and attention through them.
+"""Lays the rows of a pass out in attention tiles, and attends tile by tile.
 
-A tile is a range of slots with as many tokens each; its attention is one call over views of the cache. Rows are
-taken into tiles and put back by one gather each, for all heads and tiles together.
+A tile is a range of slots with equally many tokens each; its attention is one call over views of the cache. One gather
+moves the rows of all heads into the tiles, another moves the results back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from detgen.kernels.attention import Attend, AttentionTraits
 
-# What a tile costs beside its places: one more tile, and 64 keys more of a slot, in places.
+# Cost, in places, of one more tile and of 64 more keys of a slot.
 _CALL, _KEYS = 15, 2
 
 # Views [slots, length, kv_heads, head_size] of a layer's keys and values: read(first slot, last slot + 1, length).
@@ -24,12 +24,12 @@ Read = Callable[[int, int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def tile_area(slots: int, width: int, keys: int) -> int:
-    """What a tile costs, in places: `slots` slots of `width` tokens that read `keys` keys."""
+    """Cost of a tile, in places: `slots` slots of `width` tokens that read `keys` keys."""
     return _CALL + slots * (width + _KEYS * keys // 64)
 
 
 class Piece(NamedTuple):
-    """Tokens of one window that stand in one tile: its `part`-th full piece, counted from 0, or its end, part -1."""
+    """Tokens of one window that share a tile: its `part`-th full piece, counted from 0, or its last one, part -1."""
 
     tokens: int
     slot: int
@@ -43,10 +43,11 @@ class Tile:
     """Slots first..last-1 with `width` tokens each, reading `length` keys.
 
     Attributes:
-        query_rows: query rows a KV head: `width` tokens of each query head of its group, and padding, which repeats the
-            last of them.
-        rows: int64 [slots, width], the row of the pass at each place; 0 where a slot has fewer tokens.
-        positions: int64 [slots, width], likewise.
+        query_rows: padded query rows per KV head: `width` tokens of each query head of its group, then padding, which
+            repeats the last of them.
+        rows: int64 [slots, width], the row of the pass at each place; 0 if a slot has fewer tokens.
+        positions: int64 [slots, width], likewise its position.
+        masks: masks made so far in this pass.
     """
 
     first: int
@@ -64,9 +65,9 @@ class Tile:
         return flat[..., np.minimum(np.arange(self.query_rows), flat.shape[-1] - 1)]
 
     def mask(self, window: int | None, group: int, like: torch.Tensor) -> torch.Tensor:
-        """[slots, 1, query_rows, length]: 0 where visible, -inf elsewhere; made once a pass and window size.
+        """[slots, 1, query_rows, length]: 0 where visible, -inf elsewhere; made once per pass and window size.
 
-        In dtype and on the device of `like`.
+        Has the dtype and device of `like`.
         """
         found = self.masks.get((window, group))
         if found is None:
@@ -81,7 +82,7 @@ class Tile:
 
 @functools.lru_cache(maxsize=64)
 def _band(length: int, reach: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Masks [length + reach, length] of every position: row length + reach - 1 - p sees keys p - reach + 1 to p.
+    """Masks [length + reach, length] of all positions: row length + reach - 1 - p sees keys p - reach + 1 to p.
 
     All rows are views of one line: -inf, zeros in the middle, -inf.
     """
@@ -94,16 +95,16 @@ class Tiles:
     """The tiles of a pass.
 
     Args:
-        pieces: what stands in each tile; no slot twice in one.
+        pieces: the pieces of each tile; no slot twice in one tile.
         rows: rows of the pass, padding included.
-        group: query heads a KV head.
-        pad_query_rows: the least allowed number of query rows of a tile that holds some.
-        fit_keys: the least allowed key length that holds some keys.
-        device: where the tensors go.
+        group: query heads per KV head.
+        pad_query_rows: the least allowed number of query rows that holds a given number.
+        fit_keys: the least allowed key length that holds a given number of keys.
+        device: of the tensors.
 
     Attributes:
         tiles: the tiles.
-        area: what they cost, in places; see `tile_area`.
+        area: their cost, in places; see `tile_area`.
     """
 
     def __init__(
@@ -119,8 +120,8 @@ class Tiles:
         self.area = 0
         self._device = device
         self._gathers: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        # Of each piece: its first row, tokens, first position, first place among those of all tiles, first query row a
-        # KV head of all tiles, its tile's width.
+        # Of each piece: first row, tokens, first position, first place and first query row (per KV head) counted over
+        # all tiles, width of its tile.
         table: list[tuple[int, int, int, int, int, int]] = []
         spans: list[tuple[int, int, int, int, int]] = []
         before = above = 0
@@ -139,7 +140,7 @@ class Tiles:
         row, tokens, start, at, query_row_at, width_of = np.array(sorted(table), dtype=np.int64).T
         count = int(tokens.sum())
         along = np.arange(count)
-        # Of each row: where its first head's result is among those of all tiles, and its tile's width; padding at 0.
+        # Of each row: where its first head's result is, counted over all tiles, and its tile's width; padding at 0.
         self._where = np.zeros((2, rows), dtype=np.int64)
         self._where[:, :count] = along + np.repeat(query_row_at - row, tokens), np.repeat(width_of, tokens)
         places = along + np.repeat(at - row, tokens)
@@ -163,11 +164,11 @@ class Tiles:
         """Attention of all rows.
 
         Args:
-            q: [rows, heads, head_size]; a slice of more heads a row will do.
+            q: [rows, heads, head_size]; may be a slice of a tensor with more heads per row.
             kv_heads: heads of the cache.
-            read: the layer's cache.
-            implementation: computes a tile.
-            traits: the layer's.
+            read: reads the layer's cache.
+            implementation: computes the attention of a tile.
+            traits: the layer's attention traits.
 
         Returns:
             [rows, heads, value head_size].
@@ -191,10 +192,10 @@ class Tiles:
         return out.index_select(0, back).view(rows, heads, -1)
 
     def _gather(self, stride: int, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the tiles' queries are among heads of rows `stride` apart, and where each row's results are.
+        """Indices of the tiles' queries among heads of rows `stride` apart, and of each row's results.
 
-        Queries of a tile stand in the order [slots, kv_heads, query_rows], results in [slots, query_rows, kv_heads],
-        their rows in [group, width]. Both int64, made once a pass.
+        Queries of a tile are ordered as [slots, kv_heads, query_rows], results as [slots, query_rows, kv_heads], query
+        rows as [group, width]. Both int64, made once per pass.
         """
         found = self._gathers.get((stride, heads, kv_heads))
         if found is None:
@@ -213,7 +214,7 @@ class Tiles:
 
 
 def _flat(q: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """q, [rows, heads, head_size], as [places, head_size], and how many places apart its rows are."""
+    """q, [rows, heads, head_size], as [places, head_size], and the distance of its rows in places."""
     rows, heads, size = q.shape
     row, head, one = q.stride()
     if one != 1 or head != size or row % size:
@@ -223,11 +224,11 @@ def _flat(q: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def pieces(spans: list[tuple[int, int, int]], most: int) -> list[Piece]:
-    """Windows cut to at most `most` tokens.
+    """Windows cut into pieces of at most `most` tokens.
 
     Args:
-        spans: slot, start and tokens of each window, in the order of the rows.
-        most: tokens.
+        spans: slot, start and number of tokens of each window, in the order of the rows.
+        most: most tokens of a piece.
     """
     found = []
     row = 0
@@ -240,7 +241,7 @@ def pieces(spans: list[tuple[int, int, int]], most: int) -> list[Piece]:
 
 
 def group_pieces(found: list[Piece]) -> list[list[Piece]]:
-    """The pieces that share a tile, of pieces that are the same part of their windows; no slot has two in one."""
+    """The pieces of each tile; pieces share one only if they are the same part of their windows."""
     parts: dict[int, list[Piece]] = {}
     for p in found:
         parts.setdefault(p.part, []).append(p)
@@ -248,9 +249,9 @@ def group_pieces(found: list[Piece]) -> list[list[Piece]]:
 
 
 def _share(pieces: list[Piece]) -> list[list[Piece]]:
-    """Pieces of different slots: the shorter ones together, the longer ones likewise; alone where that is cheaper.
+    """Group pieces of different slots: short ones together, long ones together, or each alone if that is cheaper.
 
-    A shared tile is as wide as its longest piece over all slots that it spans; a tile of its own costs a call.
+    A shared tile is as wide as its longest piece, over all slots that it spans; a tile of one piece costs a call.
     """
     order = sorted(pieces)
     keys = max(p.start + p.tokens for p in order)

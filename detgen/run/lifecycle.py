@@ -158,7 +158,7 @@ def _check_same(folder: OutputFolder, former: dict[str, Any], manifest: dict[str
 def _conclude(
     folder: OutputFolder, manifest: dict[str, Any], engine: EngineLike, writer: Writer, seconds: float, finished: bool
 ) -> RunSummary:
-    digests = writer.finish_all()
+    files = writer.finish_all()
     written = writer.totals
     manifest |= {
         "status": "finished" if finished else "interrupted",
@@ -167,10 +167,7 @@ def _conclude(
         "summary": {**asdict(written), "total": asdict(written.drafters.total())},
     }
     if finished:
-        manifest["files"] = {
-            "outputs.jsonl": {"sha256": digests.outputs, "bytes": digests.outputs_bytes},
-            "acceptance.jsonl": {"sha256": digests.acceptance, "bytes": digests.acceptance_bytes},
-        }
+        manifest["files"] = files
     folder.write_manifest(manifest)
     if finished:
         folder.remove_journal()
@@ -183,7 +180,7 @@ def _conclude(
         seconds=seconds,
         target_passes=engine.stats.target_passes,
         peak_memory=peak_memory(),
-        sha256=digests.outputs if finished else None,
+        sha256=files["outputs.jsonl"]["sha256"] if finished else None,
         deterministic=manifest["deterministic"],
     )
 

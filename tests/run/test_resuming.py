@@ -162,7 +162,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_resumes_it(
         return count
 
     monkeypatch.setattr(os, "write", limited)
-    with pytest.raises(RunError, match="No space left on device; free some space and run the same command again"):
+    with pytest.raises(RunError, match="No space left on device; free some space, then run the same command again"):
         go(prompts, tmp_path / "out")
     monkeypatch.undo()
     assert go(prompts, tmp_path / "out").resumed > 0
