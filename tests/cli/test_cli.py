@@ -295,7 +295,16 @@ def test_a_summary_that_cannot_be_written_does_not_hide_that_the_run_is_done(
 def test_a_run_that_nobody_looks_at_ends_as_any_other(tmp_path: Path, closed: str) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n')
-    command = [sys.executable, "-m", "detgen", "run", str(prompts), "-o", str(tmp_path / "out"), "--max-tokens", "2"]
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from helpers.fakes import FakeEngine
+        import detgen.run.session
+        detgen.run.session._engine = FakeEngine
+        from detgen.__main__ import main
+        main()
+    """
+    command = [sys.executable, "-c", code, "run", str(prompts), "-o", str(tmp_path / "out"), "--max-tokens", "2"]
     if closed == "from the start":
         done = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False)
     else:

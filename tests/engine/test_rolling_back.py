@@ -41,19 +41,25 @@ def test_a_drafter_of_ones_own(engines: Callable[..., Engine]) -> None:
     assert wrong.rolled_back > wrong.drafted / 2
 
 
+@pytest.fixture(scope="module")
+def large() -> Engine:
+    """An engine whose cache is larger than anything else that passes make."""
+    return Engine(batch_size=16, kv_memory=256 << 20)
+
+
 @pytest.mark.parametrize(
     "settings", [{"drafter": lambda _: Adversary(), "draft_tokens": 6}, {"drafter": "self", "verify_window": 6}]
 )
 def test_truncation_allocates_nothing(
-    engines: Callable[..., Engine], observe: Callable[..., Any], settings: dict[str, Any]
+    large: Engine, engines: Callable[..., Engine], observe: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
     """Through hundreds of roll-backs the cache's tensors stay where they are, and none of their size is made."""
-    engine = Engine(batch_size=16, kv_memory=256 << 20, **settings)
+    engine = large.with_settings(**settings)
     caches = [passes.cache for passes in engine._prepared.passes]
     tensors = [x for cache in caches for x in (*cache.keys, *cache.values)]
     identities = [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in tensors]
     some = [
-        Request(i, i, token_ids=ids(n, 3 + i), params=SamplingParams(max_tokens=24, temperature=1.0, n=2))
+        Request(i, i, token_ids=ids(n, 3 + i), params=SamplingParams(max_tokens=20, temperature=1.0, n=2))
         for i, n in enumerate((4, 60, 9, 200, 33, 4, 700))
     ]
     with Allocations({x.untyped_storage().data_ptr() for x in tensors}) as made:
