@@ -13,6 +13,7 @@ import pytest
 from helpers import faults
 from helpers.faults import FAULTS, few_rows_by_another_kernel
 
+from detgen import Engine
 from detgen.check import resuming
 from detgen.check.axes import Setting
 from detgen.check.checking import Case, Check
@@ -34,7 +35,9 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - ELSEWHERE))
-def test_found(fault: str, monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
+def test_found(fault: str, monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool, engine: Engine) -> None:
+    if fault == few_rows_by_another_kernel.__name__:
+        _skip_without_passes_of_one_row(engine)
     FAULTS[fault](monkeypatch)
     check = make_check(pool)
     check.learn()
@@ -76,8 +79,15 @@ def test_resumed_run_that_fails(monkeypatch: Patch, make_check: Callable[..., Ch
     assert failure.error == "CheckError: detgen run ended with exit status 1: no such thing"
 
 
-def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
+def _skip_without_passes_of_one_row(engine: Engine) -> None:
+    """The fault is in passes of one row, which a processor's class may be without."""
+    if engine.canonical[1].rows[0] > 1:
+        pytest.skip("no canonical pass has one row on this machine")
+
+
+def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool, engine: Engine) -> None:
     """A fault of the linear layers is traced to the first of them, under the smallest setting."""
+    _skip_without_passes_of_one_row(engine)
     few_rows_by_another_kernel(monkeypatch)
     check = make_check(pool)
     check.learn()

@@ -30,8 +30,10 @@ class ContinuousPeer:
         """All prompts at once; the manager batches them."""
         from transformers import ContinuousBatchingConfig
 
+        # Older versions call it block_size.
+        page = "page_size" if "page_size" in ContinuousBatchingConfig.__dataclass_fields__ else "block_size"
         config = ContinuousBatchingConfig(
-            page_size=_PAGE,
+            **{page: _PAGE},
             num_blocks=job.batch_size * -(-self._positions // _PAGE) + 2,
             max_batch_tokens=max(512, job.batch_size),
             max_requests_per_batch=job.batch_size,
