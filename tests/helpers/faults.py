@@ -97,18 +97,15 @@ def _attend(patch: Patch, faulty: Callable[..., torch.Tensor]) -> None:
 
 
 def tile_of_one_row(patch: Patch) -> None:
-    """The smallest tiles are computed a row at a time, which takes another kernel."""
+    """The smallest tiles are computed by another kernel, here one that adds up in float64."""
 
     def faulty(
         sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
         if q.shape[2] > 4:
             return sound(q, k, v, mask, traits)
-        rows = [
-            ((q[:, :, i : i + 1] * traits.scale) @ k.permute(0, 2, 3, 1) + mask[:, :, i : i + 1])
-            for i in range(q.shape[2])
-        ]
-        return torch.cat([torch.softmax(r, -1) @ v.transpose(1, 2) for r in rows], dim=2)
+        scores = (q.double() * traits.scale) @ k.double().permute(0, 2, 3, 1) + mask
+        return (torch.softmax(scores, -1) @ v.double().transpose(1, 2)).to(q.dtype)
 
     _attend(patch, faulty)
 
