@@ -190,11 +190,12 @@ def test_quantized_models_run_or_are_refused(small: Path, quant: str) -> None:
     """bitsandbytes on the CPU: the probe decides; what it lets through gives the same bits in any batch."""
     pytest.importorskip("bitsandbytes")
     settings: dict[str, Any] = {"target": small, "target_quant": quant, "drafter": "none", "kv_memory": 8 << 20}
-    if not Engine(**settings, allow_nondeterministic=True).deterministic:
+    engine = Engine(**settings, allow_nondeterministic=True)
+    if not engine.deterministic:
         with pytest.raises(EngineError, match="not row-invariant"):
             Engine(**settings)
         return
-    engines = [Engine(**settings, batch_size=n) for n in (1, 3)]
+    engines = [engine.with_settings(batch_size=n) for n in (1, 3)]
     prompts = ["def f(", "import os", "class A:\n    def g(self):\n"]
     one, three = (e.generate(prompts, max_tokens=8, temperature=0.8) for e in engines)
     assert [c.token_ids for c in one] == [c.token_ids for c in three]

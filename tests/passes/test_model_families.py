@@ -104,9 +104,14 @@ def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) ->
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path, observe: Callable[..., Any]) -> Any:
+def engine(folder: Path) -> Engine:
+    return Engine(target=folder, drafter="none", batch_size=1, kv_memory=16 << 20)
+
+
+@pytest.fixture(scope="module")
+def reference(engine: Engine, observe: Callable[..., Any]) -> Any:
     """The family's requests one at a time, without drafts."""
-    return observe(Engine(target=folder, drafter="none", batch_size=1, kv_memory=16 << 20), requests())
+    return observe(engine, requests())
 
 
 @pytest.mark.parametrize(
@@ -119,16 +124,16 @@ def reference(folder: Path, observe: Callable[..., Any]) -> Any:
     ids=["none", "ngram", "self"],
 )
 def test_packing_does_not_change_a_bit(
-    folder: Path, reference: Any, observe: Callable[..., Any], settings: dict[str, Any]
+    engine: Engine, reference: Any, observe: Callable[..., Any], settings: dict[str, Any]
 ) -> None:
     """Neighbours, chunks, slots and drafts leave tokens, log-probabilities, logits and KV entries as they are."""
     some = requests()
     unverified = Request(
         99, "unverified", token_ids=tuple(range(3, 90)), params=SamplingParams(max_tokens=9, deterministic=False)
     )
-    engine = Engine(target=folder, kv_memory=16 << 20, **settings)
+    packed = engine.with_settings(**settings)
     for order in ([*some[3:], unverified, *some[:3]], [unverified, *some[::-1]]):
-        found = observe(engine, order)
+        found = observe(packed, order)
         assert len(found) == len(order)
         for key, one in reference.items():
             assert found[key].differs(one) is None, key
