@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
+import transformers
 
 from detgen.bench.interface import Job, ModelSource, Outcome
 from detgen.bench.peers import NAMES, peer_class
@@ -70,8 +71,9 @@ def test_assisted_generation_runs_the_embedded_pair_alone(source: ModelSource, j
     plain = run_peer("transformers", "generate", embedded, replace(job, batch_size=1))
     assert assisted.tokens == plain.tokens
     assert plain.passes == sum(map(len, plain.tokens))
-    # How many it saves depends on the version of transformers; those of the draft model are not among them.
-    assert 0 < (assisted.passes or 0) < 2 * plain.passes
+    # Older versions of transformers draft so far ahead that some passes are for nothing; none counted is the draft's.
+    newer = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23)
+    assert 0 < (assisted.passes or 0) < (plain.passes if newer else 2 * plain.passes)
 
 
 def test_peers_tell_where_they_do_not_run(source: ModelSource) -> None:
