@@ -49,10 +49,11 @@ def errors_shown(display: QuietDisplay) -> Iterator[None]:
     """
     from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
     from detgen.errors import CheckError, EngineError, PromptsError, RequestError
+    from detgen.worker import WorkerError
 
     try:
         yield
-    except (CheckError, EngineError, PromptsError, RequestError) as error:
+    except (CheckError, EngineError, PromptsError, RequestError, WorkerError) as error:
         display.error(options.as_typed(error))
         raise typer.Exit(options.REFUSED) from None
     except OSError as error:
