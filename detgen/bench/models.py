@@ -5,7 +5,6 @@ Peers load them in their own processes: by detgen's loader, or as a folder on th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from detgen.bench.random_weights import config_of, random_model
 from detgen.engine.config import EngineConfig
 from detgen.errors import DEMO, BenchError
 from detgen.interruption import interrupted_later
+from detgen.machine import usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,12 @@ def resolve(config: BenchConfig) -> Target:
     tied = getattr(text, "tie_word_embeddings", False)
     embedding = 0 if tied else model.get_input_embeddings().weight.numel()
     return Target(
-        engine=replace(engine, device=str(device), dtype=dtype, threads=engine.threads or _cores()),
+        engine=replace(engine, device=str(device), dtype=dtype, threads=engine.threads or usable_cores()),
         vocabulary=int(text.vocab_size),
         context=context_of(text),
         weights=float(sum(p.numel() for p in model.parameters()) - embedding),
         encode=lambda words: tokenizer(words).input_ids,
     )
-
-
-def _cores() -> int:
-    """Processors that this process may run on."""
-    allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 class TokenIds:

@@ -5,10 +5,11 @@ Plain data. The first value of each axis is that of the reference.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+from detgen.machine import usable_cores
 
 Value = str | int | bool | None
 
@@ -116,7 +117,7 @@ def make_axes(*, has_draft: bool, quants: Iterable[str], processes: bool, cores:
         cores: CPU cores; None asks the machine.
     """
     missing: set[tuple[str, Value]] = {("quant", quant) for quant in ("nf4", "int8") if quant not in quants}
-    missing |= {("threads", n) for n in (1, 2) if n >= (cores or os.cpu_count() or 1)}
+    missing |= {("threads", n) for n in (1, 2) if n >= (cores or usable_cores())}
     if not has_draft:
         missing.add(("drafter", "model"))
     if not processes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -19,6 +18,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.errors import EngineError, QuantName
+from detgen.machine import usable_cores
 from detgen.worker import Worker
 
 
@@ -45,7 +45,7 @@ class Task:
             "draft_tokens": setting.draft_tokens,
             "verify_window": setting.verify_window or 8,
             "batch_size": max(len(self.queue), 1) if setting.batch == "all" else setting.batch,
-            "threads": setting.threads or config.threads or os.cpu_count() or 1,
+            "threads": setting.threads or config.threads or usable_cores(),
         }
 
 
