@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from detgen.engine.stats import DraftCounts
 from detgen.errors import RequestError
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 Status = Literal["accepted", "corrected", "bonus", "plain", "rolled_back", "unverified"]
 
 
@@ -152,12 +152,13 @@ class Completion:
         sample: which of its n samples, from 0.
         text: the generated text, without special tokens, cut before a stop string.
         token_ids: the committed tokens, including an end-of-sequence token.
-        finish_reason: "stop" (end of sequence or stop string) or "length"; None if there is an error.
+        finish_reason: "stop" (end of sequence or stop string), "length", or "error" if the sample ended with one; None
+            if the request could not run at all.
         prompt_tokens: tokens of the prompt.
         logprobs: one entry per token if the request asked for them, else None.
         records: the sample's part of the acceptance log, by round and position.
         drafts: the counts of the records, by drafter.
-        error: why the request could not run; None if it did.
+        error: why the request could not run or the sample ended; None if it is a text.
     """
 
     request: Request
