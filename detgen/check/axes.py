@@ -45,7 +45,8 @@ class Setting:
         batch: most requests at a time; "all" of them.
         order: "file", "reversed" or "shuffle 1", ...
         neighbours: who else is in the batch: "none", "others", "long" (a very long prompt, compared too), "early"
-            (soon finished).
+            (soon finished), "broken" (a token's embedding is NaN while they run: they end with an error, and the
+            adversary drafts that token for the others).
         slot: places by which the queue is rotated, so that each request takes another slot.
         drafter: one of detgen's, or "adversary" (wrong at random depths), "oracle" (always right).
         draft_tokens: drafted per round; None adapts.
@@ -61,7 +62,7 @@ class Setting:
 
     batch: int | str = _axis("batch size", 1, 2, 3, 8, 16, 64, "all")
     order: str = _axis("prompt order", "file", "reversed", "shuffle 1", "shuffle 2")
-    neighbours: str = _axis("neighbours", "none", "others", "long", "early")
+    neighbours: str = _axis("neighbours", "none", "others", "long", "early", "broken")
     slot: int = _axis("slot", 0, 1, 5)
     drafter: str = _axis("drafter", "none", "model", "ngram", "self", "auto", "adversary", "oracle")
     draft_tokens: int | None = _axis("draft tokens", None, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -131,7 +132,8 @@ def allowed(a: str, x: Value, b: str, y: Value) -> bool:
     pair = {a: x, b: y}
     drafter = pair.get("drafter")
     if pair.get("process") == "resumed":  # only what the command line of `detgen run` offers, which reuses prefixes
-        return drafter not in ("adversary", "oracle") and pair.get("chunk") is None and pair.get("reuse") is not False
+        offered = drafter not in ("adversary", "oracle") and pair.get("neighbours") != "broken"
+        return offered and pair.get("chunk") is None and pair.get("reuse") is not False
     if "draft_tokens" in pair and "drafter" in pair:
         return pair["draft_tokens"] is None or drafter not in ("none", "self")
     if "verify_window" in pair and "drafter" in pair:

@@ -16,7 +16,7 @@ from detgen.check.comparing import Comparison, Difference, Key, Observed, Tally,
 from detgen.check.plan import FULL, QUICK, read_axes, read_pool, select
 from detgen.check.pool import Pool
 from detgen.check.resuming import kill_and_resume
-from detgen.check.running import FreshProcess, Subject, Task, known, short_of_memory
+from detgen.check.running import FreshProcess, Subject, Task, breaking, known, short_of_memory
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError, EngineError
@@ -216,7 +216,11 @@ class Check:
         setting = case.setting
         needs = setting.drafter in ("oracle", "adversary")
         ahead = known(case.watched, reference, self.subject.engine(setting.quant)) if needs else []
-        return Task(setting, self.pool.arranged(case.watched, setting, self.seed), ahead, self.seed)
+        broken: tuple[int, ...] = ()
+        if setting.neighbours == "broken":
+            broken = breaking(case.watched, reference, self.subject.engine(setting.quant))
+        queue = self.pool.arranged(case.watched, setting, self.seed, broken)
+        return Task(setting, queue, ahead, self.seed, broken[0] if broken else None)
 
     def reference_task(self, case: Case) -> Task:
         """What the case is compared with: nothing drafted, one request at a time."""

@@ -16,6 +16,7 @@ from detgen.engine.request import Request, SamplingParams
 
 _FEW = 4  # requests of the smallest batches
 _SURPLUS = 2  # more requests than slots, so that slots are used again
+_FILLED = 64  # tokens of a neighbour that breaks
 _SEVERAL = 8  # requests that have several samples, where the sampling asks for them
 
 
@@ -91,8 +92,13 @@ class Pool:
             changes["seed"] += request.index
         return request.with_params(**changes)
 
-    def arranged(self, watched: list[Request], setting: Setting, seed: int) -> list[Request]:
-        """The watched requests in the setting's order, with neighbours and unverified requests among them."""
+    def arranged(
+        self, watched: list[Request], setting: Setting, seed: int, broken: tuple[int, ...] = ()
+    ) -> list[Request]:
+        """The watched requests in the setting's order, with neighbours and unverified requests among them.
+
+        `broken` are token ids for neighbours that break, the first of them that of the token with the broken embedding.
+        """
         queue = list(watched)
         if setting.order == "reversed":
             queue.reverse()
@@ -100,7 +106,7 @@ class Pool:
             random.Random(f"{seed} {setting.order}").shuffle(queue)
         turn = setting.slot % max(len(queue), 1)
         queue = queue[-turn:] + queue[:-turn] if turn else queue
-        neighbours = self._neighbours(setting) + self._unverified(setting)
+        neighbours = self._neighbours(setting) + self._breaking(setting, broken) + self._unverified(setting)
         for i, other in enumerate(neighbours):  # spread over the first slots, so that they run beside the longest
             queue.insert(min(2 * i, len(queue)), other)
         return queue
@@ -110,12 +116,24 @@ class Pool:
             "none": [],
             "others": [{"max_tokens": 5, "temperature": 1.0, "seed": i} for i in range(3)],
             "long": [],  # one of the watched
+            "broken": [],  # see `_breaking`
             "early": [{"max_tokens": 1}, {"max_tokens": 2}, {"max_tokens": 1, "temperature": 1.5}],
         }
         made = []
         for i, params in enumerate(kinds[setting.neighbours]):
             made.append(Request(i, f"neighbour {i}", prompt=self._other(i), params=SamplingParams(**params)))
         return made
+
+    def _breaking(self, setting: Setting, broken: tuple[int, ...]) -> list[Request]:
+        """Neighbours that break early in their prompts, which fill more of their slots than most others will."""
+        if setting.neighbours != "broken" or not broken:
+            return []
+        token, *others = broken
+        sound = (others * (_FILLED // len(others) + 1))[:_FILLED]
+        return [
+            Request(i, f"neighbour {i}", token_ids=(*sound[: 5 * i], token, *sound), params=SamplingParams(n=1 + i % 2))
+            for i in range(3)
+        ]
 
     def _unverified(self, setting: Setting) -> list[Request]:
         params = SamplingParams(max_tokens=5, temperature=0.8, deterministic=False)

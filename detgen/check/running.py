@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.errors import EngineError, QuantName
 from detgen.machine import usable_cores
+from detgen.passes.embedding import broken_embedding
 from detgen.worker import Worker
 
 
@@ -31,12 +32,14 @@ class Task:
         queue: what, in order.
         known: samples of the reference, for the drafters that need them.
         seed: of the adversary.
+        broken: a token whose embedding is NaN meanwhile; None for none.
     """
 
     setting: Setting
     queue: list[Request]
     known: list[Known]
     seed: int
+    broken: int | None = None
 
     def engine_settings(self, config: EngineConfig) -> dict[str, Any]:
         """What the setting asks of an engine, as far as the command line has it, too."""
@@ -74,15 +77,22 @@ class Subject:
             self._engines[quant] = Engine(asked)
         return self._engines[quant]
 
-    def configured(self, task: Task) -> Engine:
-        """The engine as the task's setting wants it."""
+    @contextlib.contextmanager
+    def configured(self, task: Task) -> Iterator[Engine]:
+        """The engine as the task wants it; inside the block, its broken token is broken."""
         setting, engine = task.setting, self.engine(task.setting.quant)
-        return engine.with_settings(
+        configured = engine.with_settings(
             drafter=_drafter(task, engine.vocabulary),
             prefill_chunk=setting.chunk,
             prefix_reuse=setting.reuse,
             **task.engine_settings(self._config),
         )
+        with (
+            contextlib.nullcontext()
+            if task.broken is None
+            else broken_embedding(configured.canonical[0].model, task.broken)
+        ):
+            yield configured
 
     def generate(self, task: Task) -> dict[Key, Observed]:
         """Generate in this process.
@@ -90,8 +100,9 @@ class Subject:
         Raises:
             EngineError: as building an engine does.
         """
-        engine, trace = self.configured(task), Watching()
-        done = [c for finished in engine.stream(task.queue, trace=trace) for c in finished]
+        trace = Watching()
+        with self.configured(task) as engine:
+            done = [c for finished in engine.stream(task.queue, trace=trace) for c in finished]
         return {(c.request.id, c.sample): trace.observed(c) for c in done if c.error is None}
 
 
@@ -107,9 +118,18 @@ def _drafter(task: Task, vocabulary: int) -> Any:
 
     def make(named: Mapping[str, Drafter]) -> Drafter:
         oracle = OracleDrafter(task.known)
-        return oracle if name == "oracle" else AdversaryDrafter(oracle, vocabulary, task.seed)
+        return oracle if name == "oracle" else AdversaryDrafter(oracle, vocabulary, task.seed, task.broken)
 
     return make
+
+
+def breaking(requests: Iterable[Request], reference: Mapping[Key, Observed], engine: Engine) -> tuple[int, ...]:
+    """A token id that no sample of the requests has, and ids that they do have; nothing if they have all there are."""
+    prompts = {r.id: engine.encode(r) for r in requests if (r.id, 0) in reference}
+    used = {t for tokens in prompts.values() for t in tokens} | {t for seen in reference.values() for t in seen.tokens}
+    free = next((t for t in reversed(range(engine.vocabulary)) if t not in used), None)
+    longest = max(prompts.values(), key=len, default=[])
+    return () if free is None or not longest else (free, *longest)
 
 
 def known(requests: Iterable[Request], reference: Mapping[Key, Observed], engine: Engine) -> list[Known]:

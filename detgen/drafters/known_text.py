@@ -69,12 +69,14 @@ class AdversaryDrafter:
         oracle: knows the right tokens.
         vocabulary: entries of the logits.
         seed: another one is wrong elsewhere.
+        broken: a token that is often the wrong one; None for none.
     """
 
     name = "adversary"
 
-    def __init__(self, oracle: OracleDrafter, vocabulary: int, seed: int) -> None:
+    def __init__(self, oracle: OracleDrafter, vocabulary: int, seed: int, broken: int | None = None) -> None:
         self._oracle = oracle
+        self._broken = broken
         self._vocabulary = vocabulary
         self._random = random.Random(seed)
 
@@ -90,6 +92,8 @@ class AdversaryDrafter:
             return []
         depth = rng.randrange(len(tokens))
         tokens[depth] = (tokens[depth] + rng.randrange(1, self._vocabulary)) % self._vocabulary
+        if self._broken is not None and rng.random() < 0.5:
+            tokens[depth] = self._broken
         if rng.random() < 0.5:
             tokens[depth + 1 :] = [rng.randrange(self._vocabulary) for _ in tokens[depth + 1 :]]
         return tokens

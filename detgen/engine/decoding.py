@@ -114,9 +114,12 @@ class Decoding:
             self.fast.decode([])
         elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
             windows += [Window(s.slot, len(s.tokens) - 1, s.tokens[-1:], 1) for s in self.unverified()]
-        for batch in self._scheduler.passes(windows):
+        for planned in self._scheduler.passes(windows):
+            batch = [w for w in planned if w.slot in self._scheduler.live]  # others broke off in the round's last pass
+            if not batch:
+                continue
             logits = self._target.run(batch, self._shapes)
-            self.commit(batch, logits, drafts)
+            self.commit(batch, logits, drafts, self._target.broken)
         return [s for s in live if s.finish_reason is not None]
 
     def unverified(self) -> list[Sequence]:
@@ -132,25 +135,30 @@ class Decoding:
         drafts = self._drafter.draft(seqs, lengths)
         return {s.slot: draft for s, draft in zip(seqs, drafts, strict=True)}
 
-    def commit(self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft]) -> None:
+    def commit(
+        self, batch: list[Window], logits: torch.Tensor, drafts: dict[int, Draft], broken: list[int] | None = None
+    ) -> None:
         """Choose and commit tokens for each window; roll back the rest.
+
+        A sequence ends with an error at the first of its rows whose results are not finite. One of a draft token that
+        is not committed does not count, so that the error depends on the request alone.
 
         Args:
             batch: the windows of a canonical pass, or those of unverified requests in a pass of the fast path.
             logits: float32 [sum of the windows' `logits`, vocabulary] of the pass; overwritten.
             drafts: the drafts of the round, by slot.
+            broken: rows of the pass whose hidden states are not finite; None if none reads a prompt.
         """
         judged = [(w, self._scheduler.live[w.slot]) for w in batch]
-        for w, seq in judged:
-            if not seq.generated:  # a chunk of the prompt
-                self._stats.prompt_tokens += len(w.tokens)
-                self._scheduler.advance(seq, w.start + len(w.tokens))
+        self._read(judged, broken or [])
         choices = [seq.choice(i) for w, seq in judged for i in range(w.logits)]
         if not choices:
             return
         started = time.perf_counter()
         picked = choose(logits, choices)
-        tokens = picked.tokens.tolist()
+        # Of a row that is not finite, the chosen logit is not finite either.
+        finite = logits.gather(-1, picked.tokens[:, None])[:, 0].isfinite()
+        tokens = picked.tokens.where(finite, -1).tolist()
         self._target.cost.choose(len(choices), time.perf_counter() - started)
         rows: list[int] = []
         verdicts = []
@@ -159,13 +167,18 @@ class Decoding:
             if not w.logits:
                 continue
             drafted, name = drafts.get(w.slot, _NO_DRAFT)
-            verdict = verify(drafted, tokens[row : row + w.logits], partial(self._stopping.ends, seq))
+            verdict = self._verdict(w, seq, drafted, tokens[row : row + w.logits])
+            committed = range(row, row + len(verdict.tokens) if verdict else row)
+            row += w.logits
+            if verdict is None:
+                self._finish(seq)
+                continue
             verdicts.append((seq, verdict, drafted, name))
-            committed = range(row, row + len(verdict.tokens))
             if self.trace is not None:
                 self.trace.committed(seq, seq.generated, logits[committed.start : committed.stop])
             rows += committed
-            row += w.logits
+        if not rows:
+            return
         logprobs, chosen, margins = _judge(logits, picked, rows)
         at = 0
         for seq, verdict, drafted, name in verdicts:
@@ -191,6 +204,44 @@ class Decoding:
             self._scheduler.advance(seq, len(seq.tokens) - 1)
             self._finish(seq)
 
+    def _read(self, judged: list[tuple[Window, Sequence]], broken: list[int]) -> None:
+        """Note which chunks of prompts were read; break those off that have a broken row whose logits nobody wants."""
+        row = 0
+        for w, seq in judged:
+            end = row + len(w.tokens)
+            if not seq.generated:
+                self._stats.prompt_tokens += len(w.tokens)
+                at = next((i for i in broken if row <= i < end - w.logits), None)
+                if at is None:
+                    self._scheduler.advance(seq, w.start + len(w.tokens))
+                else:
+                    self._scheduler.advance(seq, w.start + at - row)
+                    seq.break_off(w.start + at - row)
+                    if not w.logits:
+                        self._finish(seq)
+            row = end
+
+    def _verdict(self, window: Window, seq: Sequence, drafted: list[int], chosen: list[int]) -> Verdict | None:
+        """The verdict on a draft; None if the sequence ends with an error.
+
+        Args:
+            window: the window.
+            seq: its sequence, which may have ended while its prompt was read.
+            drafted: the draft.
+            chosen: the choices of the rows with logits, negative where these are not finite.
+        """
+        if seq.finish_reason is not None:
+            return None
+        sound = next((i for i, token in enumerate(chosen) if token < 0), len(chosen))
+        verdict = verify(drafted, chosen[:sound], partial(self._stopping.ends, seq)) if sound else None
+        reached = verdict is None or (verdict.accepted == sound and seq.finish_reason is None)
+        if sound == len(chosen) or not reached:
+            return verdict
+        position = window.start + len(window.tokens) - window.logits + sound
+        self._scheduler.advance(seq, min(position, len(seq.tokens)))
+        seq.break_off(position)
+        return None
+
     def _count(self, seq: Sequence, name: str, counts: DrafterStats) -> None:
         """Add the counts of a round to the sequence's and to the engine's."""
         seq.drafts[name].add(counts)
@@ -200,7 +251,7 @@ class Decoding:
         if seq.finish_reason is None:
             return
         seq.text = self._stopping.text(seq)
-        if self.trace is not None and seq.deterministic:
+        if seq.error is None and self.trace is not None and seq.deterministic:
             self.trace.finished(seq, *self._target.cache.entries(seq.slot, 0, seq.cached))
         self._scheduler.release(seq)
 

@@ -276,6 +276,10 @@ class Engine:
 
 
 def _completion(seq: Sequence) -> Completion:
+    if seq.error is not None:
+        return Completion(
+            seq.request, seq.sample, finish_reason="error", prompt_tokens=seq.prompt_length, error=seq.error
+        )
     return Completion(
         request=seq.request,
         sample=seq.sample,

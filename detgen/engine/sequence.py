@@ -28,6 +28,7 @@ class Sequence:
         logprobs: one entry per committed token if the request asks for them.
         finish_reason: None while it runs.
         text: the completion's text, set when it finishes.
+        error: why it ended, if the finish reason is "error".
     """
 
     request: Request
@@ -44,6 +45,7 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     text: str = ""
+    error: str | None = None
 
     @property
     def deterministic(self) -> bool:
@@ -59,6 +61,13 @@ class Sequence:
     def remaining(self) -> int:
         """How many more tokens it may generate."""
         return self.limit - len(self.tokens)
+
+    def break_off(self, position: int) -> None:
+        """End it with an error: the model's results are not finite at this position, counted from 0."""
+        ahead = position - self.prompt_length
+        where = f"token {ahead} of the completion" if ahead >= 0 else f"token {position} of the prompt"
+        self.finish_reason = "error"
+        self.error = f"the model's hidden states or logits are not finite at position {position} ({where})"
 
     def choice(self, ahead: int = 0) -> Choice:
         """How the token `ahead` positions after the next one is chosen."""

@@ -103,9 +103,11 @@ def _look(check: Check, failure: Failure, case: Case, difference: Difference) ->
     if case.setting.process != "fresh" and difference.what != "missing":
         reference = check.reference_task(case)
         mine = [r for r in reference.queue if r.id == difference.id]
-        ours = Recording(check.subject.configured(reference), difference).run(mine)
+        with check.subject.configured(reference) as engine:
+            ours = Recording(engine, difference).run(mine)
         task = check.task(case, check.reference(case))
-        theirs = Recording(check.subject.configured(task), difference).run(task.queue)
+        with check.subject.configured(task) as engine:
+            theirs = Recording(engine, difference).run(task.queue)
         origin = locate(ours, theirs)
         logits = _logits(difference, [t.logits if t else None for t in (ours, theirs)])
     return Explanation(case, failure.case, difference, prompt, (words[0], words[1]), logits, origin)

@@ -159,7 +159,8 @@ static inline float weigh(const Tile *t, float *weights, int64_t mask, int64_t f
         vec *at = (vec *)(weights + j);
         vec score = *at * scale;
         if (softcap) score = tangent(score / softcap) * softcap;
-        *at = score + load(t->mask, mask + j, t->half);
+        vec hide = load(t->mask, mask + j, t->half);
+        *at = pick(hide > -INFINITY, score + hide, hide); /* selected, since a masked score may be NaN */
         most = pick(*at > most, *at, most);
     }
     float top = most[0];

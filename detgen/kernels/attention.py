@@ -4,9 +4,9 @@ Promise: the result of a query row depends on its query, on the keys and values 
 nothing else: not on the other rows of its tile, nor on their number, nor on how many keys the tile reads.
 
 A *tile* is [slots, KV heads, rows, head size], where rows are the query heads of a group times the window's tokens.
-Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros. There
-are two implementations here and a third in `compiled`; the probe picks the first that keeps the promise on this
-machine:
+Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros, which
+takes that all entries are finite, as the cache keeps them (`finite`). There are two implementations here and a third in
+`compiled`; the probe picks the first that keeps the promise on this machine:
 
 - `attend_fused`: torch's scaled_dot_product_attention. Its products over keys change their order of summation at
   some key lengths, so the probe also finds which lengths agree, and tiles read only those.
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+
+from detgen.kernels.finite import most
 
 BLOCK = 64  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
 MOST_TILE_ROWS = 184  # most rows of a tile; from 192 torch's fused kernel takes queries 64 at a time instead of 32
@@ -52,7 +54,7 @@ def attend_fused(
 
     Args:
         q: [slots, kv_heads, rows, head_size].
-        k: [slots, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries finite.
+        k: [slots, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries `bounded`.
         v: like k.
         mask: [slots, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
         traits: the layer's attention traits.
@@ -62,6 +64,7 @@ def attend_fused(
     """
     if traits.softcap is not None:
         return attend_blocks(q, k, v, mask, traits)
+    q = q.clamp(-most(q.dtype), most(q.dtype))  # the kernel adds the mask, so that even masked scores must be finite
     return F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=traits.scale)
 
 
@@ -76,7 +79,7 @@ def attend_blocks(
     scores = torch.matmul(q.float().unsqueeze(2), kb) * traits.scale  # [slots, heads, blocks, rows, BLOCK]
     if traits.softcap is not None:
         scores = torch.tanh(scores / traits.softcap) * traits.softcap
-    scores = scores + mask.float().view(slots, 1, rows, blocks, BLOCK).transpose(2, 3)
+    scores = scores.masked_fill(mask.view(slots, 1, rows, blocks, BLOCK).transpose(2, 3) < 0, -torch.inf)
     weights = torch.exp(scores - scores.amax(dim=(2, 4), keepdim=True))
     sums = weights.sum(-1, keepdim=True)
     parts = torch.matmul(weights, vb)  # [slots, heads, blocks, rows, head_size]

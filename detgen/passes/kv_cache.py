@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import torch
 
+from detgen.kernels.finite import bounded
+
 
 class KVCache:
     """Keys and values of all layers, [positions + 1, kv_heads, head_size] each.
 
-    The last position is scratch: padding rows write there and nothing reads it. The buffers start as zeros, so that
-    masked entries are finite from the first pass on.
+    The last position is scratch: padding rows write there and nothing reads it. All entries are finite: the buffers
+    start as zeros, and what is written is bounded. So an entry that overflowed harms nobody who has it masked, be it
+    another request that gets the slot or an earlier row of the same pass.
 
     Args:
         shapes: (kv_heads, key head size, value head size) of each layer.
@@ -63,8 +66,8 @@ class KVCache:
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows]."""
-        self.keys[layer].index_copy_(0, positions, k)
-        self.values[layer].index_copy_(0, positions, v)
+        self.keys[layer].index_copy_(0, positions, bounded(k))
+        self.values[layer].index_copy_(0, positions, bounded(v))
 
     def read(self, layer: int, first: int, last: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views [last - first, length, kv_heads, head_size] of the keys and values of slots first..last-1."""

@@ -31,11 +31,11 @@ def test_seed() -> None:
 
 
 def test_at_random() -> None:
-    some = list(islice(at_random(AXES, 0), 200))
+    some = list(islice(at_random(AXES, 0), 400))
     assert all(consistent(s) for s in some)
-    assert len(set(some)) > 190
+    assert len(set(some)) > 380
     assert 0 < sum(s.process == "resumed" for s in some) < 20
-    assert some == list(islice(at_random(AXES, 0), 200))
+    assert some == list(islice(at_random(AXES, 0), 400))
 
 
 @pytest.mark.parametrize("axis", AXES, ids=lambda a: a.name)
@@ -56,7 +56,7 @@ def test_contradictions() -> None:
     assert consistent(Setting(drafter="self", verify_window=4, batch=2, slot=1))
     resumed = Setting(process="resumed", reuse=True)
     assert consistent(resumed)
-    changes = {"reuse": False, "chunk": 7, "drafter": "oracle"}
+    changes = {"reuse": False, "chunk": 7, "drafter": "oracle", "neighbours": "broken"}
     assert not any(consistent(resumed.turned(axis, value)) for axis, value in changes.items())
 
 

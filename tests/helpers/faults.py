@@ -25,6 +25,7 @@ from detgen.kernels.attention import Attend, AttentionTraits
 from detgen.kernels.linear import PrepackedLinear
 from detgen.kernels.sampling import Choice
 from detgen.outputs.journal import Journal
+from detgen.passes import kv_cache
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.packing import FREE_SHAPES, Shapes, Window
@@ -193,6 +194,23 @@ def outlier_columns_of_the_pass(patch: Patch) -> None:
     patch.setattr(Linear8bitLt, "forward", faulty)
 
 
+def broken_entry_stays(patch: Patch) -> None:
+    """Entries that are not finite are stored as they are."""
+    patch.setattr(kv_cache, "bounded", lambda x: x)
+
+
+def broken_draft_ends_request(patch: Patch) -> None:
+    """A drafted token whose row is not finite ends the request, though it is not committed."""
+    verdict = decoding.Decoding._verdict
+
+    def faulty(self: decoding.Decoding, window: Window, seq: Sequence, drafted: list[int], chosen: list[int]) -> Any:
+        if min(chosen) < 0:
+            seq.break_off(window.start)
+        return verdict(self, window, seq, drafted, chosen)
+
+    patch.setattr(decoding.Decoding, "_verdict", faulty)
+
+
 FAULTS: dict[str, Callable[[Patch], None]] = {
     f.__name__: f
     for f in (
@@ -210,6 +228,8 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
         prefix_copied_short,
         resume_loses_a_token,
         outlier_columns_of_the_pass,
+        broken_entry_stays,
+        broken_draft_ends_request,
     )
 }
 

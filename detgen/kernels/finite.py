@@ -1,0 +1,21 @@
+"""Keeps what is stored for later readers finite, so that a masked entry adds nothing: 0 x NaN is NaN, 0 x 1e18 is 0.
+
+Promise: an entry within the bounds keeps its bits; what becomes of another depends on that entry alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MOST = 1e18  # products of two such entries, added up over a head, are far from overflowing float32
+
+
+def most(dtype: torch.dtype) -> float:
+    """The bound of a number format: 1e18, or its largest number."""
+    return min(_MOST, torch.finfo(dtype).max)
+
+
+def bounded(x: torch.Tensor) -> torch.Tensor:
+    """A copy of x in which NaN is 0 and what lies beyond the bounds, infinities too, lies on them."""
+    limit = most(x.dtype)
+    return x.nan_to_num(0.0, limit, -limit).clamp_(-limit, limit)
