@@ -12,7 +12,7 @@ DEMO = Path(__file__).parent / "demo_models"
 
 
 class EngineError(RuntimeError):
-    """The engine cannot be built as asked; the message names the reason and the remedy."""
+    """The engine cannot be built or used as asked; the message names the reason and the remedy."""
 
 
 class RequestError(ValueError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from detgen.drafters.registry import DRAFTERS
+from detgen.engine.showing import brief
 from detgen.errors import DTypeName, EngineError, QuantName
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _MOST_THREADS = 1024  # far more than a process can start kill it without a message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EngineConfig:
     """How to build an engine. Only `target`, `dtype`, `target_quant` and the device can change an output.
 
@@ -56,6 +57,9 @@ class EngineConfig:
     prefill_chunk: int | None = None
     prefix_reuse: bool = True
     allow_nondeterministic: bool = False
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def __post_init__(self) -> None:
         """Check names and ranges.

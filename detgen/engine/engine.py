@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,18 +16,21 @@ import transformers
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, make_drafter, make_drafters
+from detgen.engine.asking import Prompt, requests_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding, Trace
 from detgen.engine.models import load_models
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
+from detgen.engine.showing import call
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
+from detgen.engine.turns import Turns
 from detgen.errors import EngineError, RequestError
 from detgen.machine import cpu_name
 from detgen.passes.forward import Forward
-from detgen.passes.loading import pick_device
+from detgen.passes.loading import LoadedModel, pick_device
 from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
 
@@ -42,10 +46,13 @@ class Engine:
 
     >>> from detgen import Engine
     >>> engine = Engine()
-    >>> print(engine.generate(["def add(a, b):"], max_tokens=16)[0].text)
+    >>> print(engine.generate("def add(a, b):", max_tokens=16)[0].text)
+
+    Threads may share an engine: their calls take turns.
 
     Args:
-        config: the settings.
+        config: the settings; or the target alone, a folder, hub name or loaded model, with all others as they are by
+            default.
         settings: fields of `EngineConfig` by name; they override those of `config`.
 
     Attributes:
@@ -61,8 +68,10 @@ class Engine:
             draft model; the message names the remedy.
     """
 
-    def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
-        config = replace(config, **settings) if config is not None else EngineConfig(**settings)
+    def __init__(self, config: EngineConfig | str | Path | LoadedModel | None = None, **settings: Any) -> None:
+        if not isinstance(config, EngineConfig):
+            config = EngineConfig(target=config)
+        config = replace(config, **settings)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
@@ -75,10 +84,10 @@ class Engine:
             kv_memory=config.kv_memory,
             allow_nondeterministic=config.allow_nondeterministic,
         )
-        self._assemble(config, prepared)
+        self._assemble(config, prepared, Turns())
 
     def with_settings(self, **settings: Any) -> Engine:
-        """Another engine on the same models, caches and probe; only one of the two may generate at a time.
+        """Another engine on the same models, caches and probe; the two take turns.
 
         Args:
             settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_reuse; the
@@ -90,11 +99,19 @@ class Engine:
         if fixed := settings.keys() - _SETTINGS:
             raise EngineError(f"{', '.join(sorted(fixed))} cannot change on loaded models; build another Engine")
         engine = Engine.__new__(Engine)
-        engine._assemble(replace(self.config, **settings), self._prepared)
+        engine._assemble(replace(self.config, **settings), self._prepared, self._turns)
         return engine
 
-    def _assemble(self, config: EngineConfig, prepared: Prepared) -> None:
-        """Build the parts of an engine on prepared models."""
+    def __repr__(self) -> str:
+        draft, device = self._prepared.draft, str(self._forward.device)
+        shown = {"target": self._target.name, "draft": draft and draft.name, "device": device}
+        own = self.config.drafter
+        drafter = own if isinstance(own, str) else "custom"
+        return call("Engine", {**shown, "drafter": drafter, "batch_size": self.config.batch_size})
+
+    def _assemble(self, config: EngineConfig, prepared: Prepared, turns: Turns) -> None:
+        """Build the parts of an engine on prepared models; `turns` says when it may use them."""
+        self._turns = turns
         target, draft, shapes = prepared.target, prepared.draft, prepared.shapes
         self.config, self.probe, self.tokenizer = config, prepared.probe, target.tokenizer
         self.deterministic = self.probe.row_invariant
@@ -138,24 +155,25 @@ class Engine:
         """The target's passes and the shapes of canonical passes; for proofs and benchmarks."""
         return self._forward, self._prepared.shapes
 
-    def generate(self, prompts: Iterable[str | Request], **sampling: Any) -> list[Completion]:
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None, **sampling: Any
+    ) -> list[Completion]:
         """Complete prompts.
 
         Args:
-            prompts: texts or requests.
-            sampling: fields of `SamplingParams` for the texts.
+            prompts: one prompt or several: texts, lists of token ids, chats (lists of messages) or requests.
+            params: how the tokens are chosen; None for the defaults. Requests have parameters of their own.
+            sampling: fields of `SamplingParams`; they replace those of `params`.
 
         Returns:
             The completions in the order of the prompts, samples of a prompt in order.
 
         Raises:
-            RequestError: if a sampling parameter is out of range. A prompt that cannot run gives a completion with an
-                `error` instead.
+            RequestError: if a sampling parameter is out of range, or given for a request. A prompt that cannot run
+                gives a completion with an `error` instead.
+            EngineError: if this thread is reading a stream of the engine.
         """
-        params = SamplingParams(**sampling)
-        requests = [
-            p if isinstance(p, Request) else Request(i, i, prompt=p, params=params) for i, p in enumerate(prompts)
-        ]
+        requests = requests_of(prompts, params, sampling)
         order = {id(request): i for i, request in enumerate(requests)}
         done = [c for batch in self.stream(requests) for c in batch]
         return sorted(done, key=lambda c: (order[id(c.request)], c.sample))
@@ -168,16 +186,21 @@ class Engine:
             trace: sees the logits and KV entries of committed tokens.
 
         Yields:
-            After each round, the completions that it finished, often none.
+            After each round, the completions that it finished, often none. From the first to the last, or until it is
+            closed, no other call of the engine can begin: those of other threads wait.
+
+        Raises:
+            EngineError: if this thread is reading another stream of the engine.
         """
         scheduler = self._scheduler
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
-        self._decoding.trace = trace
-        refused: list[Completion] = []
-        samples = self._samples(requests, refused)
-        more = True
+        turn = self._turns.take()
         try:
+            # Also a thread that has run no operator yet is to have torch's number of threads.
+            torch.set_num_threads(self.config.threads or torch.get_num_threads())
+            self._decoding.trace = trace
+            refused: list[Completion] = []
+            samples = self._samples(requests, refused)
+            more = True
             while more or scheduler.waiting or scheduler.live:
                 wanted = scheduler.wants()
                 taken = list(islice(samples, wanted))
@@ -185,17 +208,23 @@ class Engine:
                 scheduler.waiting += taken
                 done = self._decoding.step()
                 self._update_stats()
-                yield refused + [_completion(seq) for seq in done]
+                finished = refused + [_completion(seq) for seq in done]
                 refused.clear()
+                turn.pause()
+                yield finished
+                turn.go_on()
         finally:
             scheduler.waiting.clear()
             for seq in list(scheduler.live.values()):
                 scheduler.release(seq)
             self.stats.live = 0
+            self._turns.give_back(turn)
 
     def _samples(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence]:
         """The samples of the requests that can run; the others go to `refused`."""
         for request in requests:
+            if not isinstance(request, Request):
+                raise RequestError(f"stream takes Requests, got {type(request).__name__}; generate takes other prompts")
             try:
                 yield from self.sequences(request)
             except RequestError as e:

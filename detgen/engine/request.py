@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from detgen.engine.showing import brief, call
 from detgen.engine.stats import DraftCounts
 from detgen.errors import RequestError
 
@@ -77,7 +78,7 @@ def _number(name: str, value: object, low: float, high: float) -> None:
         raise RequestError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Request:
     """One prompt to be continued.
 
@@ -102,6 +103,9 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     metadata: dict[str, Any] = field(default_factory=dict)
     line: int | None = None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def with_params(self, **changes: Any) -> Request:
         """The same request with other sampling parameters."""
@@ -143,7 +147,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion:
     """One finished sample of one request, or the reason why there is none.
 
@@ -171,3 +175,12 @@ class Completion:
     records: tuple[TokenRecord, ...] = ()
     drafts: DraftCounts = field(default_factory=DraftCounts)
     error: str | None = None
+
+    def __repr__(self) -> str:
+        shown: dict[str, Any] = {"id": self.request.id, "sample": self.sample}
+        if self.error is not None:
+            return call("Completion", {**shown, "error": self.error})
+        return call(
+            "Completion",
+            {**shown, "text": self.text, "tokens": len(self.token_ids), "finish_reason": self.finish_reason},
+        )

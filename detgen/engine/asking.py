@@ -1,0 +1,89 @@
+"""From what a caller of `Engine.generate` may write to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+from detgen.engine.request import Request, SamplingParams
+from detgen.errors import RequestError
+
+# A text, a tokenized prompt, a chat, or a request.
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Request
+_KINDS = "a text, a list of token ids, a list of messages or a Request"
+
+
+def requests_of(
+    prompts: Prompt | Iterable[Prompt], params: SamplingParams | None, sampling: Mapping[str, Any]
+) -> list[Request]:
+    """One request per prompt, each an object of its own.
+
+    Args:
+        prompts: one prompt or several. A list of token ids is one prompt, and so is a list of messages.
+        params: the parameters of prompts that are not requests; None for the defaults.
+        sampling: fields of `SamplingParams` that replace those of `params`.
+
+    Raises:
+        RequestError: if a prompt is none, a parameter is out of range, or parameters are given for requests, which
+            have their own.
+        TypeError: if there is no such parameter.
+    """
+    given = dict(sampling)
+    if isinstance(stop := given.get("stop"), str | list):
+        given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    chosen = replace(params or SamplingParams(), **given)
+    found: list[Request] = []
+    known: set[int] = set()
+    for i, prompt in enumerate(_several(prompts)):
+        if isinstance(prompt, Request):
+            if given or params is not None:
+                names = ", ".join(given) or "params"
+                raise RequestError(f"a Request has parameters of its own: set {names} there, Request(..., params=...)")
+            found.append(replace(prompt) if id(prompt) in known else prompt)
+            known.add(id(prompt))
+        else:
+            found.append(_request(i, prompt, chosen))
+    return found
+
+
+def _several(prompts: Any) -> list[Any]:
+    """A list of prompts: the one that is given, or those that are."""
+    prompts = _plain(prompts)
+    if isinstance(prompts, str | Request):
+        return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise RequestError(f"a prompt must be {_KINDS}, got {_kind(prompts)}")
+    items = list(prompts)
+    return [items] if items and (_tokens(items) or _messages(items)) else items
+
+
+def _request(i: int, prompt: Any, params: SamplingParams) -> Request:
+    prompt = _plain(prompt)
+    if isinstance(prompt, str):
+        return Request(i, i, prompt=prompt, params=params)
+    if isinstance(prompt, list | tuple):
+        if _tokens(prompt):
+            return Request(i, i, token_ids=tuple(map(int, prompt)), params=params)
+        if _messages(prompt):
+            return Request(i, i, messages=[dict(m) for m in prompt], params=params)
+        raise RequestError(f"prompt {i} must be {_KINDS}, got a list of other things")
+    raise RequestError(f"prompt {i} must be {_KINDS}, got {_kind(prompt)}")
+
+
+def _plain(value: Any) -> Any:
+    """An array or a tensor as a list."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _tokens(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, Integral) and not isinstance(item, bool) for item in items)
+
+
+def _messages(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, Mapping) for item in items)
+
+
+def _kind(value: object) -> str:
+    return "a dictionary (a chat is a list of them)" if isinstance(value, Mapping) else type(value).__name__
