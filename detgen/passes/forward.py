@@ -19,6 +19,8 @@ from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import LeanDecoder
 from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, pack
 
+_MOST_TIMED = 256  # rows of passes that are only timed
+
 
 class Forward:
     """Runs packed passes of one model over one KV cache.
@@ -54,11 +56,11 @@ class Forward:
         return other
 
     def learn_cost(self, slots: int) -> None:
-        """Time passes of one row and of `slots` rows, so that the cost is known before the first decision.
+        """Time passes of one row and of `slots` rows, a few hundred at most, to know the cost before it is needed.
 
         Clears the cache.
         """
-        slots = min(slots, self.cache.positions // BLOCK)
+        slots = min(slots, _MOST_TIMED, self.cache.positions // BLOCK)
         self.cache.partition(BLOCK, slots)
         for timed in range(4):
             for rows in (1, slots):

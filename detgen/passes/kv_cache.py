@@ -1,7 +1,7 @@
 """The KV cache: allocated once, truncated in place.
 
-One KV buffer per layer, cut into slots of equal size; cutting it again for longer requests moves no memory. Knows no
-requests and no models.
+One KV buffer per layer, cut into slots of equal size; cutting it again for longer requests moves no memory. On a CPU a
+buffer takes the memory that was written to, not its size. Knows no requests and no models.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from detgen.kernels.finite import bounded
+from detgen.passes.memory import zeros
 
 
 class KVCache:
@@ -34,8 +35,8 @@ class KVCache:
         self, shapes: list[tuple[int, int, int]], positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.positions = positions
-        self.keys = [torch.zeros(positions + 1, h, d, dtype=dtype, device=device) for h, d, _ in shapes]
-        self.values = [torch.zeros(positions + 1, h, d, dtype=dtype, device=device) for h, _, d in shapes]
+        self.keys = [zeros((positions + 1, h, d), dtype, device) for h, d, _ in shapes]
+        self.values = [zeros((positions + 1, h, d), dtype, device) for h, _, d in shapes]
         self.slot_size = 0
         self.slots = 0
         self.cuts = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import psutil
 import torch
 from transformers import PreTrainedModel
 
@@ -17,6 +16,7 @@ from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import lean_decoder
 from detgen.passes.loading import LoadedModel
+from detgen.passes.memory import free_memory
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.probing import ProbeReport, probe, reference_logits
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
@@ -107,11 +107,7 @@ def _positions(device: torch.device, kv_memory: int | None, wanted: int, positio
     Raises:
         EngineError: if `kv_memory` is too small for the probe.
     """
-    memory = kv_memory
-    if memory is None and device.type == "cuda":
-        memory = int(torch.cuda.mem_get_info(device)[0] * 0.8)
-    elif memory is None:
-        memory = int(psutil.virtual_memory().available * 0.4)
+    memory = free_memory(device) if kv_memory is None else kv_memory
     held = memory // position_bytes
     if kv_memory is not None and held < _LEAST_POSITIONS:
         raise EngineError(

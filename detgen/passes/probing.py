@@ -30,6 +30,7 @@ _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and the tokens
 # Multiples tried for a tile's query rows: few rows may have a kernel of their own; 128 leaves a single number of rows.
 _TILE_ROWS = (1, 4, 16, 64, 128)
 _SLOW = 0.1  # seconds per pass from which fewer shapes are tried
+_LONGEST = 512  # positions of a slot
 _SPAN = 128  # positions of a slot that passes up to that size use
 
 
@@ -170,7 +171,7 @@ def probe(
     torch.set_num_threads(threads)  # until it is called, MKL takes fewer threads as it sees fit: other bits
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
     for name, like in _attentions(forward, traits):
-        cache.partition(cache.positions // 3, 3)
+        cache.partition(min(cache.positions // 3, _LONGEST), 3)  # close together, for what is written takes memory
         prober = _Prober(forward, reference.shape[-1], like)
         error = _reference_error(prober, reference)
         sizes, others = _class(prober, counts)

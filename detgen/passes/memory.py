@@ -1,0 +1,47 @@
+"""Memory for KV buffers: zeros that take none until they are written."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import resource
+
+import psutil
+import torch
+
+from detgen.errors import EngineError
+
+_SHARE = 0.4  # of the free memory, unless the user says how much
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Like `torch.zeros`; on a CPU, only the pages that are written are ever taken from the machine.
+
+    Raises:
+        EngineError: if there is no such memory.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = math.prod(shape)
+    try:
+        pages = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as e:
+        size = count * dtype.itemsize / 2**20
+        raise EngineError(
+            f"no memory for a KV buffer of {size:,.0f} MiB ({e}); give the KV cache less with --kv-memory"
+        ) from e
+    return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes for the KV caches where the user does not say how many: a share of what is free.
+
+    A limit on the process's address space (`ulimit -v`) counts like the machine's memory.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * 0.8)
+    free = psutil.virtual_memory().available
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        free = min(free, max(limit - psutil.Process().memory_info().vms, 0))
+    return int(free * _SHARE)
