@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
     from detgen.passes.loading import LoadedModel
 
-_MOST_THREADS = 1024  # far more than a process can start kill it without a message
+# The most of each count. Far more threads than a process can start kill it without a message.
+_MOST = {
+    "threads": 1024,
+    "batch_size": 1_000_000,
+    "draft_tokens": 1_000_000,
+    "verify_window": 1_000_000,
+    "prefill_chunk": 1_000_000_000,
+    "kv_memory": 2**50,
+}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -76,9 +84,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in allowed and not (name == "drafter" and callable(value)):
                 raise EngineError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        for name in ("draft_tokens", "threads", "kv_memory", "verify_window", "batch_size", "prefill_chunk"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is None and name not in ("verify_window", "batch_size"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise EngineError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.threads is not None and self.threads > _MOST_THREADS:
-            raise EngineError(f"threads must be at most {_MOST_THREADS}, got {self.threads}")
+            if value > most:
+                raise EngineError(f"{name} must be at most {most}, got {value}")

@@ -19,6 +19,7 @@ from detgen.drafters.registry import Parts, make_drafter, make_drafters
 from detgen.engine.asking import Prompt, requests_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding, Trace
+from detgen.engine.lengths import LeastTokens
 from detgen.engine.models import load_models
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
@@ -34,6 +35,7 @@ from detgen.passes.loading import LoadedModel, pick_device
 from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
 
+_LARGE = 1_000_000  # characters of a text from which its length is looked at first
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
@@ -117,6 +119,7 @@ class Engine:
         self.deterministic = self.probe.row_invariant
         self.stats = EngineStats()
         self.stopping = Stopping(target.tokenizer, target.eos)
+        self._least_tokens = LeastTokens(target.tokenizer)
         self._prepared, self._target = prepared, target
         self._forward, *drafting = [p.counting() for p in prepared.passes]
         self._model = None
@@ -259,7 +262,8 @@ class Engine:
         """The token ids of a request's prompt.
 
         Raises:
-            RequestError: if the prompt is empty, has unknown token ids, or is a chat that cannot be rendered.
+            RequestError: if the prompt is empty, is too long by its length alone, has unknown token ids, or is a chat
+                that cannot be rendered.
         """
         if request.token_ids is not None:
             tokens = list(request.token_ids)
@@ -274,12 +278,31 @@ class Engine:
                 text = self.tokenizer.apply_chat_template(request.messages, tokenize=False, add_generation_prompt=True)
             except Exception as e:  # a template may raise anything
                 raise RequestError(f"the chat template refuses these messages: {e}") from e
+            self._check_length(text, request.params.max_tokens)
             tokens = self.tokenizer(text, add_special_tokens=False).input_ids
         else:
+            self._check_length(request.prompt or "", request.params.max_tokens)
             tokens = self.tokenizer(request.prompt or "").input_ids if request.prompt else []
         if not tokens:
             raise RequestError("the prompt is empty")
         return list(tokens)
+
+    def _check_length(self, text: str, max_tokens: int) -> None:
+        """Refuse a text whose length says that it cannot fit; reading it would take a minute and gigabytes.
+
+        Raises:
+            RequestError: if so. Shorter texts are counted in tokens, by `sequences`.
+        """
+        if len(text) < _LARGE:
+            return
+        least, context = self._least_tokens.of(text), self._target.context
+        size = f"the prompt has {len(text)} characters, which are at least {least} tokens"
+        if least >= context:
+            raise RequestError(f"{size}, the model's context is {context}")
+        if min(least + max_tokens, context) > self._scheduler.capacity:
+            raise RequestError(
+                f"{size}, the KV cache holds sequences of {self._scheduler.capacity}; give it more with --kv-memory"
+            )
 
     def profile(self) -> dict[str, Any]:
         """The numerics profile: everything an output depends on besides the request."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.engine_inputs import PROMPTS
 
-from detgen import Engine, EngineError, Request, RequestError, SamplingParams
+from detgen import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams
 
 
 def test_generate_returns_the_order_of_the_prompts(engines: Callable[..., Engine]) -> None:
@@ -104,6 +104,14 @@ def test_engine_errors(demo_models: Any) -> None:
         Engine(batch_size=0)
     with pytest.raises(EngineError, match="threads must be at most 1024, got 100000"):
         Engine(threads=100_000)
+    for name in ("batch_size", "draft_tokens", "verify_window", "prefill_chunk", "kv_memory"):
+        with pytest.raises(EngineError, match=rf"{name} must be at most \d+, got 1{'0' * 30}$"):
+            EngineConfig(**{name: 10**30})
+        with pytest.raises(EngineError, match=f"{name} must be a whole number of at least 1, got True"):
+            EngineConfig(**{name: True})
+    assert EngineConfig(batch_size=1_000_000).batch_size == 1_000_000
+    with pytest.raises(EngineError, match="batch_size must be at most 1000000, got 1000001"):
+        EngineConfig(batch_size=1_000_001)
     with pytest.raises(EngineError, match="--drafter model needs a draft model"):
         Engine(target=demo_models.target, drafter="model")
 
