@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from detgen import failing
+
 
 def main() -> None:
     """Run the command line; it ends the process."""
@@ -13,6 +15,8 @@ def main() -> None:
         app(prog_name="detgen")
     except KeyboardInterrupt:
         sys.exit(130)  # as the commands themselves do
+    except Exception as error:
+        sys.exit(failing.end(error))
 
 
 if __name__ == "__main__":

@@ -33,9 +33,16 @@ LAYERS = (
     ("kernels",),
 )
 BESIDE = {"explain": {"check"}}  # what a package may import on its own line
-BASE = {"errors", "progress", "worker", "machine", "interruption"}  # modules for everybody; they import nothing
+BASE = {
+    "errors",
+    "failing",
+    "progress",
+    "worker",
+    "machine",
+    "interruption",
+}  # for everybody; they import nothing
 # The package itself exports the public API, and `python -m detgen` starts the command line.
-ENDS = {"detgen": {"engine", "errors"}, "__main__": {"cli"}}
+ENDS = {"detgen": {"engine", "errors"}, "__main__": {"cli", "failing"}}
 
 PACKAGES = [name for layer in LAYERS for name in layer]
 MODULES = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from detgen import __version__
 from detgen.cli import audit, bench, run, verify_determinism
+from detgen.failing import DEBUG
 
 app = typer.Typer(
     name="detgen",
@@ -33,11 +35,16 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar=DEBUG, help="Show the traceback of an internal error.")
+    ] = False,
 ) -> None:
     """Generate text for a file of prompts, and write the same bytes every time.
 
     No matter the batch size, the order of the prompts, the draft model, the number of threads, or a crash and a resume.
     """
+    if debug:
+        os.environ[DEBUG] = "1"
 
 
 app.command("run", no_args_is_help=True, epilog=run.EPILOG)(run.run_command)

@@ -49,6 +49,7 @@ def errors_shown(display: QuietDisplay) -> Iterator[None]:
     """
     from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
     from detgen.errors import CheckError, EngineError, PromptsError, RequestError
+    from detgen.failing import limit_reached
     from detgen.worker import WorkerError
 
     try:
@@ -57,7 +58,7 @@ def errors_shown(display: QuietDisplay) -> Iterator[None]:
         display.error(options.as_typed(error))
         raise typer.Exit(options.REFUSED) from None
     except OSError as error:
-        display.error(f"cannot write {error.filename or 'the result'}: {error.strerror}")
+        display.error(limit_reached(error) or f"cannot write {error.filename or 'the result'}: {error.strerror}")
         raise typer.Exit(options.REFUSED) from None
     except KeyboardInterrupt:
         display.notice("interrupted; nothing was concluded")

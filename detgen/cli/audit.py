@@ -17,7 +17,7 @@ EPILOG = "\n".join(
         "  [bold]detgen audit out moved/prompts.jsonl --json audit.json[/]",
         "  [bold]detgen audit out --target models/large --device cpu[/]",
         "",
-        "Exit status: 0 nothing differs, 1 faults found, 2 wrong usage, 130 interrupted.",
+        "Exit status: 0 nothing differs, 1 faults found, 2 wrong usage, 70 internal error, 130 interrupted.",
     )
 )
 

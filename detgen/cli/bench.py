@@ -26,7 +26,7 @@ EPILOG = "\n".join(
         "  [bold]detgen bench --random-weights llama-3.2-1b --synthetic-acceptance 0.6,0.8 --batch-size 4[/]",
         "  [bold]detgen bench -o after --compare before/bench.json[/]",
         "",
-        "Exit status: 0 measured (rows may have failed), 2 refused, 130 interrupted.",
+        "Exit status: 0 measured (rows may have failed), 2 refused, 70 internal error, 130 interrupted.",
     )
 )
 

@@ -12,8 +12,9 @@ import typer
 
 from detgen.drafters.registry import DRAFTERS
 from detgen.errors import DTypeName, QuantName
+from detgen.failing import limit_reached
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # an internal error ends with 70, see `detgen.failing`
 
 _UNITS = {"": 1} | {
     letter.lower() + suffix: base**power
@@ -56,8 +57,13 @@ def parse_drafter(text: str) -> str:
 
 
 def as_typed(error: Exception) -> str:
-    """An error's message; a setting out of range is called by its option: `--batch-size must be ...`."""
-    return re.sub(r"^[a-z_]+(?= must be )", lambda name: "--" + name[0].replace("_", "-"), str(error))
+    """An error's message and the limit of the system behind it, if there is one.
+
+    A setting out of range is called by its option: `--batch-size must be ...`.
+    """
+    said = re.sub(r"^[a-z_]+(?= must be )", lambda name: "--" + name[0].replace("_", "-"), str(error))
+    limit = limit_reached(error)
+    return said if limit is None or limit in said else f"{said} ({limit})"
 
 
 def same_command() -> str:

@@ -22,7 +22,7 @@ EPILOG = "\n".join(
         "  [bold]detgen run chats.jsonl --target models/large --draft models/small[/]",
         "  [bold]zcat prompts.jsonl.gz | detgen run - -o out --stop $'\\n\\n'[/]",
         "",
-        "Exit status: 0 done, 1 some prompts could not be run (--strict), 2 wrong usage or input, 130 interrupted.",
+        "Exit status: 0 done, 1 prompts could not be run (--strict), 2 refused, 70 internal error, 130 interrupted.",
     )
 )
 

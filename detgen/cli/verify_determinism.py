@@ -22,7 +22,7 @@ EPILOG = "\n".join(
         "  [bold]detgen verify-determinism prompts.jsonl --target models/large --minutes 10[/]",
         "  [bold]detgen verify-determinism --axis threads --axis draft-tokens[/]",
         "",
-        "Exit status: 0 all equal, 1 something differs, 2 wrong usage, 130 interrupted.",
+        "Exit status: 0 all equal, 1 something differs, 2 wrong usage, 70 internal error, 130 interrupted.",
     )
 )
 
