@@ -8,13 +8,14 @@ byte for byte.
 from __future__ import annotations
 
 from detgen.errors import OutputError
+from detgen.outputs.entries import Gap, read_entries
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.identity import differences, model_stamp
-from detgen.outputs.journal import read_entries
 from detgen.outputs.lines import dump
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [
+    "Gap",
     "OutputError",
     "OutputFolder",
     "Totals",

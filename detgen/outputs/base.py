@@ -1,16 +1,38 @@
-"""Durable writes with helpful errors."""
+"""Files of one folder, reached through its descriptor; durable writes with helpful errors."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 from detgen.errors import OutputError
+from detgen.failing import limit_reached
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_BLOCK = 1 << 20
+
+# O_NONBLOCK, since a pipe that somebody put in the way would have to be waited for.
+_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class NotPlainError(OSError):
+    """Something other than a plain file is in the place of one; it was neither opened nor changed."""
 
 
 @contextmanager
@@ -23,48 +45,236 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        first = "free some space" if error.errno in _FULL else "fix that"
+        remedy = "fix that, then"
+        if error.errno in _FULL:
+            remedy = "free some space, then"
+        elif isinstance(error, NotPlainError):
+            remedy = "remove it, then"
         reason = error.strerror or str(error)
-        message = f"cannot write {path}: {reason}; {first}, then run the same command again to resume"
+        if limit := limit_reached(error):
+            reason, remedy = limit, "then"
+        message = f"cannot write {path}: {reason}; {remedy} run the same command again to resume"
         raise OutputError(message) from error
 
 
-def write_all(file: int, data: bytes | bytearray) -> None:
+def write_all(file: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of `data` to a file descriptor, without a buffer that could fail later."""
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
 
 
-@contextmanager
-def new_file(path: Path) -> Iterator[int]:
-    """The descriptor of a new, empty file, durable after the block; an OSError passes."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        yield file
-        os.fsync(file)
-    finally:
-        os.close(file)
+def open_plain(name: str | Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
+    """Open a plain file; links are not followed, and nothing else is opened.
 
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader, or a crash, finds either the old content or the new.
+    Args:
+        name: of the file.
+        flags: as `os.open` takes them.
+        folder: descriptor of the folder that the name is in.
 
     Raises:
-        OutputError: it cannot be written.
+        NotPlainError: it is a link, a pipe, a folder, a device or a socket.
+        OSError: it cannot be opened.
     """
-    draft = path.with_name(path.name + ".tmp")
-    with writing(path):
-        with new_file(draft) as file:
-            write_all(file, data)
-        draft.replace(path)
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make added, replaced and removed file names durable."""
-    file = os.open(folder, os.O_RDONLY)
+    with suppress(FileNotFoundError):
+        check_plain(name, folder)
+    file = os.open(name, flags | _CAREFUL, 0o666, dir_fd=folder)
     try:
-        os.fsync(file)
-    finally:
+        _check(name, os.fstat(file))  # it may have been exchanged in between
+    except OSError:
         os.close(file)
+        raise
+    return file
+
+
+def check_plain(name: str | Path, folder: int | None = None) -> None:
+    """Make sure that a name is that of a plain file; arguments and errors as `open_plain`."""
+    _check(name, os.stat(name, dir_fd=folder, follow_symlinks=False))
+
+
+def _check(name: str | Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise NotPlainError(errno.ELOOP, f"{Path(name).name} is {kind}, not a plain file")
+
+
+class Directory:
+    """A folder that stays the same whatever becomes of its name: everything goes through its descriptor.
+
+    Raises:
+        OSError: by every method that opens or changes a file, if it cannot.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._file)
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """The descriptor of a plain file; raises `NotPlainError` if it is something else."""
+        return open_plain(name, flags, self._file)
+
+    def reader(self, name: str) -> BinaryIO:
+        """A plain file, open for reading."""
+        return open(self.open(name), "rb")
+
+    def create(self, name: str) -> int:
+        """The descriptor of a new, empty file in the place of a former one, whose content its other names keep."""
+        self.remove(name)
+        return self.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file so that a reader, or a crash, finds either the old content or the new."""
+        with self.draft(name) as file:
+            write_all(file, data)
+
+    @contextmanager
+    def draft(self, name: str) -> Iterator[int]:
+        """The descriptor of what is to take a file's place; it does so, durably, at the end of the block."""
+        file = self.create(f"{name}.tmp")
+        try:
+            yield file
+            os.fsync(file)
+        finally:
+            os.close(file)
+        self.replace(f"{name}.tmp", name)
+
+    def replace(self, name: str, other: str) -> None:
+        """Give a file another's name, durably."""
+        os.replace(name, other, src_dir_fd=self._file, dst_dir_fd=self._file)
+        self.sync()
+
+    def remove(self, name: str) -> None:
+        """Delete a plain file, if it is there."""
+        with suppress(FileNotFoundError):
+            check_plain(name, self._file)
+            os.unlink(name, dir_fd=self._file)
+
+    def check(self, name: str) -> None:
+        """Make sure that a name is that of a plain file, or of nothing."""
+        with suppress(FileNotFoundError):
+            check_plain(name, self._file)
+
+    def sync(self) -> None:
+        """Make added, replaced and removed file names durable."""
+        os.fsync(self._file)
+
+    def names(self) -> list[str]:
+        """The names in it."""
+        return os.listdir(self._file)
+
+    def has(self, name: str) -> bool:
+        """Whether there is anything of that name."""
+        with suppress(FileNotFoundError):
+            os.stat(name, dir_fd=self._file, follow_symlinks=False)
+            return True
+        return False
+
+    def holds(self, name: str, file: int) -> bool:
+        """Whether the name still belongs to an open file."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(name, dir_fd=self._file, follow_symlinks=False), os.fstat(file))
+        return False
+
+    def deleted(self) -> bool:
+        """Whether the folder itself was deleted."""
+        return os.fstat(self._file).st_nlink == 0
+
+    def place(self) -> Path | None:
+        """Where it is now; None if it was deleted, or if there is no telling."""
+        for path in (self._path, Path(f"/proc/self/fd/{self._file}")):
+            with suppress(OSError):
+                found = path if path is self._path else path.readlink()
+                if os.path.samestat(found.stat(), os.fstat(self._file)):
+                    return found
+        return None
+
+
+def make_folder(path: Path) -> bool:
+    """Make a folder and the folders above it, durably; whether it was not there before.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        path.mkdir()
+    except FileNotFoundError:
+        make_folder(path.parent)
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return False
+    with suppress(PermissionError):  # one may add to a folder that one may not open
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+    return True
+
+
+def free_folder(path: Path) -> Path:
+    """Make a new folder of that name or, where it is taken, of one like it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for number in count():
+        place = path.with_name(path.name + ("" if not number else "-kept" if number == 1 else f"-kept-{number}"))
+        if make_folder(place):
+            return place
+    raise AssertionError
+
+
+def copy(source: int, target: int, start: int, end: int) -> None:
+    """Copy bytes of an open file to the end of another."""
+    while start < end and (block := os.pread(source, min(_BLOCK, end - start), start)):
+        write_all(target, block)
+        start += len(block)
+
+
+def reader_of(file: int) -> BinaryIO:
+    """A reader of an open file with a position of its own, so that the file can be appended to meanwhile."""
+    return cast("BinaryIO", io.BufferedReader(_Reader(file)))
+
+
+class _Reader(io.RawIOBase):
+    """Reads a file where it says, not where the descriptor is. The descriptor stays open when it is closed."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: os.fstat(self._file).st_size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = os.pread(self._file, len(buffer), self._at)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def digest(file: int) -> str:
+    """SHA-256 of an open file from its beginning; where it is read from or written to stays as it is."""
+    sha256 = hashlib.sha256()
+    at = 0
+    while block := os.pread(file, _BLOCK, at):
+        sha256.update(block)
+        at += len(block)
+    return sha256.hexdigest()

@@ -2,40 +2,75 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
 from detgen.errors import OutputError
-from detgen.outputs.base import new_file, sync_folder, write_all, write_atomically, writing
+from detgen.outputs.base import Directory, copy, digest, free_folder, make_folder, write_all, writing
+from detgen.outputs.holding import FolderLostError, Hold
 
 _ELSEWHERE = "choose another folder with -o"
 _KEYS = {"detgen", "status", "input", "parameters"}
 _INPUT_KEYS = {"path", "format", "sha256"}
 
+OUTPUTS, ACCEPTANCE, JOURNAL, SPOOL = "outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl"
+_MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
+_FILES = (OUTPUTS, ACCEPTANCE, JOURNAL, SPOOL, _CRASH, _MANIFEST)
+_DRAFT_SPOOL = f"{SPOOL}.tmp"
+_DRAFTS = (_DRAFT_SPOOL, f"{_MANIFEST}.tmp", f"{JOURNAL}.tmp", f"{_CRASH}.tmp")  # what a crash may leave
+
 
 class OutputFolder:
     """A folder that holds one run, or nothing yet; `with` creates and locks it.
+
+    Its files are reached through its descriptor. A folder that is renamed is still the same one; what another run put
+    in its place is never touched.
+
+    Args:
+        path: where it is to be.
+        say: is told what happens to it.
+
+    Attributes:
+        path: where it is.
+        directory: its files.
 
     Raises:
         OutputError: by every method that changes a file, if it cannot.
     """
 
-    def __init__(self, path: Path) -> None:
+    directory: Directory
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda text: None) -> None:
         self.path = path
-        self.outputs = path / "outputs.jsonl"
-        self.acceptance = path / "acceptance.jsonl"
-        self.journal = path / "journal.jsonl"
-        self.spool = path / "stdin.jsonl"
-        self._draft_spool = path / "stdin.jsonl.tmp"
-        self._manifest = path / "manifest.json"
-        self._lock_file = path / ".lock"
+        self._say = say
+        self._hold: Hold
         self._made = False
-        self._lock = -1
+        self._latest = b""  # the manifest of the run while it goes on
+
+    @property
+    def outputs(self) -> Path:
+        """Where the output lines are."""
+        return self.path / OUTPUTS
+
+    @property
+    def acceptance(self) -> Path:
+        """Where the acceptance log is."""
+        return self.path / ACCEPTANCE
+
+    @property
+    def journal(self) -> Path:
+        """Where the journal is."""
+        return self.path / JOURNAL
+
+    @property
+    def spool(self) -> Path:
+        """Where prompts that were piped in are."""
+        return self.path / SPOOL
 
     def __enter__(self) -> OutputFolder:
         """Create and lock the folder.
@@ -46,11 +81,11 @@ class OutputFolder:
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"{self.path} is a file, not a folder; {_ELSEWHERE}")
         try:
-            self._made = not self.path.exists()
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take_lock()
+            self._take()
+        except BlockingIOError:
+            raise OutputError(f"another run is writing to {self.path}; wait for it, or {_ELSEWHERE}") from None
         except OSError as error:
-            raise OutputError(f"cannot use the folder {self.path}: {error.strerror}; {_ELSEWHERE}") from None
+            raise OutputError(f"cannot use the folder {self.path}: {error.strerror}; {_ELSEWHERE}") from error
         try:
             self._check_ours()
         except OutputError:
@@ -62,28 +97,49 @@ class OutputFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Unlock the folder; remove it if this run created it and wrote nothing."""
-        self._draft_spool.unlink(missing_ok=True)
         self._release()
 
-    def _take_lock(self) -> int:
-        # A separate file, since not every file system can lock a folder. Unlocking deletes it, so the file that was
-        # locked may be gone by now: then try again with a new one.
+    def _take(self) -> None:
         while True:
-            file = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._lock_file.exists() and os.path.samestat(self._lock_file.stat(), os.fstat(file)):
-                    return file
-                os.close(file)
-            except BlockingIOError:
-                os.close(file)
-                raise OutputError(f"another run is writing to {self.path}; wait for it, or {_ELSEWHERE}") from None
+            self._made = make_folder(self.path)
+            with suppress(FileNotFoundError):  # a run that ended may remove the folder in between: then again
+                self.directory = Directory(self.path)
+                try:
+                    self._hold = Hold(self.directory, self.path)
+                    return
+                except (OSError, OutputError):
+                    self.directory.close()
+                    raise
 
     def _release(self) -> None:
-        self._lock_file.unlink(missing_ok=True)
-        os.close(self._lock)
-        if self._made and not any(self.path.iterdir()):
-            self.path.rmdir()
+        # Whatever cannot be removed is no obstacle: a lock ends with its process.
+        with suppress(OSError):
+            if self._hold.lost() is None:
+                self.directory.remove(_DRAFT_SPOOL)
+                self._hold.release()
+                if self._made and self.directory.place() == self.path:
+                    self.path.rmdir()  # fails if there is anything in it
+        self._hold.close()
+        self.directory.close()
+
+    def check(self) -> None:
+        """Make sure that the folder is this run's still; to be called before each change of its files.
+
+        A folder that was renamed stays this run's: it goes on there.
+
+        Raises:
+            FolderLostError: it was deleted, or its lock was.
+        """
+        if (lost := self._hold.lost()) is not None:
+            raise FolderLostError(lost)
+        place = self.directory.place()
+        if place is not None and place != self.path:
+            self._say(
+                f"{self.path} was renamed to {place} while the run used it; the run goes on there"
+                f" (should it be interrupted, resume it with -o {place})"
+            )
+            self.path = place
+            self._hold.path = place
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest of the run that the folder holds; None if it holds none.
@@ -91,33 +147,51 @@ class OutputFolder:
         Raises:
             OutputError: there is a manifest, but not one of detgen's.
         """
+        place = self.path / _MANIFEST
         try:
-            manifest: dict[str, Any] = json.loads(self._manifest.read_bytes())
+            with self.directory.reader(_MANIFEST) as file:
+                manifest: dict[str, Any] = json.loads(file.read())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise OutputError(f"cannot read {self._manifest}: {error}; {_ELSEWHERE}") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise OutputError(f"cannot read {place}: {reason}; {_ELSEWHERE}") from error
         described = manifest.get("input") if isinstance(manifest, dict) and manifest.keys() >= _KEYS else None
         if not isinstance(described, dict) or not described.keys() >= _INPUT_KEYS:
-            raise OutputError(f"{self._manifest} is not a manifest of detgen; {_ELSEWHERE}")
+            raise OutputError(f"{place} is not a manifest of detgen; {_ELSEWHERE}")
         return manifest
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace the manifest."""
-        write_atomically(self._manifest, json.dumps(manifest, indent=2).encode() + b"\n")
+        data = json.dumps(manifest, indent=2).encode() + b"\n"
+        if manifest["status"] != "finished":
+            self._latest = data
+        self.check()
+        with writing(self.path / _MANIFEST):
+            self.directory.write(_MANIFEST, data)
+
+    def keep_manifest(self) -> None:
+        """Write the manifest of the running run again if it is gone."""
+        if self._latest and not self.directory.has(_MANIFEST):
+            self._say(f"{self.path / _MANIFEST} was deleted while the run used it; it is written again")
+            with writing(self.path / _MANIFEST):
+                self.directory.write(_MANIFEST, self._latest)
 
     def clear(self) -> None:
         """Delete what an earlier run wrote, and nothing else."""
-        # The manifest last: it marks the other files as detgen's if a crash leaves some of them.
-        for path in (self.outputs, self.acceptance, self.journal, self.spool, self._manifest):
-            with writing(path):
-                path.unlink(missing_ok=True)
+        self.check()
+        # The manifest comes last: it marks the other files as detgen's if a crash leaves some of them.
+        for name in _FILES:
+            with writing(self.path / name):
+                self.directory.remove(name)
 
     def remove_journal(self) -> None:
         """Delete the journal of a finished run."""
+        self.check()
         with writing(self.journal):
-            self.journal.unlink(missing_ok=True)
-            sync_folder(self.path)
+            for name in (JOURNAL, *_DRAFTS):
+                self.directory.remove(name)
+            self.directory.sync()
 
     def check_finished(self, manifest: dict[str, Any]) -> None:
         """Check that a finished run's files are still what it wrote.
@@ -125,42 +199,95 @@ class OutputFolder:
         Raises:
             OutputError: they are not.
         """
-        for path in (self.outputs, self.acceptance):
+        for name in (OUTPUTS, ACCEPTANCE):
+            reason = None
             try:
-                with path.open("rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError:
-                found = None
-            if found != manifest["files"][path.name]["sha256"]:
-                raise OutputError(
-                    f"{path} was {'changed' if found else 'deleted'} after the run had finished;"
-                    f" start over with --overwrite, or {_ELSEWHERE}"
-                )
+                with self.directory.reader(name) as file:
+                    if digest(file.fileno()) != manifest["files"][name]["sha256"]:
+                        reason = "was changed after the run had finished"
+            except FileNotFoundError:
+                reason = "was deleted after the run had finished"
+            except OSError as error:
+                reason = f"cannot be read ({error.strerror})"
+            if reason is not None:
+                raise OutputError(f"{self.path / name} {reason}; start over with --overwrite, or {_ELSEWHERE}")
 
     def receive(self, stream: BinaryIO) -> Path | None:
         """Store a stream until the folder is closed; None if it is empty."""
-        with writing(self._draft_spool):
-            with new_file(self._draft_spool) as file:
+        with writing(self.path / _DRAFT_SPOOL):
+            file = self.directory.create(_DRAFT_SPOOL)
+            try:
                 while block := stream.read(1 << 20):
                     write_all(file, block)
                 received = os.fstat(file).st_size
+                os.fsync(file)
+            finally:
+                os.close(file)
             if not received:
-                self._draft_spool.unlink()
-        return self._draft_spool if received else None
+                self.directory.remove(_DRAFT_SPOOL)
+        return self.path / _DRAFT_SPOOL if received else None
 
     def keep_received(self) -> Path:
         """Keep the stored stream as the input of this run."""
-        if self._draft_spool.exists():
+        if self.directory.has(_DRAFT_SPOOL):
+            self.check()
             with writing(self.spool):
-                self._draft_spool.replace(self.spool)
-                sync_folder(self.path)
+                self.directory.replace(_DRAFT_SPOOL, SPOOL)
         return self.spool
 
+    def kept(self) -> Path | None:
+        """The stream that an earlier run stored; None if there is none.
+
+        Raises:
+            OutputError: something else is in its place.
+        """
+        try:
+            os.close(self.directory.open(SPOOL))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise OutputError(f"cannot read {self.spool}: {error.strerror}; {_ELSEWHERE}") from error
+        return self.spool
+
+    def note_crash(self, text: str) -> Path | None:
+        """Keep the traceback of an internal error; where it is, or None if it cannot be kept."""
+        with suppress(OSError, OutputError):
+            self.check()
+            self.directory.write(_CRASH, text.encode("utf-8", "backslashreplace"))
+            return self.path / _CRASH
+        return None
+
+    def rescue(self, journal: int, end: int) -> Path | None:
+        """Put a lost folder's journal into a new folder, from which the run can be resumed; None if that fails.
+
+        Args:
+            journal: descriptor of the journal.
+            end: bytes of it that count.
+        """
+        if self.directory.holds(JOURNAL, journal):
+            return self.path
+        with suppress(OSError):
+            path = free_folder(self.path)
+            kept = Directory(path)
+            try:
+                with kept.draft(JOURNAL) as file:
+                    copy(journal, file, 0, end)
+                kept.write(_MANIFEST, self._latest)
+            finally:
+                kept.close()
+            return path
+        return None
+
     def _check_ours(self) -> None:
+        for name in (*_FILES, *_DRAFTS):
+            try:
+                self.directory.check(name)
+            except OSError as error:
+                raise OutputError(f"cannot use {self.path}: {error.strerror}; remove it, or {_ELSEWHERE}") from error
         if self.manifest() is not None:
             return
-        early = {self._lock_file.name, self._draft_spool.name, f"{self._manifest.name}.tmp"}  # older than the manifest
-        foreign = sorted({p.name for p in self.path.iterdir()} - early)
+        early = {Hold.NAME, _CRASH, *_DRAFTS}  # older than the manifest
+        foreign = sorted(set(self.directory.names()) - early)
         if foreign:
             names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
             raise OutputError(f"{self.path} holds files that are not of a detgen run ({names}); {_ELSEWHERE}")

@@ -24,10 +24,10 @@ def dump(value: object) -> str:
 
 
 def output_line(completion: Completion) -> str:
-    """The line of `outputs.jsonl` of a sample, or of a request that could not run."""
+    """The line of `outputs.jsonl` of a sample, or of a request that could not run (which has sample 0)."""
     request = completion.request
     if completion.error is not None:
-        return _error_line(request.id, request.index, completion.error, request.metadata)
+        return _error_line(request.id, request.index, completion.sample, completion.error, request.metadata)
     line: dict[str, Any] = {
         "id": request.id,
         "index": request.index,
@@ -51,7 +51,7 @@ def output_line(completion: Completion) -> str:
 
 def bad_line(bad: BadLine) -> str:
     """The line of `outputs.jsonl` of an input line that could not run."""
-    return _error_line(bad.id, bad.index, bad.error, bad.metadata)
+    return _error_line(bad.id, bad.index, 0, bad.error, bad.metadata)
 
 
 def acceptance_lines(completion: Completion) -> str:
@@ -80,8 +80,8 @@ def request_digest(request: Request) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _error_line(id: str | int, index: int, error: str, metadata: dict[str, Any]) -> str:
-    line: dict[str, Any] = {"id": id, "index": index, "sample": 0, "error": error}
+def _error_line(id: str | int, index: int, sample: int, error: str, metadata: dict[str, Any]) -> str:
+    line: dict[str, Any] = {"id": id, "index": index, "sample": sample, "error": error}
     if metadata:
         line["metadata"] = metadata
     return dump(line) + "\n"

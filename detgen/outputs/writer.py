@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ from typing import Any
 from detgen.engine.request import Completion, Request
 from detgen.engine.stats import DraftCounts
 from detgen.errors import OutputError
-from detgen.outputs.base import write_all, writing
-from detgen.outputs.folder import OutputFolder
-from detgen.outputs.journal import Entry, Journal, make_entry
+from detgen.outputs.base import digest, write_all, writing
+from detgen.outputs.entries import Entry, Gap, make_entry
+from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
+from detgen.outputs.holding import FolderLostError
+from detgen.outputs.journal import Journal
 from detgen.outputs.lines import bad_line, output_line, request_digest
 from detgen.prompts import BadLine
 
@@ -27,7 +31,16 @@ _BLOCK = 1 << 20
 
 @dataclass(slots=True)
 class Totals:
-    """Totals over samples."""
+    """Totals over what a run wrote.
+
+    Attributes:
+        prompts: all of them.
+        samples: those that gave a text.
+        errors: prompts that could not run, or of which a sample ended with an error.
+        tokens: of the samples.
+        prompt_tokens: of each prompt whose first sample gave a text.
+        drafters: counts by drafter.
+    """
 
     prompts: int = 0
     samples: int = 0
@@ -37,8 +50,8 @@ class Totals:
     drafters: DraftCounts = field(default_factory=DraftCounts)
 
     def add(self, entry: Entry) -> None:
-        """Count a sample."""
-        self.samples += 1
+        """Count a sample; a prompt's errors are counted by whoever knows all of its samples."""
+        self.samples += not entry.error
         self.tokens += entry.tokens
         self.prompt_tokens += entry.prompt_tokens if entry.sample == 0 else 0
         self.drafters.add(entry.drafts)
@@ -53,12 +66,14 @@ class _Slot:
         offsets: offsets in the journal, by sample.
         digest: of the request, if its samples are an earlier process's.
         error: its line if it cannot run.
+        failed: whether any of its samples is known to have ended with an error.
     """
 
     missing: int
     offsets: dict[int, int] = field(default_factory=dict)
     digest: str | None = None
     error: bytes | None = None
+    failed: bool = False
 
 
 class Writer:
@@ -70,14 +85,15 @@ class Writer:
         totals: totals over what is written.
         fresh: totals over the samples that this process finished, written or not.
         done: prompts that are finished, written or not.
-        errors: those of them that cannot run.
+        errors: those of them that cannot run, or of which a sample is known to have ended with an error.
         resumed: samples taken from the journal.
 
     Raises:
         OutputError: by every method that writes a file, if it cannot.
     """
 
-    def __init__(self, folder: OutputFolder) -> None:
+    def __init__(self, folder: OutputFolder, say: Callable[[str], None] = lambda text: None) -> None:
+        """Open the files; `say` is told what happens to them."""
         self.totals = Totals()
         self.fresh = Totals()
         self.done = 0
@@ -87,14 +103,20 @@ class Writer:
         self._slots: dict[int, _Slot] = {}
         self._next = 0
         self._error_bytes = 0
-        self._journal = Journal(folder.journal)
-        self._outputs = _Log(folder.outputs)
-        self._acceptance = _Log(folder.acceptance)
+        self._say = say
+        self._journal = Journal(folder)
+        self._outputs = _Log(folder, OUTPUTS)
+        self._acceptance = _Log(folder, ACCEPTANCE)
 
     @property
     def kept(self) -> int:
         """Samples that the journal held when it was opened."""
         return self._journal.kept
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What of the journal could not be read when it was opened."""
+        return self._journal.gaps
 
     @property
     def waiting(self) -> int:
@@ -129,9 +151,9 @@ class Writer:
         self._advance()
 
     def finish(self, completion: Completion) -> None:
-        """Add a sample, or a request's error; `flush` writes it."""
+        """Add a sample, or the error of a request that could not run; `flush` writes it."""
         slot = self._slots[completion.request.index]
-        if completion.error is not None:
+        if completion.error is not None and completion.finish_reason is None:
             self._set_error(slot, output_line(completion))
         elif slot.error is None:
             entry = make_entry(completion)
@@ -139,13 +161,20 @@ class Writer:
             self.fresh.add(entry)
             slot.missing -= 1
             self.done += slot.missing == 0
+            self._fail(slot, entry.error)
 
     def flush(self) -> None:
-        """Write what was added: all of it to the journal, and to the two files whatever is next in order."""
-        self._journal.flush()
+        """Write what was added: all of it to the journal, and to the two files whatever is next in order.
+
+        Raises:
+            FolderLostError: the folder is no longer this run's; see `rescuing`.
+        """
+        synced = self._journal.flush()
         self._advance()
         self._outputs.flush()
         self._acceptance.flush()
+        if synced:
+            self._keep()
 
     def finish_all(self) -> dict[str, dict[str, Any]]:
         """Make everything durable.
@@ -155,13 +184,50 @@ class Writer:
         """
         self.flush()
         self._journal.flush(sync=True)
-        return {log.path.name: log.sync() for log in (self._outputs, self._acceptance)}
+        self._keep()
+        files = {log.name: log.sync() for log in (self._outputs, self._acceptance)}
+        with writing(self._folder.path):
+            self._folder.directory.sync()
+        return files
+
+    def damage(self) -> str | None:
+        """What something else did to the two files while they were written; None if they hold what was written."""
+        found = (log.damage() for log in (self._outputs, self._acceptance))
+        return next((what for what in found if what is not None), None)
+
+    @contextmanager
+    def rescuing(self) -> Iterator[None]:
+        """Keep what is finished if the folder is lost inside the block.
+
+        Raises:
+            OutputError: it was; the message says where the finished samples are.
+        """
+        try:
+            yield
+        except FolderLostError as lost:
+            self._journal.flush(sync=True)
+            former = self._folder.path
+            place = self._folder.rescue(self._journal.file, self._journal.end)
+            if place is None:
+                kept = "what was finished could not be kept"
+            elif place == former:
+                kept = f"what was finished is kept in {place}: run the same command again to resume"
+            else:
+                kept = f"what was finished is kept in {place}: run the same command again with -o {place} to resume"
+            raise OutputError(f"{lost}; {kept}") from None
 
     def close(self) -> None:
         """Close the files."""
         self._journal.close()
         self._outputs.close()
         self._acceptance.close()
+
+    def _keep(self) -> None:
+        """See that the folder is this run's still, and that it has what a resume would need."""
+        self._folder.check()
+        self._folder.keep_manifest()
+        if self._journal.keep():
+            self._say(f"{self._folder.journal} was deleted while the run used it; it is written again")
 
     def _advance(self) -> None:
         """Copy whatever is next in order; call it only after the journal's `flush`."""
@@ -174,8 +240,12 @@ class Writer:
         slot.error = line.encode()
         slot.missing = 0
         self._error_bytes += len(slot.error)
-        self.errors += 1
         self.done += 1
+        self._fail(slot, True)
+
+    def _fail(self, slot: _Slot, failed: bool) -> None:
+        self.errors += failed and not slot.failed
+        slot.failed = slot.failed or failed
 
     def _write(self, slot: _Slot) -> None:
         self.totals.prompts += 1
@@ -195,18 +265,25 @@ class Writer:
             self._outputs.write(entry.output)
             self._acceptance.write(entry.acceptance)
             self.totals.add(entry)
+            self._fail(slot, entry.error)
+        self.totals.errors += slot.failed
 
 
 class _Log:
     """One of the two files, written from the start, with its digest."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: OutputFolder, name: str) -> None:
+        self.name = name
+        self._folder = folder
         self._block = bytearray()
         self._sha256 = hashlib.sha256()
         self._size = 0
-        with writing(path):
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        with writing(self._path):
+            self._file = folder.directory.create(name)
+
+    @property
+    def _path(self) -> Path:
+        return self._folder.path / self.name
 
     def write(self, data: bytes) -> None:
         self._block += data
@@ -214,16 +291,26 @@ class _Log:
             self.flush()
 
     def flush(self) -> None:
-        with writing(self.path):
+        with writing(self._path):
             write_all(self._file, self._block)
         self._sha256.update(self._block)
         self._size += len(self._block)
         self._block.clear()
 
     def sync(self) -> dict[str, Any]:
-        with writing(self.path):
+        with writing(self._path):
             os.fsync(self._file)
         return {"sha256": self._sha256.hexdigest(), "bytes": self._size}
+
+    def damage(self) -> str | None:
+        """What something else did to the file; None if it is as it was written."""
+        if not self._folder.directory.has(self.name):
+            return f"{self._path} was deleted"
+        if not self._folder.directory.holds(self.name, self._file):
+            return f"{self._path} was replaced by another"
+        if os.fstat(self._file).st_size != self._size or digest(self._file) != self._sha256.hexdigest():
+            return f"{self._path} was changed"
+        return None
 
     def close(self) -> None:
         os.close(self._file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -14,9 +15,10 @@ from typing import Any
 import detgen
 from detgen.engine.config import EngineConfig
 from detgen.engine.stats import DraftCounts, DrafterStats
-from detgen.errors import OutputError, PromptsError, RunError
+from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError
+from detgen.failing import limit_reached
 from detgen.machine import peak_memory
-from detgen.outputs import OutputFolder, Totals, Writer, differences, model_stamp
+from detgen.outputs import Gap, OutputFolder, Totals, Writer, differences, model_stamp
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary
@@ -24,6 +26,8 @@ from detgen.run.work import Work
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
 _SETTINGS = ("draft", "drafter", "draft_tokens", "verify_window", "batch_size", "draft_quant", "threads", "kv_memory")
+
+_ATTEMPTS = 3  # to write files that something else keeps changing
 
 
 def run(
@@ -41,7 +45,7 @@ def run(
     """
     if config.limit is not None and config.limit < 1:
         raise RunError(f"limit must be at least 1, got {config.limit}")
-    with _opened(config) as (folder, source, inspection):
+    with _opened(config, observer) as (folder, source, inspection), _crashes_noted(folder):
         manifest = _manifest(config, source, inspection)
         former = None if config.overwrite else folder.manifest()
         if former is not None:
@@ -65,14 +69,69 @@ def run(
         if config.prompts == "-":
             source = spooled_prompts(folder.keep_received())
 
-        with closing(Writer(folder)) as writer:
-            if former is not None:
+        return _generate(config, folder, source, inspection, manifest, engine, observer, resumed=former is not None)
+
+
+def _generate(
+    config: RunConfig,
+    folder: OutputFolder,
+    source: Prompts,
+    inspection: Inspection,
+    manifest: dict[str, Any],
+    engine: EngineLike,
+    observer: Observer,
+    *,
+    resumed: bool,
+) -> RunSummary:
+    """Generate what the journal does not have; again if the files are not what was written, which costs no token."""
+    fresh, kept, seconds = None, 0, 0.0
+    for _ in range(_ATTEMPTS):
+        with closing(Writer(folder, observer.message)) as writer, writer.rescuing():
+            if resumed and fresh is None:
                 observer.message(f"resuming {folder.path}: {writer.kept:,} finished samples kept")
+            if lost := _lost(folder, writer.gaps):
+                observer.message(lost)
             work = Work(config, source, engine, writer, observer, inspection.prompts)
             finished = work.run()
             if finished:
+                if config.prompts == "-":
+                    source.path = folder.spool  # it moves with the folder
                 source.check_unchanged()
-            return _conclude(folder, manifest, engine, writer, work.seconds, finished)
+            files = writer.finish_all()
+            if fresh is None:
+                fresh, kept = writer.fresh, writer.resumed
+            seconds += work.seconds
+            damage = writer.damage() if finished else None
+            if damage is None:
+                written = writer.totals
+                _conclude(folder, manifest, written, files, seconds, finished)
+                return RunSummary(
+                    status=manifest["status"],
+                    output=folder.path,
+                    written=written,
+                    fresh=fresh,
+                    resumed=kept,
+                    seconds=seconds,
+                    target_passes=engine.stats.target_passes,
+                    peak_memory=peak_memory(),
+                    sha256=files["outputs.jsonl"]["sha256"] if finished else None,
+                    deterministic=manifest["deterministic"],
+                )
+        observer.message(f"{damage} while the run wrote it; it is written again from the journal")
+    raise RunError(
+        f"{damage} again and again while the run wrote it; nothing is lost: end whatever does that, then run the same"
+        " command again"
+    )
+
+
+def _lost(folder: OutputFolder, gaps: list[Gap]) -> str | None:
+    """What of a journal could not be read, in words; None if all of it could."""
+    if not gaps:
+        return None
+    count = sum(gap.lost for gap in gaps)
+    samples = f"{count:,} finished sample{'s' if count > 1 else ''}"
+    why = "its end is incomplete, as a crash leaves it" if gaps[0].torn else "a checksum does not match what is there"
+    return f"{folder.journal}: {samples} lost from byte {gaps[0].start:,} on, since {why}; what is lost will run again"
 
 
 def _load_engine(config: EngineConfig) -> EngineLike:
@@ -82,11 +141,11 @@ def _load_engine(config: EngineConfig) -> EngineLike:
 
 
 @contextmanager
-def _opened(config: RunConfig) -> Iterator[tuple[OutputFolder, Prompts, Inspection]]:
+def _opened(config: RunConfig, observer: Observer) -> Iterator[tuple[OutputFolder, Prompts, Inspection]]:
     """The output folder, locked, and the input, inspected; whatever is wrong with them is a `RunError`."""
     try:
         if config.prompts == "-":
-            with OutputFolder(config.output or Path("stdin-out")) as folder:
+            with OutputFolder(config.output or Path("stdin-out"), observer.message) as folder:
                 source = _receive(folder, overwrite=config.overwrite)
                 yield folder, source, source.inspect()
         else:
@@ -94,10 +153,25 @@ def _opened(config: RunConfig) -> Iterator[tuple[OutputFolder, Prompts, Inspecti
             output = config.output or Path(f"{source.stem}-out")
             _check_apart(source, output)
             inspection = source.inspect()
-            with OutputFolder(output) as folder:
+            with OutputFolder(output, observer.message) as folder:
                 yield folder, source, inspection
     except (PromptsError, OutputError) as error:
         raise RunError(str(error)) from error
+
+
+@contextmanager
+def _crashes_noted(folder: OutputFolder) -> Iterator[None]:
+    """Keep the traceback of an internal error in the folder; notes of the error say what is kept, and where."""
+    try:
+        yield
+    except (EngineError, OutputError, PromptsError, RequestError, RunError):
+        raise
+    except Exception as error:
+        if limit_reached(error) is None and (path := folder.note_crash(traceback.format_exc())):
+            error.add_note(f"the traceback is in {path}")
+        if folder.directory.has("journal.jsonl"):
+            error.add_note("what was finished is kept: run the same command again to resume")
+        raise
 
 
 def _receive(folder: OutputFolder, *, overwrite: bool) -> Prompts:
@@ -105,8 +179,8 @@ def _receive(folder: OutputFolder, *, overwrite: bool) -> Prompts:
     piped = sys.stdin is not None and not sys.stdin.isatty()
     if piped and (received := folder.receive(sys.stdin.buffer)):
         return spooled_prompts(received)
-    if folder.spool.exists() and not overwrite:
-        return spooled_prompts(folder.spool)
+    if not overwrite and (kept := folder.kept()):
+        return spooled_prompts(kept)
     raise RunError("no prompts on standard input; pipe JSON lines into detgen, or name a file")
 
 
@@ -156,10 +230,13 @@ def _check_same(folder: OutputFolder, former: dict[str, Any], manifest: dict[str
 
 
 def _conclude(
-    folder: OutputFolder, manifest: dict[str, Any], engine: EngineLike, writer: Writer, seconds: float, finished: bool
-) -> RunSummary:
-    files = writer.finish_all()
-    written = writer.totals
+    folder: OutputFolder,
+    manifest: dict[str, Any],
+    written: Totals,
+    files: dict[str, dict[str, Any]],
+    seconds: float,
+    finished: bool,
+) -> None:
     manifest |= {
         "status": "finished" if finished else "interrupted",
         "deterministic": bool(manifest["probe"]["row_invariant"]),
@@ -171,18 +248,6 @@ def _conclude(
     folder.write_manifest(manifest)
     if finished:
         folder.remove_journal()
-    return RunSummary(
-        status=manifest["status"],
-        output=folder.path,
-        written=written,
-        fresh=writer.fresh,
-        resumed=writer.resumed,
-        seconds=seconds,
-        target_passes=engine.stats.target_passes,
-        peak_memory=peak_memory(),
-        sha256=files["outputs.jsonl"]["sha256"] if finished else None,
-        deterministic=manifest["deterministic"],
-    )
 
 
 def _already_finished(folder: OutputFolder, manifest: dict[str, Any]) -> RunSummary:

@@ -71,8 +71,13 @@ class FakeEngine:
 def complete(request: Request) -> list[Completion]:
     if request.prompt == "too long":
         return [Completion(request, error="7 tokens, the model has room for 4")]
-    completions = []
+    prompt = request.prompt or ""
+    failing = [int(word) for word in prompt.split()[1:]] if prompt.startswith("overflow") else []  # "overflow 0 2"
+    completions: list[Completion] = []
     for sample in range(request.params.n):
+        if sample in failing:
+            completions.append(Completion(request, sample, finish_reason="error", error="the logits are not finite"))
+            continue
         key = f"{request.prompt}{request.messages}{request.params}{sample}".encode()
         tokens = tuple(hashlib.sha256(key).digest()[: request.params.max_tokens])
         records = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +18,28 @@ from hypothesis import strategies as st
 import detgen.outputs.journal
 import detgen.outputs.writer
 from detgen.engine.request import Completion
-from detgen.outputs.journal import Journal, make_entry
+from detgen.outputs import OutputFolder
+from detgen.outputs.entries import make_entry, read_entries
+from detgen.outputs.journal import Journal
+
+MANIFEST = {
+    "detgen": "1",
+    "status": "running",
+    "input": {"path": "p", "format": "jsonl", "sha256": "00"},
+    "parameters": {},
+}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Journal]:
+    """The journal at a path, in a folder of its own."""
+    (path.parent / "manifest.json").write_text(json.dumps(MANIFEST))
+    with OutputFolder(path.parent) as folder, closing(Journal(folder)) as journal:
+        yield journal
 
 
 def journal_of(path: Path, completions: list[Completion]) -> list[int]:
-    with closing(Journal(path)) as journal:
+    with opened(path) as journal:
         offsets = [journal.append(make_entry(done)) for done in completions]
         journal.flush()
     return offsets
@@ -32,7 +51,7 @@ def test_a_journal_gives_back_what_it_was_given(tmp_path: Path) -> None:
     done[0] = replace(done[0], text='"quotes"\u2028 \ud800 \\ud800')
     journal_of(path, done[:1])
     journal_of(path, done[1:])
-    with closing(Journal(path)) as journal:
+    with opened(path) as journal:
         assert journal.kept == 3
         assert [journal.offsets(index, 1) for index in (0, 2, 4, 6)] == [None] * 4
         assert journal.offsets(2, 3) is None
@@ -44,40 +63,55 @@ def test_a_journal_gives_back_what_it_was_given(tmp_path: Path) -> None:
 
 
 def test_a_prompt_without_its_first_sample_is_not_there(tmp_path: Path) -> None:
-    journal_of(tmp_path / "j", [completion(request(0, n=2), 1), completion(request(1))])
-    with closing(Journal(tmp_path / "j")) as journal:
+    journal_of(tmp_path / "journal.jsonl", [completion(request(0, n=2), 1), completion(request(1))])
+    with opened(tmp_path / "journal.jsonl") as journal:
         assert journal.offsets(0, 1) is None
         assert journal.offsets(0, 2) is None
 
 
 def test_a_torn_end_is_cut_off_wherever_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "j"
+    path = tmp_path / "journal.jsonl"
     offsets = journal_of(path, [completion(request(index), length=0) for index in range(2)])
     whole = path.read_bytes()
     ends = [*offsets, len(whole)]
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
         kept = sum(end <= size for end in ends) - 1
-        with closing(Journal(path)) as journal:
+        with opened(path) as journal:
             assert journal.kept == kept
             journal.append(make_entry(completion(request(7))))
             journal.flush()
         assert path.read_bytes()[: ends[kept]] == whole[: ends[kept]]
-        with closing(Journal(path)) as journal:
+        with opened(path) as journal:
             assert journal.kept == kept + 1
 
 
 @given(st.data())
 @examples(25)
-def test_damage_behind_the_last_fsync_is_cut_off(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    path = tmp_path_factory.mktemp("journal") / "j"
+def test_damage_costs_the_samples_that_it_hits_and_no_others(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     offsets = journal_of(path, [completion(request(index), length=1) for index in range(3)])
     whole = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(whole)
-    with closing(Journal(path)) as journal:
-        assert journal.kept == sum(offset <= at for offset in offsets) - 1
+    with opened(path) as journal:
+        assert journal.kept == 2
+        [gap] = journal.gaps
+        hit = sum(offset <= at for offset in offsets) - 1
+        assert (gap.start, gap.lost) == (offsets[hit], 1)
+        for index in {0, 1, 2} - {hit}:
+            found = journal.offsets(index, 1)
+            assert found is not None
+            assert journal.read(found[0]) == make_entry(completion(request(index), length=1))
+        assert journal.offsets(hit, 1) is None
+        journal.append(make_entry(completion(request(hit), length=1)))
+        journal.flush()
+    with opened(path) as journal:
+        assert (journal.kept, journal.gaps) == (3, [])  # said once
+    assert len(list(read_entries(path))) == 3
 
 
 def test_commits_are_fsynced_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +119,8 @@ def test_commits_are_fsynced_in_groups(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "fsync", synced.append)
     for seconds, expected in ((0.0, 3), (60.0, 0)):
         monkeypatch.setattr(detgen.outputs.journal, "SYNC_SECONDS", seconds)
-        synced.clear()
-        with closing(Journal(tmp_path / "j")) as journal:
+        with opened(tmp_path / "journal.jsonl") as journal:
+            synced.clear()  # of the folder
             for index in range(3):
                 journal.append(make_entry(completion(request(index))))
                 journal.flush()
