@@ -161,7 +161,6 @@ class Audit:
         """Check each output line against its prompt; the samples whose tokens can be judged."""
         parameters = dict(self._manifest["parameters"])
         limit = parameters.pop("limit", None)
-        parameters["stop"] = tuple(parameters["stop"])
         try:
             defaults = SamplingParams(**parameters)
         except (TypeError, RequestError) as error:

@@ -21,7 +21,7 @@ from detgen.engine.logprobs import token_logprobs
 from detgen.engine.request import TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
-from detgen.kernels.sampling import choose, scores
+from detgen.kernels.sampling import Choice, choose, scores
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Window
 
@@ -69,6 +69,10 @@ class Audited:
     tolerance: float = 0.0
     mismatches: list[Mismatch] = field(default_factory=list)
     wrong_logprobs: list[tuple[str, bool]] = field(default_factory=list)
+
+    def choice(self, place: int) -> Choice:
+        """How the token at a place of the completion is chosen."""
+        return self.sequence.choice(place, self.tokens)
 
 
 @dataclass(slots=True)
@@ -185,7 +189,7 @@ def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]])
     if not wanted:
         return
     committed = torch.tensor([t for r, place, count in wanted for t in r.audited.tokens[place : place + count]])
-    choices = [r.audited.sequence.choice(place + i) for r, place, count in wanted for i in range(count)]
+    choices = [r.audited.choice(place + i) for r, place, count in wanted for i in range(count)]
     picked = choose(logits, choices).tokens
     wrong = (picked != committed.to(picked.device)).nonzero()[:, 0].tolist()
     at = 0
@@ -234,7 +238,7 @@ def _error(row: torch.Tensor, audited: Audited) -> float:
 def _mismatch(row: torch.Tensor, audited: Audited, place: int, expected: int) -> Mismatch:
     """A token beside what its logits, float32 [vocabulary], give."""
     token = audited.tokens[place]
-    choice = audited.sequence.choice(place)
+    choice = audited.choice(place)
     score = scores(row, choice)
     tie = audited.tolerance > 0 and rounding_explains(row, choice, token, _error(row, audited))
     return Mismatch(place, token, expected, float(score[expected] - score[token]), tie)

@@ -150,9 +150,10 @@ class Lines:
     def _ends_early(self, seq: Sequence, tokens: list[int]) -> bool:
         """Whether the sequence ends before its last token; only stop strings need trying token by token."""
         stopping = self._engine.stopping
-        if seq.request.params.stop:
+        params = seq.request.params
+        if params.stop:
             return any(stopping.ends(seq, tokens[:count]) for count in range(1, len(tokens)))
-        return not stopping.eos.isdisjoint(tokens[:-1])
+        return not seq.ending.isdisjoint(tokens[params.min_tokens : -1])
 
 
 def _number(value: float | None) -> float:

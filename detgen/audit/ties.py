@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from detgen.kernels.noise import gumbel, words
+from detgen.kernels.penalties import adjusted_row
 from detgen.kernels.sampling import Choice, kept
 
 
@@ -21,12 +22,14 @@ def rounding_explains(logits: torch.Tensor, choice: Choice, token: int, error: f
     score that is too far ahead.
 
     Args:
-        logits: float32 [vocabulary].
+        logits: float32 [vocabulary], not yet adjusted.
         choice: how the token was chosen.
         token: its id.
         error: not negative.
     """
-    row = logits.double().cpu().numpy()
+    row = adjusted_row(logits, choice.adjustment).double().cpu().numpy()
+    if choice.adjustment is not None:
+        error *= choice.adjustment.stretch
     if not np.isfinite([row[token], row.max()]).all():
         return False  # a token that the model rules out, or a broken model
     if choice.temperature == 0:

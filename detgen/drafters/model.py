@@ -27,16 +27,14 @@ class ModelDrafter:
         forward: passes of the draft model, which are unconstrained.
         vocabulary: entries of the target's logits.
         context: most positions of the draft model.
-        eos: token ids after which nothing is drafted.
     """
 
     name = "model"
 
-    def __init__(self, forward: Forward, vocabulary: int, context: int, eos: frozenset[int]) -> None:
+    def __init__(self, forward: Forward, vocabulary: int, context: int) -> None:
         self.forward = forward
         self._vocabulary = vocabulary
         self._context = context
-        self._eos = eos
         self._held: dict[int, list[int]] = {}
 
     @property
@@ -60,9 +58,9 @@ class ModelDrafter:
         return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; stops after an end-of-sequence token and at the context's end."""
+        """At most lengths[i] tokens for seqs[i]; stops after a token that ends it and at the context's end."""
         lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
-        return draft_stepwise(self.name, seqs, lengths, self._eos, self._decode)
+        return draft_stepwise(self.name, seqs, lengths, self._decode)
 
     def _decode(self, drafting: list[tuple[Drafting, list[int]]]) -> list[int]:
         """Run a pass, or several to catch up; return the next token of each sequence after its draft so far."""
@@ -70,7 +68,7 @@ class ModelDrafter:
             logits = self._run([Window(s.slot, len(self._held[s.slot]), [draft[-1]], 1) for s, draft in drafting])
         else:
             logits = self._catch_up([s for s, _ in drafting])
-        choices = [s.choice(len(draft)) for s, draft in drafting]
+        choices = [s.choice(len(draft), draft) for s, draft in drafting]
         started = time.perf_counter()
         tokens: list[int] = choose(logits[:, : self._vocabulary], choices).tokens.tolist()
         self.cost.choose(len(tokens), time.perf_counter() - started)

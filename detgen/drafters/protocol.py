@@ -15,14 +15,16 @@ class Drafting(Protocol):
         tokens: prompt and committed tokens.
         slot: its slot.
         acceptance: running (accepted, tried) draft tokens by drafter.
+        ending: token ids after which nothing need be drafted.
     """
 
     tokens: list[int]
     slot: int
     acceptance: dict[str, tuple[float, float]]
+    ending: frozenset[int]
 
-    def choice(self, ahead: int = 0) -> Choice:
-        """How the token `ahead` positions after the next one is chosen."""
+    def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:
+        """How the token `ahead` positions after the next one is chosen, the first `ahead` of `draft` coming before."""
         ...
 
 

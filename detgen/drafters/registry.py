@@ -50,7 +50,6 @@ class Parts:
         fast: the target's own fast path.
         target_cost: cost of canonical passes.
         most_rows: most rows of a canonical pass.
-        eos: token ids after which nothing is drafted.
         draft_tokens: draft tokens per round, if the user set them; None leaves them to the drafter.
         verify_window: tokens that the fast path decodes between verifications.
     """
@@ -59,7 +58,6 @@ class Parts:
     fast: FastPath
     target_cost: PassCost
     most_rows: int
-    eos: frozenset[int]
     draft_tokens: int | None
     verify_window: int
 

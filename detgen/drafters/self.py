@@ -62,7 +62,7 @@ class FastPath:
             self._commit(windows[len(drafting) :], logits[len(drafting) :])
         if not drafting:
             return []
-        choices = [seq.choice(len(draft)) for seq, draft in drafting]
+        choices = [seq.choice(len(draft), draft) for seq, draft in drafting]
         tokens: list[int] = choose(logits[: len(drafting)], choices).tokens.tolist()
         return tokens
 
@@ -78,22 +78,20 @@ class SelfDrafter:
 
     Args:
         fast: the fast path.
-        eos: token ids after which nothing is drafted.
         draft_tokens: tokens between verifications.
     """
 
     name = "self"
 
-    def __init__(self, fast: FastPath, eos: frozenset[int], draft_tokens: int) -> None:
+    def __init__(self, fast: FastPath, draft_tokens: int) -> None:
         self.draft_tokens = draft_tokens
         self._fast = fast
-        self._eos = eos
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; stops after an end-of-sequence token."""
-        return draft_stepwise(self.name, seqs, lengths, self._eos, self._fast.decode)
+        """At most lengths[i] tokens for seqs[i]; stops after a token that ends it."""
+        return draft_stepwise(self.name, seqs, lengths, self._fast.decode)
 
 
 def make(parts: Parts) -> Drafter:
     """Make the drafter, which drafts `verify_window` tokens per round."""
-    return SelfDrafter(parts.fast, parts.eos, parts.verify_window)
+    return SelfDrafter(parts.fast, parts.verify_window)

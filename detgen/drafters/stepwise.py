@@ -10,16 +10,13 @@ from detgen.drafters.protocol import Draft, Drafting
 Decode = Callable[[list[tuple[Drafting, list[int]]]], list[int]]
 
 
-def draft_stepwise(
-    drafter: str, seqs: Sequence[Drafting], lengths: list[int], eos: frozenset[int], decode: Decode
-) -> list[Draft]:
-    """At most lengths[i] tokens for seqs[i]; stops after an end-of-sequence token.
+def draft_stepwise(drafter: str, seqs: Sequence[Drafting], lengths: list[int], decode: Decode) -> list[Draft]:
+    """At most lengths[i] tokens for seqs[i]; stops after a token that ends it.
 
     Args:
         drafter: name of the drafter.
         seqs: the sequences.
         lengths: most draft tokens of each; nothing is drafted for 0 and less.
-        eos: token ids after which nothing is drafted.
         decode: runs a pass.
     """
     drafts: list[list[int]] = [[] for _ in seqs]
@@ -28,5 +25,5 @@ def draft_stepwise(
         tokens = decode([(seqs[i], drafts[i]) for i in going])
         for i, token in zip(going, tokens, strict=True):
             drafts[i].append(token)
-        going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in eos]
+        going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in seqs[i].ending]
     return [Draft(d, drafter) for d in drafts]

@@ -151,10 +151,10 @@ class Decoding:
         """
         judged = [(w, self._scheduler.live[w.slot]) for w in batch]
         self._read(judged, broken or [])
-        choices = [seq.choice(i) for w, seq in judged for i in range(w.logits)]
+        started = time.perf_counter()
+        choices = [seq.choice(i, drafts.get(w.slot, _NO_DRAFT).tokens) for w, seq in judged for i in range(w.logits)]
         if not choices:
             return
-        started = time.perf_counter()
         picked = choose(logits, choices)
         # Of a row that is not finite, the chosen logit is not finite either.
         finite = logits.gather(-1, picked.tokens[:, None])[:, 0].isfinite()

@@ -118,13 +118,13 @@ class Engine:
         self.config, self.probe, self.tokenizer = config, prepared.probe, target.tokenizer
         self.deterministic = self.probe.row_invariant
         self.stats = EngineStats()
-        self.stopping = Stopping(target.tokenizer, target.eos)
+        self.stopping = Stopping(target.tokenizer)
         self._least_tokens = LeastTokens(target.tokenizer)
         self._prepared, self._target = prepared, target
         self._forward, *drafting = [p.counting() for p in prepared.passes]
         self._model = None
         if draft:
-            self._model = ModelDrafter(drafting[0], target.vocabulary, draft.context, target.eos)
+            self._model = ModelDrafter(drafting[0], target.vocabulary, draft.context)
         self._scheduler = Scheduler(
             [p.cache for p in prepared.passes],
             shapes,
@@ -140,7 +140,6 @@ class Engine:
             fast=self._decoding.fast,
             target_cost=self._forward.cost,
             most_rows=shapes.most_rows,
-            eos=target.eos,
             draft_tokens=config.draft_tokens,
             verify_window=config.verify_window,
         )
@@ -256,7 +255,9 @@ class Engine:
                 f"the prompt has {len(tokens)} tokens and may grow to {limit}, the KV cache holds sequences of "
                 f"{capacity}; give it more with --kv-memory, or ask for fewer --max-tokens"
             )
-        return (Sequence(request, i, list(tokens), len(tokens), limit) for i in range(request.params.n))
+        request.params.check_ids(self._target.vocabulary)
+        eos = self._target.eos
+        return (Sequence(request, i, list(tokens), len(tokens), limit, eos) for i in range(request.params.n))
 
     def encode(self, request: Request) -> list[int]:
         """The token ids of a request's prompt.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from detgen.engine.request import FinishReason, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import DraftCounts
+from detgen.kernels.penalties import Adjuster, Penalties
 from detgen.kernels.sampling import Choice
 
 
@@ -19,6 +20,8 @@ class Sequence:
         tokens: prompt and committed tokens.
         prompt_length: tokens of the prompt.
         limit: most tokens of prompt and completion together.
+        eos: token ids that end a sequence, unless its request ignores them.
+        ending: token ids that end this one.
         slot: the slot of its KV entries; -1 while it waits.
         cached: leading positions whose KV entries are canonical (for an unverified request: written).
         rounds: passes that committed tokens of it.
@@ -36,6 +39,8 @@ class Sequence:
     tokens: list[int]
     prompt_length: int
     limit: int
+    eos: frozenset[int] = frozenset()
+    ending: frozenset[int] = field(init=False)
     slot: int = -1
     cached: int = 0
     rounds: int = 0
@@ -46,6 +51,14 @@ class Sequence:
     finish_reason: FinishReason | None = None
     text: str = ""
     error: str | None = None
+    _adjuster: Adjuster | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        params = self.request.params
+        self.ending = self.eos if not params.ignore_eos else frozenset()
+        self.ending = self.ending.union(params.stop_token_ids)
+        penalties = Penalties.of(params, self.eos | self.ending)
+        self._adjuster = Adjuster(penalties, self.tokens[: self.prompt_length]) if penalties != _NO_PENALTIES else None
 
     @property
     def deterministic(self) -> bool:
@@ -69,11 +82,17 @@ class Sequence:
         self.finish_reason = "error"
         self.error = f"the model's hidden states or logits are not finite at position {position} ({where})"
 
-    def choice(self, ahead: int = 0) -> Choice:
-        """How the token `ahead` positions after the next one is chosen."""
-        if self.request.params.temperature == 0:
-            return _GREEDY
-        return replace(Choice.of(self.request.params, self.sample), position=self.generated + ahead)
+    def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:
+        """How the token `ahead` positions after the next one is chosen, the first `ahead` of `draft` coming before."""
+        params = self.request.params
+        adjustment = None
+        if self._adjuster is not None:
+            adjustment = self._adjuster.after([*self.tokens[self.prompt_length :], *draft[:ahead]])
+        if params.temperature == 0:
+            return _GREEDY if adjustment is None else Choice(adjustment=adjustment)
+        choice = Choice.of(params, self.sample)
+        return replace(choice, position=self.generated + ahead, adjustment=adjustment)
 
 
 _GREEDY = Choice()
+_NO_PENALTIES = Penalties()

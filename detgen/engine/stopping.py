@@ -12,16 +12,14 @@ from detgen.engine.sequence import Sequence
 
 
 class Stopping:
-    """Checks end-of-sequence tokens, stop strings and length.
+    """Checks tokens that end a sequence, stop strings and length.
 
     Args:
         tokenizer: the target's.
-        eos: token ids that end a sequence.
     """
 
-    def __init__(self, tokenizer: Any, eos: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.eos = eos
         self._special = frozenset(tokenizer.all_special_ids)
 
     def ends(self, seq: Sequence, pending: list[int]) -> bool:
@@ -31,7 +29,8 @@ class Stopping:
             seq: the sequence, without the pending tokens.
             pending: tokens to be committed; all but the last one were checked before.
         """
-        if pending[-1] in self.eos or self._stopped(seq, pending):
+        early = seq.generated + len(pending) <= seq.request.params.min_tokens
+        if not early and (pending[-1] in seq.ending or self._stopped(seq, pending)):
             seq.finish_reason = "stop"
         elif len(pending) >= seq.remaining:
             seq.finish_reason = "length"
@@ -46,13 +45,27 @@ class Stopping:
         completion = seq.tokens[seq.prompt_length :] + pending
         tail = [t for t in completion if t not in self._special][-reach:]
         near = self._decode(tail)
-        return any(s in near for s in stop) and any(s in self._decode(completion) for s in stop)
+        return any(s in near for s in stop) and self._cut(seq, completion)[1]
 
     def text(self, seq: Sequence) -> str:
-        """The completion's text, without special tokens, cut before the first stop string."""
-        text = self._decode(seq.tokens[seq.prompt_length :])
-        cuts = [text.find(s) for s in seq.request.params.stop]
-        return text[: min((c for c in cuts if c >= 0), default=len(text))]
+        """The completion's text, without special tokens and a stop token, cut before the first stop string."""
+        completion = seq.tokens[seq.prompt_length :]
+        if completion and completion[-1] in seq.request.params.stop_token_ids:
+            del completion[-1]
+        return self._cut(seq, completion)[0]
+
+    def _cut(self, seq: Sequence, completion: list[int]) -> tuple[str, bool]:
+        """The text of a completion up to the first stop string, and whether there is one.
+
+        One that ends within the text of the first `min_tokens` tokens is none.
+        """
+        params, text = seq.request.params, self._decode(completion)
+        held = 0
+        if params.stop and params.min_tokens:  # a character whose bytes are not all there yet does not count
+            held = len(self._decode(completion[: params.min_tokens]).rstrip("\ufffd"))
+        cuts = [text.find(s, max(held - len(s) + 1, 0)) for s in params.stop]
+        cut = min((c for c in cuts if c >= 0), default=None)
+        return text[:cut], cut is not None
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

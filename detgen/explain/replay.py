@@ -93,7 +93,6 @@ def _setting(record: dict[str, Any]) -> Setting:
 
 
 def _request(record: dict[str, Any]) -> Request:
-    params = {**record["params"], "stop": tuple(record["params"]["stop"])}
     ids = record["token_ids"]
-    request = Request(**{**record, "params": SamplingParams(**params)})
+    request = Request(**{**record, "params": SamplingParams(**record["params"])})
     return replace(request, token_ids=None if ids is None else tuple(ids))

@@ -1,9 +1,11 @@
 """Choosing tokens: argmax of the logits, or of perturbed log-probabilities.
 
-Promise: the token chosen for a row is a function of the row's logits, its parameters, its seed, its sample and its
-position. Adding Gumbel noise to the logits and taking the argmax samples from their softmax (Maddison et al., "A*
-sampling", 2014, section 2); the noise is counter-based (`noise`), and a drafter that uses the same noise agrees with
-the target as often as the two distributions allow (arXiv 2408.07978).
+Promise: the token chosen for a row is a function of the row's logits, its parameters, its seed, its sample, its
+position and the tokens before it (`penalties`).
+
+Adding Gumbel noise to the logits and taking the argmax samples from their softmax (Maddison et al., "A* sampling",
+2014, section 2); the noise is counter-based (`noise`), and a drafter that uses the same noise agrees with the target as
+often as the two distributions allow (arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 
 from detgen.kernels.noise import gumbel, most_gumbel, words
+from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
 
 _LEAST = 1e-3  # least temperature at which rows are sifted: logits divided by smaller ones overflow float32
 _BLOCK = 1 << 16  # entries of rows processed together
@@ -28,7 +31,10 @@ _FIRST = 1024  # entries of a row that are sorted for top_p; all, if these have 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How to choose one row's token; the fields mean the same as those of `SamplingParams`."""
+    """How to choose one row's token; the fields mean the same as those of `SamplingParams`.
+
+    The adjustment is what the parameters that depend on the tokens before the row make of its logits, before all else.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -37,6 +43,7 @@ class Choice:
     seed: int = 0
     sample: int = 0
     position: int = 0
+    adjustment: Adjustment | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, params: Any, sample: int) -> Choice:
@@ -49,7 +56,7 @@ class Choice:
         return bool(self.top_k or self.min_p) or self.top_p < 1
 
 
-_OF_REQUEST = tuple(f.name for f in fields(Choice) if f.name not in ("sample", "position"))
+_OF_REQUEST = tuple(f.name for f in fields(Choice) if f.name not in ("sample", "position", "adjustment"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,8 @@ class Chosen:
 
     Attributes:
         tokens: int64 [rows], on the logits' device.
-        leads: by sampled row: its token's lead over the runner-up, in perturbed log-probability; inf if there is none.
+        leads: by row that is sampled or adjusted: its token's lead over the runner-up, in perturbed log-probability or
+            in adjusted logits; inf if there is none.
     """
 
     tokens: torch.Tensor
@@ -69,17 +77,26 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
     """The best entry of each row's `scores`; ties go to the lowest id.
 
     Args:
-        logits: float32 [rows, vocabulary].
+        logits: float32 [rows, vocabulary], adjusted in the meantime where choices say so.
         choices: one per row.
     """
+    with adjusted(logits, [c.adjustment for c in choices]):
+        return _choose(logits, choices)
+
+
+def _choose(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
+    """The same of logits that are adjusted already."""
     sampled = [i for i, c in enumerate(choices) if c.temperature > 0]
     picked = argmax(logits) if len(sampled) < len(logits) else torch.empty_like(logits[:, 0], dtype=torch.int64)
-    if not sampled:
-        return Chosen(picked, {})
-    rows = (logits if len(sampled) == len(logits) else logits[sampled]).cpu().numpy()
-    tokens, ahead = _sample(rows, [choices[i] for i in sampled])
-    picked[sampled] = torch.from_numpy(tokens).to(picked.device)
-    return Chosen(picked, dict(zip(sampled, ahead.tolist(), strict=True)))
+    found: dict[int, float] = {}
+    if sampled:
+        rows = (logits if len(sampled) == len(logits) else logits[sampled]).cpu().numpy()
+        tokens, ahead = _sample(rows, [choices[i] for i in sampled])
+        picked[sampled] = torch.from_numpy(tokens).to(picked.device)
+        found.update(zip(sampled, ahead.tolist(), strict=True))
+    if greedy := [i for i, c in enumerate(choices) if c.temperature == 0 and c.adjustment is not None]:
+        found.update(zip(greedy, leads(logits[greedy], picked[greedy]).tolist(), strict=True))
+    return Chosen(picked, found)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -107,8 +124,8 @@ def leads(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
 def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
     """The scores whose argmax is chosen: the logits at temperature 0, else filtered logits / temperature plus noise.
 
-    Filters apply in the order temperature, top_k, top_p, min_p; ties in top_k and top_p go to the lower token id. A
-    broken model's row, whose largest logit is not finite, stays as it is.
+    The logits are adjusted first. Filters apply in the order temperature, top_k, top_p, min_p; ties in top_k and top_p
+    go to the lower token id. A broken model's row, whose largest logit is not finite, stays as it is.
 
     Args:
         logits: float32 [vocabulary].
@@ -117,7 +134,7 @@ def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
     Returns:
         float64 [vocabulary] on the CPU.
     """
-    row = logits.cpu().numpy()
+    row = adjusted_row(logits, choice.adjustment).cpu().numpy()
     peaks = row.max()[None, None]
     if not choice.temperature or not np.isfinite(peaks):
         return torch.from_numpy(row.astype(np.float64))
@@ -228,7 +245,7 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
     """Ids, int64 [n] ascending, of what the filters keep of one row.
 
     Args:
-        row: float32 or float64 [vocabulary] logits, the largest of them finite.
+        row: float32 or float64 [vocabulary] logits, adjusted, the largest of them finite.
         choice: the row's, with a temperature above 0.
     """
     return _kept(row[None], row.max()[None, None], choice)[1]

@@ -133,9 +133,6 @@ def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
     changes: dict[str, Any] = {name: record[name] for name in PARAMS if record.get(name) is not None}
     if not changes:
         return defaults
-    if "stop" in changes:
-        stop = changes["stop"]
-        changes["stop"] = tuple(stop) if isinstance(stop, list) else (stop,)
     params = replace(defaults, **changes)
     for text in params.stop:
         _check_text("stop", text)

@@ -63,8 +63,9 @@ class Draftable:
     slot: int
     tokens: list[int]
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
+    ending: frozenset[int] = frozenset()
 
-    def choice(self, ahead: int = 0) -> Choice:
+    def choice(self, ahead: int = 0, draft: Any = ()) -> Choice:
         return Choice()
 
     def wanted(self, length: int) -> list[int]:

@@ -28,7 +28,7 @@ def make(
     model = None
     if draft is not None:
         passes.cost = draft
-        model = ModelDrafter(passes, 50, 10_000, frozenset())
+        model = ModelDrafter(passes, 50, 10_000)
         for slot in range(8):
             model.start(slot, None, 0)
     return AutoDrafter(NgramDrafter(), model, target, most_rows, draft_tokens)

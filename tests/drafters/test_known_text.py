@@ -30,8 +30,9 @@ class Sample:
     tokens: list[int]
     slot: int = 0
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
+    ending: frozenset[int] = frozenset()
 
-    def choice(self, ahead: int = 0) -> Choice:
+    def choice(self, ahead: int = 0, draft: Any = ()) -> Choice:
         return Choice()
 
 

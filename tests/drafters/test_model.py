@@ -16,8 +16,8 @@ from detgen.drafters.model import READ_ROWS, ModelDrafter
 VOCABULARY = 50
 
 
-def make(passes: Any, context: int = 10_000, eos: frozenset[int] = frozenset()) -> ModelDrafter:
-    return ModelDrafter(passes, VOCABULARY, context, eos)
+def make(passes: Any, context: int = 10_000) -> ModelDrafter:
+    return ModelDrafter(passes, VOCABULARY, context)
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -107,13 +107,15 @@ def test_shared_beyond_a_rolled_back_draft(predictable: Any, draftable: Callable
 
 
 def test_nothing_behind_an_end(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """A draft stops at an end-of-sequence token and at the draft model's context."""
+    """A draft stops at a token that ends the sequence and at the draft model's context."""
     seq = draftable(0, [1, 2, 3])
     want = seq.wanted(6)
-    drafter = make(predictable, eos=frozenset({want[2]}))
+    drafter = make(predictable)
+    seq.ending = frozenset({want[2]})
     drafter.start(0, None, 0)
     cut = want.index(want[2]) + 1
     assert [d.tokens for d in drafter.draft([seq], [6])] == [want[:cut]]
+    seq.ending = frozenset()
     short = make(predictable, context=5)
     short.start(0, None, 0)
     assert [d.tokens for d in short.draft([seq], [6])] == [want[:2]]

@@ -27,7 +27,7 @@ def test_drafts_and_unverified_sequences_share_passes(predictable: Any, draftabl
         for seq, token in zip(unverified, logits.argmax(-1).tolist(), strict=True):
             seq.tokens.append(token)
 
-    drafter = SelfDrafter(FastPath(predictable, lambda: unverified, commit), frozenset(), 8)
+    drafter = SelfDrafter(FastPath(predictable, lambda: unverified, commit), 8)
     assert [d.tokens for d in drafter.draft(drafting, [3, 2])] == [want[0], want[1][:2]]
     assert [s.tokens for s in drafting] == before
     assert [s.tokens for s in unverified] == wanted
@@ -38,7 +38,8 @@ def test_stops_at_an_end(predictable: Any, draftable: Callable[..., Any]) -> Non
     seq = draftable(0, [1, 2, 3])
     predictable.slots[0] = dict(enumerate(seq.tokens))
     want = seq.wanted(5)
-    drafter = SelfDrafter(FastPath(predictable, lambda: [], lambda *_: None), frozenset({want[1]}), 8)
+    seq.ending = frozenset({want[1]})
+    drafter = SelfDrafter(FastPath(predictable, lambda: [], lambda *_: None), 8)
     assert [d.tokens for d in drafter.draft([seq], [5])] == [want[: want.index(want[1]) + 1]]
     assert [d.tokens for d in drafter.draft([seq], [0])] == [[]]
 

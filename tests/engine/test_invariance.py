@@ -17,12 +17,24 @@ from hypothesis import strategies as st
 from detgen import Engine, Request, SamplingParams
 
 NEW = 12
+# Of the embedded vocabulary: 0 ends a text, 199 is a new line, 259 an indent, 272 " =" and 9 ")".
+PENALTIES: dict[str, Any] = {
+    "min_tokens": 4,
+    "stop_token_ids": (272, 9),
+    "ignore_eos": True,
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.6,
+    "presence_penalty": -0.4,
+    "logit_bias": {0: 3.0, 272: 1.0, 259: -100.0, 199: 1.5},
+}
 SAMPLING: list[dict[str, Any]] = [
     {},
     {"temperature": 0.7, "seed": 3},
     {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "seed": 11, "n": 2},
     {"temperature": 1.3, "min_p": 0.02, "seed": 2**62, "n": 3, "logprobs": 3},
     {"logprobs": 2, "stop": ("\n", "def ")},
+    {**PENALTIES, "logprobs": 1, "stop": ("(",)},
+    {**PENALTIES, "temperature": 0.8, "seed": 5, "n": 2},
 ]
 
 

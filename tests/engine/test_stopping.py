@@ -22,13 +22,15 @@ def tokenizer(demo_models: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def stopping(tokenizer: Any) -> Stopping:
-    return Stopping(tokenizer, frozenset({tokenizer.eos_token_id}))
+    return Stopping(tokenizer)
 
 
-def sequence(stop: tuple[str, ...] = (), remaining: int = 1000) -> Sequence:
+def sequence(
+    stop: tuple[str, ...] = (), remaining: int = 1000, eos: frozenset[int] = frozenset(), **params: Any
+) -> Sequence:
     prompt = [7, 8, 9]
-    params = SamplingParams(max_tokens=remaining, stop=stop)
-    return Sequence(Request(0, 0, token_ids=tuple(prompt), params=params), 0, prompt, 3, 3 + remaining)
+    request = Request(0, 0, token_ids=tuple(prompt), params=SamplingParams(max_tokens=remaining, stop=stop, **params))
+    return Sequence(request, 0, prompt, 3, 3 + remaining, eos)
 
 
 def feed(stopping: Stopping, seq: Sequence, tokens: list[int], widths: list[int]) -> Sequence:
@@ -82,10 +84,53 @@ def test_a_stop_string_in_the_prompt_does_not_count(tokenizer: Any, stopping: St
 def test_end_of_sequence(tokenizer: Any, stopping: Stopping) -> None:
     """The token ends the sequence, is committed, and does not show in the text."""
     ids = tokenizer("x = 1\n").input_ids
-    seq = feed(stopping, sequence(), [*ids, tokenizer.eos_token_id, *ids], [4])
+    seq = feed(stopping, sequence(eos=frozenset({tokenizer.eos_token_id})), [*ids, tokenizer.eos_token_id, *ids], [4])
     assert seq.finish_reason == "stop"
     assert seq.tokens[3:] == [*ids, tokenizer.eos_token_id]
     assert seq.text == "x = 1\n"
+
+
+def test_a_stop_token(tokenizer: Any, stopping: Stopping) -> None:
+    """It ends the sequence and is committed; the text ends before it."""
+    ids = tokenizer("one two three").input_ids
+    for widths in ([1], [2], [7]):
+        seq = feed(stopping, sequence(stop_token_ids=(4000, ids[2])), ids, widths)
+        assert (seq.finish_reason, seq.tokens[3:]) == ("stop", ids[:3])
+        assert seq.text == tokenizer.decode(ids[:2])
+
+
+def test_an_ignored_end_of_sequence(tokenizer: Any, stopping: Stopping) -> None:
+    """It is a token like others, unless it is a stop token too."""
+    ids = [*tokenizer("x = 1\n").input_ids, tokenizer.eos_token_id, *tokenizer("y").input_ids]
+    eos = frozenset({tokenizer.eos_token_id})
+    seq = feed(stopping, sequence(eos=eos, ignore_eos=True), ids, [4])
+    assert (seq.finish_reason, seq.tokens[3:]) == (None, ids)
+    seq = feed(stopping, sequence(eos=eos, ignore_eos=True, stop_token_ids=tuple(eos)), ids, [4])
+    assert (seq.finish_reason, seq.text) == ("stop", "x = 1\n")
+
+
+def test_least_tokens(tokenizer: Any, stopping: Stopping) -> None:
+    """A stop string that ends within the text of the first `min_tokens` tokens does not count, a later one does."""
+    text = "a = 1\nb = 2\nc = 3\nd = 4\n"
+    ids = tokenizer(text).input_ids
+    for least in range(len(ids)):
+        held = tokenizer.decode(ids[:least])
+        for stop in ("\n", " = ", "\nb", "= 2\nc"):
+            want = next((i for i in range(len(text)) if text.startswith(stop, i) and i + len(stop) > len(held)), None)
+            for widths in ([1], [3], [50]):
+                seq = feed(stopping, sequence((stop,), min_tokens=least), ids, widths)
+                assert seq.text == text[:want]
+                assert seq.finish_reason == (None if want is None else "stop")
+                assert want is None or len(seq.tokens) - 3 > least
+
+
+def test_least_tokens_that_end_within_a_character(tokenizer: Any, stopping: Stopping) -> None:
+    """A character whose last byte comes later is not in their text yet."""
+    ids = tokenizer("a 🎉 b").input_ids
+    at = next(n for n in range(1, len(ids)) if "🎉" in tokenizer.decode(ids[: n + 1]))
+    assert "\ufffd" in tokenizer.decode(ids[:at]), "the emoji is several tokens"
+    assert feed(stopping, sequence(("🎉",), min_tokens=at), ids, [1]).text == "a "
+    assert feed(stopping, sequence(("🎉",), min_tokens=at + 1), ids, [1]).finish_reason is None
 
 
 def test_length(tokenizer: Any, stopping: Stopping) -> None:

@@ -80,8 +80,8 @@ def noise_keyed_by_slot(patch: Patch) -> None:
     """The sampling noise depends on the place in the batch."""
     choice = Sequence.choice
 
-    def faulty(self: Sequence, ahead: int = 0) -> Choice:
-        found = choice(self, ahead)
+    def faulty(self: Sequence, *args: Any) -> Choice:
+        found = choice(self, *args)
         return replace(found, seed=found.seed + self.slot)
 
     patch.setattr(Sequence, "choice", faulty)

@@ -19,12 +19,16 @@ def test_all_keys_are_understood(tmp_path: Path) -> None:
     line = {
         "id": "a", "prompt": "hi", "max_tokens": 3, "temperature": 1, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "seed": 5,
         "n": 2, "stop": ["x", "y"], "deterministic": False, "logprobs": 3, "task": "t", "tags": [1, {"a": None}],
+        "min_tokens": 2, "stop_token_ids": [7, 5], "ignore_eos": True, "repetition_penalty": 1.5,
+        "frequency_penalty": 1, "presence_penalty": -0.5, "logit_bias": {"9": -100, "4": 2.5},
     }  # fmt: skip
     assert one(tmp_path, json.dumps(line)) == Request(
         index=0,
         id="a",
         prompt="hi",
-        params=SamplingParams(3, 1, 0.9, 4, 0.1, 5, 2, ("x", "y"), 3, False),
+        params=SamplingParams(
+            3, 1, 0.9, 4, 0.1, 5, 2, ("x", "y"), 3, False, 2, (7, 5), True, 1.5, 1, -0.5, ((4, 2.5), (9, -100.0))
+        ),
         metadata={"task": "t", "tags": [1, {"a": None}]},
         line=1,
     )
@@ -89,6 +93,38 @@ def test_the_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
         ('{"prompt": "a", "stop": 5}', "stop must be a non-empty string or a list of them, got [5]"),
         ('{"prompt": "a", "stop": ["x", ""]}', "stop must be a non-empty string or a list of them, got ['x', '']"),
         ('{"prompt": "a", "deterministic": 1}', "deterministic must be true or false, got 1"),
+        ('{"prompt": "a", "ignore_eos": 1}', "ignore_eos must be true or false, got 1"),
+        ('{"prompt": "a", "n": 1000001}', "n must be at most 1000000, got 1000001"),
+        ('{"prompt": "a", "max_tokens": 2147483648}', "max_tokens must be at most 2147483647, got 2147483648"),
+        ('{"prompt": "a", "top_k": 2147483648}', "top_k must be at most 2147483647, got 2147483648"),
+        ('{"prompt": "a", "min_tokens": -1}', "min_tokens must be a whole number of at least 0, got -1"),
+        ('{"prompt": "a", "min_tokens": 8}', "min_tokens must be at most max_tokens (7), got 8"),
+        ('{"prompt": "a", "stop": ' + json.dumps(["x"] * 1001) + "}", "stop must be at most 1000 strings, got 1001"),
+        ('{"prompt": "a", "stop_token_ids": 5}', "stop_token_ids must be a list of token ids, got 5"),
+        ('{"prompt": "a", "stop_token_ids": [1.5]}', "stop_token_ids must be a list of token ids, got [1.5]"),
+        ('{"prompt": "a", "stop_token_ids": [true]}', "stop_token_ids must be a list of token ids, got [True]"),
+        (
+            '{"prompt": "a", "stop_token_ids": ' + json.dumps([1] * 10001) + "}",
+            "stop_token_ids must be at most 10000 ids, got 10001",
+        ),
+        ('{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty must be a number from 0.01 to 100, got 0"),
+        ('{"prompt": "a", "frequency_penalty": 2.5}', "frequency_penalty must be a number from -2 to 2, got 2.5"),
+        ('{"prompt": "a", "presence_penalty": "1"}', "presence_penalty must be a number from -2 to 2, got '1'"),
+        (
+            '{"prompt": "a", "logit_bias": 5}',
+            "logit_bias must be an object from token ids to numbers from -100 to 100, got 5",
+        ),
+        ('{"prompt": "a", "logit_bias": {"x": 1}}', "logit_bias must have token ids as keys, got 'x'"),
+        ('{"prompt": "a", "logit_bias": {"-1": 1}}', "logit_bias must have token ids as keys, got '-1'"),
+        (
+            '{"prompt": "a", "logit_bias": {"7": 101}}',
+            "logit_bias of token 7 must be a number from -100 to 100, got 101",
+        ),
+        ('{"prompt": "a", "logit_bias": {"7": 1, "07": 2}}', "logit_bias names token 7 twice"),
+        (
+            '{"prompt": "a", "logit_bias": ' + json.dumps({str(i): 1 for i in range(300_001)}) + "}",
+            "logit_bias must be at most 300000 ids, got 300001",
+        ),
         ('{"messages": {}}', "messages must be a list, got an object"),
         ('{"messages": []}', "messages is empty"),
         ('{"messages": ["hi"]}', "messages[0] must be an object with role and content, got a string"),

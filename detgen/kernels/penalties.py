@@ -1,0 +1,239 @@
+"""Adjusting logits before a token is chosen: biases, penalties for tokens that occurred, tokens that may not come yet.
+
+Promise: what becomes of an entry is a function of its own logit, of the parameters and of the tokens before the row.
+Each is computed by itself, in float32, by the steps of `reference`, so nothing else in the pass has a say, and a CPU
+and a GPU give the same bits. Entries that nothing applies to are not touched, nor are rows without parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+_ROOM = 64  # entries for which an adjuster has room at first, beside those that it knows
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """The parameters of a request that adjust logits; the fields mean the same as those of `SamplingParams`.
+
+    Attributes:
+        repetition: for tokens of prompt and completion: divides positive logits, multiplies negative ones.
+        frequency: taken off for each time that the completion has a token.
+        presence: taken off once for each token that the completion has.
+        bias: added, by token id.
+        banned: token ids that may not come among the first `min_tokens` tokens.
+        min_tokens: how many these are.
+    """
+
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    banned: frozenset[int] = frozenset()
+    min_tokens: int = 0
+
+    @classmethod
+    def of(cls, params: Any, banned: frozenset[int]) -> Penalties:
+        """Those of a request, from `SamplingParams`."""
+        return cls(
+            repetition=params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+            bias=params.logit_bias,
+            banned=banned if params.min_tokens else frozenset(),
+            min_tokens=params.min_tokens if banned else 0,
+        )
+
+    @property
+    def counted(self) -> bool:
+        """Whether it matters which tokens the completion has."""
+        return self.repetition != 1 or bool(self.frequency or self.presence)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adjustment:
+    """What is done to one row.
+
+    Attributes:
+        ids: int64 [n], the entries that change, each once.
+        terms: float32 [5, n]: what is added; what a positive sum is divided and a negative one multiplied by; what is
+            taken off for the count and then for the presence; and the most that is left, inf or -inf.
+    """
+
+    ids: np.ndarray
+    terms: np.ndarray
+
+    @property
+    def stretch(self) -> float:
+        """By how much two logits may be farther apart afterwards, as a factor, beside what is added and taken off."""
+        factors = self.terms[1]
+        return float(max(factors.max(), 1 / factors.min(), 1.0))
+
+
+def reference(logits: torch.Tensor, penalties: Penalties, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """The logits that the token after `completion` is chosen from.
+
+    The order is vLLM's, which has the bans first and means the same; transformers' agrees where it has the parameter.
+
+    Args:
+        logits: float32 [vocabulary].
+        penalties: of the request.
+        prompt: its tokens.
+        completion: its tokens so far.
+    """
+    row = logits.clone()
+    for token, bias in penalties.bias:
+        row[token] += bias
+    seen = torch.zeros(len(row), dtype=torch.bool, device=row.device)
+    seen[[*prompt, *completion]] = True
+    factor = torch.where(seen, penalties.repetition, 1.0).to(row)
+    row = torch.where(row < 0, row * factor, row / factor)
+    counts = torch.bincount(torch.tensor(completion, dtype=torch.int64), minlength=len(row)).to(row)
+    row = row - counts * penalties.frequency
+    row = row - (counts > 0).to(row) * penalties.presence
+    if len(completion) < penalties.min_tokens:
+        row[list(penalties.banned)] = -torch.inf
+    return row
+
+
+class Adjuster:
+    """Makes the adjustments of one sample's rows.
+
+    What it returns is a function of the tokens it is given. It keeps the counts of those it was last asked about and
+    goes back and forth from there, so that a row costs what it has of different tokens, not the whole text.
+
+    Args:
+        penalties: of the request.
+        prompt: its tokens.
+    """
+
+    def __init__(self, penalties: Penalties, prompt: list[int]) -> None:
+        self._penalties = penalties
+        repeated: Iterable[int] = dict.fromkeys(prompt) if penalties.repetition != 1 else ()
+        biased = [token for token, _ in penalties.bias]
+        ids = list(dict.fromkeys([*repeated, *biased, *sorted(penalties.banned)]))
+        self._place = {token: i for i, token in enumerate(ids)}
+        self._known = len(ids)
+        size = len(ids) + _ROOM
+        self._ids = np.zeros(size, np.int64)
+        self._ids[: len(ids)] = ids
+        self._counts = np.zeros(size, np.float32)
+        self._added = np.zeros(size, np.float32)
+        self._added[self._places(biased)] = [bias for _, bias in penalties.bias]
+        self._repeated = np.zeros(size, bool)
+        self._repeated[self._places(repeated)] = True
+        self._most = np.full(size, np.inf, np.float32)
+        self._most[self._places(penalties.banned)] = -np.inf
+        self._counted: list[int] = []
+
+    def after(self, completion: list[int]) -> Adjustment | None:
+        """How the logits of the token after `completion` are adjusted; None for not at all.
+
+        Args:
+            completion: committed and drafted tokens.
+        """
+        penalties, early = self._penalties, len(completion) < self._penalties.min_tokens
+        if penalties.counted:
+            self._count(completion)
+        n = len(self._place)
+        if not n or not (penalties.counted or penalties.bias or early):
+            return None
+        counts = self._counts[:n]
+        present = counts > 0
+        terms = np.empty((5, n), np.float32)
+        terms[0] = self._added[:n]
+        terms[1] = np.where(self._repeated[:n] | present, np.float32(penalties.repetition), np.float32(1))
+        terms[2] = counts * np.float32(penalties.frequency)
+        terms[3] = present * np.float32(penalties.presence)
+        terms[4] = self._most[:n] if early else np.inf
+        return Adjustment(self._ids[:n].copy(), terms)
+
+    def _places(self, tokens: Iterable[int]) -> list[int]:
+        return [self._place[token] for token in tokens]
+
+    def _count(self, completion: list[int]) -> None:
+        """Make the counts those of `completion`."""
+        while self._counted != completion[: len(self._counted)]:
+            self._forget()
+        for token in completion[len(self._counted) :]:
+            self._learn(token)
+
+    def _learn(self, token: int) -> None:
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._ids):
+            self._grow()
+        self._ids[place] = token
+        self._counts[place] += 1
+        self._counted.append(token)
+
+    def _forget(self) -> None:
+        """Take back the last token that was counted."""
+        token = self._counted.pop()
+        place = self._place[token]
+        self._counts[place] -= 1
+        if place >= self._known and not self._counts[place]:
+            del self._place[token]  # the one that came last, since tokens are forgotten in the opposite order
+
+    def _grow(self) -> None:
+        more = len(self._ids)
+        self._ids = np.append(self._ids, np.zeros(more, np.int64))
+        self._counts = np.append(self._counts, np.zeros(more, np.float32))
+        self._added = np.append(self._added, np.zeros(more, np.float32))
+        self._repeated = np.append(self._repeated, np.zeros(more, bool))
+        self._most = np.append(self._most, np.full(more, np.inf, np.float32))
+
+
+@contextmanager
+def adjusted(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> Iterator[None]:
+    """Within it, rows are adjusted; after it, they have their own bits again.
+
+    Args:
+        logits: float32 [rows, vocabulary], changed where they are: nothing is copied but the entries that change.
+        adjustments: one per row; ids that the rows do not have, since a draft model may have fewer, are left out.
+    """
+    some = [(row, a) for row, a in enumerate(adjustments) if a is not None]
+    if not some:
+        yield
+        return
+    rows = np.repeat([row for row, _ in some], [len(a.ids) for _, a in some])
+    ids, terms = np.concatenate([a.ids for _, a in some]), np.concatenate([a.terms for _, a in some], 1)
+    if ids.max() >= logits.shape[1]:
+        there = ids < logits.shape[1]
+        rows, ids, terms = rows[there], ids[there], terms[:, there]
+    place = _on(logits, rows), _on(logits, ids)
+    with torch.inference_mode():  # logits of a pass cannot be changed outside of it
+        own = logits[place]
+        logits[place] = _apply(own, _on(logits, terms))
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            logits[place] = own
+
+
+def adjusted_row(row: torch.Tensor, adjustment: Adjustment | None) -> torch.Tensor:
+    """A row, float32 [vocabulary], as it is adjusted; itself if it is not."""
+    if adjustment is None:
+        return row
+    with torch.inference_mode():
+        row, ids = row.clone(), _on(row, adjustment.ids)
+        row[ids] = _apply(row[ids], _on(row, adjustment.terms))
+    return row
+
+
+def _apply(x: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    """Entries, float32 [n], after the terms, float32 [5, n]; one rounding a step, as in `reference`."""
+    added, factor, by_count, by_presence, most = terms
+    x = x + added
+    x = torch.where(x < 0, x * factor, x / factor)
+    return torch.minimum(x - by_count - by_presence, most)
+
+
+def _on(logits: torch.Tensor, x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(x).to(logits.device)

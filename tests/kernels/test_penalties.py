@@ -1,0 +1,177 @@
+"""Adjusted logits: those of the reference and of transformers, bit for bit; other entries and other rows stay."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from helpers.examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from detgen.kernels.penalties import Adjuster, Penalties, adjusted, adjusted_row, reference
+from detgen.kernels.probe import same_bits
+from detgen.kernels.sampling import Choice, choose, scores
+
+WIDTH = 40
+TOKENS = st.lists(st.integers(0, WIDTH - 1), max_size=12)
+PENALTIES = st.builds(
+    Penalties,
+    repetition=st.sampled_from([1.0, 1.3, 0.7]),
+    frequency=st.sampled_from([0.0, 0.6, -1.1]),
+    presence=st.sampled_from([0.0, 0.3, -2.0]),
+    bias=st.dictionaries(st.integers(0, WIDTH - 1), st.sampled_from([-100.0, -0.1, 1.7, 100.0]), max_size=4).map(
+        lambda found: tuple(sorted(found.items()))
+    ),
+    banned=st.frozensets(st.integers(0, WIDTH - 1), max_size=3),
+    min_tokens=st.integers(0, 4),
+)
+
+
+def logits(rows: int, width: int = WIDTH, seed: int = 0) -> torch.Tensor:
+    return 5 * torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+@examples(150)
+@given(rows=st.lists(st.tuples(PENALTIES, TOKENS, TOKENS), min_size=1, max_size=6), seed=st.integers(0, 1000))
+def test_rows_are_those_of_the_reference(rows: list[tuple[Penalties, list[int], list[int]]], seed: int) -> None:
+    """Each row has the reference's bits, whatever stands beside it, and its own again afterwards."""
+    x = logits(len(rows), seed=seed)
+    before = x.clone()
+    adjustments = [Adjuster(penalties, prompt).after(completion) for penalties, prompt, completion in rows]
+    with adjusted(x, adjustments):
+        for row, own, adjustment, (penalties, prompt, completion) in zip(x, before, adjustments, rows, strict=True):
+            want = reference(own, penalties, prompt, completion)
+            assert same_bits(row + 0.0, want + 0.0)  # the reference adds nothing to zeros, which may be negative
+            assert same_bits(adjusted_row(own, adjustment), row)
+            if adjustment is None:
+                assert same_bits(row, own)
+    assert same_bits(x, before)
+
+
+@examples(100)
+@given(penalties=PENALTIES, prompt=TOKENS, texts=st.lists(TOKENS, min_size=1, max_size=8))
+def test_an_adjuster_remembers_nothing(penalties: Penalties, prompt: list[int], texts: list[list[int]]) -> None:
+    """Whatever it was asked before, such as about drafts that were rolled back: the answer is that of a new one."""
+    adjuster = Adjuster(penalties, prompt)
+    asked = [(text, adjuster.after(text)) for text in texts]
+    x = logits(1)[0]
+    for text, found in asked:  # all at the end: no answer changes with a later question
+        assert same_bits(adjusted_row(x, found), adjusted_row(x, Adjuster(penalties, prompt).after(text)))
+
+
+def test_many_different_tokens() -> None:
+    """More than there is room for at first, forwards and back."""
+    penalties, rng = Penalties(1.1, 0.3, 0.2), random.Random(0)
+    text = [rng.randrange(3000) for _ in range(2000)]
+    adjuster, x = Adjuster(penalties, text[:50]), logits(1, 3000)[0]
+    for n in (3, 2000, 1000, 1001, 0, 700):
+        found = adjusted_row(x, adjuster.after(text[:n]))
+        assert same_bits(found, reference(x, penalties, text[:50], text[:n]))
+
+
+def test_rows_without_parameters_are_not_touched() -> None:
+    """Neither read nor written: a row of a batch costs nothing where its request asks for nothing."""
+
+    class Watched(torch.Tensor):
+        """Keeps what it is indexed with."""
+
+    seen: list[torch.Tensor] = []
+
+    def note(self: torch.Tensor, at: tuple[torch.Tensor, ...], *values: torch.Tensor) -> None:
+        seen.append(at[0])
+
+    x = logits(3).as_subclass(Watched)
+    adjustment = Adjuster(Penalties(bias=((3, 1.0), (5, 2.0))), []).after([])
+    get, put = Watched.__getitem__, Watched.__setitem__
+    Watched.__getitem__ = lambda self, at: (note(self, at), get(self, at))[1]  # type: ignore[method-assign]
+    Watched.__setitem__ = lambda self, at, v: (note(self, at), put(self, at, v))[1]  # type: ignore[method-assign, func-returns-value]
+    with adjusted(x, [None, adjustment, None]):
+        pass
+    assert [rows.tolist() for rows in seen] == [[1, 1]] * 3
+    seen.clear()
+    with adjusted(x, [None, None, None]):
+        pass
+    assert seen == []
+
+
+def test_ids_that_a_draft_model_does_not_have() -> None:
+    """They are left out; the others count."""
+    adjustment = Adjuster(Penalties(bias=((3, 1.0), (90, 2.0))), []).after([])
+    x = logits(1)
+    want = x.clone()
+    want[0, 3] += 1
+    with adjusted(x, [adjustment]):
+        assert same_bits(x, want)
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.8, 2.0])
+def test_repetition_as_in_transformers(penalty: float) -> None:
+    x = logits(1, 500)
+    prompt, completion = [3, 7, 7, 480], [5, 7, 499]
+    want = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + completion]), x.clone())
+    assert same_bits(adjusted_row(x[0], Adjuster(Penalties(penalty), prompt).after(completion)), want[0])
+
+
+def test_bias_as_in_transformers() -> None:
+    x = logits(1, 500)
+    bias = ((3, -100.0), (77, 0.1), (499, 1.7))
+    want = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias])(torch.tensor([[3, 4]]), x.clone())
+    assert same_bits(adjusted_row(x[0], Adjuster(Penalties(bias=bias), [3]).after([4])), want[0])
+
+
+@pytest.mark.parametrize("generated", [0, 2, 3, 4])
+def test_least_tokens_as_in_transformers(generated: int) -> None:
+    x = logits(1, 500)
+    prompt, completion = [3, 7], [8] * generated
+    processor = MinNewTokensLengthLogitsProcessor(len(prompt), 3, [0, 9])
+    want = processor(torch.tensor([prompt + completion]), x.clone())
+    penalties = Penalties(banned=frozenset({0, 9}), min_tokens=3)
+    assert same_bits(adjusted_row(x[0], Adjuster(penalties, prompt).after(completion)), want[0])
+
+
+def test_frequency_and_presence_as_openai_defines_them() -> None:
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, of the completion alone."""
+    x = logits(1, 50)[0]
+    found = adjusted_row(x, Adjuster(Penalties(frequency=0.5, presence=0.25), [1, 2, 3]).after([2, 9, 9, 9, 40]))
+    for token in range(50):
+        count = [2, 9, 9, 9, 40].count(token)
+        assert found[token].item() == pytest.approx(x[token].item() - 0.5 * count - 0.25 * (count > 0), abs=1e-5)
+
+
+@examples(60)
+@given(
+    row=st.tuples(PENALTIES, TOKENS, TOKENS),
+    temperature=st.sampled_from([0.0, 0.8]),
+    top_k=st.sampled_from([0, 5]),
+    others=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+def test_choices_are_made_from_adjusted_logits(
+    row: tuple[Penalties, list[int], list[int]], temperature: float, top_k: int, others: int, seed: int
+) -> None:
+    """Token and lead are those of the reference's row without penalties, alone and beside rows of any kind."""
+    penalties, prompt, completion = row
+    x = logits(1 + others, seed=seed)
+    before = x.clone()
+    adjustment = Adjuster(penalties, prompt).after(completion)
+    choice = Choice(temperature, top_k=top_k, seed=seed)
+    want = reference(x[0], penalties, prompt, completion)[None]
+    plain = choose(want, [choice])
+    found = choose(x, [Choice(temperature, top_k=top_k, seed=seed, adjustment=adjustment), *[Choice()] * others])
+    assert found.tokens[0] == plain.tokens[0]
+    if temperature:
+        assert found.leads[0] == plain.leads[0]
+    elif adjustment is not None:
+        top = want.double().topk(2).values[0]
+        assert found.leads[0] == float(top[0] - top[1])
+    score = scores(x[0], Choice(temperature, top_k=top_k, seed=seed, adjustment=adjustment))
+    assert int(score.argmax()) == plain.tokens[0]
+    assert found.tokens[1:].tolist() == before[1:].argmax(-1).tolist()
+    assert same_bits(x, before)
