@@ -49,6 +49,7 @@ def run_command(
     draft_tokens: options.DraftTokens = None,
     verify_window: options.VerifyWindow = 8,
     max_tokens: Annotated[int, sampling_option(metavar="N", help="Most tokens to generate per sample.")] = 128,
+    min_tokens: Annotated[int, sampling_option(metavar="N", help="Do not end a sample before so many tokens.")] = 0,
     temperature: Annotated[
         float,
         sampling_option(metavar="T", help="0 always takes the most likely token; 1 samples as the model predicts."),
@@ -71,6 +72,38 @@ def run_command(
             help="End the text before TEXT; may be given several times. Taken literally: write a newline as $'\\n'.",
         ),
     ] = None,
+    stop_token_ids: Annotated[
+        list[int] | None,
+        sampling_option(
+            "--stop-token-id",
+            metavar="ID",
+            min=0,
+            show_default=False,
+            help="End the text before the token of this id; may be given several times.",
+        ),
+    ] = None,
+    ignore_eos: Annotated[bool, sampling_option(help="Go on after a token that ends a text, up to the limit.")] = False,
+    repetition_penalty: Annotated[
+        float,
+        sampling_option(metavar="P", help="Divide logits of tokens of prompt and text by P; 1 is off."),
+    ] = 1.0,
+    frequency_penalty: Annotated[
+        float, sampling_option(metavar="P", help="Take P off a logit for each time that the text has the token.")
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, sampling_option(metavar="P", help="Take P off the logits of tokens that the text has.")
+    ] = 0.0,
+    logprobs: Annotated[
+        int | None,
+        sampling_option(
+            metavar="N",
+            show_default=False,
+            help="Write the log-probabilities of each token and of the N most likely ones.",
+        ),
+    ] = None,
+    deterministic: Annotated[
+        bool, sampling_option(help="Verify each token; --no-deterministic is decoded once, without the guarantee.")
+    ] = True,
     batch_size: options.BatchSize = 16,
     threads: options.Threads = None,
     kv_memory: options.KvMemory = None,
@@ -116,6 +149,7 @@ def run_command(
 
             params = SamplingParams(
                 max_tokens=max_tokens,
+                min_tokens=min_tokens,
                 temperature=temperature,
                 top_p=top_p,
                 top_k=top_k,
@@ -123,6 +157,13 @@ def run_command(
                 seed=seed,
                 n=n,
                 stop=tuple(stop or ()),
+                stop_token_ids=tuple(stop_token_ids or ()),
+                ignore_eos=ignore_eos,
+                repetition_penalty=repetition_penalty,
+                frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+                logprobs=logprobs,
+                deterministic=deterministic,
             )
             engine = EngineConfig(
                 target=target,

@@ -144,13 +144,31 @@ def test_every_option_arrives(run_with: Invoke) -> None:
         *("-", "-o", "folder", "--target", "T", "--draft", "D", "--drafter", "ngram", "--draft-tokens", "4"),
         *("--verify-window", "5", "--batch-size", "6", "--max-tokens", "7", "--temperature", "0.8", "--top-p", "0.9"),
         *("--top-k", "10", "--min-p", "0.1", "--seed", "11", "--n", "2", "--stop", "\\n", "--stop", "END"),
+        *("--min-tokens", "3", "--stop-token-id", "9", "--stop-token-id", "4", "--ignore-eos", "--logprobs", "5"),
+        *("--repetition-penalty", "1.2", "--frequency-penalty", "-0.5", "--presence-penalty", "1"),
+        "--no-deterministic",
         *("--device", "cuda:1", "--dtype", "bfloat16", "--target-quant", "nf4", "--draft-quant", "int8"),
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
         "--allow-nondeterministic",
     )
     assert result.exit_code == 0, result.output
     params = SamplingParams(
-        max_tokens=7, temperature=0.8, top_p=0.9, top_k=10, min_p=0.1, seed=11, n=2, stop=("\\n", "END")
+        max_tokens=7,
+        temperature=0.8,
+        top_p=0.9,
+        top_k=10,
+        min_p=0.1,
+        seed=11,
+        n=2,
+        stop=("\\n", "END"),
+        logprobs=5,
+        deterministic=False,
+        min_tokens=3,
+        stop_token_ids=(9, 4),
+        ignore_eos=True,
+        repetition_penalty=1.2,
+        frequency_penalty=-0.5,
+        presence_penalty=1.0,
     )
     engine = EngineConfig(
         target="T",
@@ -171,10 +189,10 @@ def test_every_option_arrives(run_with: Invoke) -> None:
 
 
 def test_every_engine_and_sampling_setting_has_an_option() -> None:
-    """All but two that only a line of the input can set, and two that no output and no speed is better for."""
+    """All but one that is no text for a command line, and two that no output and no speed is better for."""
     names = set(inspect.signature(cli.run.run_command).parameters)
     settings = {*SamplingParams.__slots__, *EngineConfig.__slots__}
-    assert settings - names == {"logprobs", "deterministic", "prefill_chunk", "prefix_reuse"}
+    assert settings - names == {"logit_bias", "prefill_chunk", "prefix_reuse"}
 
 
 @pytest.mark.parametrize(
@@ -212,6 +230,7 @@ def test_what_is_no_size(text: str) -> None:
         ("--draft-tokens", "0", ("auto", "whole number")),
         ("--kv-memory", "much", ("4GiB",)),
         ("--limit", "0", ("--limit",)),
+        ("--stop-token-id", "-1", ("--stop-token-id",)),
         ("--seed", "x", ("--seed",)),
     ],
 )
@@ -234,6 +253,10 @@ def test_refusals_are_one_line(run_with: Invoke, error: Exception) -> None:
         ("--top-p", "2", "must be a number from 0 to 1, got 2.0"),
         ("--top-p", "0", "must be above 0 (1 turns it off), got 0"),
         ("--n", "0", "must be a whole number of at least 1, got 0"),
+        ("--n", "1000001", "must be at most 1000000, got 1000001"),
+        ("--min-tokens", "129", "must be at most max_tokens (128), got 129"),
+        ("--repetition-penalty", "0", "must be a number from 0.01 to 100, got 0.0"),
+        ("--logprobs", "101", "must be a whole number from 0 to 100, got 101"),
         ("--batch-size", "0", "must be a whole number of at least 1, got 0"),
         ("--threads", "5000", "must be at most 1024, got 5000"),
     ],
