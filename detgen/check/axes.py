@@ -13,13 +13,23 @@ from detgen.machine import usable_cores
 
 Value = str | int | bool | None
 
-# Kinds of sampling; the stop strings of "stop" are taken from the greedy text, so that they do stop.
+# Kinds of sampling. The stop strings of "stop", and the biases and the stop token of "T=0.8 penalties", are taken from
+# the greedy text, so that they have an effect.
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
     "stop": {"logprobs": 2},
     "T=0.7 top-k": {"temperature": 0.7, "top_k": 40, "seed": 3},
     "T=1.3 top-p": {"temperature": 1.3, "top_p": 0.95, "seed": 11},
     "T=1.3 n=2": {"temperature": 1.3, "top_k": 50, "top_p": 0.9, "seed": 2**40 + 7, "n": 2},
+    "T=0.8 penalties": {
+        "temperature": 0.8,
+        "seed": 5,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.3,
+    },
 }
 
 _WORDS: dict[tuple[str, Value], str] = {

@@ -6,6 +6,7 @@ Plain data: from prompts and a setting to requests.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,12 +29,14 @@ class Pool:
         requests: greedy, each with its own `max_tokens`; the first ones are the longest.
         long: a prompt as long as neighbours may have, as text.
         stops: a stop string of each request, by its id; those of the kind "stop" end there.
+        tokens: the greedy completion of each request, by its id.
         following: a prompt that continues another request's completion, once that is known.
     """
 
     requests: list[Request]
     long: str
     stops: dict[str | int, str] = field(default_factory=dict)
+    tokens: dict[str | int, tuple[int, ...]] = field(default_factory=dict)
     following: Request | None = None
 
     def watched(self, setting: Setting) -> list[Request]:
@@ -67,7 +70,7 @@ class Pool:
         return [self._sampled(r, kind) for r in plain]
 
     def learn(self, greedy: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> None:
-        """Take a stop string from the middle of each greedy text, and a prompt that follows one of them.
+        """Keep each greedy text and a stop string from its middle, and a prompt that follows one of them.
 
         Args:
             greedy: the reference of requests.
@@ -77,6 +80,7 @@ class Pool:
         for (id, _), sample in greedy.items():
             half = len(sample.text) // 2
             self.stops[id] = sample.text[half : half + 2] or "\n"
+            self.tokens[id] = sample.tokens
         second = self.requests[min(1, len(self.requests) - 1)]
         tokens = (*prompts[second.id], *greedy[second.id, 0].tokens)
         params = SamplingParams(max_tokens=8)
@@ -88,6 +92,11 @@ class Pool:
             changes.pop("n", None)
         if kind == "stop":
             changes["stop"] = (self.stops.get(request.id, "\n"),)
+        if "min_tokens" in changes:
+            common = [token for token, _ in Counter(self.tokens.get(request.id, (1, 2))).most_common(3)]
+            changes["min_tokens"] = min(changes["min_tokens"], request.params.max_tokens)
+            changes["stop_token_ids"] = common[-1:]
+            changes["logit_bias"] = dict.fromkeys(common, 1.0)
         if "seed" in changes:
             changes["seed"] += request.index
         return request.with_params(**changes)

@@ -30,6 +30,7 @@ SETTINGS = [
     Setting(batch=3, drafter="ngram", draft_tokens=2, sampling="T=1.3 top-p"),
     Setting(batch=2, drafter="model", draft_tokens=3, neighbours="others"),
     Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken"),
+    Setting(batch=8, drafter="adversary", draft_tokens=4, sampling="T=0.8 penalties"),
 ]
 
 Patch = pytest.MonkeyPatch

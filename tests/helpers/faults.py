@@ -23,6 +23,7 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
 from detgen.kernels.attention import Attend, AttentionTraits
 from detgen.kernels.linear import PrepackedLinear
+from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choice
 from detgen.outputs.journal import Journal
 from detgen.passes import kv_cache
@@ -85,6 +86,21 @@ def noise_keyed_by_slot(patch: Patch) -> None:
         return replace(found, seed=found.seed + self.slot)
 
     patch.setattr(Sequence, "choice", faulty)
+
+
+def penalty_for_rolled_back_drafts(patch: Patch) -> None:
+    """Tokens that were drafted and rolled back stay among those that occurred."""
+    patch.setattr(Adjuster, "_forget", lambda self: self._counted.pop())
+
+
+def penalty_of_the_window_before(patch: Patch) -> None:
+    """All rows of a window are adjusted by the committed tokens alone."""
+    choice = Sequence.choice
+    patch.setattr(
+        Sequence,
+        "choice",
+        lambda self, ahead=0, draft=(): replace(choice(self, ahead), adjustment=choice(self).adjustment),
+    )
 
 
 def _attend(patch: Patch, faulty: Callable[..., torch.Tensor]) -> None:
@@ -219,6 +235,8 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
         draft_entry_reused_after_roll_back,
         truncation_off_by_one,
         noise_keyed_by_slot,
+        penalty_for_rolled_back_drafts,
+        penalty_of_the_window_before,
         tile_of_one_row,
         key_blocks_relative_to_window,
         softmax_unpadded,
