@@ -21,6 +21,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding, Trace
 from detgen.engine.lengths import LeastTokens
 from detgen.engine.models import load_models
+from detgen.engine.rendering import render_chat
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
@@ -271,14 +272,7 @@ class Engine:
             if not all(0 <= t < self._target.vocabulary for t in tokens):
                 raise RequestError(f"token_ids must be from 0 to {self._target.vocabulary - 1}")
         elif request.messages is not None:
-            if not getattr(self.tokenizer, "chat_template", None):
-                raise RequestError(
-                    f"{self._target.name} has no chat template, so messages cannot be rendered; use prompt instead"
-                )
-            try:
-                text = self.tokenizer.apply_chat_template(request.messages, tokenize=False, add_generation_prompt=True)
-            except Exception as e:  # a template may raise anything
-                raise RequestError(f"the chat template refuses these messages: {e}") from e
+            text = render_chat(self.tokenizer, self._target.name, request)
             self._check_length(text, request.params.max_tokens)
             tokens = self.tokenizer(text, add_special_tokens=False).input_ids
         else:

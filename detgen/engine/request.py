@@ -188,8 +188,12 @@ class Request:
         prompt: text, tokenized with the tokenizer's special tokens.
         messages: a chat, rendered with the tokenizer's chat template.
         token_ids: a tokenized prompt.
+        tools: what a chat may call, given to the chat template.
+        chat_template_kwargs: further variables of the chat template.
+        continue_final_message: whether a chat's last message, the assistant's, is continued rather than answered.
         params: how its tokens are chosen.
         metadata: the line's unknown keys, copied to the output.
+        echo: whether the prompt is written beside the output.
         line: line (or record) number in the input, from 1; None if it did not come from a file.
     """
 
@@ -201,6 +205,10 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     metadata: dict[str, Any] = field(default_factory=dict)
     line: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool = False
+    echo: bool = False
 
     def __repr__(self) -> str:
         return brief(self)

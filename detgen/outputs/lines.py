@@ -32,6 +32,7 @@ def output_line(completion: Completion) -> str:
         "id": request.id,
         "index": request.index,
         "sample": completion.sample,
+        **echoed(request),
         "text": completion.text,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
@@ -47,6 +48,12 @@ def output_line(completion: Completion) -> str:
     if request.metadata:
         line["metadata"] = request.metadata
     return dump(line) + "\n"
+
+
+def echoed(request: Request) -> dict[str, Any]:
+    """What the output lines of a request repeat of it, as its line spelled it."""
+    given = {"prompt": request.prompt, "messages": request.messages, "prompt_token_ids": request.token_ids}
+    return {name: value for name, value in given.items() if value is not None} if request.echo else {}
 
 
 def bad_line(bad: BadLine) -> str:
@@ -76,6 +83,9 @@ def request_digest(request: Request) -> str:
         "params": shallow(request.params),
         "metadata": request.metadata,
     }
+    for name in ("tools", "chat_template_kwargs", "continue_final_message", "echo"):
+        if value := getattr(request, name):  # left out if it is not: former journals do not have it
+            asked[name] = value
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

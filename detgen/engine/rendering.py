@@ -1,0 +1,94 @@
+"""From a chat to text, by the model's own template."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import Any
+
+from detgen.engine.request import Request
+from detgen.errors import RequestError
+
+# A template that tests for null has a use for it; any other would print it as "None".
+_TESTS_FOR_NONE = re.compile(r"\bcontent\b[\"'\])]*\s+is\s+(?:not\s+)?none", re.IGNORECASE)
+_LONGEST_REASON = 500
+
+
+def render_chat(tokenizer: Any, model: str, request: Request) -> str:
+    """The text of a request's messages, with its tools and variables, up to where the assistant goes on.
+
+    What templates expect differs from what people send, so messages are changed as vLLM changes them: several text
+    parts are joined by line breaks, the arguments of tool calls are objects instead of JSON in a string, and content
+    that is null is empty (unless the template tests for null).
+
+    Args:
+        tokenizer: has the template.
+        model: what errors call the model.
+        request: its `messages` are given.
+
+    Raises:
+        RequestError: there is no template, it refuses the messages, or it has no use for what is given.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise RequestError(f"{model} has no chat template, so messages cannot be rendered; use prompt instead")
+    tools, variables = request.tools or None, request.chat_template_kwargs or {}
+    try:
+        source = str(tokenizer.get_chat_template(tools=tools))
+        _check_used(source, "tools" if tools else None, variables, tokenizer)
+        text = str(
+            tokenizer.apply_chat_template(
+                [_message(message, source) for message in request.messages or ()],
+                tools=tools,
+                add_generation_prompt=not request.continue_final_message,
+                continue_final_message=request.continue_final_message,
+                tokenize=False,
+                **variables,
+            )
+        )
+    except RequestError:
+        raise
+    except Exception as e:  # a template may raise anything
+        reason = str(e)  # transformers' own may quote the whole chat
+        shown = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
+        raise RequestError(f"the chat template refuses these messages: {shown}") from e
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ord(text[error.start])
+        raise RequestError(f"the messages hold half a character, \\u{half:04x}, where they are rendered") from None
+    return text
+
+
+def _check_used(source: str, tools: str | None, variables: dict[str, Any], tokenizer: Any) -> None:
+    """Refuse what the template would leave out without a word, and variables that are not the line's to set."""
+    taken = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"documents"}
+    for name in variables:
+        if name in taken:
+            raise RequestError(f"chat_template_kwargs cannot set {name}; give it beside messages, if it is known there")
+    for name in ([tools] if tools else []) + list(variables):
+        if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", source):
+            raise RequestError(f"the model's chat template has no use for {name}; leave it out")
+
+
+def _message(message: dict[str, Any], source: str) -> dict[str, Any]:
+    changed = dict(message)
+    content = message.get("content")
+    if isinstance(content, list):
+        changed["content"] = "\n".join(part["text"] for part in content)
+    elif content is None and not _TESTS_FOR_NONE.search(source):
+        changed["content"] = ""
+    if isinstance(calls := message.get("tool_calls"), list):
+        changed["tool_calls"] = [_call(call) for call in calls]
+    return changed
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
