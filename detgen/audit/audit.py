@@ -144,11 +144,12 @@ class Audit:
         """The run's prompts, if their digest is the manifest's; others are a fault."""
         described = self._manifest["input"]
         spool = self._folder / "stdin.jsonl"
+        column = described.get("prompt_column")
         try:
             if self._given is None and described["path"] == "-":
-                prompts = spooled_prompts(spool)
+                prompts = spooled_prompts(spool, column)
             else:
-                prompts = open_prompts(self._given or described["path"])
+                prompts = open_prompts(self._given or described["path"], column)
             found = prompts.inspect().sha256
         except PromptsError as error:
             raise CheckError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None
@@ -161,6 +162,7 @@ class Audit:
         """Check each output line against its prompt; the samples whose tokens can be judged."""
         parameters = dict(self._manifest["parameters"])
         limit = parameters.pop("limit", None)
+        seed_per_line, echo = (bool(parameters.pop(name, False)) for name in ("seed_per_line", "echo"))
         try:
             defaults = SamplingParams(**parameters)
         except (TypeError, RequestError) as error:
@@ -168,7 +170,7 @@ class Audit:
         finished = self._manifest["status"] == "finished"
         checker = Lines(self._engine, self.result)
         lines = checker.read(self._folder, stopped=not finished)
-        for item in prompts.read(defaults, limit):
+        for item in prompts.read(defaults, limit, echo=echo, seed_per_line=seed_per_line):
             for expected, label in checker.expected(item):
                 found = next(lines, None)
                 if found is None:

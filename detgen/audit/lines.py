@@ -14,7 +14,7 @@ from detgen.engine import Engine
 from detgen.engine.request import Request, TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.errors import RequestError
-from detgen.outputs import dump, read_entries
+from detgen.outputs import dump, echoed, read_entries
 from detgen.prompts import BadLine
 
 
@@ -143,6 +143,7 @@ class Lines:
             "completion_tokens": seq.generated,
             "seed": seq.request.params.seed,
             "metadata": json.loads(dump(seq.request.metadata)) or None,
+            **json.loads(dump(echoed(seq.request))),
         }
         seq.tokens[:] = prompt
         return fields

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from detgen.errors import OutputError
 from detgen.outputs.entries import Gap, read_entries
+from detgen.outputs.failures import first_errors
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.identity import differences, model_stamp
-from detgen.outputs.lines import dump
+from detgen.outputs.lines import dump, echoed
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "Writer",
     "differences",
     "dump",
+    "echoed",
+    "first_errors",
     "model_stamp",
     "read_entries",
 ]

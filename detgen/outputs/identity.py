@@ -26,6 +26,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if old["input"][key] != new["input"][key]:
             found.append(f"input: {_input(old['input'])} -> {_input(new['input'])}")
             break
+    found += _compare("prompt column", old["input"].get("prompt_column"), new["input"].get("prompt_column"))
     for part in ("detgen", "parameters", "profile"):
         if part in new:
             found += _compare(part, old.get(part), new[part])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import RequestError
+from detgen.prompts.keys import CONTENTS
+from detgen.prompts.notices import Notices
 from detgen.prompts.record import BadLine, parse_record
+from detgen.prompts.seeds import line_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,9 @@ class Prompts(ABC):
         given: what the user called it; used in messages.
         name: short name used in the errors of single records; does not depend on where the file is.
         stem: what the output folder is named after.
-        format: "jsonl", "json", "txt", "csv", "parquet" or "dataset".
+        format: "jsonl", "json", "txt", "csv", "tsv", "parquet" or "dataset".
         path: the file or folder; None if it is on the hub.
+        column: the key or column that holds the prompts, if it has another name than usual.
     """
 
     given: str
@@ -44,6 +48,10 @@ class Prompts(ABC):
     stem: str
     format: str
     path: Path | None
+    column: str | None = None
+    # Whether records have ids that are strings, so that the numbers of those without ids are strings, too: known once
+    # the input is inspected.
+    _string_ids: bool = field(default=False, init=False)
 
     @abstractmethod
     def inspect(self) -> Inspection:
@@ -76,16 +84,58 @@ class Prompts(ABC):
             PromptsError: the input changed in between.
         """
 
-    def read(self, defaults: SamplingParams, limit: int | None = None) -> Iterator[Request | BadLine]:
-        """The first `limit` requests, in input order; `defaults` are the parameters that a record does not set.
+    def read(
+        self,
+        defaults: SamplingParams,
+        limit: int | None = None,
+        *,
+        echo: bool = False,
+        seed_per_line: bool = False,
+        say: Callable[[str], None] | None = None,
+    ) -> Iterator[Request | BadLine]:
+        """The first `limit` requests, in input order.
+
+        Args:
+            defaults: the parameters that a record does not set.
+            limit: most records to read; None reads all.
+            echo: whether outputs repeat their prompts.
+            seed_per_line: derive the seed of a record that sets none from the default and its id (`line_seed`).
+            say: is told, a line each, what a person should hear of the input.
 
         Raises:
             PromptsError: the input, or the rest of it, cannot be read.
         """
+        notices = Notices(self.name, say, seed_per_line=seed_per_line) if say is not None else None
         for index, (line, item) in enumerate(islice(self.items(), limit)):
+            number = str(line) if self._string_ids else line
             try:
-                record = self.decode(item)
+                record = self._with_column(self.decode(item))
             except RequestError as error:
-                yield BadLine(index=index, line=line, id=line, error=f"{self.name}:{line}: {error}")
-            else:
-                yield parse_record(record, index=index, line=line, name=self.name, defaults=defaults)
+                yield BadLine(index=index, line=line, id=number, error=f"{self.name}:{line}: {error}")
+                continue
+            found = parse_record(record, index=index, line=line, name=self.name, defaults=defaults, number=number)
+            if notices is not None:
+                notices.record(record, line)
+            if isinstance(found, Request):
+                if seed_per_line and isinstance(record, dict) and record.get("seed") is None:
+                    found = found.with_params(seed=line_seed(defaults.seed, found.id))
+                if echo:
+                    found = replace(found, echo=True)
+                if notices is not None:
+                    notices.request(found)
+            yield found
+        if notices is not None:
+            notices.end()
+
+    def _with_column(self, record: object) -> object:
+        """A record with the content of the chosen column as its prompt, chat or token ids."""
+        column = self.column
+        if column is None or not isinstance(record, dict):
+            return record
+        if column not in record:
+            raise RequestError(f"there is no {column!r}, which --prompt-column names")
+        content = record[column]
+        kind = "prompt"
+        if isinstance(content, list):
+            kind = "prompt_token_ids" if content and isinstance(content[0], int) else "messages"
+        return {kind: content, **{key: value for key, value in record.items() if key not in (column, *CONTENTS)}}

@@ -23,11 +23,11 @@ class DatasetPrompts(Prompts):
     `split`, `column` (the one that holds the prompts or chats), `config` and `revision`.
     """
 
-    def __init__(self, given: str) -> None:
+    def __init__(self, given: str, column: str | None = None) -> None:
         """Take `given` apart; nothing is loaded yet.
 
         Raises:
-            PromptsError: an unknown option, or a folder that does not exist.
+            PromptsError: an unknown option, a folder that does not exist, or two columns of prompts.
         """
         place, _, query = given.removeprefix("hf://").partition("?")
         self._options = dict(parse_qsl(query, keep_blank_values=True))
@@ -42,7 +42,11 @@ class DatasetPrompts(Prompts):
         self._place = place
         self._dataset: Any = None
         stem = (Path(place).resolve() if local else Path(place)).name
-        super().__init__(given, name=stem, stem=stem, format="dataset", path=Path(place) if local else None)
+        named = self._options.get("column")
+        if column and named and column != named:
+            raise PromptsError(f"{given} names the column {named}, --prompt-column {column}; leave one of them out")
+        path = Path(place) if local else None
+        super().__init__(given, name=stem, stem=stem, format="dataset", path=path, column=column or named or None)
 
     def inspect(self) -> Inspection:
         """Identify the dataset: by its files' bytes, or by its commit on the hub.
@@ -59,6 +63,7 @@ class DatasetPrompts(Prompts):
         if first is None:
             raise PromptsError(f"no prompts in {self.given}")
         self._check_columns(list(first[1]))
+        self._string_ids = self._has_string_ids(first[1])
         options = {name: self._options[name] for name in sorted(self._options) if name != "revision"}
         identity = json.dumps({**origin, **options}, sort_keys=True)
         return Inspection(hashlib.sha256(identity.encode()).hexdigest(), self._count())
@@ -79,14 +84,10 @@ class DatasetPrompts(Prompts):
             raise PromptsError(f"cannot read {self.given} after row {number}: {_reason(error)}") from error
 
     def decode(self, item: Any) -> object:
-        """The row as JSON-like values, the chosen column as its prompt or messages."""
+        """The row as JSON-like values."""
         record = plain_row(item)
-        column = self._options.get("column")
-        if column:
-            content = record.pop(column, None)
-            record.pop("prompt", None)
-            record.pop("messages", None)
-            record["messages" if isinstance(content, list) else "prompt"] = content
+        if self.column is not None:
+            record.setdefault(self.column, None)  # a cell without a JSON form
         return record
 
     def _load(self, revision: str | None) -> Any:
@@ -119,11 +120,13 @@ class DatasetPrompts(Prompts):
         return f"{self.given}{'&' if '?' in self.given else '?'}{option}={value}"
 
     def _check_columns(self, columns: list[str]) -> None:
-        column = self._options.get("column")
-        if column is None:
-            check_columns(self.given, columns, remedy=f"choose one, as in {self._with('column', columns[0])}")
-        elif column not in columns:
-            raise PromptsError(f"{self.given}: no column {column}; choose from {', '.join(columns)}")
+        remedy = f"choose one, as in {self._with('column', columns[0])}"
+        check_columns(self.given, columns, self.column, remedy=remedy)
+
+    def _has_string_ids(self, first: Any) -> bool:
+        """By the type of the column, or its first value: a dataset may be too large to be read twice."""
+        type_ = (getattr(self._dataset, "features", None) or {}).get("id")
+        return isinstance(first.get("id"), str) or getattr(type_, "dtype", None) in ("string", "large_string")
 
     def _commit(self) -> str:
         """The commit that the name stands for now; loading it makes a resumed run read the same rows."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from detgen.errors import PromptsError
+from detgen.errors import PromptsError, RequestError
 from detgen.prompts.base import Inspection, Prompts
 from detgen.prompts.formats import FORMATS
 from detgen.prompts.table import check_columns, import_package, plain_row
@@ -74,9 +74,18 @@ class FilePrompts(Prompts):
 class TextPrompts(FilePrompts):
     """A file of one of the text formats, compressed or not."""
 
-    def __init__(self, given: str, name: str, stem: str, format: str, path: Path, compression: str = "") -> None:
+    def __init__(
+        self,
+        given: str,
+        name: str,
+        stem: str,
+        format: str,
+        path: Path,
+        column: str | None = None,
+        compression: str = "",
+    ) -> None:
         """Note where it is; nothing is read yet. `compression` is "gz", "zst" or nothing."""
-        super().__init__(given, name, stem, format, path)
+        super().__init__(given, name, stem, format, path, column)
         self._format = FORMATS[format]
         self._compression = compression
 
@@ -87,7 +96,7 @@ class TextPrompts(FilePrompts):
             PromptsError: the file, or the rest of it, cannot be read.
         """
         with self._reading(), self.path.open("rb") as file:
-            yield from self._format.items(self._decompressed(file), self.given)
+            yield from self._format.items(self._decompressed(file), self.given, self.column)
 
     def decode(self, item: Any) -> object:
         """The value of an item.
@@ -98,7 +107,19 @@ class TextPrompts(FilePrompts):
         return self._format.decode(item)
 
     def _count(self) -> int:
-        return sum(1 for _ in self.items())
+        count = 0
+        for _, item in self.items():
+            count += 1
+            if not self._string_ids and self._format.may_have_id(item):
+                self._string_ids = self._has_string_id(item)
+        return count
+
+    def _has_string_id(self, item: Any) -> bool:
+        try:
+            record = self.decode(item)
+        except RequestError:
+            return False
+        return isinstance(record, dict) and isinstance(record.get("id"), str)
 
     def _decompressed(self, file: BinaryIO) -> BinaryIO:
         if self._compression == "gz":
@@ -146,7 +167,11 @@ class ParquetPrompts(FilePrompts):
 
     def _count(self) -> int:
         with self._table() as table:
-            check_columns(self.given, table.schema_arrow.names, remedy="rename the one that holds the prompts")
+            columns = table.schema_arrow.names
+            check_columns(self.given, columns, self.column, remedy="rename the one that holds the prompts")
+            if "id" in columns:
+                batches = table.iter_batches(batch_size=1024, columns=["id"])
+                self._string_ids = any(isinstance(id, str) for batch in batches for id in batch.column(0).to_pylist())
             return int(table.metadata.num_rows)
 
     @contextmanager

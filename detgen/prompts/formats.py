@@ -11,12 +11,15 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
 from detgen.errors import PromptsError, RequestError
 from detgen.prompts.array import array_elements
-from detgen.prompts.record import INTEGERS, KEYS, PARAMS
+from detgen.prompts.keys import BOOLEANS, CONTENTS, INTEGERS, KEYS, NUMBERS, STRUCTURES
 from detgen.prompts.table import check_columns
+
+_Row = tuple[list[str], list[str] | csv.Error]  # the names of the columns, and the cells or why there are none
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -26,12 +29,17 @@ class Format:
     """A text format.
 
     Attributes:
-        items: cuts a stream, which errors call by the second argument, into items with their numbers.
+        items: cuts a stream, which errors call by the second argument, into items with their numbers; the third one
+            is the column of the prompts, if it has another name than usual.
         decode: the value of an item; raises RequestError.
+        may_have_id: whether an item may have an id that is a string; quicker than `decode`, and right if it says no.
+        table: whether the first line names columns.
     """
 
-    items: Callable[[BinaryIO, str], Iterator[tuple[int, Any]]]
+    items: Callable[[BinaryIO, str, str | None], Iterator[tuple[int, Any]]]
     decode: Callable[[Any], object]
+    may_have_id: Callable[[Any], bool]
+    table: bool = False
 
 
 def parse_json(text: str) -> Any:
@@ -73,7 +81,7 @@ def _text(line: bytes) -> str:
         raise RequestError(f"not valid UTF-8 at byte {error.start + 1}") from None
 
 
-def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
+def _lines(file: BinaryIO, name: str, column: str | None) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(_BOM)
@@ -104,17 +112,21 @@ def _valid(text: str) -> str:
     return text
 
 
-def _rows(file: BinaryIO, name: str) -> Iterator[tuple[int, tuple[list[str], list[str] | csv.Error]]]:
-    """The rows of a CSV file, each with the header; a row's number is that of the line it starts on."""
+def _elements(file: BinaryIO, name: str, column: str | None) -> Iterator[tuple[int, str]]:
+    return array_elements(file, name)
+
+
+def _rows(file: BinaryIO, name: str, column: str | None, delimiter: str) -> Iterator[tuple[int, _Row]]:
+    """The rows of a table, each with the header; a row's number is that of the line it starts on."""
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the default of 128 KiB
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        reader = csv.reader(text, strict=True)
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
         try:
             header = [cell.strip() for cell in next(filter(None, reader), [])]
         except csv.Error as error:
             raise PromptsError(f"{name}: its first line is not a CSV header: {error}") from None
         if header:
-            check_columns(name, header, remedy="rename one of them in the first line")
+            check_columns(name, header, column, remedy="rename one of them in the first line")
         while True:
             line = reader.line_num + 1
             try:
@@ -127,14 +139,14 @@ def _rows(file: BinaryIO, name: str) -> Iterator[tuple[int, tuple[list[str], lis
                 yield line, (header, row)
 
 
-def _decode_row(item: tuple[list[str], list[str] | csv.Error]) -> object:
+def _decode_row(item: _Row, delimiter: str) -> object:
     header, row = item
     if isinstance(row, csv.Error):
         raise RequestError(f"not valid CSV: {row}")
     if len(row) > len(header):
-        raise RequestError(f"{len(row)} cells under {len(header)} columns; quote a cell that holds a comma")
+        raise RequestError(f"{len(row)} cells under {len(header)} columns; quote a cell that holds a {delimiter}")
     record: dict[str, Any] = {name: _cell(name, cell) for name, cell in zip(header, row, strict=False)}
-    if record.get("prompt") is None and record.get("messages") is None:
+    if all(record.get(name) is None for name in CONTENTS):
         record["prompt"] = ""  # an empty cell means the default elsewhere, here an empty prompt
     return record
 
@@ -146,15 +158,18 @@ def _cell(name: str, cell: str) -> object:
         return cell
     if not cell:
         return None
-    if name == "messages" or (name == "stop" and cell.startswith("[")):
+    beginnings = ("[",) if name == "stop" else ("[", "{")  # a text may well end before a brace
+    if name in ("messages", "prompt_token_ids") or (name in STRUCTURES and cell.startswith(beginnings)):
         try:
             return parse_json(cell)
         except RequestError as error:
+            if name == "metadata":
+                return cell  # as any other text that it may hold
             raise RequestError(f"{name}: {error}") from None
-    if name in ("prompt", "id", "stop"):
-        return cell
-    if PARAMS[name] is bool:
+    if name in BOOLEANS:
         return {"true": True, "1": True, "false": False, "0": False}.get(cell.strip().lower(), cell)
+    if name not in NUMBERS:
+        return cell
     try:
         number = float(cell)
     except ValueError:
@@ -164,9 +179,28 @@ def _cell(name: str, cell: str) -> object:
     return number
 
 
+def _json_line_may_have_id(line: bytes) -> bool:
+    return b'"id"' in line or b"\\u00" in line  # the name of a key may be escaped
+
+
+def _element_may_have_id(text: str) -> bool:
+    return '"id"' in text or "\\u00" in text
+
+
+def _row_may_have_id(item: _Row) -> bool:
+    return "id" in item[0]
+
+
+def _table(delimiter: str, name: str) -> Format:
+    return Format(
+        partial(_rows, delimiter=delimiter), partial(_decode_row, delimiter=name), _row_may_have_id, table=True
+    )
+
+
 FORMATS = {
-    "jsonl": Format(_lines, _decode_json_line),
-    "json": Format(array_elements, _decode_element),
-    "txt": Format(_lines, _decode_text_line),
-    "csv": Format(_rows, _decode_row),
+    "jsonl": Format(_lines, _decode_json_line, _json_line_may_have_id),
+    "json": Format(_elements, _decode_element, _element_may_have_id),
+    "txt": Format(_lines, _decode_text_line, lambda line: False),
+    "csv": _table(",", "comma"),
+    "tsv": _table("\t", "tab"),
 }

@@ -11,19 +11,21 @@ from typing import Any
 from uuid import UUID
 
 from detgen.errors import PromptsError
-from detgen.prompts.record import INTEGERS
+from detgen.prompts.keys import CONTENTS, INTEGERS
 
 _NOTHING = object()
 
 
-def check_columns(name: str, columns: Iterable[str], remedy: str) -> None:
+def check_columns(name: str, columns: Iterable[str], column: str | None, remedy: str) -> None:
     """Make sure that a table has a column of prompts.
 
     Raises:
-        PromptsError: it has neither a column `prompt` nor a column `messages`.
+        PromptsError: it has not the one that is named, or, if none is, none of the usual name.
     """
     columns = list(columns)
-    if "prompt" not in columns and "messages" not in columns:
+    if column is not None and column not in columns:
+        raise PromptsError(f"{name}: no column {column}; choose from {', '.join(columns)}")
+    if column is None and not any(each in columns for each in CONTENTS):
         raise PromptsError(f"{name}: no column prompt or messages among {', '.join(columns)}; {remedy}")
 
 
@@ -38,15 +40,18 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
         value = record.get(name)
         if isinstance(value, float) and value.is_integer():
             record[name] = int(value)
-    messages = record.get("messages")
-    if isinstance(messages, list):  # each message has the keys of all of them, null where it lacks one
-        record["messages"] = [
-            {key: value for key, value in message.items() if value is not None}
-            if isinstance(message, dict)
-            else message
-            for message in messages
-        ]
+    for name in ("messages", "tools"):  # each element has the keys of all of them, null where it lacks one
+        if isinstance(record.get(name), list):
+            record[name] = _without_nulls(record[name])
     return record
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return value
 
 
 def _plain(value: Any) -> Any:

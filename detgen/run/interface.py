@@ -24,6 +24,9 @@ class RunConfig:
         engine: how to build the engine.
         limit: run only the first `limit` prompts; None runs all.
         overwrite: delete what an earlier run wrote to the folder.
+        prompt_column: the key or column that holds the prompts, if it has another name than usual.
+        seed_per_line: derive a seed for each prompt that sets none, from `params.seed` and its id.
+        echo: write the prompt beside each output.
     """
 
     prompts: str
@@ -32,6 +35,9 @@ class RunConfig:
     engine: EngineConfig
     limit: int | None = None
     overwrite: bool = False
+    prompt_column: str | None = None
+    seed_per_line: bool = False
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,11 @@ class RunSummary:
     peak_memory: int
     sha256: str | None
     deterministic: bool
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether no prompt of the run could be run."""
+        return self.written.prompts > 0 and self.written.errors > 0 and not self.written.tokens
 
 
 class EngineLike(Protocol):

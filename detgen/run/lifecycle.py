@@ -67,7 +67,7 @@ def run(
             manifest |= {"created": former["created"], "seconds": former["seconds"]}
         folder.write_manifest(manifest)
         if config.prompts == "-":
-            source = spooled_prompts(folder.keep_received())
+            source.path = folder.keep_received()
 
         return _generate(config, folder, source, inspection, manifest, engine, observer, resumed=former is not None)
 
@@ -146,10 +146,10 @@ def _opened(config: RunConfig, observer: Observer) -> Iterator[tuple[OutputFolde
     try:
         if config.prompts == "-":
             with OutputFolder(config.output or Path("stdin-out"), observer.message) as folder:
-                source = _receive(folder, overwrite=config.overwrite)
+                source = _receive(folder, config)
                 yield folder, source, source.inspect()
         else:
-            source = open_prompts(config.prompts)
+            source = open_prompts(config.prompts, config.prompt_column)
             output = config.output or Path(f"{source.stem}-out")
             _check_apart(source, output)
             inspection = source.inspect()
@@ -174,13 +174,13 @@ def _crashes_noted(folder: OutputFolder) -> Iterator[None]:
         raise
 
 
-def _receive(folder: OutputFolder, *, overwrite: bool) -> Prompts:
+def _receive(folder: OutputFolder, config: RunConfig) -> Prompts:
     """What is piped in; if nothing is, what was piped into the run that is to be resumed."""
     piped = sys.stdin is not None and not sys.stdin.isatty()
     if piped and (received := folder.receive(sys.stdin.buffer)):
-        return spooled_prompts(received)
-    if not overwrite and (kept := folder.kept()):
-        return spooled_prompts(kept)
+        return spooled_prompts(received, config.prompt_column)
+    if not config.overwrite and (kept := folder.kept()):
+        return spooled_prompts(kept, config.prompt_column)
     raise RunError("no prompts on standard input; pipe JSON lines into detgen, or name a file")
 
 
@@ -204,14 +204,20 @@ def _manifest(config: RunConfig, source: Prompts, inspection: Inspection) -> dic
                 "format": source.format,
                 "sha256": inspection.sha256,
                 "prompts": inspection.prompts,
+                **({"prompt_column": config.prompt_column} if config.prompt_column else {}),
             },
-            "parameters": {**asdict(config.params), "limit": config.limit},
+            "parameters": {**asdict(config.params), "limit": config.limit, **_asked(config)},
             "settings": {name: getattr(config.engine, name) for name in _SETTINGS},
             "model": config.engine.target,
             "model_stamp": model_stamp(config.engine),
             "seconds": 0.0,
         }
     )
+
+
+def _asked(config: RunConfig) -> dict[str, bool]:
+    """What is in the manifest only if it was asked for, so that former runs are resumed."""
+    return {name: True for name in ("seed_per_line", "echo") if getattr(config, name)}
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,13 @@ class Work:
         self._writer = writer
         self._observer = observer
         self._total = min(prompts, config.limit or prompts) if prompts is not None else None
-        self._items = source.read(config.params, config.limit)
+        self._items = source.read(
+            config.params,
+            config.limit,
+            echo=config.echo,
+            seed_per_line=config.seed_per_line,
+            say=observer.message,
+        )
         self._name = source.name
         self._exhausted = False
         self._recalled = 0

@@ -19,7 +19,7 @@ from detgen.prompts.array import _CHUNK
 def test_json_array(tmp_path: Path) -> None:
     text = '\ufeff [ {"prompt": "a", "id": "x"},\n"b", 3, {"prompt": NaN}, [], {"prompt": "\\ud83d\\ude00 é"} ]\n'
     items = read(write(tmp_path, "p.json", text))
-    assert [item.id for item in items] == ["x", 2, 3, 4, 5, 6]
+    assert [item.id for item in items] == ["x", "2", "3", "4", "5", "6"]
     assert [getattr(item, "prompt", None) for item in items] == ["a", "b", None, None, None, "😀 é"]
     assert [item.error for item in items if isinstance(item, BadLine)] == [
         'p.json:3: a prompt must be an object such as {"prompt": "..."}, got a number',

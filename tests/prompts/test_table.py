@@ -32,14 +32,14 @@ def test_csv_cells_have_their_columns_types(tmp_path: Path) -> None:
         params=SamplingParams(3, 0.25, deterministic=False, stop=(".",)),
     )  # fmt: skip
     assert isinstance(second, Request)
-    assert (second.id, second.params.max_tokens, second.params.stop) == (5, 4, ("x", "y"))
+    assert (second.id, second.params.max_tokens, second.params.stop) == ("5", 4, ("x", "y"))
     assert isinstance(chat, Request)
     assert (chat.prompt, chat.messages) == (None, [{"role": "user", "content": "hi"}])
     assert [(item.id, item.error) for item in bad if isinstance(item, BadLine)] == [
         ("e", "p.csv:7: prompt is empty"),
         ("f", "p.csv:8: max_tokens must be a whole number of at least 1, got 'many'"),
         ("g", "p.csv:9: deterministic must be true or false, got 'perhaps'"),
-        (10, "p.csv:10: 9 cells under 8 columns; quote a cell that holds a comma"),
+        ("10", "p.csv:10: 9 cells under 8 columns; quote a cell that holds a comma"),
     ]
     assert isinstance(short, Request)
     assert short.prompt == "short"

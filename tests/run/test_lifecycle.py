@@ -24,7 +24,7 @@ def test_a_run_writes_every_prompt_in_input_order(tmp_path: Path, prompts: Path)
     errors = {line["id"]: line["error"] for line in written if "error" in line}
     assert errors == {
         "three": "prompts.jsonl:4: prompt must be a string, got a number",
-        8: "prompts.jsonl:8: not valid JSON: Expecting property name enclosed in double quotes at column 2",
+        "8": "prompts.jsonl:8: not valid JSON: Expecting property name enclosed in double quotes at column 2",
         "nine": "prompts.jsonl:10: 7 tokens, the model has room for 4",
     }
     by_index = {line["index"]: line for line in written}

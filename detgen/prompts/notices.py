@@ -1,0 +1,110 @@
+"""What a person should hear of an input that runs: keys that look misspelt, equal samples, equal ids."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from detgen.engine.request import Request
+from detgen.prompts.keys import misspelt
+
+_PLACES = 1 << 16  # 512 KiB each time
+_KEYS = 100  # misspelt keys that are counted one by one
+_SHOWN = 3
+
+
+@dataclass(slots=True)
+class _Count:
+    lines: int
+    first: int
+    meant: str
+
+
+class Notices:
+    """Looks at records and requests as they are read.
+
+    Its memory has a bound however long the input is. What came before is noticed for certain if it is the last one, and
+    nearly so among the last ten thousand.
+
+    Args:
+        name: of the input, before line numbers.
+        say: takes a line of text.
+        seed_per_line: whether lines have seeds of their own already.
+    """
+
+    def __init__(self, name: str, say: Callable[[str], None], *, seed_per_line: bool) -> None:
+        self._name, self._say, self._seed_per_line = name, say, seed_per_line
+        self._misspelt: dict[str, _Count] = {}
+        self._lines = 0
+        self._sampled: _Seen | None = _Seen()
+        self._ids: _Seen | None = _Seen()
+
+    def record(self, record: object, line: int) -> None:
+        """Count the keys of a record that look misspelt."""
+        if not isinstance(record, dict):
+            return
+        found = [(key, meant) for key in record if (meant := misspelt(key))]
+        self._lines += bool(found)
+        for key, meant in found:
+            if count := self._misspelt.get(key):
+                count.lines += 1
+            elif len(self._misspelt) < _KEYS:
+                self._misspelt[key] = _Count(1, line, meant)
+
+    def request(self, request: Request) -> None:
+        """Say once that a request was there before, and once that its id was."""
+        place = f"{self._name}:{request.line}"
+        if self._ids is not None and self._ids.again(request.id):
+            self._ids = None
+            self._say(f"{place} has the id of an earlier line; tell their outputs apart by index")
+        if request.params.temperature and self._sampled is not None and self._sampled.again(_asked(request)):
+            self._sampled = None
+            remedy = (
+                "give such lines another id, or another seed where they have one of their own"
+                if self._seed_per_line
+                else "--seed-per-line derives a seed from --seed and the id for each line that sets none"
+            )
+            self._say(
+                f"{place} has the prompt, the settings and the seed of an earlier line, so their samples are equal;"
+                f" {remedy}"
+            )
+
+    def end(self) -> None:
+        """Say which keys look misspelt."""
+        counts = sorted(self._misspelt.items(), key=lambda item: (-item[1].lines, item[1].first))
+        shown = [
+            f"{key} in {count.lines:,} (first in {self._name}:{count.first}; did you mean {count.meant}?)"
+            for key, count in counts[:_SHOWN]
+        ]
+        if len(counts) > _SHOWN:
+            shown.append(f"{len(counts) - _SHOWN:,} others")
+        if shown:
+            have = "line has a key" if self._lines == 1 else "lines have keys"
+            self._say(
+                f"{self._lines:,} {have} that detgen does not know but nearly, copied to metadata without effect:"
+                f" {', '.join(shown)}"
+            )
+
+
+class _Seen:
+    """Remembers what it was shown, in a table of fixed size in which the new drives out the old."""
+
+    def __init__(self) -> None:
+        self._table = array("Q", bytes(8 * _PLACES))
+
+    def again(self, value: Any) -> bool:
+        """Whether it was shown before; remembers it."""
+        digest = int.from_bytes(hashlib.blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8).digest())
+        place = digest % _PLACES
+        found = self._table[place] == digest
+        self._table[place] = digest
+        return found
+
+
+def _asked(request: Request) -> tuple[Any, ...]:
+    """Whatever decides a sample."""
+    chat = (request.tools, request.chat_template_kwargs, request.continue_final_message)
+    return request.prompt, request.messages, request.token_ids, chat, request.params

@@ -1,0 +1,53 @@
+"""What the values of a record may be: their kinds in words, their depth, and text that can be read."""
+
+from __future__ import annotations
+
+from detgen.errors import RequestError
+
+# Far below the depth at which Python's JSON encoder fails, far above that of real metadata.
+_DEEPEST = 100
+
+_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def kind(value: object) -> str:
+    """What a JSON value is, in words."""
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def check_depth(name: str, value: object) -> None:
+    """Refuse what is nested too deeply to be written.
+
+    Raises:
+        RequestError: naming the limit.
+    """
+    if _too_deep(value, _DEEPEST):
+        raise RequestError(f"{name and name + ' is '}nested more than {_DEEPEST} deep")
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse half a surrogate pair: JSON can spell it ("\\ud800"), but no tokenizer can read it.
+
+    Raises:
+        RequestError: naming it and its position.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ord(text[error.start])
+        raise RequestError(f"{name} holds half a character, \\u{half:04x} at position {error.start}") from None
+
+
+def _too_deep(value: object, left: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return left == 0 or any(_too_deep(part, left - 1) for part in parts)
