@@ -14,7 +14,6 @@ from detgen.failing import DEBUG
 app = typer.Typer(
     name="detgen",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -33,6 +33,8 @@ def audit_command(
     target: Annotated[
         str | None,
         typer.Option(
+            "--target",
+            "--model",
             metavar="MODEL",
             show_default="the run's own",
             rich_help_panel="Models",

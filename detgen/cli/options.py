@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from functools import partial
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -15,6 +15,9 @@ from detgen.errors import DTypeName, QuantName
 from detgen.failing import limit_reached
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # an internal error ends with 70, see `detgen.failing`
+
+# What number formats are called elsewhere.
+DTYPE_NAMES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 
 _UNITS = {"": 1} | {
     letter.lower() + suffix: base**power
@@ -49,6 +52,14 @@ def parse_device(text: str) -> str:
     return text
 
 
+def parse_dtype(text: str) -> str:
+    """A number format by torch's name or a short one."""
+    name = DTYPE_NAMES.get(text, text)
+    if name not in get_args(DTypeName):
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join((*get_args(DTypeName), *DTYPE_NAMES))}")
+    return name
+
+
 def parse_drafter(text: str) -> str:
     """A drafter by name."""
     if text not in DRAFTERS:
@@ -80,6 +91,8 @@ run_option = partial(typer.Option, rich_help_panel="Run")
 Target = Annotated[
     str | None,
     model_option(
+        "--target",
+        "--model",
         metavar="MODEL",
         show_default="the embedded one",
         help="The model whose text you want: a folder or a Hugging Face name.",
@@ -97,7 +110,11 @@ Device = Annotated[str, model_option(parser=parse_device, metavar="auto|cpu|cuda
 Dtype = Annotated[
     DTypeName,
     model_option(
-        metavar="TYPE", help="float32, bfloat16, float16 or auto: float32 on a CPU, the checkpoint's own type on CUDA."
+        parser=parse_dtype,
+        metavar="TYPE",
+        autocompletion=lambda: list(get_args(DTypeName)),
+        help="float32 (f32), bfloat16 (bf16), float16 (f16) or auto: float32 on a CPU, the checkpoint's own type on"
+        " CUDA.",
     ),
 ]
 TargetQuant = Annotated[QuantName, model_option(metavar="none|nf4|int8", help="Quantize the target with bitsandbytes.")]

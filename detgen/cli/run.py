@@ -22,7 +22,8 @@ EPILOG = "\n".join(
         "  [bold]detgen run chats.jsonl --target models/large --draft models/small[/]",
         "  [bold]zcat prompts.jsonl.gz | detgen run - -o out --stop $'\\n\\n'[/]",
         "",
-        "Exit status: 0 done, 1 prompts could not be run (--strict), 2 refused, 70 internal error, 130 interrupted.",
+        "Exit status: 0 done, 1 no prompt could be run (with --strict: some could not), 2 refused, 70 internal error,"
+        " 130 interrupted.",
     )
 )
 
@@ -35,8 +36,9 @@ def run_command(
         typer.Argument(
             metavar="PROMPTS",
             show_default=False,
-            help="A .jsonl, .json, .txt (one prompt per line) or .csv file, each also as .gz or .zst, or a .parquet"
-            " file; - for JSON lines on stdin; or a dataset: hf://NAME?split=test&column=prompt or a local folder.",
+            help="A .jsonl, .json, .txt (one prompt per line), .csv or .tsv file, each also as .gz or .zst, or a"
+            " .parquet file; - for JSON lines on stdin; or a dataset: hf://NAME?split=test&column=prompt or a local"
+            " folder.",
         ),
     ],
     target: options.Target = None,
@@ -63,6 +65,9 @@ def run_command(
         float, sampling_option(metavar="P", help="Drop tokens less likely than P times the most likely one; 0 is off.")
     ] = 0.0,
     seed: Annotated[int, sampling_option(metavar="N", help="Another seed gives another sample.")] = 0,
+    seed_per_line: Annotated[
+        bool, sampling_option("--seed-per-line", help="Derive a seed for each line from the seed and the line's id.")
+    ] = False,
     n: Annotated[int, sampling_option("--n", metavar="N", help="Samples per prompt.")] = 1,
     stop: Annotated[
         list[str] | None,
@@ -117,6 +122,15 @@ def run_command(
             help="Folder for outputs.jsonl, acceptance.jsonl and manifest.json. An unfinished run in it is resumed.",
         ),
     ] = None,
+    prompt_column: Annotated[
+        str | None,
+        options.run_option(
+            metavar="NAME",
+            show_default="prompt or messages",
+            help="The column of a table, or the key of a JSON line, that holds the prompts.",
+        ),
+    ] = None,
+    echo: Annotated[bool, options.run_option("--echo", help="Write the prompt beside each output.")] = False,
     limit: options.Limit = None,
     overwrite: Annotated[
         bool, options.run_option("--overwrite", help="Start over: delete what an earlier run wrote.")
@@ -180,7 +194,18 @@ def run_command(
                 kv_memory=kv_memory,
                 allow_nondeterministic=allow_nondeterministic,
             )
-            summary = run(RunConfig(prompts, output, params, engine, limit, overwrite), display)
+            config = RunConfig(
+                prompts,
+                output,
+                params,
+                engine,
+                limit,
+                overwrite,
+                prompt_column=prompt_column,
+                seed_per_line=seed_per_line,
+                echo=echo,
+            )
+            summary = run(config, display)
     except (EngineError, RequestError, RunError) as error:
         display.error(options.as_typed(error))
         raise typer.Exit(options.REFUSED) from None
@@ -191,12 +216,14 @@ def run_command(
         display.console.print(f"  {options.same_command()}", soft_wrap=True, markup=False)
         raise typer.Exit(options.INTERRUPTED)
 
-    from detgen.show.run import print_summary
+    from detgen.show.run import failures, print_summary
 
     try:
         if not quiet:
             print_summary(summary)
     except OSError as error:  # such as a full disk that standard output goes to; the run itself is complete
         display.error(f"cannot write the summary: {error.strerror}; the outputs are complete in {summary.output}")
-    if strict and summary.written.errors:
+    for line in failures(summary):
+        display.notice(line)
+    if summary.written.errors and (strict or summary.all_failed):
         raise typer.Exit(options.FAILED)

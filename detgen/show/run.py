@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from detgen.outputs import first_errors
 from detgen.show.screen import Screen, clock, size
 
 if TYPE_CHECKING:
     from detgen.engine.stats import DrafterStats
     from detgen.run import RunSummary
+
+_SHOWN = 3  # errors
 
 
 def print_summary(summary: RunSummary) -> None:
@@ -25,6 +28,19 @@ def print_summary(summary: RunSummary) -> None:
     console = Screen(highlight=False)
     for label, value in rows:
         console.print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
+
+
+def failures(summary: RunSummary) -> Iterator[str]:
+    """What could not be run: how much, the first errors, and where the rest are; nothing if all could."""
+    written = summary.written
+    if not written.errors:
+        return
+    whole = "none of the prompts could be run" if summary.all_failed else f"{written.errors:,} could not be run"
+    errors = first_errors(summary.output / "outputs.jsonl", _SHOWN)
+    yield f"{whole}:" if errors else whole
+    yield from (f"  {error}" for error in errors)
+    if written.errors > len(errors):
+        yield f"  {written.errors - len(errors):,} more are in {summary.output / 'outputs.jsonl'}, under error"
 
 
 def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
