@@ -104,7 +104,7 @@ def _from_file(path: str) -> list[str]:
             if isinstance(item, BadLine):
                 raise BenchError(f"{item.error}; a benchmark takes only files without bad lines")
             if item.prompt is None:
-                raise BenchError(f"line {item.line} is a chat; a benchmark takes only prompts")
+                raise BenchError(f"line {item.line} is a chat or token ids; a benchmark takes only prompts")
             texts.append(item.prompt)
     except PromptsError as error:
         raise BenchError(str(error)) from error

@@ -64,7 +64,10 @@ def read_pool(prompts: str | None, limit: int | None, extent: Extent, observer: 
         if len(many) >= extent.prompts:
             break
         again = [replace(r, prompt=words + r.prompt) for r in requests if r.prompt is not None]
-        many += again or [replace(r, prompt=words + str((r.messages or [{}])[0]), messages=None) for r in requests]
+        many += again or [
+            replace(r, prompt=f"{words}{(r.messages or [r.token_ids])[0]}", messages=None, token_ids=None)
+            for r in requests
+        ]
     return make_pool(many[: extent.prompts], extent.lengths, extent.longest, extent.cut)
 
 

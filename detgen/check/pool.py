@@ -174,6 +174,6 @@ def make_pool(requests: list[Request], lengths: tuple[tuple[int, int], ...], lon
         prompt = request.prompt[:cut] if request.prompt and cut and i else request.prompt
         params = SamplingParams(max_tokens=tokens)
         made.append(replace(request, index=i, id=i + 1, prompt=prompt, params=params, metadata={}))
-    texts = [r.prompt or "".join(str(m["content"]) for m in r.messages or []) for r in requests]
+    texts = [r.prompt or "".join(str(m.get("content")) for m in r.messages or []) for r in requests]
     joined = "\n".join(texts) or "text "
     return Pool(made, (joined * (longest // len(joined) + 1))[:longest])

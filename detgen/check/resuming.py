@@ -85,7 +85,16 @@ def _options(task: Task, config: EngineConfig) -> list[str]:
 
 def _line(request: Request) -> dict[str, Any]:
     """The request as a line of a prompts file."""
-    line = {"id": request.id, "prompt": request.prompt, "messages": request.messages, **asdict(request.params)}
+    line = {
+        "id": request.id,
+        "prompt": request.prompt,
+        "messages": request.messages,
+        "prompt_token_ids": request.token_ids,
+        "tools": request.tools,
+        "chat_template_kwargs": request.chat_template_kwargs,
+        "continue_final_message": request.continue_final_message or None,
+        **asdict(request.params),
+    }
     return {key: value for key, value in line.items() if value is not None}
 
 

@@ -36,8 +36,11 @@ STRUCTURES = KEYS - {"id", "prompt", *NUMBERS, *BOOLEANS}
 _EDITS = ((11, 2), (6, 1))
 # Names of metadata that are one edit away from a key.
 _ORDINARY = frozenset({"logprob"})
-# Whoever misspells what holds the prompt is told by an error; `id` and `n` are too short to be near anything.
-_MISSPELT = sorted({*KEYS, *UNSUPPORTED, *OTHER_NAMES} - {"id", "n", "metadata", *CONTENTS})
+# Whoever misspells what holds the prompt is told by an error; `id` and `n` are too short to be near anything; and short
+# names of what is refused are words of everyday.
+_MISSPELT = sorted(
+    (KEYS - {"id", "n", "metadata", *CONTENTS}) | {name for name in {*UNSUPPORTED, *OTHER_NAMES} if len(name) > 10}
+)
 _LONGEST = max(map(len, _MISSPELT)) + 4
 
 

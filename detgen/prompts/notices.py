@@ -80,7 +80,7 @@ class Notices:
             for key, count in counts[:_SHOWN]
         ]
         if len(counts) > _SHOWN:
-            shown.append(f"{len(counts) - _SHOWN:,} others")
+            shown.append(f"and {len(counts) - _SHOWN:,} more")
         if shown:
             have = "line has a key" if self._lines == 1 else "lines have keys"
             self._say(
