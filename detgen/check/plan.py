@@ -65,7 +65,7 @@ def read_pool(prompts: str | None, limit: int | None, extent: Extent, observer: 
             break
         again = [replace(r, prompt=words + r.prompt) for r in requests if r.prompt is not None]
         many += again or [
-            replace(r, prompt=f"{words}{(r.messages or [r.token_ids])[0]}", messages=None, token_ids=None)
+            replace(r, prompt=f"{words}{(r.messages or r.token_ids or ('',))[0]}", messages=None, token_ids=None)
             for r in requests
         ]
     return make_pool(many[: extent.prompts], extent.lengths, extent.longest, extent.cut)

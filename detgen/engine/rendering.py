@@ -10,8 +10,6 @@ from typing import Any
 from detgen.engine.request import Request
 from detgen.errors import RequestError
 
-# A template that tests for null has a use for it; any other would print it as "None".
-_TESTS_FOR_NONE = re.compile(r"\bcontent\b[\"'\])]*\s+is\s+(?:not\s+)?none", re.IGNORECASE)
 _LONGEST_REASON = 500
 
 
@@ -20,7 +18,7 @@ def render_chat(tokenizer: Any, model: str, request: Request) -> str:
 
     What templates expect differs from what people send, so messages are changed as vLLM changes them: several text
     parts are joined by line breaks, the arguments of tool calls are objects instead of JSON in a string, and content
-    that is null is empty (unless the template tests for null).
+    that is null is empty, since many templates would print it as "None".
 
     Args:
         tokenizer: has the template.
@@ -38,7 +36,7 @@ def render_chat(tokenizer: Any, model: str, request: Request) -> str:
         _check_used(source, "tools" if tools else None, variables, tokenizer)
         text = str(
             tokenizer.apply_chat_template(
-                [_message(message, source) for message in request.messages or ()],
+                [_message(message) for message in request.messages or ()],
                 tools=tools,
                 add_generation_prompt=not request.continue_final_message,
                 continue_final_message=request.continue_final_message,
@@ -67,16 +65,16 @@ def _check_used(source: str, tools: str | None, variables: dict[str, Any], token
         if name in taken:
             raise RequestError(f"chat_template_kwargs cannot set {name}; give it beside messages, if it is known there")
     for name in ([tools] if tools else []) + list(variables):
-        if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", source):
-            raise RequestError(f"the model's chat template has no use for {name}; leave it out")
+        if not name.isidentifier() or not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", source):
+            raise RequestError(f"the model's chat template has no use for {name or repr(name)}; leave it out")
 
 
-def _message(message: dict[str, Any], source: str) -> dict[str, Any]:
+def _message(message: dict[str, Any]) -> dict[str, Any]:
     changed = dict(message)
     content = message.get("content")
     if isinstance(content, list):
         changed["content"] = "\n".join(part["text"] for part in content)
-    elif content is None and not _TESTS_FOR_NONE.search(source):
+    elif content is None:
         changed["content"] = ""
     if isinstance(calls := message.get("tool_calls"), list):
         changed["tool_calls"] = [_call(call) for call in calls]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, get_type_hints
 
 from detgen.engine.request import SamplingParams
@@ -77,10 +77,12 @@ def misspelt(key: str) -> str | None:
     letters = _letters(key)
     if len(letters) < 4:
         return None
-    for known in _MISSPELT:
-        if _near(letters, _letters(known)):
-            return known
-    return None
+    return next((known for known, its in _known_letters().items() if _near(letters, its)), None)
+
+
+@cache
+def _known_letters() -> dict[str, str]:
+    return {known: _letters(known) for known in _MISSPELT}
 
 
 def _letters(name: str) -> str:

@@ -95,7 +95,10 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
         ({"tools": ["f"]}, "tools must be a list of objects, got a list of others"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be an object, got a list"),
         ({"continue_final_message": 1}, "continue_final_message must be true or false, got a number"),
-        ({"continue_final_message": True}, "continue_final_message needs a last message of the assistant that has a text"),
+        (
+            {"continue_final_message": True},
+            "continue_final_message needs a last message of the assistant that has a text",
+        ),
         ({"tool_choice": "required"}, "tool_choice is not supported: detgen cannot make a model call a tool; "),
         ({"add_generation_prompt": False}, "add_generation_prompt is not supported but as true here: "),
     ],
@@ -140,7 +143,10 @@ def test_token_ids(tmp_path: Path) -> None:
         ('{"prompt_token_ids": [true]}', "prompt_token_ids[0] must be a whole number of at least 0, got true or false"),
         ('{"prompt_token_ids": [[1]]}', "prompt_token_ids[0] must be a whole number of at least 0, got a list"),
         ('{"prompt_token_ids": [1], "prompt": "a"}', "both prompt and prompt_token_ids are given; give one of them"),
-        ('{"prompt_token_ids": [1], "messages": [1]}', "both messages and prompt_token_ids are given; give one of them"),
+        (
+            '{"prompt_token_ids": [1], "messages": [1]}',
+            "both messages and prompt_token_ids are given; give one of them",
+        ),
     ],
 )
 def test_token_ids_that_are_none(tmp_path: Path, line: str, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,34 @@ from detgen.prompts.keys import misspelt
 from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 
 # Names that data sets give their columns.
-METADATA = """
-    it top name task tags tag step steps index idx idx_in_set row row_id line lines path file filename file_name url link
-    title text body content contents input inputs output outputs instruction instructions question questions query answer
-    answers choice choices option options context contexts passage passages document documents doc docs summary summaries
-    article label labels class category topic topics subject level difficulty score scores rating rank weight weights
-    source sources origin dataset subset split domain lang language locale country city date time timestamp created
-    created_at updated updated_at year month day hour version revision author authors user username user_id uid uuid guid
-    key keys value values type kind status state done error errors reason comment comments note notes description
-    explanation rationale reasoning thought thoughts solution solutions test tests test_cases unit_tests canonical_solution
-    entry_point code snippet function func repo repository commit message commit_message license stars size length
-    num_tokens n_tokens in_tokens out_tokens input_tokens output_tokens token_count tokens word_count words chars
-    total_tokens prompt_tokens completion_tokens prompt_id prompts prompt_name response responses completion completions
-    generation generations target targets reference references gold ground_truth expected expected_output prediction
-    predictions logprob model model_name model_id temp template templates prefix suffix system system_prompt role persona
-    conversation conversations dialog dialogue chat history turn turns turn_id session session_id conversation_id parent
-    parent_id children group group_id batch batch_id custom_id request_id sample sample_id example example_id item item_id
-    problem problem_id problem_name constraint constraints hints hint image images audio video width height seeds feed need
-    speed stopped stops stop_time shop min max mean median sum mode tool min_length_chars max_score min_score top_score
+METADATA = re.findall(
+    r"\w+",
+    """
+    it top name task tags tag step steps index idx idx_in_set row row_id line lines path file filename file_name url
+    link title text body content contents input inputs output outputs instruction instructions question questions
+    query answer answers choice choices option options context contexts passage passages document documents doc docs
+    summary summaries article label labels class category topic topics subject level difficulty score scores rating
+    rank weight weights source sources origin dataset subset split domain lang language locale country city date
+    time timestamp created created_at updated updated_at year month day hour version revision author authors user
+    username user_id uid uuid guid key keys value values type kind status state done error errors reason comment
+    comments note notes description explanation rationale reasoning thought thoughts solution solutions test tests
+    test_cases unit_tests canonical_solution entry_point code snippet function func repo repository commit message
+    commit_message license stars size length num_tokens n_tokens in_tokens out_tokens input_tokens output_tokens
+    token_count tokens word_count words chars total_tokens prompt_tokens completion_tokens prompt_id prompts
+    prompt_name response responses completion completions generation generations target targets reference references
+    gold ground_truth expected expected_output prediction predictions logprob model model_name model_id temp
+    template templates prefix suffix system system_prompt role persona conversation conversations dialog dialogue
+    chat history turn turns turn_id session session_id conversation_id parent parent_id children group group_id
+    batch batch_id custom_id request_id sample sample_id example example_id item item_id problem problem_id
+    problem_name constraint constraints hints hint image images audio video width height seeds feed need speed
+    stopped stops stop_time shop min max mean median sum mode tool min_length_chars max_score min_score top_score
     meta meta_data metadata_1 extra info data payload config params parameters settings args kwargs flags flag bool
-    format formats schema pattern regex grammar_error sentiment emotion toxicity entity entities aspect premise hypothesis
-    claim evidence claim_id gender age price product brand store review review_id stop_reason finish_reason seed_id
-    seed_task seed_text is_good is_valid valid hash md5 sha sha256 digest checksum deterministic_hash
-""".split()
+    format formats schema pattern regex grammar_error sentiment emotion toxicity entity entities aspect premise
+    hypothesis claim evidence claim_id gender age price product brand store review review_id stop_reason
+    finish_reason seed_id seed_task seed_text is_good is_valid valid hash md5 sha sha256 digest checksum
+    deterministic_hash
+""",
+)
 
 
 def test_two_names_of_max_tokens(tmp_path: Path) -> None:
