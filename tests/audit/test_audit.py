@@ -86,6 +86,49 @@ def test_untouched(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
     assert result.run_speed is not None
 
 
+def test_a_run_with_all_that_can_be_asked(tmp_path: Path, engine: Engine) -> None:
+    """The audit reads the prompts as the run did, and judges the prompts beside the outputs."""
+    lines: list[dict[str, Any]] = [
+        {"q": "def add(a, b):\n"},
+        {"q": "def add(a, b):\n", "id": "named", "max_new_tokens": 5},
+        {"q": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+        {
+            "q": [{"role": "user", "content": "sort"}, {"role": "assistant", "content": "def sort("}],
+            "continue_final_message": True,
+        },
+        {"q": [5, 6, 7], "n": 2},
+        {"q": "x", "num_beams": 4},
+        {"prompt": "not asked for"},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True}
+    params = SamplingParams(max_tokens=8, temperature=1.0)
+    run(
+        RunConfig(str(path), tmp_path / "out", params, EngineConfig(), **asked), Silent(), build_engine=lambda _: engine
+    )
+    found = [json.loads(line) for line in (tmp_path / "out" / "outputs.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in found] == ["1", "named", "3", "4", "5", "5", "6", "7"]
+    assert found[0]["text"] != found[1]["text"]
+    out = tmp_path / "out"
+    result = Audit(out, read_manifest(out), engine, None).run(Silent())
+    assert result.findings == []
+    assert result.samples == 6
+    shutil.copytree(out, tmp_path / "seeds")
+    change_manifest(tmp_path / "seeds", lambda manifest: manifest["parameters"].pop("seed_per_line"))
+    assert Audit(tmp_path / "seeds", read_manifest(tmp_path / "seeds"), engine, None).run(Silent()).findings
+    shutil.copytree(out, tmp_path / "column")
+    change_manifest(tmp_path / "column", lambda manifest: manifest["input"].pop("prompt_column"))
+    assert Audit(tmp_path / "column", read_manifest(tmp_path / "column"), engine, None).run(Silent()).findings
+
+    def claim_another(found: list[dict[str, Any]]) -> None:
+        found[0]["prompt"] = "another"
+
+    edit(out, claim_another)
+    (finding, *_) = Audit(out, read_manifest(out), engine, None).run(Silent()).findings
+    assert "prompt is 'another'" in str(finding)
+
+
 @pytest.mark.parametrize("concurrent", [True, False])
 def test_threads(
     folder: Path,

@@ -30,7 +30,7 @@ OPTIONS = (
     *("--output", "-o", "--target", "--draft", "--drafter", "--draft-tokens", "--verify-window", "--batch-size"),
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--n", "--stop", "--device"),
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
-    *("--quiet", "-q", "--allow-nondeterministic"),
+    *("--quiet", "-q", "--allow-nondeterministic", "--seed-per-line", "--prompt-column", "--echo"),
 )
 SUMMARY = RunSummary(
     status="finished",
@@ -149,7 +149,7 @@ def test_every_option_arrives(run_with: Invoke) -> None:
         "--no-deterministic",
         *("--device", "cuda:1", "--dtype", "bfloat16", "--target-quant", "nf4", "--draft-quant", "int8"),
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
-        "--allow-nondeterministic",
+        *("--allow-nondeterministic", "--prompt-column", "q", "--seed-per-line", "--echo"),
     )
     assert result.exit_code == 0, result.output
     params = SamplingParams(
@@ -185,7 +185,41 @@ def test_every_option_arrives(run_with: Invoke) -> None:
         kv_memory=4 * 2**30,
         allow_nondeterministic=True,
     )
-    assert config == RunConfig("-", Path("folder"), params, engine, limit=9, overwrite=True)
+    asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True}
+    assert config == RunConfig("-", Path("folder"), params, engine, limit=9, overwrite=True, **asked)
+
+
+@pytest.mark.parametrize("command", ["run", "audit", "bench", "verify-determinism"])
+def test_the_model_has_two_names(command: str, run_with: Invoke) -> None:
+    help = invoke(command, "--help").stdout
+    assert "--target,--model" in help
+    if command == "run":
+        for name in ("--target", "--model"):
+            assert run_with("prompts.jsonl", name, "folder")[1].engine.target == "folder"
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("f32", "float32"), ("fp32", "float32"), ("bf16", "bfloat16"), ("f16", "float16"), ("fp16", "float16")],
+)
+def test_number_formats_have_one_name_behind_the_command_line(run_with: Invoke, given: str, name: str) -> None:
+    assert run_with("prompts.jsonl", "--dtype", given)[1].engine.dtype == name
+    assert run_with("prompts.jsonl", "--dtype", name)[1].engine.dtype == name
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("run --prompt-c", "--prompt-column"), ("run p.jsonl --dtype bf", "bfloat16"), ("au", "audit")]
+)
+def test_a_shell_completes_what_is_typed(words: str, found: str) -> None:
+    asked = {
+        "_DETGEN_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"detgen {words}",
+        "COMP_CWORD": str(words.count(" ") + 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "detgen"], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [found]
 
 
 def test_every_engine_and_sampling_setting_has_an_option() -> None:
@@ -284,6 +318,31 @@ def test_errors_matter_under_strict_alone(run_with: Invoke) -> None:
     assert run_with("prompts.jsonl", "--strict", outcome=failed)[0].exit_code == 1
     assert run_with("prompts.jsonl", "--strict")[0].exit_code == 0
     assert run_with("prompts.jsonl", "--strict", outcome=replace(failed, status="already finished"))[0].exit_code == 1
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+@pytest.mark.parametrize("status", ["finished", "already finished"])
+def test_a_run_in_which_every_prompt_failed_is_no_success(
+    run_with: Invoke, tmp_path: Path, status: Any, quiet: list[str]
+) -> None:
+    lines = [f'{{"error":"p.jsonl:{n}: bad\\u001b[31m"}}\n' for n in range(1, 6)]
+    (tmp_path / "outputs.jsonl").write_text("".join(lines))
+    all_bad = replace(SUMMARY, status=status, output=tmp_path, written=Totals(prompts=5, errors=5))
+    result, _ = run_with("prompts.jsonl", *quiet, outcome=all_bad)
+    assert result.exit_code == 1
+    shown = [line for line in result.stderr.splitlines() if "a message" not in line]
+    assert shown[0] == "detgen: none of the prompts could be run:"
+    assert [line[:24] for line in shown[1:4]] == [f"detgen:   p.jsonl:{n}: bad" for n in (1, 2, 3)]
+    assert shown[4:] == [f"detgen:   2 more are in {tmp_path / 'outputs.jsonl'}, under error"]
+
+
+def test_the_first_errors_of_a_run_are_shown(run_with: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "outputs.jsonl").write_text('{"text":"a"}\n{"error":"p.jsonl:2: bad"}\n')
+    some_bad = replace(SUMMARY, output=tmp_path, written=Totals(prompts=2, samples=1, errors=1, tokens=3))
+    result, _ = run_with("prompts.jsonl", outcome=some_bad)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[1:] == ["detgen: 1 could not be run:", "detgen:   p.jsonl:2: bad"]
+    assert run_with("prompts.jsonl")[0].stderr == "detgen: a message\n"
 
 
 @pytest.mark.parametrize("outcome", [replace(SUMMARY, status="interrupted", sha256=None), KeyboardInterrupt()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Completion, SamplingParams, TokenLogprobs, TokenRecord
-from detgen.outputs.lines import acceptance_lines, bad_line, dump, output_line, request_digest
+from detgen.outputs.lines import acceptance_lines, bad_line, dump, output_line, request_digest, shallow
 from detgen.prompts import BadLine
 
 
@@ -79,8 +80,31 @@ def test_whatever_is_dumped_is_json_in_utf_8(value: Any) -> None:
         {"prompt": None, "messages": [{"role": "user", "content": "prompt 0"}]},
         {"params": SamplingParams(seed=1)},
         {"metadata": {"a": 1}},
+        {"tools": [{}]},
+        {"chat_template_kwargs": {"a": 1}},
+        {"continue_final_message": True},
+        {"echo": True},
     ],
 )
 def test_the_digest_covers_whatever_decides_a_line(change: dict[str, Any]) -> None:
     assert request_digest(replace(request(0), **change)) != request_digest(request(0))
     assert request_digest(replace(request(0), line=99)) == request_digest(request(0))
+
+
+def test_the_digest_of_a_plain_request_is_what_it_was() -> None:
+    """Or else the journals of former runs could not be resumed."""
+    asked = {name: getattr(request(0), name) for name in ("id", "prompt", "messages", "token_ids", "metadata")}
+    asked["params"] = shallow(request(0).params)
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+    assert request_digest(request(0)) == hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def test_an_output_line_may_repeat_its_prompt() -> None:
+    for asked in ({"prompt": "é"}, {"messages": [{"role": "user", "content": "a"}]}, {"token_ids": (3, 4)}):
+        req = replace(request(0), **{"prompt": None, **asked, "echo": True})
+        line = json.loads(output_line(completion(req)))
+        (name, value), *_ = asked.items()
+        assert list(line)[3] == ("prompt_token_ids" if name == "token_ids" else name)
+        assert line[list(line)[3]] == (list(value) if isinstance(value, tuple) else value)
+        failed = json.loads(output_line(Completion(req, error="too long")))
+        assert list(failed) == ["id", "index", "sample", "error"]
