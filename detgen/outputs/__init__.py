@@ -13,6 +13,7 @@ from detgen.outputs.failures import first_errors
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.identity import differences, model_stamp
 from detgen.outputs.lines import dump, echoed
+from detgen.outputs.manifest import parse_manifest, sampling_params
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [
@@ -26,5 +27,7 @@ __all__ = [
     "echoed",
     "first_errors",
     "model_stamp",
+    "parse_manifest",
     "read_entries",
+    "sampling_params",
 ]

@@ -13,10 +13,9 @@ from typing import Any, BinaryIO
 from detgen.errors import OutputError
 from detgen.outputs.base import Directory, copy, digest, free_folder, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
+from detgen.outputs.manifest import parse_manifest
 
 _ELSEWHERE = "choose another folder with -o"
-_KEYS = {"detgen", "status", "input", "parameters"}
-_INPUT_KEYS = {"path", "format", "sha256"}
 
 OUTPUTS, ACCEPTANCE, JOURNAL, SPOOL = "outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl"
 _MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
@@ -150,16 +149,11 @@ class OutputFolder:
         place = self.path / _MANIFEST
         try:
             with self.directory.reader(_MANIFEST) as file:
-                manifest: dict[str, Any] = json.loads(file.read())
+                return parse_manifest(file.read(), place)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise OutputError(f"cannot read {place}: {reason}; {_ELSEWHERE}") from error
-        described = manifest.get("input") if isinstance(manifest, dict) and manifest.keys() >= _KEYS else None
-        if not isinstance(described, dict) or not described.keys() >= _INPUT_KEYS:
-            raise OutputError(f"{place} is not a manifest of detgen; {_ELSEWHERE}")
-        return manifest
+        except OSError as error:
+            raise OutputError(f"cannot read {place}: {error.strerror}; {_ELSEWHERE}") from error
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace the manifest."""

@@ -35,13 +35,36 @@ class FakeEngine:
         self._device = device
 
     def profile(self) -> dict[str, Any]:
-        return {"device": self._device, "dtype": "float32", "models": {"target": {"digest": "t"}}}
+        target = {"name": "fake", "digest": "t", "quant": "none"}
+        versions = {"torch": "1"}
+        return {
+            "target": target,
+            "dtype": "float32",
+            "device": self._device,
+            "capability": "fake",
+            "versions": versions,
+            "attention": "blocks",
+        }
 
     def probe_report(self) -> dict[str, Any]:
-        return {"row_invariant": self._device != "odd", "rows": (4, 8)}
+        return {
+            "row_invariant": self._device != "odd",
+            "attention": "blocks",
+            "tile_rows": 1,
+            "rows": (4, 8),
+            "dense": True,
+            "key_lengths": (64,),
+            "other_rows": (),
+            "threads": (1,),
+            "passes": 1,
+            "positions": 1,
+            "reference_error": 0.0,
+            "seconds": 0.1,
+        }
 
     def draft_profile(self) -> dict[str, Any] | None:
-        return {"digest": self._config.draft}
+        draft = self._config.draft
+        return None if draft is None else {"name": "draft", "digest": str(draft), "quant": "none"}
 
     def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
         self.streams += 1
