@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from detgen.audit.ties import rounding_explains
 from detgen.engine import Engine
+from detgen.engine.decoding import judge_rows
 from detgen.engine.logprobs import token_logprobs
 from detgen.engine.request import TokenLogprobs
 from detgen.engine.sequence import Sequence
@@ -58,8 +61,10 @@ class Audited:
         label: whatever the caller knows it by.
         logprobs: as the run wrote them, one per token; None if there are none.
         tolerance: error of another profile's logits, as a share of a row's largest; 0 where bit equality is promised.
+        scores: log-probability and margin of each token as the acceptance log has them; None if it is not to be judged.
         mismatches: filled by `judge`.
         wrong_logprobs: likewise, in words, and whether the tolerance explains it; of tokens that are right.
+        wrong_scores: likewise, of the acceptance log.
     """
 
     sequence: Sequence
@@ -67,8 +72,10 @@ class Audited:
     label: str = ""
     logprobs: list[TokenLogprobs] | None = None
     tolerance: float = 0.0
+    scores: list[tuple[float | None, float | None]] | None = None
     mismatches: list[Mismatch] = field(default_factory=list)
     wrong_logprobs: list[tuple[str, bool]] = field(default_factory=list)
+    wrong_scores: list[tuple[str, bool]] = field(default_factory=list)
 
     def choice(self, place: int) -> Choice:
         """How the token at a place of the completion is chosen."""
@@ -182,43 +189,120 @@ def _windows(readings: list[_Reading], most: int) -> Iterator[tuple[_Reading, Wi
         readings = [r for r in readings if len(r.tokens) > start]
 
 
+@torch.inference_mode()
 def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]]) -> None:
-    """One pass, and its choices beside the tokens that were committed."""
+    """One pass, and what its logits give beside what was written."""
     logits = forward.run([w for _, w in read], shapes)
-    wanted = [(r, r.place(w), w.logits) for r, w in read if w.logits]
+    _check_finite(forward.broken, read)
+    wanted = [(r.audited, r.place(w), w.logits) for r, w in read if w.logits]
     if not wanted:
         return
-    committed = torch.tensor([t for r, place, count in wanted for t in r.audited.tokens[place : place + count]])
-    choices = [r.audited.choice(place + i) for r, place, count in wanted for i in range(count)]
-    picked = choose(logits, choices).tokens
-    wrong = (picked != committed.to(picked.device)).nonzero()[:, 0].tolist()
+    committed = torch.tensor([t for a, place, count in wanted for t in a.tokens[place : place + count]])
+    choices = [a.choice(place + i) for a, place, count in wanted for i in range(count)]
+    picked = choose(logits, choices)
+    right = picked.tokens.cpu() == committed
+    if not right.all():
+        places = [(a, place + i) for a, place, count in wanted for i in range(count)]
+        for i in (~right).nonzero()[:, 0].tolist():
+            audited, place = places[i]
+            audited.mismatches.append(_mismatch(logits[i], audited, place, int(picked.tokens[i])))
+    errors = None
+    if any(a.tolerance for a, _, _ in wanted):
+        errors = logits.abs().masked_fill_(~logits.isfinite(), 0).amax(-1)  # the logits will be overwritten
+    logprobs, chosen, margins = judge_rows(logits, picked, list(range(len(logits))))
     at = 0
-    for r, place, count in wanted:
-        if r.audited.logprobs is not None:
-            _check_logprobs(logits[at : at + count], picked[at : at + count], r.audited, place)
+    for audited, place, count in wanted:
+        part = slice(at, at + count)
+        if np.isnan(chosen[part]).any():
+            _should_have_failed(audited, f"the logits of token {place + int(np.isnan(chosen[part]).argmax())}")
+        error = (audited.tolerance * errors[part]).tolist() if errors is not None else [0.0] * count
+        given = _Given(logprobs[part], chosen[part], margins[part], right[part].tolist(), error)
+        if audited.scores is not None:
+            _check_scores(audited, place, given)
+        if audited.logprobs is not None:
+            _check_logprobs(audited, place, given)
         at += count
-    if not wrong:
+
+
+def _check_finite(broken: list[int], read: list[tuple[_Reading, Window]]) -> None:
+    """Note the samples that have one of the `broken` rows of a pass."""
+    if not broken:
         return
-    places = [(r.audited, place + i) for r, place, count in wanted for i in range(count)]
-    for i in wrong:
-        audited, place = places[i]
-        audited.mismatches.append(_mismatch(logits[i], audited, place, int(picked[i])))
+    row = 0
+    for reading, window in read:
+        at = next((i - row for i in broken if row <= i < row + len(window.tokens)), None)
+        if at is not None:
+            _should_have_failed(reading.audited, f"the hidden states at position {window.start + at}")
+        row += len(window.tokens)
 
 
-def _check_logprobs(logits: torch.Tensor, picked: torch.Tensor, audited: Audited, place: int) -> None:
-    """Log-probabilities beside what logits, float32 [rows, vocabulary], give for the tokens picked by them."""
-    written = (audited.logprobs or [])[place : place + len(logits)]
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs.gather(-1, picked[:, None])[:, 0].tolist()
-    expected = token_logprobs(logprobs, chosen, audited.sequence.request.params.logprobs or 0)
-    tokens = audited.tokens[place : place + len(logits)]
-    for i, (a, b, token, best) in enumerate(zip(written, expected, tokens, picked.tolist(), strict=True)):
-        if token == best and a != b:
+def _should_have_failed(audited: Audited, where: str) -> None:
+    what = f"{where} are not finite, so the sample should have ended with an error"
+    audited.wrong_logprobs.append((what, False))
+
+
+class _Given(NamedTuple):
+    """What the logits of some consecutive tokens give.
+
+    Attributes:
+        logprobs: float32 [tokens, vocabulary].
+        chosen: log-probability of each chosen token.
+        margins: of each chosen token; None where there was no other candidate.
+        right: whether the token is the chosen one; only then the others are compared.
+        errors: largest error of differences of logits that the tolerance allows.
+    """
+
+    logprobs: torch.Tensor
+    chosen: list[float]
+    margins: list[float | None]
+    right: list[bool]
+    errors: list[float]
+
+
+def _check_scores(audited: Audited, place: int, given: _Given) -> None:
+    """Log-probabilities and margins of the acceptance log beside what the logits give."""
+    written = (audited.scores or [])[place : place + len(given.chosen)]
+    expected = list(zip(given.chosen, given.margins, strict=True))
+    if _same_bits(written, expected):
+        return
+    temperature = audited.sequence.request.params.temperature or 1.0
+    filtered = audited.sequence.choice().filtered
+    for i, (was, now) in enumerate(zip(written, expected, strict=True)):
+        if not given.right[i] or _same_bits([was], [now]):
+            continue
+        what = f"logprob and margin are {was[0]} and {was[1]}, the logits give {now[0]} and {now[1]}"
+        pairs = list(zip(was, now, strict=True))
+        apart = [0.0 if _same_bits([a], [b]) else abs(_finite(a) - _finite(b)) for a, b in pairs]
+        # A margin is a difference of logits / temperature, and a filter may have dropped another runner-up.
+        allowed = [2 * given.errors[i], math.inf if filtered else 2 * given.errors[i] / temperature]
+        tie = audited.tolerance > 0 and all(a <= b for a, b in zip(apart, allowed, strict=True))
+        audited.wrong_scores.append((f"token {place + i}: {what}", tie))
+
+
+def _check_logprobs(audited: Audited, place: int, given: _Given) -> None:
+    """Log-probabilities of the output line beside what the logits give."""
+    written = (audited.logprobs or [])[place : place + len(given.chosen)]
+    expected = token_logprobs(given.logprobs, given.chosen, audited.sequence.request.params.logprobs or 0)
+    for i, (a, b) in enumerate(zip(written, expected, strict=True)):
+        same = a == b and _same_bits([a.logprob, *(p for _, p in a.top)], [b.logprob, *(p for _, p in b.top)])
+        if given.right[i] and not same:
             what = f"the logprob is {a.logprob!r}, the logits give {b.logprob!r}"
             if a.logprob == b.logprob:
                 what = "the most likely tokens are others"
-            tie = audited.tolerance > 0 and _distance(a, b) <= 2 * _error(logits[i], audited)
+            tie = audited.tolerance > 0 and _distance(a, b) <= 2 * given.errors[i]
             audited.wrong_logprobs.append((f"token {place + i}: {what}", tie))
+
+
+def _same_bits(written: list[Any], expected: list[Any]) -> bool:
+    """Whether floats are equal bit for bit; None is as good as what is not finite, which JSON cannot spell."""
+    a, b = (np.array(values, dtype=np.float64) for values in (written, expected))
+    a[~np.isfinite(a)] = b[~np.isfinite(b)] = math.nan
+    return a.tobytes() == b.tobytes()
+
+
+def _finite(value: float | None) -> float:
+    """A value for comparing within a tolerance: nothing is far from everything."""
+    return math.inf if value is None or not math.isfinite(value) else value
 
 
 def _distance(a: TokenLogprobs, b: TokenLogprobs) -> float:

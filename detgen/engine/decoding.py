@@ -179,7 +179,7 @@ class Decoding:
             rows += committed
         if not rows:
             return
-        logprobs, chosen, margins = _judge(logits, picked, rows)
+        logprobs, chosen, margins = judge_rows(logits, picked, rows)
         at = 0
         for seq, verdict, drafted, name in verdicts:
             n = len(verdict.tokens)
@@ -264,12 +264,12 @@ def _counts(verdict: Verdict, drafted: int) -> DrafterStats:
     return counts
 
 
-def _judge(
+def judge_rows(
     logits: torch.Tensor, picked: Chosen, rows: list[int]
 ) -> tuple[torch.Tensor, list[float], list[float | None]]:
     """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins.
 
-    A margin is None if there was no other candidate. Overwrites the logits.
+    A margin is None if there was no other candidate. Overwrites the logits. The audit computes the same with it.
     """
     best = picked.tokens
     if len(rows) < len(logits):

@@ -281,7 +281,7 @@ _PROFILE: dict[str, Rule] = {
     "dtype": _text,
     "device": _text,
     "capability": _or_null(_text),
-    "versions": _mapping(_text),
+    "versions": _record({"torch": _text, "transformers": _text}),
     "attention": _text,
 }
 _PROBE: dict[str, Rule] = {

@@ -36,7 +36,7 @@ class FakeEngine:
 
     def profile(self) -> dict[str, Any]:
         target = {"name": "fake", "digest": "t", "quant": "none"}
-        versions = {"torch": "1"}
+        versions = {"torch": "1", "transformers": "1"}
         return {
             "target": target,
             "dtype": "float32",

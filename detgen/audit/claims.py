@@ -1,0 +1,116 @@
+"""What a manifest says of a run, beside what the folder, the prompts and the engine show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import detgen
+from detgen.audit.result import AuditResult
+from detgen.engine import Engine
+from detgen.errors import CheckError, OutputError
+from detgen.outputs import Totals, differences, parse_manifest
+from detgen.prompts import Inspection, Prompts
+
+# What the probe must find again under the same profile; the rest depends on how much time it had.
+_PROBED = ("row_invariant", "attention", "tile_rows", "key_lengths")
+_COUNTS = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+        CheckError: the folder holds no run, or its manifest is not one of this version of detgen.
+    """
+    path = folder / "manifest.json"
+    try:
+        manifest = parse_manifest(path.read_bytes(), path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckError(f"{folder} has no manifest.json; give the output folder of a detgen run") from None
+    except OSError as error:
+        raise CheckError(f"cannot read {path}: {error.strerror}; give the output folder of a detgen run") from None
+    except OutputError as error:
+        raise CheckError(str(error)) from None
+    if manifest["detgen"] != detgen.__version__:
+        raise CheckError(
+            f"{folder} was written by detgen {manifest['detgen']!a:.40}, this is {detgen.__version__};"
+            " audit it with the version that wrote it"
+        )
+    return manifest
+
+
+def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> None:
+    """The files of a finished run against their sizes and digests."""
+    for name, known in manifest.get("files", {}).items():
+        path = folder / name
+        if not path.is_file():
+            result.add(name, "is missing", "file")
+            continue
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+        if found != known["sha256"]:
+            what = f"its SHA-256 is {found[:16]}..., the manifest says {known['sha256'][:16]}..."
+            result.add(name, what, "file")
+        if size != known["bytes"]:
+            result.add(name, f"it has {size:,} bytes, the manifest says {known['bytes']:,}", "file")
+
+
+def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult) -> None:
+    """Profile and probe against the engine's: other weights are a fault, another profile makes ties possible."""
+    mine = json.loads(json.dumps({"profile": engine.profile(), "probe": engine.probe_report()}, default=str))
+    own, theirs = mine["probe"], manifest["probe"]
+    same_input = {"input": manifest["input"]}
+    for line in differences(manifest, {**same_input, "profile": mine["profile"]}):
+        if line.startswith("profile.target.digest"):
+            what = f"the weights or the tokenizer are not those of the run: {line.partition(': ')[2]}"
+            result.add("manifest.json", what, "file")
+        else:
+            result.other_profile.append(line.removeprefix("profile."))
+    if own["threads"] != theirs["threads"]:
+        result.other_profile.append(f"probed threads: {theirs['threads']} -> {own['threads']}")
+    if not theirs["row_invariant"]:
+        result.other_profile.append("the run was not deterministic (--allow-nondeterministic)")
+    if theirs["attention"] != manifest["profile"]["attention"]:
+        result.add("manifest.json", "probe.attention is not profile.attention", "file")
+    if result.other_profile:
+        return
+    for name in _PROBED:
+        if own[name] != theirs[name]:
+            what = f"probe.{name} is {theirs[name]!r:.100}, the probe finds {own[name]!r:.100} here"
+            result.add("manifest.json", what, "file")
+    contradicted = {*own["rows"]} & {*theirs["other_rows"]} | {*own["other_rows"]} & {*theirs["rows"]}
+    if contradicted or {*theirs["rows"]} & {*theirs["other_rows"]}:
+        result.add("manifest.json", "probe.rows and probe.other_rows are not what the probe finds here", "file")
+
+
+def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, result: AuditResult) -> None:
+    """The description of the input against the prompts at hand."""
+    described = manifest["input"]
+    if found.sha256 != described["sha256"]:
+        what = f"the input's SHA-256 is {found.sha256[:16]}..., the manifest says {described['sha256'][:16]}..."
+        result.add("manifest.json", f"{what} ({prompts.given})", "file")
+        return
+    for name, is_now in (("format", prompts.format), ("prompts", found.prompts)):
+        if is_now != described[name]:
+            result.add("manifest.json", f"input.{name} is {described[name]!r:.60}, the prompts give {is_now!r}", "file")
+
+
+def check_summary(manifest: dict[str, Any], totals: Totals, result: AuditResult) -> None:
+    """The totals of a run against those of its lines."""
+    found = {**asdict(totals), "total": asdict(totals.drafters.total())}
+    said = manifest["summary"]
+    wrong = [
+        f"{name} is {said[name]:,}, the lines give {found[name]:,}" for name in _COUNTS if said[name] != found[name]
+    ]
+    drafters = {**{f"drafters.{n}": c for n, c in said["drafters"].items()}, "total": said["total"]}
+    given = {**{f"drafters.{n}": c for n, c in found["drafters"].items()}, "total": found["total"]}
+    for name in sorted(drafters.keys() | given.keys()):
+        if drafters.get(name) != given.get(name):
+            wrong.append(f"{name} is {drafters.get(name)}, the lines give {given.get(name)}")
+    for what in wrong:
+        result.add("manifest.json", f"summary.{what}", "file")
