@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -12,68 +10,20 @@ from typing import Any
 import pytest
 import torch
 from helpers.checks import Silent
+from helpers.tampering import edit_lines, edit_manifest, renew
 
-from detgen import Engine, EngineConfig, Request, SamplingParams
+from detgen import Engine, EngineConfig, Request
 from detgen.audit import judging as auditing
 from detgen.audit.audit import Audit, config_of
 from detgen.audit.claims import read_manifest
 from detgen.audit.result import AuditResult
 from detgen.errors import CheckError
-from detgen.run import RunConfig, run
-
-LINES: list[dict[str, Any]] = [
-    {"id": "greedy", "prompt": "def add(a, b):\n", "max_tokens": 24},
-    {"id": "sampled", "prompt": "class Stack:\n", "max_tokens": 16, "temperature": 0.9, "seed": 4, "n": 3},
-    {"id": "filtered", "prompt": "import os\n", "max_tokens": 16, "temperature": 1.3, "top_k": 30, "top_p": 0.9},
-    {"id": "stopped", "prompt": "for i in range(", "max_tokens": 40, "stop": [":"]},
-    {"id": "unverified", "prompt": "while True:\n", "max_tokens": 8, "deterministic": False},
-    {"id": "broken", "prompt": 7},
-    {"id": "too long", "prompt": "x = 1\n" * 700},
-    {"id": "last", "prompt": "return ", "max_tokens": 12, "logprobs": 2, "note": "kept"},
-]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Path:
-    """A folder with prompts and the output folder of a run by the draft model, six at a time."""
-    folder = tmp_path_factory.mktemp("audit")
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    drafting = engine.with_settings(drafter="model", draft_tokens=3, batch_size=6)
-    config = RunConfig(str(folder / "prompts.jsonl"), folder / "out", SamplingParams(), EngineConfig())
-    run(config, Silent(), build_engine=lambda _: drafting)
-    return folder
-
-
-@pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    """A copy of that output folder, to be tampered with."""
-    shutil.copytree(finished / "out", tmp_path / "out")
-    return tmp_path / "out"
-
-
-@pytest.fixture
-def audit(engine: Engine) -> Callable[[Path], AuditResult]:
-    return lambda folder: Audit(folder, read_manifest(folder), engine, None).run(Silent())
 
 
 def edit(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
     """Change the output lines and make the manifest's digest fit, so that only the content can tell."""
-    import hashlib
-
-    path = folder / "outputs.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    change(lines)
-    text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
-    path.write_text(text, encoding="utf-8")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["outputs.jsonl"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-def change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    change(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    edit_lines(folder / "outputs.jsonl", change)
+    renew(folder)
 
 
 def test_untouched(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
@@ -270,7 +220,7 @@ def test_digests(
     folder: Path, audit: Callable[[Path], AuditResult], change: Callable[[dict[str, Any]], Any], words: str
 ) -> None:
     """An edited digest is a fault, while the tokens are what they must be."""
-    change_manifest(folder, change)
+    edit_manifest(folder, change)
     result = audit(folder)
     assert [words in f.what for f in result.findings] == [True]
     assert result.differing == 0
@@ -278,13 +228,13 @@ def test_digests(
 
 def test_parameters(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
     """Parameters that were edited do not give the tokens."""
-    change_manifest(folder, lambda m: m["parameters"].update(temperature=0.5))
+    edit_manifest(folder, lambda m: m["parameters"].update(temperature=0.5))
     assert audit(folder).differing > 0
 
 
 def test_other_profile(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
     """Another library is said, and a token far from a tie differs all the same."""
-    change_manifest(folder, lambda m: m["profile"]["versions"].update(torch="1.0"))
+    edit_manifest(folder, lambda m: m["profile"]["versions"].update(torch="1.0"))
     result = audit(folder)
     assert any("torch" in line for line in result.other_profile)
     assert result.findings == []
@@ -306,7 +256,7 @@ def test_tie(folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> N
     edit(folder, lambda lines: lines[0]["token_ids"].__setitem__(2, 5))
     monkeypatch.setattr("detgen.audit.audit.TOLERANCE", {"float32": 10.0})
     same = Audit(folder, read_manifest(folder), engine, None).run(Silent())
-    change_manifest(folder, lambda m: m["profile"].update(device="another"))
+    edit_manifest(folder, lambda m: m["profile"].update(device="another"))
     other = Audit(folder, read_manifest(folder), engine, None).run(Silent())
     assert same.differing > 0
     assert same.ties == other.differing == 0
