@@ -115,9 +115,7 @@ class Audit:
         """The run's prompts with the run's defaults."""
         parameters = self._manifest["parameters"]
         seed_per_line, echo = (parameters.get(name, False) for name in ("seed_per_line", "echo"))
-        return prompts.read(
-            sampling_params(parameters), parameters["limit"], echo=echo, seed_per_line=seed_per_line
-        )
+        return prompts.read(sampling_params(parameters), parameters["limit"], echo=echo, seed_per_line=seed_per_line)
 
     def _report(self, audited: Audited) -> None:
         """Note the tokens and log-probabilities that are not what the logits give."""

@@ -20,7 +20,7 @@ from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import SamplingParams
 from detgen.engine.stats import DrafterStats
 from detgen.errors import OutputError, QuantName, RequestError
-from detgen.prompts.record import kind
+from detgen.prompts.values import kind
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")
@@ -68,8 +68,7 @@ def sampling_params(parameters: dict[str, Any]) -> SamplingParams:
     Raises:
         RequestError: one is out of range.
     """
-    given = {name: _as_field(hint, parameters[name]) for name, hint in _HINTS.items() if name in parameters}
-    return SamplingParams(**given)
+    return SamplingParams(**{name: parameters[name] for name in _HINTS if name in parameters})
 
 
 def _decode(data: bytes) -> dict[str, Any]:
@@ -228,16 +227,6 @@ def _typed(hint: Any) -> Rule:
     if origin is dict:
         return _mapping(_typed(parts[1]))
     return _anything
-
-
-def _as_field(hint: Any, value: Any) -> Any:
-    """A value of JSON as a field of this type has it: a list becomes a tuple, a key a number."""
-    if isinstance(value, list):
-        return tuple(_as_field(None, part) for part in value)
-    keys = {get_args(part)[0] for part in (hint, *get_args(hint)) if get_origin(part) is dict}
-    if isinstance(value, dict) and int in keys:
-        return {int(name) if re.fullmatch(r"-?\d{1,18}", name) else name: part for name, part in value.items()}
-    return value
 
 
 _HINTS = get_type_hints(SamplingParams)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -12,12 +14,13 @@ import torch
 from helpers.checks import Silent
 from helpers.tampering import edit_lines, edit_manifest, renew
 
-from detgen import Engine, EngineConfig, Request
+from detgen import Engine, EngineConfig, Request, SamplingParams
 from detgen.audit import judging as auditing
 from detgen.audit.audit import Audit, config_of
 from detgen.audit.claims import read_manifest
 from detgen.audit.result import AuditResult
 from detgen.errors import CheckError
+from detgen.run import RunConfig, run
 
 
 def edit(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
@@ -66,10 +69,10 @@ def test_a_run_with_all_that_can_be_asked(tmp_path: Path, engine: Engine) -> Non
     assert result.findings == []
     assert result.samples == 6
     shutil.copytree(out, tmp_path / "seeds")
-    change_manifest(tmp_path / "seeds", lambda manifest: manifest["parameters"].pop("seed_per_line"))
+    edit_manifest(tmp_path / "seeds", lambda manifest: manifest["parameters"].pop("seed_per_line"))
     assert Audit(tmp_path / "seeds", read_manifest(tmp_path / "seeds"), engine, None).run(Silent()).findings
     shutil.copytree(out, tmp_path / "column")
-    change_manifest(tmp_path / "column", lambda manifest: manifest["input"].pop("prompt_column"))
+    edit_manifest(tmp_path / "column", lambda manifest: manifest["input"].pop("prompt_column"))
     assert Audit(tmp_path / "column", read_manifest(tmp_path / "column"), engine, None).run(Silent()).findings
 
     def claim_another(found: list[dict[str, Any]]) -> None:

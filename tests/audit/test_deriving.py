@@ -14,13 +14,14 @@ import pytest
 from helpers.checks import Silent
 from helpers.tampering import Changed, edit_lines, edit_manifest, fail, renew
 
-from detgen import Engine, EngineConfig, SamplingParams
+from detgen import Engine, EngineConfig, Request, SamplingParams
 from detgen.audit.audit import Audit
 from detgen.audit.claims import read_manifest
 from detgen.audit.lines import Derivation
 from detgen.audit.result import AuditResult
 from detgen.errors import CheckError
 from detgen.outputs.lines import dump
+from detgen.passes.embedding import broken_embedding
 from detgen.run import RunConfig, run
 
 Line = dict[str, Any]
@@ -349,7 +350,7 @@ def test_logits_that_are_not_finite(folder: Path, engine: Engine, monkeypatch: p
         return logits
 
     monkeypatch.setattr(forward, "run", broken)
-    assert any("its logits are not finite" in f.what for f in judge(folder, engine).findings)
+    assert any("the logits of token" in f.what for f in judge(folder, engine).findings)
 
 
 def test_files_are_read_beside_each_other(folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,3 +383,11 @@ def test_numbers_are_compared_bit_for_bit(folder: Path, audit: Judge) -> None:
     edit_lines(folder / "acceptance.jsonl", lambda ls: ls[1].update(margin=-0.0))
     renew(folder)
     assert found(audit(folder), "acceptance.jsonl", "-0.0")
+
+
+def test_hidden_states_that_are_not_finite(folder: Path, engine: Engine) -> None:
+    """A text cannot stand where an error must, though the logits of its tokens may well be finite."""
+    first = engine.encode(Request(0, 0, prompt="class Stack:\n"))[0]
+    with broken_embedding(engine.canonical[0].model, first):
+        findings = judge(folder, engine).findings
+    assert any("the hidden states at position 0 are not finite" in f.what for f in findings)

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detgen import Engine, EngineConfig, SamplingParams
-from detgen.audit.audit import Audit, read_manifest
+from detgen.audit.audit import Audit
+from detgen.audit.claims import read_manifest
 from detgen.audit.result import AuditResult
 from detgen.audit.ties import rounding_explains
 from detgen.kernels.penalties import Adjuster, Penalties
