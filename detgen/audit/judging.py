@@ -192,8 +192,9 @@ def _windows(readings: list[_Reading], most: int) -> Iterator[tuple[_Reading, Wi
 @torch.inference_mode()
 def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]]) -> None:
     """One pass, and what its logits give beside what was written."""
-    logits = forward.run([w for _, w in read], shapes)
-    _check_finite(forward.broken, read)
+    broken: list[int] = []
+    logits = forward.run([w for _, w in read], shapes, broken)
+    _check_finite(broken, read)
     wanted = [(r.audited, r.place(w), w.logits) for r, w in read if w.logits]
     if not wanted:
         return

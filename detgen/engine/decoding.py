@@ -118,8 +118,9 @@ class Decoding:
             batch = [w for w in planned if w.slot in self._scheduler.live]  # others broke off in the round's last pass
             if not batch:
                 continue
-            logits = self._target.run(batch, self._shapes)
-            self.commit(batch, logits, drafts, self._target.broken)
+            broken: list[int] = []
+            logits = self._target.run(batch, self._shapes, broken)
+            self.commit(batch, logits, drafts, broken)
         return [s for s in live if s.finish_reason is not None]
 
     def unverified(self) -> list[Sequence]:

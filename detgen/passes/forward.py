@@ -35,8 +35,6 @@ class Forward:
         rows: rows of these passes, padding included.
         padding: padding rows among them.
         cost: cost of the passes and of choosing their tokens.
-        broken: rows of the last pass whose hidden states before the last layer are not finite, ascending; known by the
-            keys that the last layer makes of them. What the last layer itself breaks shows in the logits.
     """
 
     def __init__(self, model: PlainDecoder | LeanDecoder, cache: KVCache, group: int) -> None:
@@ -45,8 +43,6 @@ class Forward:
         self.device = cache.keys[0].device
         self.cost = PassCost()
         self.passes = self.rows = self.padding = 0
-        self.broken: list[int] = []
-        self._last_keys: torch.Tensor | None = None
         self._group = group
 
     def counting(self) -> Forward:
@@ -68,12 +64,14 @@ class Forward:
             if not timed:
                 self.cost = PassCost()  # the first passes include one-time work
 
-    def run(self, windows: list[Window], shapes: Shapes) -> torch.Tensor:
+    def run(self, windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
         """Run one pass: write the windows' KV entries and return the logits they want.
 
         Args:
             windows: at most one per slot; together at most `shapes.most_rows` tokens.
             shapes: the shapes that the pass may have.
+            broken: takes the rows whose hidden states before the last layer are not finite, ascending; known by the
+                keys that the last layer makes of them. What the last layer itself breaks shows in the logits.
 
         Returns:
             float32 [sum of the windows' `logits`, vocabulary], in the order of the windows.
@@ -88,7 +86,8 @@ class Forward:
             logits: torch.Tensor = self.model(packed.ids, packed.positions, packed.wanted)[: packed.count].float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.broken, self._last_keys = _not_finite(self._last_keys), None
+        if broken is not None:
+            broken += _not_finite(packed)
         self.cost.update(rows, time.perf_counter() - started, packed.tiles.area)
         return logits
 
@@ -117,15 +116,15 @@ class Forward:
             [rows, heads, value head_size].
         """
         if layer == len(self.cache.keys) - 1:
-            self._last_keys = k
+            packed.last_keys = k
         self.cache.write(layer, packed.kv_positions, k, v)
         return packed.tiles.attend(q, k.shape[1], partial(self.cache.read, layer), shapes.attend, traits)
 
 
 @torch.inference_mode()
-def _not_finite(keys: torch.Tensor | None) -> list[int]:
-    """The rows of keys, [rows, kv_heads, head_size], that have an entry that is not finite."""
-    if keys is None:
+def _not_finite(packed: Packed) -> list[int]:
+    """The rows of a pass whose keys of the last layer have an entry that is not finite."""
+    if packed.last_keys is None:
         return []
-    finite = keys.abs().amax((1, 2)).isfinite()
+    finite = packed.last_keys[: len(packed.ids) - packed.padding].abs().amax((1, 2)).isfinite()
     return [] if finite.all() else (~finite).nonzero()[:, 0].tolist()

@@ -107,6 +107,7 @@ class Packed:
         count: how many of `wanted` are not padding.
         padding: number of padding rows.
         tiles: the attention tiles.
+        last_keys: [rows, kv_heads, head_size] of the last layer, set when it attends.
     """
 
     ids: torch.Tensor
@@ -116,6 +117,7 @@ class Packed:
     count: int
     padding: int
     tiles: Tiles
+    last_keys: torch.Tensor | None = None
 
 
 def pack(
