@@ -11,12 +11,14 @@ from detgen.errors import OutputError
 from detgen.outputs.entries import Gap, read_entries
 from detgen.outputs.failures import first_errors
 from detgen.outputs.folder import OutputFolder
+from detgen.outputs.holding import FolderLostError
 from detgen.outputs.identity import differences, model_stamp
 from detgen.outputs.lines import dump, echoed
 from detgen.outputs.manifest import parse_manifest, sampling_params
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [
+    "FolderLostError",
     "Gap",
     "OutputError",
     "OutputFolder",

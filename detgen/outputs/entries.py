@@ -111,7 +111,14 @@ def unpack(packed: Packed) -> Entry | None:
         fields = json.loads(b"{" + head[2])
         drafts = DraftCounts({name: DrafterStats(**counts) for name, counts in fields["drafts"].items()})
         known = {name: fields[name] for name in ("index", "sample", "request", "tokens", "prompt_tokens")}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    counts = [
+        known["tokens"],
+        known["prompt_tokens"],
+        *(count for each in drafts.values() for count in shallow(each).values()),
+    ]
+    if not all(type(count) is int for count in counts):
         return None
     return Entry(**known, drafts=drafts, output=output, acceptance=acceptance, error="error" in fields)
 

@@ -18,7 +18,7 @@ from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
-from detgen.outputs import Gap, OutputFolder, Totals, Writer, differences, model_stamp
+from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, differences, model_stamp
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary
@@ -155,6 +155,8 @@ def _opened(config: RunConfig, observer: Observer) -> Iterator[tuple[OutputFolde
             inspection = source.inspect()
             with OutputFolder(output, observer.message) as folder:
                 yield folder, source, inspection
+    except FolderLostError as error:
+        raise RunError(f"{error}; run the same command again") from error
     except (PromptsError, OutputError) as error:
         raise RunError(str(error)) from error
 

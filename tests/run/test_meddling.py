@@ -200,6 +200,20 @@ def test_a_run_whose_lock_was_deleted_stops(tmp_path: Path, prompts: Path) -> No
     assert (tmp_path / "second" / ".lock").exists()
 
 
+def test_a_folder_that_is_taken_while_the_model_is_loaded_is_left_alone(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+
+    def build(config: EngineConfig) -> FakeEngine:
+        shutil.rmtree(out)
+        out.mkdir()
+        (out / "manifest.json").write_text("the second run's")
+        return FakeEngine(config)
+
+    with pytest.raises(RunError, match="out was deleted while the run used it; run the same command again"):
+        go(prompts, out, build=build)
+    assert [path.read_text() for path in out.iterdir()] == ["the second run's"]
+
+
 @pytest.mark.parametrize("piped", [False, True])
 def test_a_run_goes_on_in_a_renamed_folder(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, piped: bool
