@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from detgen.errors import OutputError
-from detgen.outputs import OutputFolder
+from detgen.outputs import FolderLostError, OutputFolder
+from detgen.outputs.base import Directory
 
 INPUT = {"path": "p.jsonl", "format": "jsonl", "sha256": "00"}
 MANIFEST = {"detgen": "1", "status": "running", "input": INPUT, "parameters": {}}
@@ -97,3 +99,33 @@ def test_a_manifest_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch:
         with pytest.raises(OutputError, match=r"cannot write .*manifest\.json: No space left on device"):
             folder.write_manifest(MANIFEST | {"status": "finished"})
         assert folder.manifest() == MANIFEST
+
+
+def test_a_folder_whose_lock_is_anothers_is_not_changed(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path) as folder:
+        folder.write_manifest(MANIFEST)
+        assert folder.receive(io.BytesIO(b"piped"))
+        for name in ("outputs.jsonl", "journal.jsonl"):
+            (tmp_path / name).write_text("x")
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").write_text("")
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        for change in (folder.remove_journal, folder.clear, folder.keep_received, folder.check):
+            with pytest.raises(FolderLostError, match="was taken by another run, after its lock had been deleted"):
+                change()
+        with pytest.raises(FolderLostError):
+            folder.write_manifest(MANIFEST | {"status": "finished"})
+        assert folder.note_crash("Traceback") is None
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_file_that_is_planted_in_the_very_moment_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with OutputFolder(tmp_path) as folder:
+        (tmp_path / "outputs.jsonl").write_text("planted")
+        monkeypatch.setattr(Directory, "remove", lambda *_: None)
+        with pytest.raises(FileExistsError):
+            folder.directory.create("outputs.jsonl")
+        monkeypatch.undo()
+    assert (tmp_path / "outputs.jsonl").read_text() == "planted"

@@ -140,6 +140,18 @@ def test_the_work_of_a_deleted_folder_is_kept(tmp_path: Path, prompts: Path) -> 
     assert content(out) == content(tmp_path / "whole")
 
 
+def test_a_lost_folder_is_noticed_at_the_next_write(tmp_path: Path, prompts: Path) -> None:
+    engines: list[FakeEngine] = []
+
+    def build(config: EngineConfig) -> FakeEngine:
+        engines.append(meddling(lambda: shutil.rmtree(tmp_path / "out"), step=3)(config))
+        return engines[0]
+
+    with pytest.raises(RunError, match="out was deleted while the run used it"):
+        go(prompts, tmp_path / "out", build=build)
+    assert engines[0].stats.target_passes == 3
+
+
 def test_a_folder_that_another_run_took_is_left_to_it(tmp_path: Path, prompts: Path) -> None:
     """The first run's folder is deleted, and a second run makes one of the same name, with other prompts."""
     out, other = tmp_path / "out", tmp_path / "other.jsonl"
