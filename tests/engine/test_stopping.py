@@ -124,6 +124,13 @@ def test_least_tokens(tokenizer: Any, stopping: Stopping) -> None:
                 assert want is None or len(seq.tokens) - 3 > least
 
 
+def test_least_tokens_and_a_stop_token(tokenizer: Any, stopping: Stopping) -> None:
+    """The first one that ends the sequence comes behind them."""
+    ids = tokenizer("one two three").input_ids
+    seq = feed(stopping, sequence(stop_token_ids=(ids[0],), min_tokens=2), [*ids[:1] * 4, *ids], [1])
+    assert (seq.finish_reason, seq.tokens[3:]) == ("stop", ids[:1] * 3)
+
+
 def test_least_tokens_that_end_within_a_character(tokenizer: Any, stopping: Stopping) -> None:
     """A character whose last byte comes later is not in their text yet."""
     ids = tokenizer("a 🎉 b").input_ids
