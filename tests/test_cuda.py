@@ -23,6 +23,8 @@ PROMPTS = [
     {"prompt": "class Stack:\n    def push(self, item):\n", "temperature": 0.8, "seed": 3, "logprobs": 2},
     {"prompt": "for i in range(10):\n    print(i)\nfor i in", "temperature": 0.9, "top_p": 0.9, "top_k": 20, "n": 2},
     {"prompt": "import os\n\n\ndef walk(path):\n", "logprobs": 3},
+    {"prompt": "class Queue:\n", "repetition_penalty": 1.3, "presence_penalty": 0.5, "logit_bias": {"9": -100}},
+    {"prompt": "class Tree:\n", "frequency_penalty": 0.7, "temperature": 0.8, "min_tokens": 9, "ignore_eos": True},
     {"prompt": "def scale(x):\n", "deterministic": False},
 ]
 
@@ -148,7 +150,7 @@ def test_a_run_is_on_the_device(folder: Path) -> None:
     assert cpu is None or manifest["profile"]["device"] != cpu[1]
     assert not manifest["probe"]["dense"]  # only row counts that were run
     lines = [json.loads(line) for line in (folder / "auto" / "outputs.jsonl").read_text().splitlines()]
-    assert [line.get("error") for line in lines] == [None] * 6
+    assert [line.get("error") for line in lines] == [None] * 8
     assert all(line["token_ids"] for line in lines)
 
 
@@ -165,7 +167,7 @@ def _verified(folder: Path) -> list[str]:
 
 def test_an_audit_finds_nothing(detgen: Command, folder: Path) -> None:
     found = detgen(folder, "verify-determinism", "--against", "auto", "--device", "cuda")
-    assert "5 samples" in found
+    assert "7 samples" in found
     assert "nothing differs" in found
 
 
