@@ -12,6 +12,7 @@ import torch
 import transformers as hf
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.passes.embedding import broken_embedding
 
 WINDOW = 40  # of models with sliding windows: shorter than most prompts below
 NEW = 16
@@ -137,6 +138,30 @@ def test_packing_does_not_change_a_bit(
         assert len(found) == len(order)
         for key, one in reference.items():
             assert found[key].differs(one) is None, key
+
+
+def test_a_broken_token_stays_with_its_request(engine: Engine, reference: Any, observe: Callable[..., Any]) -> None:
+    """A request with a token whose embedding is NaN ends there; the others keep every bit."""
+    used = {t for one in reference.values() for t in one.completion.token_ids}
+    used |= {t for r in requests() for t in r.token_ids or ()}
+    token = next(t for t in range(319, 0, -1) if t not in used)
+    words = (requests()[4].token_ids or ())[:100]
+    broken = [
+        Request(50 + at, f"broken {at}", token_ids=(*words[:at], token, *words), params=SamplingParams(max_tokens=3))
+        for at in (0, 30, 90)
+    ]
+    for settings in ({"drafter": "none", "batch_size": 1}, {"drafter": "self", "batch_size": 3, "verify_window": 4}):
+        packed = engine.with_settings(**settings)
+        with broken_embedding(packed.canonical[0].model, token):
+            found = observe(
+                packed, [r for pair in zip(broken, requests(), strict=False) for r in pair] + requests()[3:]
+            )
+        for key, one in reference.items():
+            assert found[key].differs(one) is None, key
+        for at in (0, 30, 90):
+            error = found[f"broken {at}", 0].completion.error
+            assert error is not None
+            assert error.endswith(f"at position {at} (token {at} of the prompt)")
 
 
 def test_agrees_with_generate(folder: Path, reference: Any) -> None:
