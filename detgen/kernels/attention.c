@@ -256,6 +256,61 @@ static void attend_chunk(const Tile *t, int64_t slot, int64_t head, int64_t row,
     }
 }
 
+/* Rows k, [rows, heads, size], and v, [rows, heads, values], to be stored at positions of buffers without gaps. Strides
+ * in entries; those of the last axes are 1. */
+typedef struct {
+    const void *k, *v;
+    void *keys, *values_to;
+    const int64_t *positions;
+    int64_t half, rows, heads, size, values;
+    int64_t k_row, k_head, v_row, v_head;
+    double most;
+} Rows;
+
+int rows_bytes(void) { return sizeof(Rows); }
+
+/* n entries, those beyond the bounds on them and NaN as 0; whether there were any of these. */
+static int copy_bounded(const void *from, int64_t at, void *to, int64_t place, int64_t n, int64_t half, float most) {
+    int beyond = 0;
+    if (half) {
+        const uint16_t *x = (const uint16_t *)from + at;
+        uint16_t *y = (uint16_t *)to + place;
+        for (int64_t i = 0; i < n; i++) {
+            union {
+                uint32_t bits;
+                float value;
+            } wide = {(uint32_t)x[i] << 16};
+            float kept = wide.value > most ? most : wide.value < -most ? -most : wide.value == wide.value ? wide.value : 0;
+            beyond |= !(kept == wide.value);
+            wide.value = kept;
+            y[i] = (uint16_t)((wide.bits + 0x7fff + ((wide.bits >> 16) & 1)) >> 16); /* to the nearest, ties to even */
+        }
+    } else {
+        const float *x = (const float *)from + at;
+        float *y = (float *)to + place;
+        for (int64_t i = 0; i < n; i++) {
+            float kept = x[i] > most ? most : x[i] < -most ? -most : x[i] == x[i] ? x[i] : 0;
+            beyond |= !(kept == x[i]);
+            y[i] = kept;
+        }
+    }
+    return beyond;
+}
+
+/* Whether an entry had to be bounded. */
+int store_rows(const Rows *t) {
+    const float most = (float)t->most;
+    int beyond = 0;
+    for (int64_t r = 0; r < t->rows; r++)
+        for (int64_t h = 0; h < t->heads; h++) {
+            int64_t place = t->positions[r] * t->heads + h, k = r * t->k_row + h * t->k_head;
+            beyond |= copy_bounded(t->k, k, t->keys, place * t->size, t->size, t->half, most);
+            int64_t v = r * t->v_row + h * t->v_head;
+            beyond |= copy_bounded(t->v, v, t->values_to, place * t->values, t->values, t->half, most);
+        }
+    return beyond;
+}
+
 /* 0, or 1 if there is no memory. */
 int attend(const Tile *t) {
     int64_t chunks = (t->rows + CHUNK - 1) / CHUNK, tasks = t->slots * t->heads * chunks;

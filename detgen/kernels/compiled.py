@@ -19,6 +19,7 @@ from detgen.kernels.attention import AttentionTraits, attend_fused
 
 _LANES = 16  # head sizes must be a multiple of this
 _TILE = struct.Struct("=24q2d")  # `Tile` of attention.c
+_ROWS = struct.Struct("=14q1d")  # `Rows`, likewise
 # By vector width in bits: the CPU capabilities, as torch names them, that can run it.
 _CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 
@@ -32,10 +33,12 @@ def _library() -> tuple[ctypes.CDLL, str] | None:
             continue
         try:
             library = ctypes.CDLL(str(path))
-            size, bits = library.tile_bytes(), library.vector_bits()
+            sizes, bits = (library.tile_bytes(), library.rows_bytes()), library.vector_bits()
         except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
             continue
-        if size != _TILE.size or (bits in _CAPABLE and torch.backends.cpu.get_cpu_capability() not in _CAPABLE[bits]):
+        if sizes != (_TILE.size, _ROWS.size) or (
+            bits in _CAPABLE and torch.backends.cpu.get_cpu_capability() not in _CAPABLE[bits]
+        ):
             continue
         return library, f"compiled {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
     return None
@@ -51,6 +54,24 @@ def can_attend(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
     """Whether the compiled attention exists and supports such tiles; `sizes` are the head sizes of keys and values."""
     usable = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
     return usable and not any(size % _LANES for size in sizes) and _library() is not None
+
+
+def store_compiled(
+    keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor, most: float
+) -> bool | None:
+    """Store rows as `entries.store` does; None if it cannot, and nothing is stored then."""
+    found = _library() if keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16) else None
+    if found is None or not (
+        k.dtype == v.dtype == keys.dtype and k.stride(2) == v.stride(2) == positions.stride(0) == 1
+    ):
+        return None
+    rows = _ROWS.pack(
+        *(x.data_ptr() for x in (k, v, keys, values, positions)),
+        *(keys.dtype == torch.bfloat16, *k.shape, v.shape[2]),
+        *(*k.stride()[:2], *v.stride()[:2]),
+        most,
+    )
+    return not found[0].store_rows(rows)
 
 
 def attend_compiled(

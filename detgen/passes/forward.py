@@ -115,9 +115,9 @@ class Forward:
         Returns:
             [rows, heads, value head_size].
         """
-        if layer == len(self.cache.keys) - 1:
+        within = self.cache.write(layer, packed.kv_positions, k, v)
+        if not within and layer == len(self.cache.keys) - 1:
             packed.last_keys = k
-        self.cache.write(layer, packed.kv_positions, k, v)
         return packed.tiles.attend(q, k.shape[1], partial(self.cache.read, layer), shapes.attend, traits)
 
 

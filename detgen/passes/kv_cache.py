@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from detgen.kernels.finite import bounded
+from detgen.kernels.entries import store
 from detgen.passes.memory import zeros
 
 
@@ -65,10 +65,13 @@ class KVCache:
         self._key_views = [k[:n].view(slots, slot_size, *k.shape[1:]) for k in self.keys]
         self._value_views = [v[:n].view(slots, slot_size, *v.shape[1:]) for v in self.values]
 
-    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows]."""
-        self.keys[layer].index_copy_(0, positions, bounded(k))
-        self.values[layer].index_copy_(0, positions, bounded(v))
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows].
+
+        Returns:
+            Whether all of their entries are known to have been within the bounds.
+        """
+        return store(self.keys[layer], self.values[layer], positions, k, v)
 
     def read(self, layer: int, first: int, last: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views [last - first, length, kv_heads, head_size] of the keys and values of slots first..last-1."""

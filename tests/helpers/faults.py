@@ -212,7 +212,15 @@ def outlier_columns_of_the_pass(patch: Patch) -> None:
 
 def broken_entry_stays(patch: Patch) -> None:
     """Entries that are not finite are stored as they are."""
-    patch.setattr(kv_cache, "bounded", lambda x: x)
+
+    def faulty(
+        keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> bool:
+        keys.index_copy_(0, positions, k)
+        values.index_copy_(0, positions, v)
+        return False
+
+    patch.setattr(kv_cache, "store", faulty)
 
 
 def broken_draft_ends_request(patch: Patch) -> None:
