@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,10 @@ from detgen.prompts.keys import BOOLEANS, CONTENTS, INTEGERS, KEYS, NUMBERS, STR
 from detgen.prompts.table import check_columns
 
 _Row = tuple[list[str], list[str] | csv.Error]  # the names of the columns, and the cells or why there are none
+
+# Half of what Python reads: a record has the same error whoever calls the reader.
+_DEEPEST = 500
+_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -48,6 +53,8 @@ def parse_json(text: str) -> Any:
     Raises:
         RequestError: not valid JSON, or a value that JSON output could not carry.
     """
+    if _too_deep(text):
+        raise RequestError("not valid JSON: nested too deeply")
     try:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -58,6 +65,21 @@ def parse_json(text: str) -> Any:
     except ValueError as error:
         reason = "a number of too many digits" if "integer string conversion" in str(error) else str(error)
         raise RequestError(f"not valid JSON: {reason}") from None
+
+
+def _too_deep(text: str) -> bool:
+    """Whether a text is nested so deeply that it depends on the caller's own depth whether Python can read it."""
+    if text.count("[") + text.count("{") <= _DEEPEST:
+        return False
+    depth = 0
+    for part in _BRACKETS.finditer(text):
+        if part[0] in ("[", "{"):
+            depth += 1
+            if depth > _DEEPEST:
+                return True
+        elif part[0] in ("]", "}"):
+            depth -= 1
+    return False
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -115,7 +115,9 @@ def value(draw: random.Random, name: str = "") -> Any:
         {"type": "text"},
         [{"type": "text", "text": "a"}], [{"role": "user", "content": "a"}], {"\ud800": 1}, {"5": -1.5}, [5, 6],
     ]  # fmt: skip
-    plain += [f"DEEP{depth}" for depth in (20, 98, 99, 100, 101, 300, 900, 2000)]
+    plain += [f"DEEP{depth}" for depth in (20, 98, 99, 100, 101, 300, 2000)]
+    plain += [f"DEEP{draw.randint(900, 1000)}"] * 10  # about as deep as Python goes
+    plain += ["\ud800"] * 5
     if BOUNDED or name != "n":
         plain += [10**9, 10**30, -(10**30), 2**63, 10**400]
     if draw.random() < 0.2:
@@ -135,10 +137,11 @@ def message(draw: random.Random) -> Any:
         "content": draw.choice(("a", "b\u0300 \U0001f600", [{"type": "text", "text": "b"}], "")),
     }
     for key in ("content", "name", "tool_calls", "tool_call_id", "reasoning_content"):
-        if draw.random() < 0.06:
+        if draw.random() < 0.08:
             made[key] = value(draw)
     if draw.random() < 0.1:
-        made["tool_calls"] = [{"function": {"name": "f", "arguments": value(draw)}}]
+        name = draw.choice(("f", value(draw)))
+        made["tool_calls"] = [{"function": {"name": name, "arguments": value(draw)}}, value(draw)][: draw.randint(1, 2)]
     return made
 
 

@@ -148,6 +148,23 @@ def test_a_line_that_cannot_run_says_where_and_why(tmp_path: Path, line: str | b
     assert error(tmp_path, line).startswith(f"p.jsonl:1: {reason}")
 
 
+@pytest.mark.parametrize("key", ["max_tokens", "temperature", "stop", "max_new_tokens", "metadata", "tools", "best_of"])
+def test_a_value_as_deep_as_python_goes_is_an_error(tmp_path: Path, key: str) -> None:
+    """Some depths can be read but not shown in a message; and which they are depends on the caller's depth."""
+    deep = ["[" * depth + "]" * depth for depth in range(850, 1050)]
+    lines = [f'{{"prompt": "a", "{key}": {value}, "max_tokens": {value}}}' for value in deep]
+    items = read(write(tmp_path, "p.jsonl", "\n".join(lines)))
+    assert [isinstance(item, BadLine) for item in items] == [True] * 200
+
+    def deeper(frames: int) -> list[Request | BadLine]:
+        return deeper(frames - 1) if frames else read(tmp_path / "p.jsonl")
+
+    assert deeper(100) == items
+    nested = [f"x{'[' * 600}", '\\"' + "[" * 600]
+    texts = read(write(tmp_path, "q.jsonl", "\n".join(f'{{"prompt": "{text}"}}' for text in nested)))
+    assert [item.prompt for item in texts if isinstance(item, Request)] == [f"x{'[' * 600}", '"' + "[" * 600]
+
+
 def test_a_bad_line_keeps_its_id_and_metadata(tmp_path: Path) -> None:
     assert one(tmp_path, '{"id": "x", "prompt": 1, "task": "t"}') == BadLine(
         0, 1, "x", "p.jsonl:1: prompt must be a string, got a number", {"task": "t"}
