@@ -43,10 +43,17 @@ class DatasetPrompts(Prompts):
         self._dataset: Any = None
         stem = (Path(place).resolve() if local else Path(place)).name
         named = self._options.get("column")
-        if column and named and column != named:
+        if column is not None and named and column != named:
             raise PromptsError(f"{given} names the column {named}, --prompt-column {column}; leave one of them out")
         path = Path(place) if local else None
-        super().__init__(given, name=stem, stem=stem, format="dataset", path=path, column=column or named or None)
+        super().__init__(
+            given,
+            name=stem,
+            stem=stem,
+            format="dataset",
+            path=path,
+            column=column if column is not None else named or None,
+        )
 
     def inspect(self) -> Inspection:
         """Identify the dataset: by its files' bytes, or by its commit on the hub.

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from detgen.errors import PromptsError
-from detgen.prompts.keys import CONTENTS, INTEGERS
+from detgen.prompts.keys import CONTENTS, INTEGERS, STRUCTURES
 
 _NOTHING = object()
 
@@ -40,8 +40,9 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
         value = record.get(name)
         if isinstance(value, float) and value.is_integer():
             record[name] = int(value)
-    for name in ("messages", "tools"):  # each element has the keys of all of them, null where it lacks one
-        if isinstance(record.get(name), list):
+    # Each object has the keys of all of them, null where it lacks one.
+    for name in STRUCTURES - {"metadata"}:
+        if name in record:
             record[name] = _without_nulls(record[name])
     return record
 

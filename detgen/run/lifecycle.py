@@ -206,7 +206,7 @@ def _manifest(config: RunConfig, source: Prompts, inspection: Inspection) -> dic
                 "format": source.format,
                 "sha256": inspection.sha256,
                 "prompts": inspection.prompts,
-                **({"prompt_column": config.prompt_column} if config.prompt_column else {}),
+                **({"prompt_column": config.prompt_column} if config.prompt_column is not None else {}),
             },
             "parameters": {**asdict(config.params), "limit": config.limit, **_asked(config)},
             "settings": {name: getattr(config.engine, name) for name in _SETTINGS},

@@ -185,13 +185,22 @@ def test_typed_tables_hold_chats(tmp_path: Path) -> None:
     calling = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     rows = [
         {"messages": [USER, calling], "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "g"}}]},
+        {
+            "messages": [USER],
+            "tools": [{"type": "function", "function": {"name": "g"}}],
+            "chat_template_kwargs": {"a": 1},
+        },
+        {"messages": [USER], "chat_template_kwargs": {"b": 2}},
         {"prompt_token_ids": [4, 5], "metadata": {"k": 1}},
     ]
-    pq.write_table(pa.Table.from_pylist([{**dict.fromkeys(rows[2]), **row} for row in rows]), tmp_path / "p.parquet")
-    first, second, third = read(tmp_path / "p.parquet")
+    keys = ("messages", "tools", "chat_template_kwargs", "prompt_token_ids", "metadata")
+    pq.write_table(pa.Table.from_pylist([{**dict.fromkeys(keys), **row} for row in rows]), tmp_path / "p.parquet")
+    first, second, other, third = read(tmp_path / "p.parquet")
     assert isinstance(first, Request)
     assert first.messages == [USER, {"role": "assistant", "tool_calls": [CALL]}]
     assert isinstance(second, Request)
+    assert (second.tools, second.chat_template_kwargs) == (rows[1]["tools"], {"a": 1})
+    assert isinstance(other, Request)
+    assert (other.tools, other.chat_template_kwargs) == (None, {"b": 2})
     assert isinstance(third, Request)
     assert (third.token_ids, third.metadata) == ((4, 5), {"k": 1})
