@@ -12,6 +12,8 @@ import reprlib
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from detgen.audit.reading import Line
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import TokenRecord
@@ -94,6 +96,8 @@ def _verified(seq: Sequence, tokens: list[int], lines: list[Line], vocabulary: i
 def _unverified(seq: Sequence, tokens: list[int], lines: list[Line]) -> None:
     """One round of an unverified sample: one token."""
     (logprob,), (margin,) = _scores(lines[:1])
+    if logprob is not None and float(np.float32(logprob)) != logprob:  # all that can be said without logits
+        raise LogError(lines[0].where, f"logprob is {logprob!r}, which is no float32")
     token = tokens[seq.generated]
     seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, margin))
     seq.tokens.append(token)

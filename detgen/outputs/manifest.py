@@ -28,6 +28,7 @@ FILES = ("outputs.jsonl", "acceptance.jsonl")
 _MOST = 2**63 - 1
 _SHOWN = 60  # characters of a wrong value in a message
 _HEX = re.compile(r"[0-9a-f]{64}")
+_VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,40}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
 
 
@@ -247,6 +248,7 @@ def _parameters(path: str, value: Any) -> None:
 
 
 _digest = _like(_HEX, "64 hexadecimal digits")
+_version = _like(_VERSION, "a version such as 1.2.3")
 _count = _whole()
 _rows = _list(_whole(1))
 _counts = _record({field.name: _count for field in fields(DrafterStats)})
@@ -295,7 +297,7 @@ _SUMMARY: dict[str, Rule] = {
 _INPUT: dict[str, Rule] = {"path": _text, "format": _text, "sha256": _text}
 _MANIFEST = _record(
     {
-        "detgen": _text,
+        "detgen": _version,
         "status": _one_of(*STATUSES),
         "created": _like(_TIME, "a time in UTC such as 2026-01-31T12:00:00+00:00"),
         "input": _record({**_INPUT, "prompts": _or_null(_count)}, {"prompt_column": _or_null(_text)}),
@@ -311,7 +313,12 @@ _MANIFEST = _record(
     {"deterministic": _flag, "summary": _record(_SUMMARY), "files": _record(dict.fromkeys(FILES, _file))},
 )
 _OTHER_VERSION = _record(
-    {"detgen": _text, "status": _text, "input": _record(_INPUT, closed=False), "parameters": _record({}, closed=False)},
+    {
+        "detgen": _version,
+        "status": _text,
+        "input": _record(_INPUT, closed=False),
+        "parameters": _record({}, closed=False),
+    },
     closed=False,
 )
 

@@ -79,7 +79,8 @@ def test_keys_that_are_not_always_there(written: dict[str, Any]) -> None:
         (lambda m: m.pop("files"), "files is missing, though the status is finished"),
         (lambda m: m.update(status="interrupted"), "files is given, though the status is interrupted"),
         (lambda m: m.update(deterministic=False), "deterministic is not what probe.row_invariant says"),
-        (lambda m: m.update(detgen=1), "detgen must be a string, got 1"),
+        (lambda m: m.update(detgen=1), "detgen must be a version such as 1.2.3, got 1"),
+        (lambda m: m.update(detgen="1\n2"), "detgen must be a version such as 1.2.3, got '1\\n2'"),
     ],
 )
 def test_anything_else_is_named(written: dict[str, Any], change: Callable[[dict[str, Any]], Any], words: str) -> None:
