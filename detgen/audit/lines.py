@@ -24,9 +24,8 @@ from detgen.engine import Engine
 from detgen.engine.request import Completion, Request, TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.errors import CheckError, RequestError
-from detgen.outputs.entries import Entry, make_entry
+from detgen.outputs import Entry, Totals, make_entry
 from detgen.outputs.lines import bad_line, output_line
-from detgen.outputs.writer import Totals
 from detgen.prompts import BadLine
 
 # The one refusal that depends on the machine: another one has room for longer sequences.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from detgen.audit.result import AuditResult
-from detgen.outputs.entries import Entry, read_entries
+from detgen.outputs import Entry, read_entries
 
 Key = tuple[int, int]  # index of the prompt, number of the sample
 

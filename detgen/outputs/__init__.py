@@ -8,7 +8,7 @@ byte for byte.
 from __future__ import annotations
 
 from detgen.errors import OutputError
-from detgen.outputs.entries import Gap, read_entries
+from detgen.outputs.entries import Entry, Gap, make_entry, read_entries
 from detgen.outputs.failures import first_errors
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.holding import FolderLostError
@@ -18,6 +18,7 @@ from detgen.outputs.manifest import parse_manifest, sampling_params
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [
+    "Entry",
     "FolderLostError",
     "Gap",
     "OutputError",
@@ -28,6 +29,7 @@ __all__ = [
     "dump",
     "echoed",
     "first_errors",
+    "make_entry",
     "model_stamp",
     "parse_manifest",
     "read_entries",
