@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 
 from detgen import failing
+from detgen.streams import forgiving_streams
 
 
 def main() -> None:
     """Run the command line; it ends the process."""
     try:
-        from detgen.cli import app  # here, since an interruption while it is loaded is to end the process quietly, too
+        with forgiving_streams():
+            try:
+                from detgen.cli import app  # here: an interruption while it is loaded is to end the process quietly, too
 
-        app(prog_name="detgen")
+                app(prog_name="detgen")
+            except Exception as error:
+                sys.exit(failing.end(error))
     except KeyboardInterrupt:
         sys.exit(130)  # as the commands themselves do
-    except Exception as error:
-        sys.exit(failing.end(error))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Standard streams that cannot end a command, whatever happens to them. Imports nothing of detgen."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+
+class Forgiving:
+    """A stream that falls silent when it cannot be written, such as one on a full disk.
+
+    What a command has done is in its files and its exit status.
+
+    Attributes:
+        failure: why it fell silent; None as long as it has not.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failure: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write it, or leave it out."""
+        with self._silenced():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is held back, or leave it out."""
+        with self._silenced():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _silenced(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = self.failure or error
+            with suppress(OSError):  # what the stream still holds must go somewhere when the process ends
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+
+
+@contextmanager
+def forgiving_streams() -> Iterator[None]:
+    """Make the standard streams forgiving inside the block; say at its end if standard output was cut off."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next file to be opened would get its number, and what a library writes to it
+            os.open(os.devnull, os.O_RDWR)
+    former = sys.stdout, sys.stderr
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None:
+            setattr(sys, name, Forgiving(stream))
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        failure = getattr(sys.stdout, "failure", None)
+        if failure is not None and failure.errno != errno.EPIPE and sys.stderr is not None:
+            sys.stderr.write(f"detgen: error: cannot write to standard output: {failure.strerror}\n")
+        sys.stdout, sys.stderr = former
