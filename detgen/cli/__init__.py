@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from detgen import __version__
 from detgen.cli import audit, bench, run, verify_determinism
 from detgen.failing import DEBUG
 
+
+class _Commands(TyperGroup):
+    """The commands; a usage error that quotes what was typed is shown as plainly as everything else."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _shown_plainly():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _shown_plainly():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _shown_plainly() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # of usage errors; typer has no public name for them all
+        if message is not None:
+            from detgen.show.screen import plain
+
+            error.format_message = lambda: plain(message())  # type: ignore[attr-defined]
+        raise
+
+
 app = typer.Typer(
     name="detgen",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from detgen.bench.comparing import compare
 from detgen.bench.results import Results, Row
-from detgen.show.screen import open_output
+from detgen.show.screen import open_output, plain
 
 _PIPED_WIDTH = 160  # characters per line where there is no terminal
 _NOTE = (
@@ -138,7 +138,8 @@ def show(results: Results, old: Results | None, folder: Path) -> None:
     console.print(render(results))
     if old is not None:
         lines = compare(old, results) or [f"no change beyond noise since {old.environment['created']}"]
-        console.print(Text("\n".join(lines)), soft_wrap=True)
+        for line in lines:
+            console.print(Text(line), soft_wrap=True)
     console.print(Text(f"written: {folder}/bench.json, {folder}/bench.md"), soft_wrap=True)
 
 
@@ -146,16 +147,16 @@ def render(results: Results) -> RenderableType:
     """The tables for a terminal."""
     parts: list[RenderableType] = []
     for heading, tables, remarks in cells(results):
-        parts.append(Text(f"\n{heading}", style="bold"))
+        parts.append(Text(f"\n{plain(heading)}", style="bold"))
         for headings, *texts in tables:
             table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
             for i, name in enumerate(headings):
                 table.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=not i)
             for text in texts:
-                table.add_row(*map(Text, text))
+                table.add_row(*(Text(plain(value)) for value in text))
             parts += [table, Text("")]
-        parts += [Text(line, style="red") for line in remarks]
-    return Group(*parts, *(Text(line, style="dim") for line in (_roof(results), *_notes(results))))
+        parts += [Text(plain(line), style="red") for line in remarks]
+    return Group(*parts, *(Text(plain(line), style="dim") for line in (_roof(results), *_notes(results))))
 
 
 def write_markdown(results: Results, path: Path) -> None:

@@ -1,22 +1,73 @@
-"""Where things are shown: consoles that survive a reader who leaves, and times and sizes in words."""
+"""Where things are shown: consoles that survive a reader who leaves and a text that means harm, and words for numbers.
+
+What did not come from detgen, such as a file's name or a library's error, may hold what a terminal obeys. Everything
+that a command shows passes through `Screen` or `plain`, so that it is seen and not obeyed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+# What moves the cursor, changes the direction of writing, ends a line, cannot be encoded, or is not seen at all.
+_OBEYED = (
+    r"\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
+    r"\U000e0000-\U000e007f"
+)
+_IN_A_SEGMENT = re.compile(f"[{_OBEYED}]")
+_IN_A_LINE = re.compile(f"[{_OBEYED}\n]")
+
+
+def plain(text: str) -> str:
+    """A text on one line, in which a terminal finds nothing to obey: `\\x1b` stands for an escape character."""
+    return _IN_A_LINE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
 
 
 class Screen(Console):
-    """A console that falls silent when its reader leaves, as in `| head`, where rich's ends the process.
+    """A console that shows control characters instead of obeying them, and each text that it is given on one line.
 
-    What a command has done is in its files and its exit code.
+    It falls silent when its reader leaves, as in `| head`, where rich's ends the process: what a command has done is in
+    its files and its exit code.
     """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does; a text is one line, whatever is in it."""
+        super().print(*map(_one_line, objects), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of anything else, such as a table; their line ends are its own."""
+        for segment in super().render(renderable, options):
+            if segment.control or not _IN_A_SEGMENT.search(segment.text):
+                yield segment
+            else:
+                yield Segment(_IN_A_SEGMENT.sub(_escaped, segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         """Show nothing from now on, not even what the stream still holds."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+def _one_line(shown: Any) -> Any:
+    if isinstance(shown, str):
+        return plain(shown)
+    if isinstance(shown, Text) and _IN_A_LINE.search(shown.plain):
+        pieces, end = [], 0
+        for found in _IN_A_LINE.finditer(shown.plain):
+            pieces += [shown[end : found.start()], Text(_escaped(found), style=shown.style)]
+            end = found.end()
+        return Text("", style=shown.style).join([*pieces, shown[end:]])
+    return shown
 
 
 def open_output(width: int = 120) -> Screen:
