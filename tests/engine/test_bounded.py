@@ -1,0 +1,129 @@
+"""A stranger's function, called within bounds: it loops, takes all memory, writes without end, dies, or is good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detgen import Engine
+from detgen.engine import bounded
+from detgen.engine.bounded import Bounded, BoundsError
+from detgen.engine.request import Request
+
+
+def loop(*_: object) -> str:
+    while True:
+        pass
+
+
+def fail(*_: object) -> str:
+    raise ValueError("no such role")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (loop, "more than 0.2 seconds"),
+        (lambda: str(7 ** (10**9)), "more than 0.2 seconds"),  # one operation, which no signal handler stops
+        (lambda: "a" * 10**10, "GiB of memory"),
+        (lambda: "a" * (bounded.CHARACTERS + 1), "writes more than"),
+        (fail, "^no such role$"),
+        (lambda: os._exit(3), r"broke down \(3\)"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "GiB of memory"),
+    ],
+)
+def test_what_goes_over_a_bound(function: Callable[..., Any], said: str) -> None:
+    call = Bounded(function, 0.2)
+    for _ in range(2):  # the next call finds another copy
+        with pytest.raises(BoundsError, match=said):
+            call()
+
+
+def test_what_is_good_comes_back_from_any_thread() -> None:
+    """Texts with any character; calls of several threads do not mix; a copy that ended is replaced."""
+    call = Bounded(lambda a, b="": f"{a}\ud800\n{b}", 1.0)
+    found: dict[int, str] = {}
+
+    def several(n: int) -> None:
+        for _ in range(20):
+            found[n] = call(n, b="x" * 100_000)
+
+    threads = [threading.Thread(target=several, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: f"{n}\ud800\n{'x' * 100_000}" for n in range(4)}
+    os.kill(call._child, signal.SIGKILL)
+    os.waitpid(call._child, 0)
+    call(1)
+
+
+def test_waiting_costs_no_time_of_the_bound() -> None:
+    """Processor time counts: a machine that is busy with something else makes no error of a good call."""
+    call = Bounded(lambda: time.sleep(0.5) or "done", 0.2)  # type: ignore[func-returns-value]
+    assert call() == "done"
+
+
+def test_a_copy_ends_when_it_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "_IDLE", 0.05)
+    call = Bounded(lambda: str(os.getpid()))
+    first = call()
+    assert first != str(os.getpid())
+    time.sleep(0.3)
+    assert call() != first
+
+
+def test_a_copy_holds_no_file_open(tmp_path: Path) -> None:
+    """A lock that another process wants is free when this process has let go of it."""
+    with (tmp_path / "lock").open("w") as file:
+        call = Bounded(lambda: " ".join(os.listdir("/dev/fd")))
+        assert str(file.fileno()) not in call().split()
+
+
+def test_arguments_that_cannot_be_sent() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(BoundsError, match="recursion"):
+        Bounded(lambda _: "")(nested)
+    while nested:  # freed level by level, not by recursion
+        nested = nested[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 0.3 seconds"),
+        ("{{ 'a' * 10**10 }}", "GiB of memory"),
+        (
+            "{% set n = namespace(x='a') %}{% for i in range(50) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "GiB of memory",
+        ),
+        ("{% for i in range(10**12) %}{% endfor %}", "Range too big"),
+        ("{{ messages[0].content }}", None),
+    ],
+)
+def test_a_chat_template_ends_its_own_request_only(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, template: str, said: str | None
+) -> None:
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+    monkeypatch.setattr(engine._render, "_seconds", 0.3)
+    requests = [
+        Request("chat", 1, messages=[{"role": "user", "content": "def f("}]),
+        Request("text", 2, prompt="def f("),
+    ]
+    chat, text = engine.generate(requests)
+    assert text.error is None
+    if said is None:
+        assert chat.token_ids == text.token_ids
+    else:
+        assert chat.error is not None
+        assert said in chat.error
