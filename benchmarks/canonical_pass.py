@@ -55,7 +55,7 @@ def passes(folder: Path, repeats: int) -> dict[str, float]:
         forward.run([Window(slot, 0, context[slot].tolist(), 0)], shapes)
     windows = [Window(slot, CONTEXT, [7], 1) for slot in range(ROWS)]
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
     cache = DynamicCache(config=model.config)
     one = torch.full((ROWS, 1), 7)
     with torch.inference_mode():
@@ -71,8 +71,8 @@ def passes(folder: Path, repeats: int) -> dict[str, float]:
 
 def linears(folder: Path, rows: int, repeats: int) -> dict[str, float]:
     """All linear layers of the model one after the other, packed and plain."""
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    packed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    plain = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
+    packed = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
     names = [(name, m.in_features) for name, m in plain.named_modules() if isinstance(m, nn.Linear)]
     prepack_linears(packed)
     inputs = {size: torch.randn(1, rows, size) for _, size in names}

@@ -52,8 +52,8 @@ def random_29m(folder: Path) -> Path:
 
 def generate_peer(folder: Path, prompts: list[str], tokens: int, batch: int) -> Callable[[], int]:
     """A function that completes all prompts by `generate` and returns how many tokens it made."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
     eos = tokenizer.eos_token_id
 
     def run() -> int:

@@ -33,5 +33,21 @@ class Observer(Protocol):
     def message(self, text: str) -> None:
         """Something worth a line of its own."""
 
+    def stage(self, text: str) -> None:
+        """What is being done from now on, before there is progress: such as "loading MODEL"."""
+
     def progress(self, progress: Progress) -> None:
         """How far the work is; called as often as there is news, shown as often as it can be read."""
+
+
+class Unobserved:
+    """An `Observer` for work that nobody watches."""
+
+    def message(self, text: str) -> None:
+        """Nobody reads it."""
+
+    def stage(self, text: str) -> None:
+        """Nobody waits."""
+
+    def progress(self, progress: Progress) -> None:
+        """Nobody looks."""

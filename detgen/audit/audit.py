@@ -39,7 +39,7 @@ def audit_run(folder: Path, config: EngineConfig, prompts: str | None, observer:
         EngineError: if the engine cannot be built.
     """
     manifest = read_manifest(folder)
-    return Audit(folder, manifest, Engine(config_of(manifest, config)), prompts).run(observer)
+    return Audit(folder, manifest, Engine(config_of(manifest, config), observer=observer), prompts).run(observer)
 
 
 def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:

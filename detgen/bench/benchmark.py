@@ -18,6 +18,7 @@ from detgen.bench.models import resolve
 from detgen.bench.processes import Processes, start_worker
 from detgen.bench.results import Results, describe, save
 from detgen.bench.roofline import Roof, measure_roof, place_under_roof
+from detgen.engine.sources import check_sources
 from detgen.errors import BenchError
 from detgen.progress import Observer
 from detgen.worker import WorkerError
@@ -33,11 +34,14 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
         EngineError: a device or model that is not there.
     """
     check(config)
+    if config.random_weights is None:
+        check_sources(config.engine, observer)
     if config.figures:
         need_matplotlib()
     until = time.monotonic() + (float("inf") if config.full else _QUICK_SECONDS)
-    observer.message("reading the models' settings")
-    target = resolve(config)
+    logs = _logs(config.output)
+    observer.stage("loading PyTorch and the models' settings")
+    target = resolve(config, observer)
     workloads = fitted_workloads(config, target)
     with tempfile.TemporaryDirectory(prefix="detgen-bench-") as scratch:
         positions = max(w.longest for w in workloads) + 1
@@ -46,7 +50,6 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
         for note in notes:
             observer.message(note)
         cells = make_cells(config, workloads, peers)
-        logs = _logs(config.output)
         roof = _roof(source, observer, logs)
         sizes = {cell.batch_size for cell in cells} | ({MOST_REQUESTS} if config.figures else set())
         with closing(Processes(source, tuple(sorted(sizes)), logs)) as processes:

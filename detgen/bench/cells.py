@@ -9,8 +9,9 @@ from detgen.bench.interface import BenchConfig, Contender, Job, ModelSource, Wor
 from detgen.bench.models import Target
 from detgen.bench.peers import NAMES, peer_class, versions
 from detgen.bench.peers.detgen_engine import FAST, SYNTHETIC
+from detgen.bench.random_weights import settings_of
 from detgen.bench.workloads import SYNTHETIC as SYNTHETIC_WORKLOADS
-from detgen.bench.workloads import make_workload
+from detgen.bench.workloads import check_name, make_workload
 from detgen.errors import BenchError
 
 _LEAST_SCALE = 1e-4
@@ -179,5 +180,9 @@ def check(config: BenchConfig) -> None:
         raise BenchError("--random-weights takes the place of --target and --draft; give one or the other")
     if config.random_weights is not None and (engine.target_quant, engine.draft_quant) != ("none", "none"):
         raise BenchError("--random-weights are not quantized; leave out --target-quant and --draft-quant")
+    for name in config.workloads:
+        check_name(name)
+    if config.random_weights is not None:
+        settings_of(config.random_weights)
     if config.acceptances and config.random_weights is None and engine.target and engine.draft is None:
         raise BenchError("--synthetic-acceptance needs a draft model for its cost: give one with --draft")

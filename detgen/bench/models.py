@@ -13,9 +13,12 @@ from typing import Any
 from detgen.bench.interface import BenchConfig, ModelSource
 from detgen.bench.random_weights import config_of, random_model
 from detgen.engine.config import EngineConfig
-from detgen.errors import DEMO, BenchError
+from detgen.errors import DEMO
 from detgen.interruption import interrupted_later
 from detgen.machine import usable_cores
+from detgen.passes.folders import check_folder, local_folder
+from detgen.passes.hub import fetched
+from detgen.progress import Observer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +40,35 @@ class Target:
     encode: Callable[[str], Any]
 
 
-def resolve(config: BenchConfig) -> Target:
+def resolve(config: BenchConfig, observer: Observer) -> Target:
     """Look at a benchmark's target.
 
     Raises:
-        BenchError: if there is no such model.
-        EngineError: if there is no such device.
+        BenchError: if there is no such configuration.
+        EngineError: if there is no such model or device, or the model cannot be loaded.
     """
     with interrupted_later():
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
-        from detgen.passes.loading import DTYPES, context_of, pick_device
+        from detgen.passes.loading import DTYPES, context_of, explained, load_settings, pick_device
 
     engine = config.engine
     device = pick_device(engine.device)
     place: Any = engine.target or DEMO / "target"
-    try:
+    name = str(config.random_weights or engine.target or "embedded:target")
+    trusted = engine.trust_remote_code
+    if config.random_weights is not None:
+        _, tokenizer = load_settings(DEMO / "target", "embedded:target", trusted=False)
+    else:
+        place = local_folder(place, name) or fetched(name, observer, trusted=trusted)
+        check_folder(place, name, trusted=trusted)
+        found, tokenizer = load_settings(place, name, trusted=trusted)
+    with explained(name):
         if config.random_weights is not None:
-            found, place = config_of(config.random_weights, "target"), DEMO / "target"
-        else:
-            found = AutoConfig.from_pretrained(place)
-        tokenizer = AutoTokenizer.from_pretrained(place)
+            found = config_of(config.random_weights, "target")
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(found)
-    except (OSError, ValueError, KeyError) as error:
-        name = config.random_weights or engine.target or "the embedded model"
-        raise BenchError(f"cannot read the configuration of {name}: {str(error).strip().splitlines()[0]}") from error
+            model = AutoModelForCausalLM.from_config(found, trust_remote_code=trusted)
     text = found.get_text_config()
     dtype = engine.dtype
     if dtype == "auto":
@@ -107,7 +112,8 @@ def loaded(source: ModelSource, role: str) -> Any:
         name = f"random:{source.random_weights}:{role}"
         return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), dtype)
     given, quant = _given(source, role), engine.target_quant if role == "target" else engine.draft_quant
-    found = load_model(given or DEMO / role, given or f"embedded:{role}", device, engine.dtype, quant)
+    place, name = given or DEMO / role, given or f"embedded:{role}"
+    found = load_model(place, name, device, engine.dtype, quant, trusted=engine.trust_remote_code)
     return replace(found, eos=frozenset(), context=min(source.positions, found.context))
 
 

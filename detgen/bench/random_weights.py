@@ -109,7 +109,7 @@ def random_model(name: str, role: str, dtype: Any, device: Any, seed: int) -> An
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     with torch.device(device):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         with torch.no_grad():
             for p in model.parameters():
                 if p.dim() > 1:

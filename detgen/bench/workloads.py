@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from pathlib import Path
 from typing import NamedTuple
 
 from detgen.bench.interface import BenchConfig, Prompt, Workload
@@ -39,6 +40,19 @@ MIXES = {
 SYNTHETIC = (*FIXED, *MIXES)
 
 
+def check_name(name: str) -> None:
+    """Check that there is a workload of this name.
+
+    Raises:
+        BenchError: there is none, or no such file.
+    """
+    if name.startswith("file:"):
+        if not Path(name.removeprefix("file:")).is_file():
+            raise BenchError(f"workload {name}: there is no such file")
+    elif name not in ("sample", *SYNTHETIC):
+        raise BenchError(f"there is no workload {name!r}; choose from sample, file:PATH, {', '.join(SYNTHETIC)}")
+
+
 def make_workload(name: str, requests: int, scale: float, config: BenchConfig, target: Target) -> Workload:
     """A workload by its name.
 
@@ -58,10 +72,9 @@ def make_workload(name: str, requests: int, scale: float, config: BenchConfig, t
         return Workload(name, made, f"random ids, {shape}, scale {scale:g}, seed {config.seed}")
     if name == "sample":
         texts, origin = _sample(), "the embedded prompts"
-    elif name.startswith("file:"):
-        texts, origin = _from_file(name.removeprefix("file:")), name.removeprefix("file:")
     else:
-        raise BenchError(f"there is no workload {name!r}; choose from sample, file:PATH, {', '.join(SYNTHETIC)}")
+        check_name(name)
+        texts, origin = _from_file(name.removeprefix("file:")), name.removeprefix("file:")
     ids = [tuple(int(t) % vocabulary for t in target.encode(text)) for text in texts[:requests]]
     ids = [i for i in ids if i]
     if not ids:

@@ -281,7 +281,7 @@ def run_check(
     names, extent = read_axes(only), FULL if full else QUICK
     pool = read_pool(prompts, limit, extent, observer)
     config = replace(config, drafter="auto", batch_size=len(pool.requests) + 8)
-    subject = Subject(config)
+    subject = Subject(config, observer=observer)
     with Check(config, pool, [], seed, observer, subject) as check:
         engine = subject.engine()
         observer.message(f"{len(pool.requests)} prompts, {engine.profile()['target']['name']}, seed {seed}")

@@ -9,11 +9,13 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from detgen.check.axes import SAMPLING, Setting
-from detgen.check.comparing import Key, Observed
 from detgen.engine.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from detgen.check.comparing import Key, Observed
 
 _FEW = 4  # requests of the smallest batches
 _SURPLUS = 2  # more requests than slots, so that slots are used again

@@ -20,6 +20,7 @@ from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.probe import same_bits
 from detgen.passes.hooks import hooked
 from detgen.passes.packing import Shapes, Window
+from detgen.progress import Observer
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _TIMED = 5  # timed passes per row count; the quickest counts
@@ -58,13 +59,18 @@ class ProbeView:
         return {**self.report, "columns": self.columns, "classes": classes, "canonical": sorted(self.canonical)}
 
 
-def view(config: EngineConfig) -> ProbeView:
+def view(config: EngineConfig, observer: Observer) -> ProbeView:
     """Run every operation at every row count, with one and with all threads.
+
+    Args:
+        config: how to build the engine.
+        observer: is told what is being done.
 
     Raises:
         EngineError: the engine cannot be built.
     """
-    engine = Engine(replace(config, drafter="none", draft=None))
+    engine = Engine(replace(config, drafter="none", draft=None), observer=observer)
+    observer.stage("comparing and timing row counts")
     forward, shapes = engine.canonical
     before = torch.get_num_threads()
     threads = tuple(sorted({1, before})) if forward.device.type == "cpu" else (before,)

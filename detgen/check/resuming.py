@@ -80,7 +80,7 @@ def _options(task: Task, config: EngineConfig) -> list[str]:
         **task.engine_settings(config),
     }
     given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
-    return ["--quiet", *given]
+    return ["--quiet", *["--trust-remote-code"] * config.trust_remote_code, *given]
 
 
 def _line(request: Request) -> dict[str, Any]:

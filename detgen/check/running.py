@@ -20,6 +20,7 @@ from detgen.engine.sequence import Sequence
 from detgen.errors import EngineError, QuantName
 from detgen.machine import usable_cores
 from detgen.passes.embedding import broken_embedding
+from detgen.progress import Observer
 from detgen.worker import Worker
 
 
@@ -58,10 +59,11 @@ class Subject:
     Args:
         config: how to build it.
         engine: an existing one, with the quantization of `config`.
+        observer: is told what is being done while one is built.
     """
 
-    def __init__(self, config: EngineConfig, engine: Engine | None = None) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, engine: Engine | None = None, observer: Observer | None = None) -> None:
+        self._config, self._observer = config, observer
         self._engines: dict[str, Engine] = {"none": engine} if engine is not None else {}
 
     def engine(self, quant: str = "none") -> Engine:
@@ -74,7 +76,7 @@ class Subject:
             if short_of_memory():
                 self._engines.clear()
             asked = self._config if quant == "none" else replace(self._config, target_quant=cast("QuantName", quant))
-            self._engines[quant] = Engine(asked)
+            self._engines[quant] = Engine(asked, observer=self._observer)
         return self._engines[quant]
 
     @contextlib.contextmanager

@@ -47,7 +47,6 @@ def errors_shown(display: QuietDisplay) -> Iterator[None]:
     Raises:
         typer.Exit: with the status.
     """
-    from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
     from detgen.errors import CheckError, EngineError, PromptsError, RequestError
     from detgen.failing import limit_reached
     from detgen.worker import WorkerError
@@ -63,6 +62,12 @@ def errors_shown(display: QuietDisplay) -> Iterator[None]:
     except KeyboardInterrupt:
         display.notice("interrupted; nothing was concluded")
         raise typer.Exit(options.INTERRUPTED) from None
+
+
+def load_torch(display: QuietDisplay) -> None:
+    """Import what takes seconds, once nothing that can be seen without it stands in the way."""
+    display.stage("loading PyTorch")
+    from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
 
 
 def conclude(answer: dict[str, Any], json_file: Path | None, display: QuietDisplay) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from detgen.cli import options
-from detgen.cli.answering import JsonFile, Quiet, conclude, errors_shown
+from detgen.cli.answering import JsonFile, Quiet, conclude, errors_shown, load_torch
 
 EPILOG = "\n".join(
     (
@@ -44,6 +44,7 @@ def audit_command(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     target_quant: options.TargetQuant = "none",
+    trust_remote_code: options.TrustRemoteCode = False,
     threads: options.Threads = None,
     kv_memory: options.KvMemory = None,
     json_file: JsonFile = None,
@@ -54,14 +55,12 @@ def audit_command(
     The number format and the quantization are the run's own unless given. On another kind of machine, or with other
     library versions, bit equality is not promised; a token within the rounding error then counts as a tie.
     """
+    from detgen.audit.early import check_early
     from detgen.engine.config import EngineConfig
     from detgen.show.progress import open_display
 
     display = open_display(quiet=quiet)
     with errors_shown(display):
-        from detgen.audit.audit import audit_run
-        from detgen.show.audit import show_audit
-
         with display:
             config = EngineConfig(
                 target=target,
@@ -70,7 +69,14 @@ def audit_command(
                 target_quant=target_quant,
                 threads=threads,
                 kv_memory=kv_memory,
+                trust_remote_code=trust_remote_code,
             )
+            check_early(out, config, prompts, display)
+            load_torch(display)
+            from detgen.audit.audit import audit_run
+
             result = audit_run(out, config, prompts, display)
+        from detgen.show.audit import show_audit
+
         show_audit(result, out)
     conclude(result.as_dict(), json_file, display)

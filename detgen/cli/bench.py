@@ -69,6 +69,7 @@ def bench_command(
     dtype: options.Dtype = "auto",
     target_quant: options.TargetQuant = "none",
     draft_quant: options.DraftQuant = "none",
+    trust_remote_code: options.TrustRemoteCode = False,
     threads: options.Threads = None,
     workload: Annotated[
         list[str] | None,
@@ -160,6 +161,7 @@ def bench_command(
                 target_quant=target_quant,
                 draft_quant=draft_quant,
                 threads=threads,
+                trust_remote_code=trust_remote_code,
             ),
             random_weights=random_weights,
             output=output,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -79,7 +80,17 @@ def as_typed(error: Exception) -> str:
 
 def same_command() -> str:
     """What was typed, without `--overwrite`, which would start over instead of resuming."""
-    return shlex.join(["detgen", *(word for word in sys.argv[1:] if word != "--overwrite")])
+    return " ".join(["detgen", *(_quoted(word) for word in sys.argv[1:] if word != "--overwrite")])
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell takes it; with characters that cannot be shown, as Bash, Zsh and newer shells do: $'...'."""
+    if word.isprintable():
+        return shlex.quote(word)
+    shown = "".join(
+        c if c.isprintable() and c not in "'\\" else "".join(f"\\x{b:02x}" for b in os.fsencode(c)) for c in word
+    )
+    return f"$'{shown}'"
 
 
 # Options by their panel of the help.
@@ -120,6 +131,13 @@ Dtype = Annotated[
 TargetQuant = Annotated[QuantName, model_option(metavar="none|nf4|int8", help="Quantize the target with bitsandbytes.")]
 DraftQuant = Annotated[
     QuantName, model_option(metavar="none|nf4|int8", help="Quantize the draft model with bitsandbytes.")
+]
+TrustRemoteCode = Annotated[
+    bool,
+    model_option(
+        "--trust-remote-code",
+        help="Run Python code that comes with a model. It can do whatever you can; read it first.",
+    ),
 ]
 Drafter = Annotated[
     str,

@@ -47,6 +47,7 @@ def run_command(
     dtype: options.Dtype = "auto",
     target_quant: options.TargetQuant = "none",
     draft_quant: options.DraftQuant = "none",
+    trust_remote_code: options.TrustRemoteCode = False,
     drafter: options.Drafter = "auto",
     draft_tokens: options.DraftTokens = None,
     verify_window: options.VerifyWindow = 8,
@@ -193,6 +194,7 @@ def run_command(
                 threads=threads,
                 kv_memory=kv_memory,
                 allow_nondeterministic=allow_nondeterministic,
+                trust_remote_code=trust_remote_code,
             )
             config = RunConfig(
                 prompts,

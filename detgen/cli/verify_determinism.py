@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from detgen.cli import options
-from detgen.cli.answering import JsonFile, Quiet, conclude, errors_shown, writable
+from detgen.cli.answering import JsonFile, Quiet, conclude, errors_shown, load_torch, writable
 from detgen.cli.audit import audit_command
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def verify_command(
     dtype: options.Dtype = "auto",
     target_quant: options.TargetQuant = "none",
     draft_quant: options.DraftQuant = "none",
+    trust_remote_code: options.TrustRemoteCode = False,
     threads: options.Threads = None,
     kv_memory: options.KvMemory = None,
     save: Annotated[
@@ -132,7 +133,17 @@ def verify_command(
     _refuse_ignored(modes, {name: value for name, value in given.items() if not (against and name == "PROMPTS")})
     if against is not None:
         return audit_command(
-            against, prompts, target, device, dtype, target_quant, threads, kv_memory, json_file, quiet
+            against,
+            prompts,
+            target,
+            device,
+            dtype,
+            target_quant,
+            trust_remote_code,
+            threads,
+            kv_memory,
+            json_file,
+            quiet,
         )
 
     from detgen.engine.config import EngineConfig
@@ -149,11 +160,12 @@ def verify_command(
             draft_quant=draft_quant,
             threads=threads,
             kv_memory=kv_memory,
+            trust_remote_code=trust_remote_code,
         )
         if probe:
             answer = _probe(config, display)
         elif replay is not None:
-            answer = _replay(replay, display)
+            answer = _replay(replay, display, trusted=trust_remote_code)
         else:
             extent = {"limit": limit, "full": full, "seed": seed, "minutes": minutes, "only": axis or ()}
             answer = _check(config, prompts, extent, save, display)
@@ -176,32 +188,54 @@ def _refuse_ignored(modes: dict[str, Any], others: dict[str, Any]) -> None:
 def _check(
     config: EngineConfig, prompts: str | None, extent: dict[str, Any], save: Path, display: QuietDisplay
 ) -> dict[str, Any]:
-    from detgen.check.checking import run_check
-    from detgen.explain.explaining import explain
+    from detgen.check.plan import read_axes
+    from detgen.engine.sources import check_sources
+    from detgen.prompts import open_prompts
+
+    with display:
+        read_axes(extent["only"])
+        if prompts is not None:
+            open_prompts(prompts)
+        check_sources(config, display)
+        load_torch(display)
+        from detgen.check.checking import run_check
+        from detgen.explain.explaining import explain
+
+        with run_check(config, prompts, display, **extent) as check:
+            found = [explain(check, failure) for failure in check.result.failures[:1]]
     from detgen.explain.replay import save_replay
     from detgen.show.check import show_check
 
-    with display, run_check(config, prompts, display, **extent) as check:
-        found = [explain(check, failure) for failure in check.result.failures[:1]]
     show_check(check, found, [save_replay(save, explanation, check) for explanation in found])
     return {**check.as_dict(), "findings": [explanation.as_dict() for explanation in found]}
 
 
-def _replay(path: Path, display: QuietDisplay) -> dict[str, Any]:
-    from detgen.explain.replay import again
-    from detgen.show.check import show_replay
+def _replay(path: Path, display: QuietDisplay, *, trusted: bool) -> dict[str, Any]:
+    from detgen.errors import CheckError
 
     with display:
-        found = again(path, display)
+        if not path.exists():
+            raise CheckError(f"cannot read {path}: there is no such file")
+        load_torch(display)
+        from detgen.explain.replay import again
+
+        found = again(path, display, trusted=trusted)
+    from detgen.show.check import show_replay
+
     show_replay(found)
     return {"equal": found is None, "findings": [found.as_dict()] if found else []}
 
 
 def _probe(config: EngineConfig, display: QuietDisplay) -> dict[str, Any]:
-    from detgen.check.probe_view import view
-    from detgen.show.probe import show_probe
+    from detgen.engine.sources import check_sources
 
     with display:
-        found = view(config)
+        check_sources(config, display)
+        load_torch(display)
+        from detgen.check.probe_view import view
+
+        found = view(config, display)
+    from detgen.show.probe import show_probe
+
     show_probe(found)
     return {"equal": True, **found.as_dict()}

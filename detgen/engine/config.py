@@ -48,6 +48,7 @@ class EngineConfig:
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
         prefix_reuse: reuse KV entries of prompts that begin alike.
         allow_nondeterministic: run a model that is not row-invariant, without the guarantee.
+        trust_remote_code: run Python code that comes with a model.
     """
 
     target: str | Path | LoadedModel | None = None
@@ -65,6 +66,7 @@ class EngineConfig:
     prefill_chunk: int | None = None
     prefix_reuse: bool = True
     allow_nondeterministic: bool = False
+    trust_remote_code: bool = False
 
     def __repr__(self) -> str:
         return brief(self)

@@ -21,7 +21,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding, Trace
 from detgen.engine.lengths import LeastTokens
 from detgen.engine.models import load_models
-from detgen.engine.rendering import render_chat
+from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
@@ -35,6 +35,7 @@ from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel, pick_device
 from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
+from detgen.progress import Observer, Unobserved
 
 _LARGE = 1_000_000  # characters of a text from which its length is looked at first
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
@@ -56,6 +57,7 @@ class Engine:
     Args:
         config: the settings; or the target alone, a folder, hub name or loaded model, with all others as they are by
             default.
+        observer: is told what is being done while models are loaded and probed.
         settings: fields of `EngineConfig` by name; they override those of `config`.
 
     Attributes:
@@ -71,14 +73,21 @@ class Engine:
             draft model; the message names the remedy.
     """
 
-    def __init__(self, config: EngineConfig | str | Path | LoadedModel | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        config: EngineConfig | str | Path | LoadedModel | None = None,
+        *,
+        observer: Observer | None = None,
+        **settings: Any,
+    ) -> None:
+        observer = observer or Unobserved()
         if not isinstance(config, EngineConfig):
             config = EngineConfig(target=config)
         config = replace(config, **settings)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
-        target, draft = load_models(config, device)
+        target, draft = load_models(config, device, observer)
         prepared = prepare(
             target,
             draft,
@@ -86,6 +95,7 @@ class Engine:
             batch_size=config.batch_size,
             kv_memory=config.kv_memory,
             allow_nondeterministic=config.allow_nondeterministic,
+            observer=observer,
         )
         self._assemble(config, prepared, Turns())
 
@@ -119,6 +129,7 @@ class Engine:
         self.config, self.probe, self.tokenizer = config, prepared.probe, target.tokenizer
         self.deterministic = self.probe.row_invariant
         self.stats = EngineStats()
+        self._render = chat_renderer(target.tokenizer)
         self.stopping = Stopping(target.tokenizer)
         self._least_tokens = LeastTokens(target.tokenizer)
         self._prepared, self._target = prepared, target
@@ -272,7 +283,7 @@ class Engine:
             if not all(0 <= t < self._target.vocabulary for t in tokens):
                 raise RequestError(f"token_ids must be from 0 to {self._target.vocabulary - 1}")
         elif request.messages is not None:
-            text = render_chat(self.tokenizer, self._target.name, request)
+            text = render_chat(self.tokenizer, self._target.name, request, self._render)
             self._check_length(text, request.params.max_tokens)
             tokens = self.tokenizer(text, add_special_tokens=False).input_ids
         else:
@@ -280,6 +291,11 @@ class Engine:
             tokens = self.tokenizer(request.prompt or "").input_ids if request.prompt else []
         if not tokens:
             raise RequestError("the prompt is empty")
+        if max(tokens) >= self._target.vocabulary:
+            raise RequestError(
+                f"the tokenizer of {self._target.name} does not fit its config.json: the prompt has the token"
+                f" {max(tokens)}, and vocab_size is {self._target.vocabulary}"
+            )
         return list(tokens)
 
     def _check_length(self, text: str, max_tokens: int) -> None:

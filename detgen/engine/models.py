@@ -6,13 +6,16 @@ from pathlib import Path
 
 import torch
 
-from detgen.drafters.registry import DRAFTERS
 from detgen.engine.config import EngineConfig
-from detgen.errors import DEMO, EngineError, QuantName
+from detgen.engine.sources import uses_draft
+from detgen.errors import DEMO, QuantName
 from detgen.passes.loading import LoadedModel, check_vocabularies, load_model
+from detgen.progress import Observer
 
 
-def load_models(config: EngineConfig, device: torch.device) -> tuple[LoadedModel, LoadedModel | None]:
+def load_models(
+    config: EngineConfig, device: torch.device, observer: Observer
+) -> tuple[LoadedModel, LoadedModel | None]:
     """The target, and the draft model if there is one and the drafter uses it.
 
     Raises:
@@ -22,16 +25,12 @@ def load_models(config: EngineConfig, device: torch.device) -> tuple[LoadedModel
     def load(source: str | Path | LoadedModel | None, role: str, quant: QuantName) -> LoadedModel:
         if isinstance(source, LoadedModel):
             return source
-        return load_model(source or DEMO / role, str(source or f"embedded:{role}"), device, config.dtype, quant)
+        trusted, name = config.trust_remote_code, str(source or f"embedded:{role}")
+        place = source or DEMO / role
+        return load_model(place, name, device, config.dtype, quant, trusted=trusted, observer=observer)
 
-    use = DRAFTERS[config.drafter].draft_model if isinstance(config.drafter, str) else "optional"
-    available = config.draft is not None or config.target is None
-    if use == "required" and not available:
-        raise EngineError(
-            f"--drafter {config.drafter} needs a draft model: give one with --draft, or use --drafter ngram"
-        )
     target = load(config.target, "target", config.target_quant)
-    if use == "unused" or not available:
+    if not uses_draft(config):
         return target, None
     draft = load(config.draft, "draft", config.draft_quant)
     check_vocabularies(target, draft)

@@ -7,13 +7,19 @@ import json
 import re
 from typing import Any
 
+from detgen.engine.bounded import Bounded
 from detgen.engine.request import Request
 from detgen.errors import RequestError
 
 _LONGEST_REASON = 500
 
 
-def render_chat(tokenizer: Any, model: str, request: Request) -> str:
+def chat_renderer(tokenizer: Any) -> Bounded:
+    """Applies a tokenizer's chat template, which may be a stranger's, within bounds."""
+    return Bounded(lambda messages, **options: str(tokenizer.apply_chat_template(messages, tokenize=False, **options)))
+
+
+def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded) -> str:
     """The text of a request's messages, with its tools and variables, up to where the assistant goes on.
 
     What templates expect differs from what people send, so messages are changed as vLLM changes them: several text
@@ -24,6 +30,7 @@ def render_chat(tokenizer: Any, model: str, request: Request) -> str:
         tokenizer: has the template.
         model: what errors call the model.
         request: its `messages` are given.
+        render: `chat_renderer` of the tokenizer.
 
     Raises:
         RequestError: there is no template, it refuses the messages, or it has no use for what is given.
@@ -34,15 +41,13 @@ def render_chat(tokenizer: Any, model: str, request: Request) -> str:
     try:
         source = str(tokenizer.get_chat_template(tools=tools))
         _check_used(source, "tools" if tools else None, variables, tokenizer)
-        text = str(
-            tokenizer.apply_chat_template(
-                [_message(message) for message in request.messages or ()],
-                tools=tools,
-                add_generation_prompt=not request.continue_final_message,
-                continue_final_message=request.continue_final_message,
-                tokenize=False,
-                **variables,
-            )
+        text = render(
+            [_message(message) for message in request.messages or ()],
+            chat_template=source,
+            tools=tools,
+            add_generation_prompt=not request.continue_final_message,
+            continue_final_message=request.continue_final_message,
+            **variables,
         )
     except RequestError:
         raise

@@ -13,6 +13,7 @@ from detgen.check.pool import Pool
 from detgen.check.running import Subject
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request, SamplingParams
+from detgen.engine.sources import check_sources
 from detgen.errors import CheckError, EngineError, QuantName
 from detgen.explain.explaining import Explanation, explain
 from detgen.progress import Observer
@@ -56,7 +57,8 @@ def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
         if not watched:
             raise ValueError("it holds no requests")
         case = Case(_setting(content["setting"]), watched)
-        config = EngineConfig(**content["config"])
+        # What the file does not decide stays out of its reach, such as whether a model's code may run.
+        config = EngineConfig(**{name: content["config"][name] for name in _CONFIG})
         return config, Pool(watched, content["long"]), int(content["seed"]), case
     except OSError as error:
         raise CheckError(f"cannot read {path}: {error.strerror}") from None
@@ -65,16 +67,23 @@ def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
         raise CheckError(f"{path} is not a reproduction file of detgen verify-determinism: {why}") from None
 
 
-def again(path: Path, observer: Observer) -> Explanation | None:
+def again(path: Path, observer: Observer, *, trusted: bool = False) -> Explanation | None:
     """Try the case of a file once more; None if nothing differs.
+
+    Args:
+        path: of the file.
+        observer: is told how it goes.
+        trusted: whether code that comes with its models may run.
 
     Raises:
         CheckError: if it is not such a file.
         EngineError: if the engine cannot be built.
     """
     config, pool, seed, case = load(path)
+    config = replace(config, trust_remote_code=trusted)
+    check_sources(config, observer)
     observer.message(f"replaying {path}: {case.setting}, {len(case.watched)} prompts")
-    with Check(config, pool, [], seed, observer, Subject(config)) as check:
+    with Check(config, pool, [], seed, observer, Subject(config, observer=observer)) as check:
         failure = check.attempt(case)
         return None if failure is None else explain(check, failure, seconds=0.0)
 

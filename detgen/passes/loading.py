@@ -8,17 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import pickle
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
 from detgen.errors import DTypeName, EngineError, QuantName
+from detgen.passes.folders import ModelFolder, check_folder, local_folder, model_files
+from detgen.passes.hub import fetched
+from detgen.progress import Observer, Unobserved
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -76,7 +83,16 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def load_model(source: str | Path, name: str, device: torch.device, dtype: DTypeName, quant: QuantName) -> LoadedModel:
+def load_model(
+    source: str | Path,
+    name: str,
+    device: torch.device,
+    dtype: DTypeName,
+    quant: QuantName,
+    *,
+    trusted: bool = False,
+    observer: Observer | None = None,
+) -> LoadedModel:
     """Load a decoder with transformers.
 
     Args:
@@ -85,41 +101,148 @@ def load_model(source: str | Path, name: str, device: torch.device, dtype: DType
         device: where to put it.
         dtype: auto is float32 on the CPU and the checkpoint's own elsewhere.
         quant: bitsandbytes quantization of its linear layers.
+        trusted: whether the model's own code may run (`--trust-remote-code`).
+        observer: is told what is being done.
 
     Raises:
-        EngineError: if there is no such model, it cannot be loaded or it is not a decoder.
+        EngineError: if there is no such model, it needs code and is not trusted, its files are damaged or do not belong
+            together, it does not fit the memory, or it is not a decoder.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
+    observer = observer or Unobserved()
     _quiet()
-    path = Path(source)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise EngineError(f"{source}: no config.json in this folder; give a folder in the Hugging Face layout")
-    if not path.exists() and str(source).startswith((".", "/", "~")):
-        raise EngineError(f"cannot load the model {name}: there is no such folder")
+    folder = local_folder(source, name) or fetched(str(source), observer, trusted=trusted)
+    found = check_folder(folder, name, trusted=trusted)
+    observer.stage(f"loading {name}")
     chosen: Any = DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"dtype": chosen}
     if quant != "none":
         options["quantization_config"] = _quantization(quant, chosen)
         options["device_map"] = {"": device}
+    config, tokenizer = load_settings(folder, name, trusted=trusted)
+    with explained(name, "config.json"):
+        _check_size(found, config, chosen, device, quant, trusted=trusted)
+    with explained(name):
+        # Weights of another shape are let through to be named, and refused, by `_check_weights`.
+        checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, trust_remote_code=trusted, **checks, **options
+        )
+        _check_weights(loading, model)
+        if quant == "none":
+            model = model.to(device)
+        model.eval().requires_grad_(False)
+        context = context_of(model.config.get_text_config())
+        eos = _eos(model, tokenizer)
+        digest = _digest(folder, trusted=trusted)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, model.dtype)
+
+
+def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
+    """The configuration and the tokenizer in a folder, which `check_folder` has looked at.
+
+    Raises:
+        EngineError: as `load_model`.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    with explained(name, "config.json"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+    tokens = next((f for f in ("tokenizer.json", "tokenizer_config.json") if (folder / f).exists()), None)
+    if tokens is None and not any((folder / f).exists() for f in ("tokenizer.model", "vocab.json", "vocab.txt")):
+        raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json next to config.json")
+    with explained(name, tokens):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+    return config, tokenizer
+
+
+@contextmanager
+def explained(name: str, file: str | None = None) -> Iterator[None]:
+    """Tell in one line what goes wrong inside, whatever a library raises over a damaged or hostile file.
+
+    Args:
+        name: of the model.
+        file: of its folder that is read inside, where it is one.
+
+    Raises:
+        EngineError: names the model, the file and the reason.
+    """
     try:
-        config = AutoConfig.from_pretrained(source)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
-        except ValueError as e:
-            raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json next to config.json") from e
-        model = AutoModelForCausalLM.from_pretrained(source, config=config, **options)
-    except ImportError as e:
-        raise EngineError(f"{name}: {str(e).strip().splitlines()[0]}") from e
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as e:
-        reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        where = "" if path.exists() else " (not a local folder, and not available from the hub)"
-        raise EngineError(f"cannot load the model {name}{where}: {reason}") from e
-    if quant == "none":
-        model = model.to(device)
-    model.eval().requires_grad_(False)
-    context = context_of(model.config.get_text_config())
-    return LoadedModel(name, model, tokenizer, _digest(source), context, _eos(model, tokenizer), model.dtype)
+        yield
+    except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # the tokenizers library panics with errors that are no `Exception`
+        raise EngineError(f"cannot load the model {name}: {f'{file}: ' if file else ''}{_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """One line of an error."""
+    text = str(error).strip()
+    if "trust_remote_code" in text:
+        return "it needs code of its own, which detgen does not run; if you trust it, give --trust-remote-code"
+    if isinstance(error, pickle.UnpicklingError):
+        return "its weights are damaged, or a pickle of more than tensors, which could run code; use safetensors"
+    if isinstance(error, MemoryError) or "allocate memory" in text:
+        return f"out of memory ({type(error).__name__})"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    named = isinstance(error, OSError | ValueError | RuntimeError | ImportError) and said
+    return said if named else f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
+def _check_size(
+    found: ModelFolder, config: Any, dtype: Any, device: torch.device, quant: QuantName, *, trusted: bool
+) -> None:
+    """Refuse a configuration that asks for more memory than there is, or for much more than its weights are.
+
+    Raises:
+        ValueError: with both sizes.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    if elements > 8 * found.stored:  # 2 bits an element, and embeddings stored once that are used twice
+        raise ValueError(
+            f"it describes {elements:,} parameters, and the weights in the folder are {found.stored:,} bytes"
+        )
+    if quant == "none" and isinstance(dtype, torch.dtype):
+        there = psutil.virtual_memory().total + psutil.swap_memory().total
+        if device.type == "cuda":
+            there = torch.cuda.mem_get_info(device)[1]
+        if elements * dtype.itemsize > there:
+            raise ValueError(
+                f"its {elements:,} parameters take {elements * dtype.itemsize / 2**30:,.1f} GiB as"
+                f" {str(dtype).removeprefix('torch.')}, and there are {there / 2**30:,.1f} GiB of memory"
+            )
+
+
+def _check_weights(loading: dict[str, Any], model: nn.Module) -> None:
+    """Refuse weights that are not those that the configuration describes; transformers would make some up.
+
+    Raises:
+        ValueError: names the first of them.
+    """
+    wrong = sorted((str(key[0]), key[1:]) for key in loading.get("mismatched_keys") or ())
+    if wrong:
+        (name, shapes), more = wrong[0], _and_more(len(wrong))
+        sizes = " and ".join(str(tuple(s)) for s in shapes)
+        raise ValueError(f"the weights do not fit config.json: {name}{more} has another shape ({sizes})")
+    if missing := sorted(loading.get("missing_keys") or ()):
+        raise ValueError(f"weights are missing: {missing[0]}{_and_more(len(missing))}")
+    if errors := list(loading.get("error_msgs") or ()):
+        raise ValueError(f"the weights cannot be read: {str(errors[0]).strip().splitlines()[0]}")
+    # Other parts of a checkpoint, such as a vision tower, are left out on purpose; within the layers nothing is.
+    layers = {re.split(r"\.\d+\.", name)[0] for name, _ in model.named_parameters() if re.search(r"\.\d+\.", name)}
+    unused = sorted(k for k in loading.get("unexpected_keys") or () if re.split(r"\.\d+\.", k)[0] in layers)
+    if unused:
+        raise ValueError(f"config.json describes no such weights as {unused[0]}{_and_more(len(unused))}")
+
+
+def _and_more(count: int) -> str:
+    return f" and {count - 1:,} more" if count > 1 else ""
 
 
 def context_of(config: Any) -> int:
@@ -164,18 +287,13 @@ def _eos(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def _digest(source: str | Path) -> str:
+def _digest(folder: Path, *, trusted: bool) -> str:
     """SHA-256 over name and content of each file that can change an output, in order of names."""
-    folder = Path(source)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(str(source), local_files_only=True))
     total = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"):
-            with file.open("rb") as f:
-                total.update(f"{file.name} {hashlib.file_digest(f, 'sha256').hexdigest()}\n".encode())
+    for file in model_files(folder, trusted=trusted):
+        with file.open("rb") as f:
+            name = file.relative_to(folder).as_posix()
+            total.update(f"{name} {hashlib.file_digest(f, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
 
 
@@ -201,11 +319,12 @@ def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
 
 
 def _quiet() -> None:
-    """Silence transformers' progress bars and advice; detgen reports the errors."""
+    """Silence transformers' progress bars, advice and complaints, which may quote a stranger's file; detgen reports."""
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="MatMul8bitLt")
+    warnings.filterwarnings("ignore", module=r"transformers\.|torch\.")

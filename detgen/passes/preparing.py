@@ -15,11 +15,12 @@ from detgen.passes.adapter import PlainDecoder, attach, attend_current
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import lean_decoder
-from detgen.passes.loading import LoadedModel
+from detgen.passes.loading import LoadedModel, explained
 from detgen.passes.memory import free_memory
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.probing import ProbeReport, probe, reference_logits
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
+from detgen.progress import Observer, Unobserved
 
 _LEAST_POSITIONS = 3 * 128  # the probe needs them
 
@@ -51,6 +52,7 @@ def prepare(
     batch_size: int,
     kv_memory: int | None,
     allow_nondeterministic: bool,
+    observer: Observer | None = None,
 ) -> Prepared:
     """Rewrite models for packed passes, in place, allocate their caches, probe the target.
 
@@ -61,13 +63,21 @@ def prepare(
         batch_size: most requests at a time.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
         allow_nondeterministic: accept a target that is not row-invariant; its passes are unconstrained.
+        observer: is told what is being done.
 
     Raises:
         EngineError: if a model is not supported, the target is not row-invariant, or the memory is too small.
     """
+    observer = observer or Unobserved()
     models = [target] + ([draft] if draft else [])
-    reference = reference_logits(target.model, target.vocabulary)
-    layouts = [attach(loaded.model, loaded.name) for loaded in models]
+    observer.stage(f"probing {target.name}")
+    # Some settings turn out to be impossible in a model's first pass only.
+    with explained(target.name):
+        reference = reference_logits(target.model, target.vocabulary)
+    layouts = []
+    for loaded in models:
+        with explained(loaded.name):
+            layouts.append(attach(loaded.model, loaded.name))
     parts = list(zip(models, layouts, strict=True))
     held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in parts)
     positions = _positions(device, kv_memory, batch_size * (-(-target.context // 512) * 512), held)
@@ -88,6 +98,7 @@ def prepare(
             )
         shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
     if draft:
+        observer.stage(f"timing {draft.name}")
         passes[1].learn_cost(batch_size)
     return Prepared(target, draft, passes, shapes, report)
 

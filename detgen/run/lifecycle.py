@@ -14,6 +14,7 @@ from typing import Any
 
 import detgen
 from detgen.engine.config import EngineConfig
+from detgen.engine.sources import check_sources
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError
 from detgen.failing import limit_reached
@@ -45,6 +46,9 @@ def run(
     """
     if config.limit is not None and config.limit < 1:
         raise RunError(f"limit must be at least 1, got {config.limit}")
+    if build_engine is None:
+        check_sources(config.engine)
+    observer.stage("reading the prompts")
     with _opened(config, observer) as (folder, source, inspection), _crashes_noted(folder):
         manifest = _manifest(config, source, inspection)
         former = None if config.overwrite else folder.manifest()
@@ -55,7 +59,7 @@ def run(
                 if former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]:
                     return _already_finished(folder, former)
 
-        engine = (build_engine or _load_engine)(config.engine)
+        engine = build_engine(config.engine) if build_engine else _load_engine(config.engine, observer)
         found = {"profile": engine.profile(), "probe": engine.probe_report(), "draft": engine.draft_profile()}
         manifest |= _plain(found)
         if former is None:
@@ -134,10 +138,12 @@ def _lost(folder: OutputFolder, gaps: list[Gap]) -> str | None:
     return f"{folder.journal}: {samples} lost from byte {gaps[0].start:,} on, since {why}; what is lost will run again"
 
 
-def _load_engine(config: EngineConfig) -> EngineLike:
+def _load_engine(config: EngineConfig, observer: Observer) -> EngineLike:
+    check_sources(config, observer)
+    observer.stage("loading PyTorch")
     from detgen.engine import Engine
 
-    return Engine(config)
+    return Engine(config, observer=observer)
 
 
 @contextmanager

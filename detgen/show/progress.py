@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from detgen.progress import Progress
-from detgen.show.screen import Screen, clock
+from detgen.show.screen import Screen, clock, plain
 
 _INTERVAL = 10.0  # seconds between two lines of progress
 
@@ -50,6 +51,9 @@ class QuietDisplay:
     def message(self, text: str) -> None:
         """Something worth a line of its own."""
 
+    def stage(self, text: str) -> None:
+        """What is being done from now on."""
+
     def progress(self, progress: Progress) -> None:
         """How far the work is."""
 
@@ -62,20 +66,28 @@ class QuietDisplay:
         self._print(f"detgen: {text}")
 
     def _print(self, text: str, style: str = "") -> None:
-        self.console.print(Text(text, style=style), soft_wrap=True)
+        self.console.print(Text(plain(text), style=style), soft_wrap=True)
 
 
 class PlainDisplay(QuietDisplay):
-    """Lines of text: at the first report, every ten seconds, and at the end."""
+    """Lines of text: for each stage, with the seconds until it began; at the first report, every ten seconds, and at
+    the end.
+    """
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
+        self._started = time.monotonic()
         self._latest: Progress | None = None
         self._shown: Progress | None = None
 
     def message(self, text: str) -> None:
         """Print it."""
         self.notice(text)
+
+    def stage(self, text: str) -> None:
+        """Print it; progress begins anew."""
+        self.message(f"[{time.monotonic() - self._started:.1f} s] {text}")
+        self._latest = self._shown = None
 
     def progress(self, progress: Progress) -> None:
         """Print a line if the last one is old enough."""
@@ -94,11 +106,12 @@ class PlainDisplay(QuietDisplay):
 
 
 class LiveDisplay(PlainDisplay):
-    """Two lines on a terminal, redrawn all the time: a bar, and the figures below it."""
+    """Two lines on a terminal, redrawn all the time: a bar, and the figures below it; before that, the stage."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._spinner = Spinner("dots")
+        self._stage = "starting", self._started
         self._live = Live(
             get_renderable=self._draw, console=console, refresh_per_second=4, transient=True, redirect_stdout=False
         )
@@ -111,6 +124,10 @@ class LiveDisplay(PlainDisplay):
         """Clear the two lines."""
         self._live.stop()
 
+    def stage(self, text: str) -> None:
+        """Keep it for the next drawing; progress begins anew."""
+        self._stage, self._latest = (text, time.monotonic()), None
+
     def progress(self, progress: Progress) -> None:
         """Keep it for the next drawing."""
         self._latest = progress
@@ -119,7 +136,8 @@ class LiveDisplay(PlainDisplay):
         progress = self._latest
         row = Table.grid(padding=(0, 1))
         if progress is None:
-            row.add_row(self._spinner, "starting")
+            text, since = self._stage
+            row.add_row(self._spinner, Text(plain(text)), Text(clock(time.monotonic() - since), style="dim"))
             return row
         words = "  ".join([_done(progress), *_times(progress)])
         if progress.total:

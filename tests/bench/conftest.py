@@ -65,6 +65,9 @@ class Told:
     def message(self, text: str) -> None:
         self.messages.append(text)
 
+    def stage(self, text: str) -> None:
+        self.messages.append(text)
+
     def progress(self, progress: Progress) -> None:
         self.steps.append(progress)
 

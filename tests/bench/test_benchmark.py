@@ -9,7 +9,7 @@ import pytest
 from detgen.bench import BenchConfig, bench
 from detgen.bench.results import load
 from detgen.engine.config import EngineConfig
-from detgen.errors import BenchError
+from detgen.errors import BenchError, EngineError
 
 
 def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: Any) -> None:
@@ -53,7 +53,7 @@ def test_sequences_beyond_the_context_are_refused(tmp_path: Path, told: Any) -> 
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path, told: Any) -> None:
-    with pytest.raises(BenchError, match="no-such-model"):
+    with pytest.raises(EngineError, match="no-such-model"):
         bench(BenchConfig(output=tmp_path, engine=EngineConfig(target=str(tmp_path / "no-such-model"))), told)
 
 

@@ -20,6 +20,7 @@ from detgen.bench.models import Target, resolve
 from detgen.bench.workloads import SYNTHETIC
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError
+from detgen.progress import Unobserved
 
 
 def labels(config: BenchConfig, source: ModelSource, batch_size: int = 16) -> list[str]:
@@ -125,7 +126,7 @@ def test_what_cannot_be_measured_is_refused(settings: dict[str, Any], said: str)
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return resolve(BenchConfig(random_weights="tiny"))
+    return resolve(BenchConfig(random_weights="tiny"), Unobserved())
 
 
 def test_the_whole_grid_fits_a_short_context(target: Target) -> None:

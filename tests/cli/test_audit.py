@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Path:
 @pytest.fixture
 def out(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> str:
     """A copy of a run's folder, to be tampered with; the commands find the engine of the other tests."""
-    monkeypatch.setattr(audit, "Engine", lambda config: engine)
+    monkeypatch.setattr(audit, "Engine", lambda config, **_: engine)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, "out")
     return "out"

@@ -30,7 +30,8 @@ OPTIONS = (
     *("--output", "-o", "--target", "--draft", "--drafter", "--draft-tokens", "--verify-window", "--batch-size"),
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--n", "--stop", "--device"),
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
-    *("--quiet", "-q", "--allow-nondeterministic", "--seed-per-line", "--prompt-column", "--echo"),
+    *("--quiet", "-q", "--allow-nondeterministic", "--trust-remote-code"),
+    *("--seed-per-line", "--prompt-column", "--echo"),
 )
 SUMMARY = RunSummary(
     status="finished",
@@ -149,7 +150,7 @@ def test_every_option_arrives(run_with: Invoke) -> None:
         "--no-deterministic",
         *("--device", "cuda:1", "--dtype", "bfloat16", "--target-quant", "nf4", "--draft-quant", "int8"),
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
-        *("--allow-nondeterministic", "--prompt-column", "q", "--seed-per-line", "--echo"),
+        *("--allow-nondeterministic", "--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
     )
     assert result.exit_code == 0, result.output
     params = SamplingParams(
@@ -184,6 +185,7 @@ def test_every_option_arrives(run_with: Invoke) -> None:
         threads=1,
         kv_memory=4 * 2**30,
         allow_nondeterministic=True,
+        trust_remote_code=True,
     )
     asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True}
     assert config == RunConfig("-", Path("folder"), params, engine, limit=9, overwrite=True, **asked)
@@ -350,6 +352,57 @@ def test_an_interrupted_run_says_how_to_go_on(run_with: Invoke, outcome: RunSumm
     result, _ = run_with("my prompts.jsonl", "--overwrite", "-q", outcome=outcome)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.splitlines()[-1].strip() == "detgen run 'my prompts.jsonl' -q"
+
+
+def test_an_interrupted_command_can_be_typed_again_whatever_is_in_it(run_with: Invoke) -> None:
+    """Shown without what a terminal obeys, in a form that a shell reads back."""
+    word = "it's\x1b[31m \\ é\n\u202e"
+    result, _ = run_with("p.jsonl", "--stop", word, "-q", outcome=KeyboardInterrupt())
+    shown = result.stderr.splitlines()[-1].strip()
+    assert shown.isprintable()
+    words = shown.removeprefix("detgen ")
+    done = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {words}"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )
+    assert done.stdout.decode().split("\0")[:-1] == ["run", "p.jsonl", "--stop", word, "-q"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("\x1b[31mrun",),
+        ("run", "p.jsonl", "--\x1b[31m"),
+        ("run", "p.jsonl", "--drafter", "\x1b[31m"),
+        ("run", "p.jsonl", "--kv-memory", "\x1b[31m\u202e"),
+        ("run", "\x1b[31m.jsonl"),
+        ("run", "p.csv"),
+        ("run", "p.jsonl", "--target", "\x1b[31m"),
+        ("run", "p.jsonl", "--target", "model"),
+        ("run", "p.jsonl", "--output", "there\x1b[31m"),
+        ("audit", "\x1b[31m"),
+        ("audit", "there\x1b[31m", "--json", "\x1b[31m/x"),
+        ("verify-determinism", "--axis", "\x1b[31m"),
+        ("bench", "--workload", "\x1b[31m"),
+        ("bench", "--batch-size", "\x1b[31m"),
+    ],
+)
+def test_a_refusal_shows_no_control_character(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "p.csv").write_text("\x1b[31m,\u202e\na,b\n")
+    (tmp_path / "there\x1b[31m").mkdir()
+    (tmp_path / "there\x1b[31m" / "\x1b[31m.txt").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "hidden_size": "\x1b[31m"}')
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert "x1b" in result.stderr or "it is not JSON" in result.stderr
+    assert all(c.isprintable() or c == "\n" for c in result.stderr)
 
 
 def test_results_go_to_stdout_and_the_rest_to_stderr(run_with: Invoke) -> None:

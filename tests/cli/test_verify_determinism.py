@@ -37,7 +37,7 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def loaded(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Commands find the engine of the other tests instead of loading one."""
     for module in (running, probe_view):
-        monkeypatch.setattr(module, "Engine", lambda config: engine)
+        monkeypatch.setattr(module, "Engine", lambda config, **_: engine)
 
 
 def test_one_axis(prompts: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from detgen import Engine, Request, RequestError
-from detgen.engine.rendering import render_chat
+from detgen.engine.rendering import chat_renderer, render_chat
 
 # In the manner of templates with tools and thinking: what it is given, in brackets.
 TEMPLATE = (
@@ -31,7 +31,7 @@ def render(engines: Callable[..., Engine]) -> Callable[..., str]:
 
     def render(*messages: dict[str, Any], template: str = TEMPLATE, **fields: Any) -> str:
         tokenizer.chat_template = template
-        return render_chat(tokenizer, "model", Request(0, 0, messages=list(messages), **fields))
+        return render_chat(tokenizer, "model", Request(0, 0, messages=list(messages), **fields), chat_renderer(tokenizer))
 
     return render
 

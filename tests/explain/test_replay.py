@@ -73,7 +73,7 @@ def test_fault_shows_again_until_it_is_fixed(
     observer: Silent,
 ) -> None:
     """In the same setting, with the same prompts; the explanation names the token. Then nothing differs."""
-    monkeypatch.setattr(running, "Engine", lambda config: engine)
+    monkeypatch.setattr(running, "Engine", lambda config, **_: engine)
     setting = Setting(batch=2, sampling="T=1.3 top-p")
     params = SamplingParams(max_tokens=6, temperature=1.3, top_p=0.95, seed=5)
     watched = [Request(i, i + 1, prompt=prompts[i].prompt, params=params) for i in range(2)]

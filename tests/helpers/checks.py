@@ -24,6 +24,9 @@ class Silent:
     def message(self, text: str) -> None:
         pass
 
+    def stage(self, text: str) -> None:
+        pass
+
     def progress(self, progress: Progress) -> None:
         pass
 

@@ -15,7 +15,7 @@ from typing import Any
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
-from detgen.progress import Progress
+from detgen.progress import Observer, Progress
 from detgen.run import RunConfig, RunSummary, run
 from helpers.records import count_records
 
@@ -25,7 +25,9 @@ NAMES = ("outputs.jsonl", "acceptance.jsonl", "manifest.json")
 class FakeEngine:
     """Tokens computed from the prompt, requests finished in an order of their own."""
 
-    def __init__(self, config: EngineConfig, *, device: str = "cpu", pause: float = 0.0) -> None:
+    def __init__(
+        self, config: EngineConfig, observer: Observer | None = None, *, device: str = "cpu", pause: float = 0.0
+    ) -> None:
         self.stats = EngineStats()
         self.pulled = 0
         self.streams = 0
@@ -122,10 +124,14 @@ def complete(request: Request) -> list[Completion]:
 class Watcher:
     def __init__(self) -> None:
         self.messages: list[str] = []
+        self.stages: list[str] = []
         self.reports: list[Progress] = []
 
     def message(self, text: str) -> None:
         self.messages.append(text)
+
+    def stage(self, text: str) -> None:
+        self.stages.append(text)
 
     def progress(self, progress: Progress) -> None:
         self.reports.append(progress)

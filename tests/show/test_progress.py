@@ -98,3 +98,39 @@ def test_the_display_suits_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert type(open_display(quiet=True)) is QuietDisplay
     monkeypatch.setenv("TERM", "dumb")
     assert type(open_display()) is PlainDisplay
+
+
+def test_stages_are_lines_with_the_time_at_which_they_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    out = console()
+    with PlainDisplay(out) as display:
+        display.stage("reading the prompts")
+        now += 1.24
+        display.stage("downloading a\x1b/b")
+        display.progress(replace(PROGRESS, unit="MB", seconds=30.0))
+        display.stage("probing")
+        display.progress(PROGRESS)
+    assert written(out) == (
+        "detgen: [0.0 s] reading the prompts\n"
+        "detgen: [1.2 s] downloading a\\x1b/b\n"
+        "detgen: 12/64 MB, 100 tokens/s, 16 live, 0:00:30 elapsed\n"
+        "detgen: [1.2 s] probing\n"
+        "detgen: 12/64 prompts, 100 tokens/s, 16 live, 0:00:06 elapsed\n"
+    )
+    quiet = console()
+    QuietDisplay(quiet).stage("probing")
+    assert written(quiet) == ""
+
+
+def test_a_stage_is_drawn_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = console(terminal=True)
+    with LiveDisplay(out) as display:
+        display.progress(PROGRESS)
+        display.stage("probing \x1b[31m")
+        since = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: since() + 65)
+        time.sleep(0.6)
+    drawn = written(out)
+    assert "probing \\x1b[31m" in drawn
+    assert "0:01:05" in drawn

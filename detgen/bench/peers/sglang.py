@@ -77,6 +77,7 @@ def settings(source: ModelSource, contender: Contender, most_requests: int) -> d
     """Arguments of the engine."""
     return {
         "model_path": str(folder(source, "target")),
+        "trust_remote_code": source.engine.trust_remote_code,
         "skip_tokenizer_init": True,
         "dtype": source.engine.dtype,
         "context_length": source.positions + _SPARE,

@@ -75,6 +75,7 @@ def settings(source: ModelSource, most_requests: int) -> dict[str, Any]:
     index = source.engine.device.partition(":")[2]
     return {
         "model": str(folder(source, "target")),
+        "trust_remote_code": source.engine.trust_remote_code,
         "skip_tokenizer_init": True,
         "dtype": source.engine.dtype,
         # `positions` has one to spare, and it refuses more than the model's context.

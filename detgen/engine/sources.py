@@ -1,0 +1,47 @@
+"""Which models a configuration names, and whether they can be there at all; said before torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from detgen.drafters.registry import DRAFTERS
+from detgen.engine.config import EngineConfig
+from detgen.errors import EngineError
+from detgen.passes.folders import check_folder, local_folder
+from detgen.passes.hub import fetched
+from detgen.progress import Observer
+
+
+def uses_draft(config: EngineConfig) -> bool:
+    """Whether a draft model is loaded: there is one, and the drafter has a use for it.
+
+    Raises:
+        EngineError: the drafter needs one, and there is none.
+    """
+    use = DRAFTERS[config.drafter].draft_model if isinstance(config.drafter, str) else "optional"
+    available = config.draft is not None or config.target is None
+    if use == "required" and not available:
+        raise EngineError(
+            f"--drafter {config.drafter} needs a draft model: give one with --draft, or use --drafter ngram"
+        )
+    return available and use != "unused"
+
+
+def check_sources(config: EngineConfig, observer: Observer | None = None) -> None:
+    """Check what can be checked of the models without loading them: names, folders, settings, headers of weights.
+
+    Args:
+        config: names the models.
+        observer: is told of downloads from the hub; None leaves it unasked.
+
+    Raises:
+        EngineError: a model cannot be loaded; names it, the file and the reason.
+    """
+    for model in (config.target, config.draft if uses_draft(config) else None):
+        if isinstance(model, str | Path):
+            name, trusted = str(model), config.trust_remote_code
+            folder = local_folder(model, name)
+            if folder is None and observer is not None:
+                folder = fetched(name, observer, trusted=trusted)
+            if folder is not None:
+                check_folder(folder, name, trusted=trusted)

@@ -1,0 +1,273 @@
+"""Looks at a model's folder before anything is loaded from it: what is there, and whether its settings make sense.
+
+A folder may come from a stranger. What is wrong with it is said in one line that names the file, before a library
+stumbles over it, and before torch is imported: only JSON and the headers of weights are read here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from detgen.errors import EngineError
+
+# Files of which a model is made, by their endings; `.py` only where its code is trusted.
+SUFFIXES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
+
+_HUB_NAME = re.compile(r"(?!.*(?:--|\.\.))(?!.*\.git$)(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]{0,94}\w)?", re.ASCII)
+_LARGEST_TEXT = 256 << 20  # bytes of a file that is not weights; vocabularies have some tens of millions
+_LARGEST_HEADER = 100 << 20  # bytes, as in the safetensors library
+_LARGEST = 2**31 - 1  # of any count: what fits the int32 of kernels
+_MOST_LAYERS = 10_000  # where the number of tensors is not known
+_MOST_EXPERTS = 4096
+_COUNTS = re.compile(
+    r"hidden_size|n_embd|d_model|intermediate_size|ffn_dim|n_inner|num_hidden_layers|n_layers?|num_layers|vocab_size"
+    r"|num_attention_heads|num_key_value_heads|n_heads?|head_dim|max_position_embeddings|n_positions|n_ctx"
+    r"|num_experts|num_local_experts|n_routed_experts|num_experts_per_tok|sliding_window"
+)
+_LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers")
+_EXPERTS = re.compile(r"num_experts|num_local_experts|n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder that can be handed to transformers.
+
+    Attributes:
+        path: of the folder.
+        stored: bytes of its weights.
+        tensors: how many tensors they are; None where that is not known without loading them.
+    """
+
+    path: Path
+    stored: int
+    tensors: int | None
+
+
+def local_folder(source: str | Path, name: str) -> Path | None:
+    """The folder that a model's name stands for; None for a name on the hub.
+
+    Args:
+        source: as the user gave it.
+        name: what messages call it.
+
+    Raises:
+        EngineError: if it is neither a folder nor a name that the hub could have.
+    """
+    path, given = Path(source), str(source)
+    if not given.strip():
+        raise EngineError(f"cannot load the model {name!r}: that is no name")
+    try:
+        kind = path.stat().st_mode
+    except ValueError as error:
+        raise EngineError(f"cannot load the model {name}: {error}") from None
+    except OSError as error:
+        if isinstance(source, Path) or given.startswith((".", "/", "~")):
+            reason = "there is no such folder" if error.errno in (errno.ENOENT, errno.ENOTDIR) else error.strerror
+            raise EngineError(f"cannot load the model {name}: {reason}") from None
+        if not _HUB_NAME.fullmatch(given):
+            raise EngineError(
+                f"cannot load the model {name} (not a local folder, and no name on the hub, which are such as NAME or"
+                " OWNER/NAME)"
+            ) from None
+        return None
+    if not stat.S_ISDIR(kind):
+        raise EngineError(f"cannot load the model {name}: it is a file; give a folder in the Hugging Face layout")
+    return path
+
+
+def check_folder(folder: Path, name: str, *, trusted: bool) -> ModelFolder:
+    """Check that a folder holds a model that transformers can load, without code of its own unless it is trusted.
+
+    Args:
+        folder: the folder.
+        name: what messages call it.
+        trusted: whether code in it may run.
+
+    Raises:
+        EngineError: names the file and what is wrong with it.
+    """
+    try:
+        return _check(folder, trusted=trusted)
+    except _NoConfig:
+        raise EngineError(f"{name}: no config.json in this folder; give a folder in the Hugging Face layout") from None
+    except _WrongError as error:
+        raise EngineError(f"cannot load the model {name}: {error}") from None
+
+
+class _WrongError(Exception):
+    """What is wrong with a file; begins with its name."""
+
+
+class _NoConfig(Exception):  # noqa: N818 (no error of the folder's, just no model)
+    """The folder has no config.json."""
+
+
+def model_files(folder: Path, *, trusted: bool) -> list[Path]:
+    """The files of a folder that can change an output, in order of their names; its code only if it is trusted."""
+    suffixes = (*SUFFIXES, ".py") if trusted else SUFFIXES
+    found = folder.rglob("*") if trusted else folder.iterdir()
+    return sorted(p for p in found if p.suffix in suffixes and (p.suffix == ".py" or p.parent == folder))
+
+
+def _check(folder: Path, *, trusted: bool) -> ModelFolder:
+    try:
+        files = {path.name: _size(path) for path in model_files(folder, trusted=trusted)}
+    except OSError as error:
+        raise _WrongError(f"{error.filename or folder}: {error.strerror}") from None
+    if "config.json" not in files:
+        raise _NoConfig
+    if "adapter_config.json" in files:
+        raise _WrongError("adapter_config.json: this is an adapter of another model; merge the two and save the result")
+    for file, length in files.items():
+        if length > _LARGEST_TEXT and not file.endswith((".safetensors", ".bin")):
+            raise _WrongError(f"{file}: {length:,} bytes are too many for such a file")
+    config = _object(folder / "config.json")
+    for file in ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        if file in files:
+            settings = _object(folder / file)
+            _check_tokens(file, settings)
+            _check_code(file, settings, trusted=trusted)
+    _check_tokens("config.json", config)
+    _check_code("config.json", config, trusted=trusted)
+    stored, tensors = _weights(folder, files, config)
+    _check_counts(config, _MOST_LAYERS if tensors is None else tensors)
+    return ModelFolder(folder, stored, tensors)
+
+
+def _size(path: Path) -> int:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _WrongError(f"{path.name}: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise _WrongError(f"{path.name}: this is not a regular file")
+    if not os.access(path, os.R_OK):
+        raise _WrongError(f"{path.name}: it may not be read")
+    return found.st_size
+
+
+def _parse(file: str, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise _WrongError(f"{file}: it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise _WrongError(f"{file}: it is not UTF-8") from None
+    except ValueError as error:
+        raise _WrongError(f"{file}: it is not JSON: {error}") from None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    settings = _parse(path.name, path.read_bytes())
+    if not isinstance(settings, dict):
+        raise _WrongError(f"{path.name}: it must hold an object, not {_shown(settings)}")
+    return settings
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _nested(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each setting, those of the objects in it, too."""
+    for key, value in settings.items():
+        yield key, value
+        if isinstance(value, dict):
+            yield from _nested(value)
+
+
+def _check_tokens(file: str, settings: dict[str, Any]) -> None:
+    for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        value = settings.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(i) is int for i in ids):
+            raise _WrongError(f"{file}: {key} must be a token id or a list of them, got {_shown(value)}")
+
+
+def _check_code(file: str, settings: dict[str, Any], *, trusted: bool) -> None:
+    """Refuse code that comes from elsewhere: transformers would fetch it, and no digest would cover it."""
+    for key, value in _nested(settings):
+        names = str(value)
+        if key == "auto_map" and trusted and "--" in names:
+            raise _WrongError(f"{file}: auto_map names code of another repository; copy the code into this folder")
+        if key.lstrip("_").startswith("attn_implementation") and "/" in names:
+            raise _WrongError(f"{file}: {key} names code on the hub, which detgen does not run; remove it")
+
+
+def _check_counts(config: dict[str, Any], most_layers: int) -> None:
+    if not isinstance(config.get("model_type"), str):
+        raise _WrongError(f"config.json: model_type must be a text, got {_shown(config.get('model_type'))}")
+    for key, value in _nested(config):
+        if value is None or not _COUNTS.fullmatch(key) or isinstance(value, list | dict):
+            continue
+        if type(value) is not int or not 1 <= value <= _LARGEST:
+            raise _WrongError(f"config.json: {key} must be a whole number from 1 to {_LARGEST:,}, got {_shown(value)}")
+        if _LAYERS.fullmatch(key) and value > most_layers:
+            raise _WrongError(f"config.json: {key} is {value:,}, and the weights have only {most_layers:,} tensors")
+        if _EXPERTS.fullmatch(key) and value > _MOST_EXPERTS:
+            raise _WrongError(f"config.json: {key} must be at most {_MOST_EXPERTS:,}, got {value:,}")
+
+
+def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tuple[int, int | None]:
+    """Bytes and number of the tensors that transformers will load."""
+    explicit = config.get("transformers_weights")
+    if explicit is not None:
+        if explicit not in files:
+            raise _WrongError(f"config.json: transformers_weights names {_shown(explicit)}, which is not here")
+        names = [str(explicit)]
+    elif "model.safetensors" in files:
+        names = ["model.safetensors"]
+    elif "model.safetensors.index.json" in files:
+        names = _shards(folder / "model.safetensors.index.json", files)
+    elif "pytorch_model.bin" in files:
+        names = ["pytorch_model.bin"]
+    elif "pytorch_model.bin.index.json" in files:
+        names = _shards(folder / "pytorch_model.bin.index.json", files)
+    else:
+        raise _WrongError("there are no weights in the folder, such as model.safetensors")
+    stored = sum(files[name] for name in names)
+    if not all(name.endswith(".safetensors") for name in names):
+        return stored, None
+    return stored, sum(_tensors(folder / name, files[name]) for name in names)
+
+
+def _shards(index: Path, files: dict[str, int]) -> list[str]:
+    placed = _object(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed or not all(isinstance(v, str) for v in placed.values()):
+        raise _WrongError(f"{index.name}: weight_map must say for each weight in which file it is")
+    names = sorted(set(placed.values()))
+    for name in names:
+        if name not in files:
+            raise _WrongError(f"{index.name}: it names {_shown(name)}, which is not in the folder")
+    return names
+
+
+def _tensors(path: Path, length: int) -> int:
+    """Number of tensors in a safetensors file, whose header must fit its length."""
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        if length < 8 or header > min(length - 8, _LARGEST_HEADER):
+            raise _WrongError(f"{path.name}: it is cut short, or no safetensors file")
+        found = _parse(path.name, file.read(header))
+    if not isinstance(found, dict):
+        raise _WrongError(f"{path.name}: its header is no object")
+    found.pop("__metadata__", None)
+    end = 0
+    for tensor in found.values():
+        place = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+        if not isinstance(place, list) or len(place) != 2 or not all(type(i) is int and i >= 0 for i in place):
+            raise _WrongError(f"{path.name}: its header does not say where each tensor is")
+        end = max(end, place[1])
+    if end != length - 8 - header:
+        kind = "cut short" if end > length - 8 - header else "longer than its tensors"
+        raise _WrongError(f"{path.name}: it is {kind}: {end:,} bytes of tensors, {length - 8 - header:,} in the file")
+    return len(found)

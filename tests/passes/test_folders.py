@@ -1,0 +1,142 @@
+"""Folders that strangers made: what is wrong is said before anything is loaded, and no code of theirs runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.model_folders import ALL, BadFolder, edit
+from safetensors.torch import load_file, save_file
+
+from detgen.errors import EngineError
+from detgen.passes.folders import check_folder
+from detgen.passes.loading import load_model
+
+# One of each kind; the campaign tries all of them by the command line.
+FEW = (
+    *("code of the configuration", "code of the tokenizer", "a pickle in an archive", "a pickle of nothing"),
+    *("weights absent", "weights cut short", "weights of text", "a weight missing", "a weight of another shape"),
+    *("a weight too many", "an index to elsewhere", "config.json list", "config.json latin-1", "config.json nested"),
+    *("config.json a pipe", "config.json a loop", "tokenizer.json a device", "tokenizer.json of a tebibyte"),
+    *("tokenizer_config.json list", "tokenizer.json nested", "no tokenizer", "an adapter"),
+    *("hidden_size abc", "hidden_size 1048576", "num_hidden_layers -1", "num_hidden_layers 1000000000"),
+    *("num_attention_heads 0", "num_attention_heads 3", "max_position_embeddings 1000000000000"),
+    *("eos_token_id 'end'", "attention_bias True", "attn_implementation 'stranger/kernel'"),
+)
+MODEL = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OurConfig(LlamaConfig):
+    model_type = "ours"
+
+class OurModel(LlamaForCausalLM):
+    config_class = OurConfig
+"""
+
+
+@pytest.fixture
+def folder(demo_models: Any, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(demo_models.draft, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_bad_folders(folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case: BadFolder = next(case for case in ALL if case.name == name)
+    case.damage(folder, tmp_path / "canary")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(EngineError) as refusal:
+        load_model(folder, "bad", torch.device("cpu"), "auto", "none")
+    assert case.said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_folder_that_may_not_be_read(folder: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    (folder / "config.json").chmod(0)
+    with pytest.raises(EngineError, match=r"config\.json: it may not be read"):
+        check_folder(folder, "bad", trusted=False)
+
+
+def test_other_parts_of_a_checkpoint_are_left_out(folder: Path) -> None:
+    """A checkpoint may have a tower that the decoder does not use; only weights within its layers must all be used."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["vision_tower.layers.0.weight"] = torch.zeros(3)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    load_model(folder, "good", torch.device("cpu"), "auto", "none")
+
+
+def test_more_memory_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = type("Memory", (), {"total": 2**20})()
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("psutil.swap_memory", lambda: memory)
+    with pytest.raises(EngineError, match=r"parameters take 0\.0 GiB as float32, and there are 0\.0 GiB of memory"):
+        load_model(folder, "large", torch.device("cpu"), "auto", "none")
+
+
+@pytest.fixture
+def coded(folder: Path) -> Path:
+    """The embedded model as one that needs code of its own, which computes the same."""
+    (folder / "code.py").write_text(MODEL)
+    names = {"AutoConfig": "code.OurConfig", "AutoModelForCausalLM": "code.OurModel"}
+    edit(folder / "config.json", model_type="ours", architectures=["OurModel"], auto_map=names)
+    return folder
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A real command line that is answered "y" to whatever it asks."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def f("}\n')
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "detgen", *arguments],
+            cwd=tmp_path,
+            input="y\n" * 100,
+            env={**os.environ, "HF_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return command
+
+
+def test_code_runs_only_if_it_is_trusted(
+    demo_models: Any, coded: Path, tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Then it belongs to the digest; an audit must be told too, whatever the manifest says."""
+    options = ("--drafter", "none", "--max-tokens", "4")
+    refused = command("run", "prompts.jsonl", "--target", str(coded), *options)
+    assert (refused.returncode, "--trust-remote-code" in refused.stderr) == (2, True), refused.stderr
+    done = command("run", "prompts.jsonl", "--target", str(coded), "--trust-remote-code", "-o", "ours", *options)
+    assert done.returncode == 0, done.stderr
+    plain = command("run", "prompts.jsonl", "--target", str(demo_models.draft), "-o", "plain", *options)
+    assert plain.returncode == 0, plain.stderr
+    assert (tmp_path / "ours/outputs.jsonl").read_bytes() == (tmp_path / "plain/outputs.jsonl").read_bytes()
+    path = tmp_path / "ours/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["settings"]["trust_remote_code"] = manifest["trust_remote_code"] = True
+    path.write_text(json.dumps(manifest))
+    refused = command("audit", "ours")
+    assert (refused.returncode, "--trust-remote-code" in refused.stderr) == (2, True), refused.stderr
+    assert command("audit", "ours", "--trust-remote-code").returncode == 0
+    (coded / "code.py").write_text(MODEL + "\n# changed\n")
+    changed = command("audit", "ours", "--trust-remote-code")
+    assert changed.returncode == 1
+    assert "the weights or the tokenizer are not those of the run" in changed.stdout
+
+
+def test_code_of_another_repository_is_refused_even_then(coded: Path) -> None:
+    edit(coded / "config.json", auto_map={"AutoConfig": "some/other--code.OurConfig"})
+    with pytest.raises(EngineError, match="auto_map names code of another repository"):
+        check_folder(coded, "bad", trusted=True)

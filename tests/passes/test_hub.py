@@ -1,0 +1,132 @@
+"""Models of the hub: downloaded once, found again without a network, refused quickly where there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fake_hub import COMMIT, fake_hub
+
+from detgen.errors import EngineError
+from detgen.passes import hub
+from detgen.passes.folders import local_folder
+
+FETCH = """
+import sys
+from detgen.errors import EngineError
+from detgen.passes.hub import fetched
+class Told:
+    def message(self, text): print("message", text)
+    def stage(self, text): print("stage", text)
+    def progress(self, progress): print("progress", progress.unit, progress.figures)
+try:
+    print("folder", fetched(sys.argv[1], Told(), trusted=sys.argv[2:] == ["trusted"]))
+except EngineError as error:
+    print("error", error)
+print("torch" in sys.modules)
+"""
+
+Fetch = Callable[..., list[str]]
+
+
+@pytest.fixture
+def repository(demo_models: Any, tmp_path: Path) -> Path:
+    folder = Path(shutil.copytree(demo_models.draft, tmp_path / "repository"))
+    for name in ("code.py", "pytorch_model.bin", "consolidated.safetensors"):
+        (folder / name).write_text("# nothing")
+    return folder
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Fetch:
+    """Fetch a model in a process of its own, whose hub and cache are its own, too."""
+
+    def fetch(url: str, name: str, *options: str, **environment: str) -> list[str]:
+        place = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-c", FETCH, name, *options]
+        done = subprocess.run(
+            command, env={**os.environ, **place, **environment}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        *lines, torch = done.stdout.splitlines()
+        assert torch == "False"
+        return lines
+
+    return fetch
+
+
+@pytest.fixture
+def served(repository: Path) -> Iterator[tuple[str, list[str]]]:
+    with fake_hub({"some/model": repository}) as hub:
+        yield hub
+
+
+def test_a_download_is_told_of_and_made_once(served: tuple[str, list[str]], fetch: Fetch) -> None:
+    """Only what the model is made of; the second time nothing; without a network the copy that is there."""
+    url, asked = served
+    first, *_, last = fetch(url, "some/model")
+    assert first.startswith("stage downloading some/model (2.8 MB)")
+    folder = Path(last.removeprefix("folder "))
+    assert folder.name == COMMIT
+    found = {p.name for p in folder.iterdir()}
+    assert found == {
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("chat_template.jinja", "model.safetensors"),
+    }
+    asked.clear()
+    assert fetch(url, "some/model") == [last]
+    assert not [path for path in asked if "resolve" in path]
+    assert fetch("http://127.0.0.1:9", "some/model") == [last]
+    assert fetch(url, "some/model", HF_HUB_OFFLINE="1") == [last]
+
+
+def test_code_is_fetched_only_if_it_is_trusted(served: tuple[str, list[str]], fetch: Fetch) -> None:
+    folder = Path(fetch(served[0], "some/model", "trusted")[-1].removeprefix("folder "))
+    assert (folder / "code.py").exists()
+
+
+def test_what_the_hub_does_not_have(served: tuple[str, list[str]], fetch: Fetch) -> None:
+    (line,) = fetch(served[0], "no/model")
+    assert line.startswith("error cannot load the model no/model (not a local folder, and not available from the hub)")
+
+
+def test_no_network(fetch: Fetch) -> None:
+    started = time.monotonic()
+    (line,) = fetch("http://127.0.0.1:9", "some/model")
+    assert line.startswith(
+        "error cannot load the model some/model (not a local folder, and not available from the hub)"
+    )
+    assert time.monotonic() - started < 10
+
+
+def test_a_network_that_swallows_everything() -> None:
+    """Even a name server that never answers is waited for only so long."""
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match="check the network"):
+        hub._within(0.1, lambda: time.sleep(60))
+    assert time.monotonic() - started < 5
+    assert hub._within(5, lambda: "found") == "found"
+    with pytest.raises(ZeroDivisionError):
+        hub._within(5, lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a/b/c", "a..b", "a--b", "x/y.git", "-a", "a/", "", " ", "a\nb", "a/\x1b", "x" * 97, "a" * 5000]
+)
+def test_names_that_no_model_has(name: str) -> None:
+    """Refused at once: nothing is asked of anybody."""
+    with pytest.raises(EngineError, match="cannot load the model"):
+        local_folder(name, name)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "a/b", "Qwen/Qwen3-0.6B", "some_one/model.v1_2-x"])
+def test_names_that_a_model_may_have(name: str) -> None:
+    assert local_folder(name, name) is None
