@@ -13,7 +13,9 @@ def main() -> None:
     try:
         with forgiving_streams():
             try:
-                from detgen.cli import app  # here: an interruption while it is loaded is to end the process quietly, too
+                from detgen.cli import (
+                    app,
+                )  # here: an interruption while it is loaded is to end the process quietly, too
 
                 app(prog_name="detgen")
             except Exception as error:

@@ -31,7 +31,9 @@ def render(engines: Callable[..., Engine]) -> Callable[..., str]:
 
     def render(*messages: dict[str, Any], template: str = TEMPLATE, **fields: Any) -> str:
         tokenizer.chat_template = template
-        return render_chat(tokenizer, "model", Request(0, 0, messages=list(messages), **fields), chat_renderer(tokenizer))
+        return render_chat(
+            tokenizer, "model", Request(0, 0, messages=list(messages), **fields), chat_renderer(tokenizer)
+        )
 
     return render
 
