@@ -168,7 +168,12 @@ class ParquetPrompts(FilePrompts):
     def _count(self) -> int:
         with self._table() as table:
             columns = table.schema_arrow.names
-            check_columns(self.given, columns, self.column, remedy="rename the one that holds the prompts")
+            check_columns(
+                self.given,
+                columns,
+                self.column,
+                remedy="rename the one that holds the prompts, or name it with --prompt-column",
+            )
             if "id" in columns:
                 batches = table.iter_batches(batch_size=1024, columns=["id"])
                 self._string_ids = any(isinstance(id, str) for batch in batches for id in batch.column(0).to_pylist())

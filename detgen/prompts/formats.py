@@ -148,7 +148,9 @@ def _rows(file: BinaryIO, name: str, column: str | None, delimiter: str) -> Iter
         except csv.Error as error:
             raise PromptsError(f"{name}: its first line is not a CSV header: {error}") from None
         if header:
-            check_columns(name, header, column, remedy="rename one of them in the first line")
+            check_columns(
+                name, header, column, remedy="rename one of them in the first line, or name it with --prompt-column"
+            )
         while True:
             line = reader.line_num + 1
             try:
