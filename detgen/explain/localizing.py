@@ -121,9 +121,9 @@ class Recording:
         forward, _ = self._engine.canonical
         run, attend = forward.run, forward.attend
 
-        def run_recorded(windows: list[Window], shapes: Shapes) -> torch.Tensor:
+        def run_recorded(windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
             self._begin(windows, shapes)
-            return run(windows, shapes)
+            return run(windows, shapes, broken)
 
         def attend_recorded(packed: Packed, shapes: Shapes, layer: int, *args: Any) -> torch.Tensor:
             for name, x in zip(("query", "key", "value"), args, strict=False):
