@@ -81,6 +81,10 @@ def _prompts() -> dict[str, list[dict[str, Any]]]:
         "samples": [{"prompt": p, "n": 3, "temperature": 1.2, "top_p": 0.9, "top_k": 40} for p in code[:2]],
         "stop": [{"prompt": p, "stop": [":", "\n"], "max_tokens": 20} for p in code],
         "logprobs": [{"prompt": p, "logprobs": 3, "note": {"é": [1.5, None]}} for p in code[:3]],
+        "penalties": [
+            {"prompt": p, "repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 4, "temperature": 0.4 * i}
+            for i, p in enumerate(code[:3])
+        ],
         "errors": [{"prompt": code[0]}, {"prompt": 7, "x": 1}, {"prompt": "x = 1\n" * 900}, {"prompt": code[1]}],
         "unverified": [{"prompt": p, "deterministic": i % 2 == 0, "logprobs": i % 2} for i, p in enumerate(code)],
         "chats": [{"messages": [{"role": "user", "content": p}]} for p in code]
