@@ -57,8 +57,7 @@ def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
         if not watched:
             raise ValueError("it holds no requests")
         case = Case(_setting(content["setting"]), watched)
-        # What the file does not decide stays out of its reach, such as whether a model's code may run.
-        config = EngineConfig(**{name: content["config"][name] for name in _CONFIG})
+        config = EngineConfig(**content["config"])
         return config, Pool(watched, content["long"]), int(content["seed"]), case
     except OSError as error:
         raise CheckError(f"cannot read {path}: {error.strerror}") from None
@@ -80,7 +79,7 @@ def again(path: Path, observer: Observer, *, trusted: bool = False) -> Explanati
         EngineError: if the engine cannot be built.
     """
     config, pool, seed, case = load(path)
-    config = replace(config, trust_remote_code=trusted)
+    config = replace(config, trust_remote_code=trusted)  # whatever the file says
     check_sources(config, observer)
     observer.message(f"replaying {path}: {case.setting}, {len(case.watched)} prompts")
     with Check(config, pool, [], seed, observer, Subject(config, observer=observer)) as check:

@@ -89,6 +89,27 @@ def test_fault_shows_again_until_it_is_fixed(
     assert replay.again(tmp_path / "found.json", observer) is None
 
 
+def test_a_file_cannot_have_a_models_code_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: tuple[Path, Case, Pool], observer: Silent
+) -> None:
+    """Only who gives the command can."""
+    content = json.loads(saved[0].read_text())
+    content["config"]["trust_remote_code"] = True
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(content))
+
+    class SeenError(Exception):
+        pass
+
+    def seen(config: EngineConfig, _: object) -> None:
+        raise SeenError(config.trust_remote_code)
+
+    monkeypatch.setattr(replay, "check_sources", seen)
+    for trusted in (False, True):
+        with pytest.raises(SeenError, match=str(trusted)):
+            replay.again(path, observer, trusted=trusted)
+
+
 def _without(name: str) -> Callable[[dict[str, Any]], object]:
     return lambda content: content.pop(name)
 

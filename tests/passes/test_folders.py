@@ -16,6 +16,7 @@ import torch
 from helpers.model_folders import ALL, BadFolder, edit
 from safetensors.torch import load_file, save_file
 
+from detgen import Engine, Request
 from detgen.errors import EngineError
 from detgen.passes.folders import check_folder
 from detgen.passes.loading import load_model
@@ -57,6 +58,16 @@ def test_bad_folders(folder: Path, tmp_path: Path, name: str, monkeypatch: pytes
     assert case.said in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "canary").exists()
+
+
+def test_tokens_that_the_model_does_not_have(folder: Path, tmp_path: Path) -> None:
+    """An error of the prompts that have them; the others run."""
+    next(case for case in ALL if case.name == "tokens beyond the vocabulary").damage(folder, tmp_path / "canary")
+    engine = Engine(target=folder, drafter="none", kv_memory=8 << 20)
+    beyond, within = engine.generate(["def f(", Request(1, 1, token_ids=[5, 6])], max_tokens=2)
+    assert "the tokenizer of " in str(beyond.error)
+    assert "vocab_size is 4096" in str(beyond.error)
+    assert within.error is None
 
 
 def test_a_folder_that_may_not_be_read(folder: Path) -> None:
