@@ -6,14 +6,16 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import detgen
 from detgen.audit.result import AuditResult
-from detgen.engine import Engine
 from detgen.errors import CheckError, OutputError
-from detgen.outputs import Totals, differences, parse_manifest
+from detgen.outputs import Totals, differences, open_plain, parse_manifest
 from detgen.prompts import Inspection, Prompts
+
+if TYPE_CHECKING:  # the manifest is read before torch is imported
+    from detgen.engine import Engine
 
 # What the probe must find again under the same profile; the rest depends on how much time it had.
 _PROBED = ("row_invariant", "attention", "tile_rows", "key_lengths")
@@ -28,7 +30,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / "manifest.json"
     try:
-        manifest = parse_manifest(path.read_bytes(), path)
+        with open(open_plain(path), "rb") as file:
+            manifest = parse_manifest(file.read(), path)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckError(f"{folder} has no manifest.json; give the output folder of a detgen run") from None
     except OSError as error:

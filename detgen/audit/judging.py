@@ -275,7 +275,9 @@ def _check_scores(audited: Audited, place: int, given: _Given) -> None:
         pairs = list(zip(was, now, strict=True))
         apart = [0.0 if _same_bits([a], [b]) else abs(_finite(a) - _finite(b)) for a, b in pairs]
         # A margin is a difference of logits / temperature, and a filter may have dropped another runner-up.
-        allowed = [2 * given.errors[i], math.inf if filtered else 2 * given.errors[i] / temperature]
+        adjustment = audited.choice(place + i).adjustment
+        stretched = 2 * given.errors[i] * (adjustment.stretch if adjustment is not None else 1.0)
+        allowed = [2 * given.errors[i], math.inf if filtered else stretched / temperature]
         tie = audited.tolerance > 0 and all(a <= b for a, b in zip(apart, allowed, strict=True))
         audited.wrong_scores.append((f"token {place + i}: {what}", tie))
 

@@ -30,16 +30,13 @@ def requests_of(
             have their own.
         TypeError: if there is no such parameter.
     """
-    given = dict(sampling)
-    if isinstance(stop := given.get("stop"), str | list):
-        given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    chosen = replace(params or SamplingParams(), **given)
+    chosen = replace(params or SamplingParams(), **sampling)
     found: list[Request] = []
     known: set[int] = set()
     for i, prompt in enumerate(_several(prompts)):
         if isinstance(prompt, Request):
-            if given or params is not None:
-                names = ", ".join(given) or "params"
+            if sampling or params is not None:
+                names = ", ".join(sampling) or "params"
                 raise RequestError(f"a Request has parameters of its own: set {names} there, Request(..., params=...)")
             found.append(replace(prompt) if id(prompt) in known else prompt)
             known.add(id(prompt))

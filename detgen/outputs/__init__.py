@@ -8,6 +8,7 @@ byte for byte.
 from __future__ import annotations
 
 from detgen.errors import OutputError
+from detgen.outputs.base import open_plain
 from detgen.outputs.entries import Entry, Gap, make_entry, read_entries
 from detgen.outputs.failures import first_errors
 from detgen.outputs.folder import OutputFolder
@@ -31,6 +32,7 @@ __all__ = [
     "first_errors",
     "make_entry",
     "model_stamp",
+    "open_plain",
     "parse_manifest",
     "read_entries",
     "sampling_params",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from detgen.outputs.base import open_plain
+
 _LONGEST = 300
 
 
@@ -12,7 +14,7 @@ def first_errors(outputs: Path, count: int) -> list[str]:
     """The first `count` errors of `outputs.jsonl`, shortened; nothing if it cannot be read."""
     found: list[str] = []
     try:
-        with outputs.open("rb") as lines:
+        with open(open_plain(outputs), "rb") as lines:
             for line in lines:
                 if b'"error":' in line and isinstance(error := _error(line), str):
                     found.append(error if len(error) <= _LONGEST else f"{error[:_LONGEST]}...")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from helpers.fakes import go
+from helpers.tampering import edit_manifest
 
 CODE = """
 import sys
@@ -57,9 +58,8 @@ CASES = {
 def test_refused_before_torch_is_imported(tmp_path: Path, arguments: str) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "empty").mkdir()
-    (tmp_path / "out").mkdir()
-    manifest = {"detgen": "0", "status": "finished", "input": {"path": "p.jsonl"}, "model": "./no"}
-    (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))
+    go(tmp_path / "p.jsonl", tmp_path / "out")
+    edit_manifest(tmp_path / "out", lambda manifest: manifest.update(model="./no"))
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", CODE, *arguments.split()], cwd=tmp_path, capture_output=True, text=True, check=False

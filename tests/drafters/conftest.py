@@ -41,7 +41,7 @@ class PredictablePasses:
         held = self.slots.setdefault(source, {})
         self.slots.setdefault(target, {}).update({i: held[i] for i in range(length)})
 
-    def run(self, windows: list[Window], shapes: Shapes) -> torch.Tensor:
+    def run(self, windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
         self.passes.append(list(windows))
         assert len({w.slot for w in windows}) == len(windows), "at most one window a slot"
         assert sum(len(w.tokens) for w in windows) <= shapes.most_rows

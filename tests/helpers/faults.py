@@ -55,13 +55,13 @@ def _keep_old(patch: Patch, kept: Callable[[Window, set[int]], range]) -> None:
     run = Forward.run
     drafted: set[int] = set()
 
-    def faulty(self: Forward, windows: list[Window], shapes: Shapes) -> torch.Tensor:
+    def faulty(self: Forward, windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
         if shapes is FREE_SHAPES:  # the fast path and the draft model
-            return run(self, windows, shapes)
+            return run(self, windows, shapes, broken)
         buffer = [w.slot * self.cache.slot_size + p for w in windows for p in kept(w, drafted)]
         layers = [*self.cache.keys, *self.cache.values]
         before = [entries[buffer].clone() for entries in layers]
-        logits = run(self, windows, shapes)
+        logits = run(self, windows, shapes, broken)
         for entries, old in zip(layers, before, strict=True):
             entries[buffer] = old
         drafted.clear()
