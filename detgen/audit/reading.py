@@ -100,7 +100,7 @@ class Lines:
 def parse(raw: bytes) -> dict[str, Any] | None:
     """The object of a line that says whose it is; None if there is none."""
     try:
-        fields = json.loads(raw)
+        fields = json.loads(raw.decode())  # of bytes it would guess the encoding
     except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict) or not type(fields.get("index")) is type(fields.get("sample")) is int:
