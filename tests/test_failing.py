@@ -40,8 +40,8 @@ from helpers.fakes import FakeEngine
 detgen.run.lifecycle._load_engine = FakeEngine
 """
 BROKEN_DISPLAY = """
-import detgen.show.audit, detgen.audit.audit
-detgen.audit.audit.audit_run = lambda *_: None
+import detgen.audit.audit, detgen.audit.early
+detgen.audit.early.check_early = detgen.audit.audit.audit_run = lambda *_: None
 """
 
 

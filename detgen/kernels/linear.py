@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+_SAMPLE = 32  # weight rows that are kept as they are
 _PREPACK_ROWS = 64  # row count for which oneDNN lays the weight out; the layout serves every count of the class
 
 
@@ -22,12 +23,16 @@ class PrepackedLinear(nn.Module):
     Args:
         weight: [out_features, in_features], float32 or bfloat16, on the CPU.
         bias: [out_features] or None.
+
+    Attributes:
+        sample: some rows of the weight, for `kernels.probe.Product`.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
+        self.sample = weight_sample(weight)
         self.prepacked = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PREPACK_ROWS)
         self.bias = None if bias is None else bias.detach().contiguous()
 
@@ -39,6 +44,11 @@ class PrepackedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Shape, for printing."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def weight_sample(weight: torch.Tensor) -> torch.Tensor:
+    """A few rows of a weight, spread over all of it."""
+    return weight.detach()[:: max(len(weight) // _SAMPLE, 1)][:_SAMPLE].clone()
 
 
 def can_prepack(weight: torch.Tensor) -> bool:
@@ -54,10 +64,13 @@ class Joined:
     """One product for sibling layers that read the same input: query, key and value; gate and up.
 
     The first sibling called with an input computes all of them; the others take their columns of the same result.
+
+    Args:
+        linear: computes the product.
     """
 
     def __init__(self, linear: PrepackedLinear) -> None:
-        self._linear = linear
+        self.linear = linear
         self._input: torch.Tensor | None = None
         self._waiting = 0
         self._output: torch.Tensor | None = None
@@ -65,7 +78,7 @@ class Joined:
     def columns(self, x: torch.Tensor, first: int, last: int, siblings: int) -> torch.Tensor:
         """Columns first..last-1 of the product; the result is released when all siblings have taken theirs."""
         if self._input is not x or self._output is None:
-            self._input, self._output, self._waiting = x, self._linear(x), siblings
+            self._input, self._output, self._waiting = x, self.linear(x), siblings
         out = self._output[..., first:last]
         self._waiting -= 1
         if not self._waiting:

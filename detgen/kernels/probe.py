@@ -5,6 +5,7 @@ Assumes nothing about a library's kernels: runs the function at the shapes to be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -12,6 +13,8 @@ import torch
 from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, AttentionTraits
 
 _CROWD = 32  # slots of a large tile: enough work that a GPU kernel does not split a row's keys among its processors
+
+_CANCELLING = 16  # rows of a product that are compared
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -104,3 +107,39 @@ def key_lengths(
     finally:
         torch.set_num_threads(threads)
     return (*shorter, PERIOD)
+
+
+class Product:
+    """A product in 16 bits, to be tried at many row counts.
+
+    Rounding to 16 bits hides nearly all differences of a sum's order: on random inputs a few outputs in a hundred
+    thousand show one. Inputs that are orthogonal to weight rows make the terms of their sums cancel, so that what is
+    left, and what is rounded, is of the size of the terms' own rounding; one output in fifty shows another order.
+
+    Args:
+        compute: [rows, in] -> [rows, out], both in the dtype and on the device of `sample`.
+        sample: [some, in], rows of the weight.
+    """
+
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor], sample: torch.Tensor) -> None:
+        self._compute = compute
+        size = sample.shape[1]
+        few = sample[: max(size // 4, 1)].double().cpu()
+        x = torch.randn(_CANCELLING, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        x -= torch.linalg.lstsq(few, few @ x.T, driver="gelsd").solution.T
+        self._rows = x.to(sample.device, sample.dtype)
+
+    def learn(self, count: int) -> None:
+        """Make the results at a row count the reference for the others."""
+        self._want = self._results(count)[:_CANCELLING]
+
+    def agrees(self, count: int) -> bool:
+        """Whether the results at a row count are the reference's, at every place."""
+        found = self._results(count)
+        return same_bits(found, self._want[torch.arange(len(found), device=found.device) % _CANCELLING])
+
+    def _results(self, count: int) -> torch.Tensor:
+        """Those of all rows, one after the other, in passes of `count` rows."""
+        passes = -(-_CANCELLING // count)
+        rows = self._rows[torch.arange(passes * count, device=self._rows.device) % _CANCELLING]
+        return torch.cat([self._compute(part) for part in rows.split(count)])

@@ -10,14 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.attention import Attend, AttentionTraits, attend_blocks, attend_fused
 from detgen.kernels.compiled import attend_compiled, build, can_attend
-from detgen.kernels.probe import key_lengths, same_bits
+from detgen.kernels.linear import JoinedLinear, PrepackedLinear, weight_sample
+from detgen.kernels.probe import Product, key_lengths, same_bits
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Window
 
@@ -176,8 +180,10 @@ def probe(
         error = _reference_error(prober, reference)
         sizes, others = _class(prober, counts)
         if sizes:
-            # A GPU's library may use another kernel at any row count, so only counts that were tried are allowed there.
-            dense = forward.device.type == "cpu" and not any(sizes[0] < n < sizes[-1] for n in others)
+            # A GPU's library, and a CPU's in 16 bits, may use another kernel at any row count, so only counts that were
+            # tried are allowed there.
+            exact = forward.device.type == "cpu" and cache.keys[0].dtype == torch.float32
+            dense = exact and not any(sizes[0] < n < sizes[-1] for n in others)
             tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
             report = ProbeReport(True, name, like.tile_rows, sizes, dense, like.key_lengths, others, *tried)
             return replace(like, rows=sizes, dense=dense), report
@@ -213,9 +219,12 @@ def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[tuple[int, ...], t
     (arXiv 2601.17768, section 3).
     """
     threads = torch.get_num_threads()
+    products = _products(prober.forward.model)
     try:
         for reference_rows in _REFERENCE_ROWS:
             prober.learn(reference_rows)
+            for product in products:
+                product.learn(reference_rows)
             started = time.perf_counter()
             if not prober.agrees(reference_rows):
                 continue
@@ -231,12 +240,33 @@ def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[tuple[int, ...], t
             for count in counts:
                 torch.set_num_threads(count)
                 agreeing -= {n for n in agreeing if not prober.agrees(n)}
+                agreeing -= {n for n in agreeing if not all(p.agrees(n) for p in products)}
             torch.set_num_threads(threads)
             if reference_rows in agreeing:
                 return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
         return (), _SIZES
     finally:
         torch.set_num_threads(threads)
+
+
+def _products(model: nn.Module) -> list[Product]:
+    """One linear layer of each kind and shape that computes in 16 bits, without its norm.
+
+    Experts are left out: their row counts are not those of the pass.
+    """
+    found: dict[object, Product] = {}
+    for name, module in model.named_modules():
+        linear = module.joined.linear if isinstance(module, JoinedLinear) else module
+        packed = isinstance(linear, PrepackedLinear)
+        if "expert" in name.lower() or not (packed or type(linear) is nn.Linear):
+            continue
+        layer: Any = linear
+        compute = partial(PrepackedLinear.forward, layer) if packed else layer.forward
+        sample = layer.sample if packed else weight_sample(layer.weight)
+        key = packed, layer.out_features, layer.in_features, sample.dtype
+        if sample.dtype in (torch.bfloat16, torch.float16) and key not in found:
+            found[key] = Product(compute, sample)
+    return list(found.values())
 
 
 def _probed_tokens(vocabulary: int) -> list[int]:

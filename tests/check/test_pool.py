@@ -24,10 +24,10 @@ def test_windows_are_filled(
     verified: list[list[int]] = []
     run = Forward.run
 
-    def watched(self: Forward, windows: list[Window], shapes: Shapes) -> object:
+    def watched(self: Forward, windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> object:
         if shapes is not FREE_SHAPES:
             verified.append([w.logits - 1 for w in windows])
-        return run(self, windows, shapes)
+        return run(self, windows, shapes, broken)
 
     setting = Setting(batch=2, drafter="self", verify_window=window)
     requests = pool.watched(setting)

@@ -53,9 +53,9 @@ def test_more_samples_than_slots(engines: Callable[..., Engine]) -> None:
 
 
 def test_samples_are_made_when_there_is_room(engines: Callable[..., Engine]) -> None:
-    """A billion samples of one prompt start at once, and take the memory of those that run."""
+    """A million samples of one prompt start at once, and take the memory of those that run."""
     engine = engines(drafter="none", batch_size=16)
-    params = SamplingParams(n=10**9, temperature=1.0, max_tokens=2, seed=1)
+    params = SamplingParams(n=10**6, temperature=1.0, max_tokens=2, seed=1)
     stream = engine.stream([Request(0, 0, prompt="def ", params=params)])
     done: list[int] = []
     for batch in stream:

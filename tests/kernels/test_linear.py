@@ -110,7 +110,7 @@ def test_siblings_share_one_product() -> None:
     model = packed_siblings(False)
     seen: list[int] = []
     first: Any = model.get_submodule("q_proj")
-    first.joined._linear.register_forward_hook(lambda *_: seen.append(1))
+    first.joined.linear.register_forward_hook(lambda *_: seen.append(1))
     for x in (torch.randn(1, 8, 64), torch.randn(1, 8, 64)):
         for name in ("q_proj", "k_proj", "v_proj"):
             run(model.get_submodule(name), x)

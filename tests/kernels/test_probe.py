@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from detgen.kernels.attention import BLOCK, PERIOD
-from detgen.kernels.probe import bits, key_lengths, same_bits
+from detgen.kernels.linear import weight_sample
+from detgen.kernels.probe import Product, bits, key_lengths, same_bits
 
 CPU = torch.device("cpu")
 ALL = tuple(range(BLOCK, PERIOD + 1, BLOCK))
@@ -98,3 +99,21 @@ def test_a_dependence_on_the_threads_is_found() -> None:
 def test_a_dependence_on_the_slots_is_found(splits: Callable[[int], bool]) -> None:
     """An implementation that shares a row's keys out where a tile has few slots, as kernels of GPUs do."""
     assert found(lambda q, k: 1 + ULP * splits(q.shape[0])) == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_order_of_a_sum_in_16_bits_is_found(dtype: torch.dtype) -> None:
+    """It hides on random rows: few of their outputs are rounded to another number."""
+    weight = torch.randn(256, 704, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    def row(x: torch.Tensor, parts: int) -> torch.Tensor:
+        sums = [w.float() @ a.float() for a, w in zip(x.chunk(parts), weight.chunk(parts, 1), strict=True)]
+        return torch.stack(sums).sum(0).to(dtype)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row(one, 1 if len(x) < 33 else 2) for one in x])
+
+    tried = Product(product, weight_sample(weight))
+    for reference, alike in ((64, (33, 64, 97)), (16, (1, 4, 16, 32))):
+        tried.learn(reference)
+        assert [n for n in (1, 4, 16, 32, 33, 64, 97) if tried.agrees(n)] == list(alike)
