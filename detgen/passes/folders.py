@@ -74,8 +74,8 @@ def local_folder(source: str | Path, name: str) -> Path | None:
             raise EngineError(f"cannot load the model {name}: {reason}") from None
         if not _HUB_NAME.fullmatch(given):
             raise EngineError(
-                f"cannot load the model {name} (not a local folder, and no name on the hub, which are such as NAME or"
-                " OWNER/NAME)"
+                f"cannot load the model {name}: there is no such folder, and it is not a name on the hub"
+                " (NAME or OWNER/NAME)"
             ) from None
         return None
     if not stat.S_ISDIR(kind):

@@ -82,10 +82,11 @@ class Notices:
         if len(counts) > _SHOWN:
             shown.append(f"and {len(counts) - _SHOWN:,} more")
         if shown:
-            have = "line has a key" if self._lines == 1 else "lines have keys"
+            one = self._lines == 1
+            found = "line has a key that looks" if one else "lines have keys that look"
             self._say(
-                f"{self._lines:,} {have} that detgen does not know but nearly, copied to metadata without effect:"
-                f" {', '.join(shown)}"
+                f"{self._lines:,} {found} like a typing error and {'changes' if one else 'change'} nothing (copied to"
+                f" metadata): {', '.join(shown)}"
             )
 
 

@@ -35,12 +35,13 @@ def failures(summary: RunSummary) -> Iterator[str]:
     written = summary.written
     if not written.errors:
         return
-    whole = "none of the prompts could be run" if summary.all_failed else f"{written.errors:,} could not be run"
+    prompts = "1 prompt" if written.errors == 1 else f"{written.errors:,} prompts"
+    whole = "no prompt could be run" if summary.all_failed else f"{prompts} could not be run"
     errors = first_errors(summary.output / "outputs.jsonl", _SHOWN)
     yield f"{whole}:" if errors else whole
     yield from (f"  {error}" for error in errors)
     if written.errors > len(errors):
-        yield f"  {written.errors - len(errors):,} more are in {summary.output / 'outputs.jsonl'}, under error"
+        yield f"  {written.errors - len(errors):,} more are in {summary.output / 'outputs.jsonl'}, with an error"
 
 
 def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:

@@ -333,9 +333,9 @@ def test_a_run_in_which_every_prompt_failed_is_no_success(
     result, _ = run_with("prompts.jsonl", *quiet, outcome=all_bad)
     assert result.exit_code == 1
     shown = [line for line in result.stderr.splitlines() if "a message" not in line]
-    assert shown[0] == "detgen: none of the prompts could be run:"
+    assert shown[0] == "detgen: no prompt could be run:"
     assert [line[:24] for line in shown[1:4]] == [f"detgen:   p.jsonl:{n}: bad" for n in (1, 2, 3)]
-    assert shown[4:] == [f"detgen:   2 more are in {tmp_path / 'outputs.jsonl'}, under error"]
+    assert shown[4:] == [f"detgen:   2 more are in {tmp_path / 'outputs.jsonl'}, with an error"]
 
 
 def test_the_first_errors_of_a_run_are_shown(run_with: Invoke, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_the_first_errors_of_a_run_are_shown(run_with: Invoke, tmp_path: Path) -
     some_bad = replace(SUMMARY, output=tmp_path, written=Totals(prompts=2, samples=1, errors=1, tokens=3))
     result, _ = run_with("prompts.jsonl", outcome=some_bad)
     assert result.exit_code == 0
-    assert result.stderr.splitlines()[1:] == ["detgen: 1 could not be run:", "detgen:   p.jsonl:2: bad"]
+    assert result.stderr.splitlines()[1:] == ["detgen: 1 prompt could not be run:", "detgen:   p.jsonl:2: bad"]
     assert run_with("prompts.jsonl")[0].stderr == "detgen: a message\n"
 
 

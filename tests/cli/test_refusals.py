@@ -30,7 +30,7 @@ CASES = {
     "run p.jsonl -o p.jsonl": "is a file, not a folder",
     "run p.jsonl -o /proc/nowhere": "cannot use the folder",
     "run p.jsonl --target ./no": "there is no such folder",
-    "run p.jsonl --target a/b/c": "no name on the hub",
+    "run p.jsonl --target a/b/c": "not a name on the hub",
     "run p.jsonl --target empty": "no config.json",
     "run p.jsonl --draft ./no": "there is no such folder",
     "audit no": "no manifest.json",

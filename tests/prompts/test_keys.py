@@ -209,7 +209,7 @@ def test_typing_errors_are_said_once_at_the_end(tmp_path: Path) -> None:
     lines += [{"prompt": 3, "Seed": 3}, {"prompt": "y", "sedd": 1, "task": 2, "metadata": {"temprature": 1}}]
     path = write(tmp_path, "p.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert heard(path) == [
-        "6 lines have keys that detgen does not know but nearly, copied to metadata without effect: temprature in 4"
+        "6 lines have keys that look like a typing error and change nothing (copied to metadata): temprature in 4"
         " (first in p.jsonl:1; did you mean temperature?), topP in 1 (first in p.jsonl:5; did you mean top_p?),"
         " max_token in 1 (first in p.jsonl:5; did you mean max_tokens?), and 1 more"
     ]

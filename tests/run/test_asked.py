@@ -102,7 +102,7 @@ def test_what_a_person_should_hear_is_said_while_it_runs(tmp_path: Path, asking:
     assert watcher.messages == [
         "asking.jsonl:2 has the prompt, the settings and the seed of an earlier line, so their samples are equal;"
         " --seed-per-line derives a seed from --seed and the id for each line that sets none",
-        "1 line has a key that detgen does not know but nearly, copied to metadata without effect: temprature in 1"
+        "1 line has a key that looks like a typing error and changes nothing (copied to metadata): temprature in 1"
         " (first in asking.jsonl:9; did you mean temperature?)",
     ]
     assert b"temprature" in (tmp_path / "a" / "outputs.jsonl").read_bytes()
