@@ -10,7 +10,10 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.sources import uses_draft
 from detgen.errors import DEMO, QuantName
 from detgen.passes.loading import LoadedModel, check_vocabularies, load_model
+from detgen.passes.memory import check_room
 from detgen.progress import Observer
+
+_ROOM = 512  # MiB that transformers and small models take
 
 
 def load_models(
@@ -29,6 +32,7 @@ def load_models(
         place = source or DEMO / role
         return load_model(place, name, device, config.dtype, quant, trusted=trusted, observer=observer)
 
+    check_room(_ROOM, "load a model")
     target = load(config.target, "target", config.target_quant)
     if not uses_draft(config):
         return target, None

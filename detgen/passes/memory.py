@@ -33,6 +33,25 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)
 
 
+def check_room(mebibytes: int, purpose: str) -> None:
+    """Refuse to begin what a limit on the process's address space (`ulimit -v`) leaves no room for.
+
+    Some libraries end the process by a signal if they get no memory, without a word.
+
+    Raises:
+        EngineError: less is left.
+    """
+    left = _left()
+    if left is not None and left < mebibytes << 20:
+        raise EngineError(f"no room to {purpose}, which takes {mebibytes} MiB at least") from MemoryError()
+
+
+def _left() -> int | None:
+    """Bytes that may still be added to the process's address space; None for any number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else max(limit - psutil.Process().memory_info().vms, 0)
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes for the KV caches where the user does not say how many: a share of what is free.
 
@@ -41,7 +60,5 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.8)
     free = psutil.virtual_memory().available
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        free = min(free, max(limit - psutil.Process().memory_info().vms, 0))
-    return int(free * _SHARE)
+    left = _left()
+    return int((free if left is None else min(free, left)) * _SHARE)

@@ -16,12 +16,13 @@ from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import lean_decoder
 from detgen.passes.loading import LoadedModel, explained
-from detgen.passes.memory import free_memory
+from detgen.passes.memory import check_room, free_memory
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.probing import ProbeReport, probe, reference_logits
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
 from detgen.progress import Observer, Unobserved
 
+_ROOM = 384  # MiB that libraries take while a small model is probed, KV buffers included
 _LEAST_POSITIONS = 3 * 128  # the probe needs them
 
 
@@ -70,6 +71,7 @@ def prepare(
     """
     observer = observer or Unobserved()
     models = [target] + ([draft] if draft else [])
+    check_room(_ROOM, "probe a model")
     observer.stage(f"probing {target.name}")
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(target.name):
