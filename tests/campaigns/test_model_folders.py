@@ -136,7 +136,7 @@ def test_audits(
         shutil.copytree(tmp_path / "run", folder.parent / "out")
         path = folder.parent / "out" / "manifest.json"
         manifest = json.loads(path.read_text())
-        path.write_text(json.dumps({**manifest, "model": str(folder), "trust_remote_code": True}))
+        path.write_text(json.dumps({**manifest, "model": str(folder)}))
         status, errors, _ = command("audit", str(folder.parent / "out"), str(folder.parent / "prompts.jsonl"))
         if wrong := faults(case, status, errors, tmp_path / "canary", path):
             found[case.name] = wrong

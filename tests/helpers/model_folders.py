@@ -231,7 +231,7 @@ def files() -> Iterator[BadFolder]:
     for name, text in {**FORMS, "garbage": "\x00\x01", "nested": '{"a":' * 10**5, "model": '{"model": 1}'}.items():
         yield BadFolder(f"tokenizer.json {name}", content("tokenizer.json", text), "tokenizer.json")
     yield BadFolder("no tokenizer", no_tokenizer, "tokenizer.json")
-    yield BadFolder("tokens beyond the vocabulary", tokens_beyond, "does not fit its config.json", 0)
+    yield BadFolder("tokens beyond the vocabulary", tokens_beyond, "does not fit its config.json", 1)
     yield BadFolder("positions without end", setting(max_position_embeddings=2**31 - 1), "", 0)
     yield BadFolder("an adapter", content("adapter_config.json", '{"base_model_name_or_path": "x"}'), "adapter_config")
 

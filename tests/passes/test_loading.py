@@ -138,7 +138,7 @@ def test_more_logits_than_tokens(random_model: Callable[..., Path], small: Path)
 
 def test_folders_that_are_no_models(tmp_path: Path, copy: Path) -> None:
     """Unknown names, empty folders, broken settings and missing weights: named, with the reason."""
-    with pytest.raises(EngineError, match=r"no/such/model.*not a local folder"):
+    with pytest.raises(EngineError, match=r"no/such/model.*not a name on the hub"):
         load_model("no/such/model", "no/such/model", CPU, "auto", "none")
     with pytest.raises(EngineError, match=r"no config\.json"):
         load_model(tmp_path, "empty", CPU, "auto", "none")
