@@ -14,6 +14,7 @@ from helpers.engine_inputs import PROMPTS
 
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import Draft
+from detgen.errors import EngineError
 from detgen.kernels.attention import attend_blocks, attend_fused
 from detgen.kernels.compiled import build
 from detgen.passes import probing
@@ -35,7 +36,12 @@ def engine(request: pytest.FixtureRequest) -> Engine:
             patch.setattr(probing, "can_attend", lambda *_: False)
             only = {"fused": attend_fused, "blocks": attend_blocks}
             patch.setattr(probing, "_ATTENTIONS", {request.param: only[request.param]})
-        engine = Engine(kv_memory=64 << 20)
+        try:
+            engine = Engine(kv_memory=64 << 20)
+        except EngineError:
+            if request.param == "fused":
+                pytest.skip("torch's fused attention is not row-invariant on this processor")
+            raise
     assert engine.probe.attention.startswith(request.param)
     return engine
 
