@@ -19,11 +19,11 @@ import torch
 
 from detgen.audit.ties import rounding_explains
 from detgen.engine import Engine
-from detgen.engine.decoding import judge_rows
 from detgen.engine.logprobs import token_logprobs
 from detgen.engine.request import TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
+from detgen.kernels.judging import judge_rows
 from detgen.kernels.sampling import Choice, choose, scores
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Window
@@ -210,18 +210,21 @@ def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]])
     errors = None
     if any(a.tolerance for a, _, _ in wanted):
         errors = logits.abs().masked_fill_(~logits.isfinite(), 0).amax(-1)  # the logits will be overwritten
-    logprobs, chosen, margins = judge_rows(logits, picked, list(range(len(logits))))
+    logprobs, values, leads = judge_rows(logits, picked, full=any(a.logprobs is not None for a, _, _ in wanted))
+    chosen, margins = values.tolist(), [None if math.isinf(lead) else lead for lead in leads.tolist()]
     at = 0
     for audited, place, count in wanted:
         part = slice(at, at + count)
         if np.isnan(chosen[part]).any():
             _should_have_failed(audited, f"the logits of token {place + int(np.isnan(chosen[part]).argmax())}")
         error = (audited.tolerance * errors[part]).tolist() if errors is not None else [0.0] * count
-        given = _Given(logprobs[part], chosen[part], margins[part], right[part].tolist(), error)
+        given = _Given(
+            None if logprobs is None else logprobs[part], chosen[part], margins[part], right[part].tolist(), error
+        )
         if audited.scores is not None:
             _check_scores(audited, place, given)
-        if audited.logprobs is not None:
-            _check_logprobs(audited, place, given)
+        if audited.logprobs is not None and given.logprobs is not None:
+            _check_logprobs(audited, place, given.logprobs, given)
         at += count
 
 
@@ -246,14 +249,14 @@ class _Given(NamedTuple):
     """What the logits of some consecutive tokens give.
 
     Attributes:
-        logprobs: float32 [tokens, vocabulary].
+        logprobs: float32 [tokens, vocabulary]; None if none are to be checked.
         chosen: log-probability of each chosen token.
         margins: of each chosen token; None where there was no other candidate.
         right: whether the token is the chosen one; only then the others are compared.
         errors: largest error of differences of logits that the tolerance allows.
     """
 
-    logprobs: torch.Tensor
+    logprobs: torch.Tensor | None
     chosen: list[float]
     margins: list[float | None]
     right: list[bool]
@@ -282,10 +285,10 @@ def _check_scores(audited: Audited, place: int, given: _Given) -> None:
         audited.wrong_scores.append((f"token {place + i}: {what}", tie))
 
 
-def _check_logprobs(audited: Audited, place: int, given: _Given) -> None:
+def _check_logprobs(audited: Audited, place: int, logprobs: torch.Tensor, given: _Given) -> None:
     """Log-probabilities of the output line beside what the logits give."""
     written = (audited.logprobs or [])[place : place + len(given.chosen)]
-    expected = token_logprobs(given.logprobs, given.chosen, audited.sequence.request.params.logprobs or 0)
+    expected = token_logprobs(logprobs, given.chosen, audited.sequence.request.params.logprobs or 0)
     for i, (a, b) in enumerate(zip(written, expected, strict=True)):
         same = a == b and _same_bits([a.logprob, *(p for _, p in a.top)], [b.logprob, *(p for _, p in b.top)])
         if given.right[i] and not same:

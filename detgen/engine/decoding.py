@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from detgen.drafters.protocol import Draft, Drafter
@@ -22,7 +23,8 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.stats import DrafterStats, EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import Verdict, record, verify
-from detgen.kernels.sampling import Chosen, choose, leads
+from detgen.kernels.judging import judge_rows
+from detgen.kernels.sampling import choose
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Window
 
@@ -180,13 +182,16 @@ class Decoding:
             rows += committed
         if not rows:
             return
-        logprobs, chosen, margins = judge_rows(logits, picked, rows)
+        full = any(seq.request.params.logprobs is not None for seq, _, _, _ in verdicts)
+        judged_rows = judge_rows(logits, picked, None if len(rows) == len(logits) else np.array(rows), full)
+        chosen = judged_rows.chosen.tolist()
+        margins = [None if math.isinf(margin) else margin for margin in judged_rows.margins.tolist()]
         at = 0
         for seq, verdict, drafted, name in verdicts:
             n = len(verdict.tokens)
             part = slice(at, at + n)
-            if (wanted := seq.request.params.logprobs) is not None:
-                seq.logprobs += token_logprobs(logprobs[part], chosen[part], wanted)
+            if (wanted := seq.request.params.logprobs) is not None and judged_rows.logprobs is not None:
+                seq.logprobs += token_logprobs(judged_rows.logprobs[part], chosen[part], wanted)
             if seq.deterministic:
                 record(seq, verdict, drafted, name, chosen[part], margins[part])
                 self._count(seq, name, _counts(verdict, len(drafted)))
@@ -263,24 +268,3 @@ def _counts(verdict: Verdict, drafted: int) -> DrafterStats:
     if (last := verdict.statuses[-1]) != "accepted":
         setattr(counts, last, 1)
     return counts
-
-
-def judge_rows(
-    logits: torch.Tensor, picked: Chosen, rows: list[int]
-) -> tuple[torch.Tensor, list[float], list[float | None]]:
-    """Log-probabilities float32 [rows, vocabulary] of some rows, those of their chosen tokens, and their margins.
-
-    A margin is None if there was no other candidate. Overwrites the logits. The audit computes the same with it.
-    """
-    best = picked.tokens
-    if len(rows) < len(logits):
-        at = torch.tensor(rows, device=logits.device)
-        logits, best = logits.index_select(0, at), best.index_select(0, at)
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen: list[float] = logprobs.gather(-1, best[:, None])[:, 0].tolist()
-    if len(picked.leads) < len(picked.tokens):
-        greedy = leads(logits, best).tolist()
-        found = [picked.leads.get(row, lead) for row, lead in zip(rows, greedy, strict=True)]
-    else:
-        found = [picked.leads[row] for row in rows]
-    return logprobs, chosen, [None if math.isinf(lead) else lead for lead in found]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from detgen.kernels import choosing
 from detgen.kernels.noise import gumbel, most_gumbel, words
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
 
@@ -59,44 +60,115 @@ class Choice:
 _OF_REQUEST = tuple(f.name for f in fields(Choice) if f.name not in ("sample", "position", "adjustment"))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Choices:
+    """How to choose the tokens of many rows: what `Choice` has, as arrays with an entry a row.
+
+    Attributes:
+        temperature: float64, like top_p and min_p.
+        top_p: see `Choice`.
+        top_k: int64.
+        min_p: see `Choice`.
+        seed: uint64, like sample and position.
+        sample: see `Choice`.
+        position: see `Choice`.
+        adjustments: None if there is none in any row.
+    """
+
+    temperature: np.ndarray
+    top_p: np.ndarray
+    top_k: np.ndarray
+    min_p: np.ndarray
+    seed: np.ndarray
+    sample: np.ndarray
+    position: np.ndarray
+    adjustments: Sequence[Adjustment | None] | None = None
+
+    @classmethod
+    def of(cls, choices: Sequence[Choice]) -> Choices:
+        """The same as single choices."""
+        adjustments = [c.adjustment for c in choices]
+        arrays: dict[str, Any] = {
+            name: np.array([getattr(c, name) for c in choices], dtype) for name, dtype in _ARRAYS.items()
+        }
+        return cls(**arrays, adjustments=adjustments if any(a is not None for a in adjustments) else None)
+
+    def __len__(self) -> int:
+        return len(self.temperature)
+
+    def __getitem__(self, row: int) -> Choice:
+        adjustment = self.adjustments[row] if self.adjustments is not None else None
+        return Choice(**{name: getattr(self, name)[row].item() for name in _ARRAYS}, adjustment=adjustment)
+
+    def take(self, rows: np.ndarray) -> Choices:
+        """Those of some rows, int64 [n], without adjustments."""
+        return Choices(*(getattr(self, name)[rows] for name in _ARRAYS))
+
+
+_ARRAYS: dict[str, type[np.generic]] = {
+    "temperature": np.float64,
+    "top_p": np.float64,
+    "top_k": np.int64,
+    "min_p": np.float64,
+    "seed": np.uint64,
+    "sample": np.uint64,
+    "position": np.uint64,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The chosen tokens of some rows.
 
     Attributes:
         tokens: int64 [rows], on the logits' device.
-        leads: by row that is sampled or adjusted: its token's lead over the runner-up, in perturbed log-probability or
-            in adjusted logits; inf if there is none.
+        leads: float64 [rows], each token's lead over the runner-up, in perturbed log-probability or in (adjusted)
+            logits; inf if there is none. NaN where it is not known yet, as it may be of rows that are neither sampled
+            nor adjusted, and where logits are not finite.
     """
 
     tokens: torch.Tensor
-    leads: dict[int, float]
+    leads: np.ndarray
 
 
-def choose(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
+def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> Chosen:
     """The best entry of each row's `scores`; ties go to the lowest id.
 
     Args:
         logits: float32 [rows, vocabulary], adjusted in the meantime where choices say so.
-        choices: one per row.
+        choices: one per row; None if all rows take the best logit.
     """
-    with adjusted(logits, [c.adjustment for c in choices]):
+    if choices is None:
+        return _greedy(logits)
+    if not isinstance(choices, Choices):
+        choices = Choices.of(choices)
+    if choices.adjustments is None:
+        return _choose(logits, choices)
+    with adjusted(logits, choices.adjustments):
         return _choose(logits, choices)
 
 
-def _choose(logits: torch.Tensor, choices: Sequence[Choice]) -> Chosen:
+def _choose(logits: torch.Tensor, choices: Choices) -> Chosen:
     """The same of logits that are adjusted already."""
-    sampled = [i for i, c in enumerate(choices) if c.temperature > 0]
-    picked = argmax(logits) if len(sampled) < len(logits) else torch.empty_like(logits[:, 0], dtype=torch.int64)
-    found: dict[int, float] = {}
-    if sampled:
-        rows = (logits if len(sampled) == len(logits) else logits[sampled]).cpu().numpy()
-        tokens, ahead = _sample(rows, [choices[i] for i in sampled])
-        picked[sampled] = torch.from_numpy(tokens).to(picked.device)
-        found.update(zip(sampled, ahead.tolist(), strict=True))
-    if greedy := [i for i, c in enumerate(choices) if c.temperature == 0 and c.adjustment is not None]:
-        found.update(zip(greedy, leads(logits[greedy], picked[greedy]).tolist(), strict=True))
-    return Chosen(picked, found)
+    sampled = np.flatnonzero(choices.temperature > 0)
+    if len(sampled) == len(choices):
+        tokens, ahead = _sample(logits, sampled, choices)
+        return Chosen(torch.from_numpy(tokens).to(logits.device), ahead)
+    picked = _greedy(logits)
+    unknown = np.isnan(picked.leads)
+    if choices.adjustments is not None and unknown.any():
+        rows = [i for i, a in enumerate(choices.adjustments) if a is not None and unknown[i]]
+        picked.leads[rows] = leads(logits[rows], picked.tokens[rows]).cpu().numpy()
+    if len(sampled):
+        tokens, picked.leads[sampled] = _sample(logits, sampled, choices.take(sampled))
+        picked.tokens[torch.from_numpy(sampled).to(logits.device)] = torch.from_numpy(tokens).to(logits.device)
+    return picked
+
+
+def _greedy(logits: torch.Tensor) -> Chosen:
+    """The best logits; their leads only where these cost nothing."""
+    found = choosing.best(logits)
+    return Chosen(*found) if found is not None else Chosen(argmax(logits), np.full(len(logits), np.nan))
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -118,7 +190,7 @@ def leads(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     """
     best = best[:, None]
     top = logits.gather(-1, best)[:, 0].double()
-    return top - logits.scatter_(-1, best, -torch.inf).amax(-1).double()
+    return top - logits.scatter_(-1, best, -torch.inf).amax(-1).double() + 0.0  # of zeros with two signs, none is less
 
 
 def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
@@ -144,21 +216,78 @@ def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
     return torch.from_numpy(found)
 
 
-def _sample(rows: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:
-    """The best entry of each row's scores, int64 [rows], and its lead; computes the scores of few entries only.
+def _sample(logits: torch.Tensor, sampled: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.ndarray]:
+    """The best entry of the scores of sampled rows, int64 [n], and its lead; computes the scores of few entries only.
 
     Args:
-        rows: float32 [rows, vocabulary].
+        logits: float32 [rows, vocabulary].
+        sampled: int64 [n], which rows are sampled.
+        choices: one per sampled row, with temperatures above 0.
+    """
+    if logits.device.type != "cpu" or logits.stride(1) != 1:
+        logits = logits[torch.from_numpy(sampled).to(logits.device)].cpu().contiguous()
+        sampled = np.arange(len(sampled))
+    rows = logits.numpy()
+    floors = np.full(len(sampled), -np.inf)
+    for i in np.flatnonzero(choices.min_p).tolist():
+        floors[i] = math.log(choices.min_p[i])
+    drawn = choosing.draw(
+        logits,
+        sampled,
+        temperature=choices.temperature,
+        top_p=choices.top_p,
+        floor=floors,
+        top_k=choices.top_k,
+        seed=choices.seed,
+        sample=choices.sample,
+        position=choices.position,
+    )
+    if drawn is None:
+        return _sample_plain(np.ascontiguousarray(rows[sampled]), [choices[i] for i in range(len(sampled))])
+    told = drawn.found > 0
+    some, counts = np.flatnonzero(told), drawn.found[told]
+    tokens, ahead = np.empty(len(sampled), np.int64), np.empty(len(sampled))
+    if len(some):
+        at = np.repeat(some, counts)
+        score = _scaled(rows[sampled[at], drawn.ids], drawn.peaks[at], choices.temperature[at]) + gumbel(drawn.words)
+        best, ahead[some] = _leading(score, np.cumsum(counts) - counts, counts)
+        tokens[some] = drawn.ids[best]
+    if len(some) < len(sampled):
+        others = np.flatnonzero(~told)
+        plain = [choices[i] for i in others.tolist()]
+        tokens[others], ahead[others] = _sample_plain(np.ascontiguousarray(rows[sampled[others]]), plain)
+    return tokens, ahead
+
+
+def _leading(score: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The place of the best score of each group, the first of ties, and its lead over the others of the group.
+
+    Args:
+        score: float64 [n], the groups one after another; overwritten.
+        starts: where each group begins.
+        counts: how many scores each group has, at least one.
+    """
+    top = np.maximum.reduceat(score, starts)
+    first = np.flatnonzero(score == np.repeat(top, counts))
+    first = first[np.searchsorted(first, starts)]
+    score[first] = -np.inf
+    return first, top - np.maximum.reduceat(score, starts)
+
+
+def _sample_plain(rows: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:
+    """Like `_sample`, without a compiler.
+
+    Args:
+        rows: float32 [rows, vocabulary], contiguous.
         choices: one per row, with temperatures above 0.
     """
-    rows = np.ascontiguousarray(rows)  # another memory order would change the order of summation
     peaks = rows.max(1)
     sound = np.isfinite(peaks)
     if not sound.all():
         tokens, ahead = rows.argmax(1), np.full(len(rows), np.inf)
         if sound.any():
             some = [c for c, one in zip(choices, sound.tolist(), strict=True) if one]
-            tokens[sound], ahead[sound] = _sample(rows[sound], some)
+            tokens[sound], ahead[sound] = _sample_plain(rows[sound], some)
         return tokens, ahead
     parts = []
     first = 0
@@ -181,7 +310,7 @@ def _sample(rows: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, np.nda
 
 
 def _best(rows: np.ndarray, peaks: np.ndarray, choices: Sequence[Choice]) -> tuple[np.ndarray, np.ndarray]:
-    """Like `_sample`, for rows with equal parameters; peaks are float32 [rows, 1]."""
+    """Like `_sample_plain`, for rows with equal parameters; peaks are float32 [rows, 1]."""
     one = choices[0]
     # Row, id and word of each candidate for the best two, ordered by row.
     if one.filtered or one.temperature < _LEAST:
@@ -193,22 +322,17 @@ def _best(rows: np.ndarray, peaks: np.ndarray, choices: Sequence[Choice]) -> tup
         at, ids = _sift(rows, every, peaks, one.temperature)
         drawn = every[at, ids]
     score = _scaled(rows[at, ids], peaks[at, 0], one.temperature) + gumbel(drawn)
-    row = np.arange(len(rows))
-    starts = np.searchsorted(at, row)
-    top = np.maximum.reduceat(score, starts)
-    first = np.flatnonzero(score == top[at])
-    first = first[np.searchsorted(at[first], row)]
-    score[first] = -np.inf
-    return ids[first], top - np.maximum.reduceat(score, starts)
+    first, ahead = _leading(score, np.searchsorted(at, np.arange(len(rows))), np.bincount(at))
+    return ids[first], ahead
 
 
 def _words(choice: Choice, ids: np.ndarray | int) -> np.ndarray:
     return words(choice.seed, choice.sample, choice.position, ids)
 
 
-def _scaled(logits: np.ndarray, peaks: np.ndarray, temperature: float) -> np.ndarray:
+def _scaled(logits: np.ndarray, peaks: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
     """(Logits - peak) / temperature, float64."""
-    scaled: np.ndarray = (logits.astype(np.float64) - peaks) / max(temperature, 1e-200)  # nothing overflows
+    scaled: np.ndarray = (logits.astype(np.float64) - peaks) / np.maximum(temperature, 1e-200)  # nothing overflows
     return scaled
 
 

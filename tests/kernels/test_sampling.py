@@ -10,11 +10,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.compilers import both_ways
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.sampling import Choice, argmax, choose, leads, scores
+from detgen.kernels import choosing
+from detgen.kernels.sampling import Choice, Choices, argmax, choose, leads, scores
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether leads have the same bits."""
+    return a.tobytes() == b.tobytes()
 
 
 def decide(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,7 +117,7 @@ def test_rows_do_not_meet(rows: list[tuple[list[float], Choice]]) -> None:
     for i, (_, choice) in enumerate(rows):
         alone = choose(logits[i : i + 1], [choice])
         assert alone.tokens.item() == together.tokens[i].item()
-        assert alone.leads.get(0) == together.leads.get(i), "the lead is part of the log"
+        assert same(alone.leads, together.leads[i : i + 1]), "the lead is part of the log"
 
 
 WIDE = st.builds(
@@ -159,15 +166,19 @@ def test_the_best_score_is_chosen(
         logits[torch.rand(logits.shape, generator=g) < 0.3] = value
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = choose(logits, choices)
-        for i, one in enumerate(choices):
-            score = scores(logits[i], one)
+        expected = []
+        for row, one in zip(logits, choices, strict=True):
+            score = scores(row, one)
             token = int(score.argmax())
             rest = torch.cat([score[:token], score[token + 1 :]])
             lead = float(score[token] - rest.max()) if len(rest) and math.isfinite(score[token]) else math.inf
-            assert (found.tokens[i].item(), found.leads[i]) == (token, lead)
-            alone = choose(logits[i : i + 1], [one])
-            assert (alone.tokens.item(), alone.leads[0]) == (token, lead)
+            expected.append((token, lead))
+        for _ in both_ways():
+            found = choose(logits, choices)
+            assert list(zip(found.tokens.tolist(), found.leads.tolist(), strict=True)) == expected
+            for i, one in enumerate(choices):
+                alone = choose(logits[i : i + 1], [one])
+                assert (alone.tokens.item(), alone.leads[0]) == expected[i]
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -177,18 +188,20 @@ def test_no_row_is_left_without_a_candidate(width: int, temperature: float) -> N
     logits = 30 * torch.randn(4000, width, generator=torch.Generator().manual_seed(1))
     choices = [Choice(temperature, seed=i % 7, position=i) for i in range(4000)]
     want = [int(scores(row, choice).argmax()) for row, choice in zip(logits, choices, strict=True)]
-    assert choose(logits, choices).tokens.tolist() == want
+    for _ in both_ways():
+        assert choose(logits, choices).tokens.tolist() == want
 
 
 def same_as_scores(logits: torch.Tensor, choices: list[Choice]) -> None:
     """Tokens and leads, and no warning on the way to them."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = choose(logits, choices)
-        for i, (row, choice) in enumerate(zip(logits, choices, strict=True)):
-            best = scores(row, choice).topk(2)
-            assert found.tokens[i] == best.indices[0]
-            assert found.leads[i] == float(best.values[0] - best.values[1])
+        for _ in both_ways():
+            found = choose(logits, choices)
+            for i, (row, choice) in enumerate(zip(logits, choices, strict=True)):
+                best = scores(row, choice).topk(2)
+                assert found.tokens[i] == best.indices[0]
+                assert found.leads[i] == float(best.values[0] - best.values[1])
 
 
 @pytest.mark.parametrize("row", [[0.0, LOWEST], [LOWEST, 0.0], [3e38, LOWEST, LOWEST], [1.0, 2.0, LOWEST]])
@@ -209,6 +222,7 @@ def test_noise_as_large_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words near the last one whose lower half is all ones: no bound is closer to its noise."""
     draw = np.random.default_rng(0)
     drawn = ~(draw.integers(1, 2**12, (200, 70), dtype=np.uint64) << np.uint64(32))
+    monkeypatch.setattr(choosing, "_library", lambda: None)  # it draws words of its own
     monkeypatch.setattr("detgen.kernels.sampling.words", lambda seed, sample, position, ids: drawn[position, :70])
     logits = 1e-3 * torch.randn(200, 70, generator=torch.Generator().manual_seed(0))
     same_as_scores(logits, [Choice(1.0, position=i) for i in range(200)])
@@ -230,7 +244,8 @@ def test_the_order_in_memory_does_not_count() -> None:
     for sum_before in np.cumsum(np.sort(share)[::-1])[:-1].tolist():
         choices = [Choice(1.0, sum_before / float(share.sum()), seed=i) for i in range(200)]
         one, other = choose(plain, choices), choose(turned, choices)
-        assert (one.tokens.tolist(), one.leads) == (other.tokens.tolist(), other.leads)
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert same(one.leads, other.leads)
 
 
 def test_a_broken_row_harms_no_other() -> None:
@@ -239,8 +254,10 @@ def test_a_broken_row_harms_no_other() -> None:
     choices = [Choice(1.0, 0.9, seed=i) for i in range(4)]
     want = choose(logits, choices).tokens.tolist()
     logits[1, 7], logits[2, 9] = torch.nan, torch.inf
-    assert choose(logits, choices).tokens.tolist() == [want[0], 7, 9, want[3]]
-    assert choose(logits[1:3], choices[1:3]).tokens.tolist() == [7, 9]
+    for _ in both_ways():
+        assert choose(logits, choices).tokens.tolist() == [want[0], 7, 9, want[3]]
+        assert choose(logits[1:3], choices[1:3]).tokens.tolist() == [7, 9]
+        assert choose(logits, None).tokens.tolist() == logits.numpy().argmax(1).tolist()
     assert [int(scores(row, c).argmax()) for row, c in zip(logits[1:3], choices[1:3], strict=True)] == [7, 9]
 
 
@@ -249,7 +266,8 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     """As the temperature goes to 0, the choice goes to the argmax; no overflow on the way changes it."""
     logits = torch.tensor([[1.0, -2.0, 9.0, 3.0, 8.0]])
     for choice in (Choice(temperature), Choice(temperature, top_p=0.9), Choice(temperature, top_k=3, min_p=0.1)):
-        assert choose(logits, [choice]).tokens.tolist() == [2]
+        for _ in both_ways():
+            assert choose(logits, [choice]).tokens.tolist() == [2]
 
 
 def test_rows_do_not_meet_at_full_width() -> None:
@@ -265,19 +283,37 @@ def test_rows_do_not_meet_at_full_width() -> None:
     torch.set_num_threads(2)
     together = choose(logits, choices)
     assert together.tokens.tolist() == [a.tokens.item() for a in alone]
-    assert together.leads == {i: a.leads[0] for i, a in enumerate(alone)}
+    assert same(together.leads, np.concatenate([a.leads for a in alone]))
 
 
 def test_greedy_rows_take_the_argmax() -> None:
     """At temperature 0 no other parameter has a say, and nothing is added."""
     logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
-    greedy = choose(logits, [Choice(), Choice(0.0, 0.1, 1, 0.9, 5, 1, 2)])
-    assert greedy.tokens.tolist() == logits.argmax(-1).tolist()
-    assert not greedy.leads
-    mixed = choose(logits, [Choice(), Choice(5.0, seed=3)])
-    assert mixed.tokens[0] == greedy.tokens[0]
-    assert list(mixed.leads) == [1]
+    top = logits.double().topk(2).values
+    for compiled in both_ways():
+        greedy = choose(logits, [Choice(), Choice(0.0, 0.1, 1, 0.9, 5, 1, 2)])
+        assert greedy.tokens.tolist() == logits.argmax(-1).tolist()
+        assert same(choose(logits, None).leads, greedy.leads)
+        assert (
+            np.array_equal(greedy.leads, (top[:, 0] - top[:, 1]).numpy()) if compiled else np.isnan(greedy.leads).all()
+        )
+        mixed = choose(logits, [Choice(), Choice(5.0, seed=3)])
+        assert mixed.tokens[0] == greedy.tokens[0]
+        assert same(mixed.leads[:1], greedy.leads[:1])
+        assert same(mixed.leads[1:], choose(logits[1:], [Choice(5.0, seed=3)]).leads)
     assert torch.equal(scores(logits[0], Choice(0.0, 0.1)), logits[0].double())
+
+
+@examples(30)
+@given(choices=st.lists(st.one_of(CHOICES, st.just(Choice())), min_size=1, max_size=6))
+def test_arrays_say_the_same(choices: list[Choice]) -> None:
+    """`Choices` is another form of several choices."""
+    arrays = Choices.of(choices)
+    assert [arrays[i] for i in range(len(arrays))] == choices
+    logits = torch.randn(len(choices), 30, generator=torch.Generator().manual_seed(0))
+    one, other = choose(logits, choices), choose(logits, arrays)
+    assert torch.equal(one.tokens, other.tokens)
+    assert same(one.leads, other.leads)
 
 
 @pytest.mark.parametrize("choice", [Choice(1.0), Choice(0.6), Choice(1.0, 0.8, 0, 0.0), Choice(1.5, 1.0, 4, 0.05)])

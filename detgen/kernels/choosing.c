@@ -1,0 +1,603 @@
+/* Choosing tokens on a CPU: the best entry of a row, the few that noise may lift above the others, log-probabilities.
+ *
+ * Nothing here decides by a sum that could have been rounded in another way: of sampled rows it finds the entries that
+ * can have the best two scores, and its caller, choosing.py, computes these; a boundary of top_p that is too close to
+ * call is left to the caller, too. Log-probabilities take torch's own exponential and logarithm and its order of
+ * summation, so that they are torch's. Plain C with vector types of GCC and Clang. */
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#define SIDE 64      /* entries of a row that are looked at together */
+#define BUCKETS 1024 /* parts of a range of logits */
+#define SORTED 256   /* so few entries are sorted */
+#define MOST 64      /* room for candidates of a row */
+#define HIGHEST 37.0 /* no noise is above 36.8 */
+
+/* Rows of float32 logits; the stride is in entries, that of the last axis is 1. `rows` are those that are meant, by
+ * index; null for the first `count`. */
+typedef struct {
+    const float *logits;
+    const int64_t *rows;
+    int64_t stride, count, vocabulary, threads;
+} Rows;
+
+typedef struct {
+    Rows of;
+    int64_t *tokens;
+    double *leads;
+} Best;
+
+/* exponential and logarithm are SLEEF's expf and logf for vectors of `lanes` entries, 8 or 16. */
+typedef struct {
+    Rows of;
+    const int64_t *tokens; /* by row, not by place in `rows` */
+    float *chosen;
+    const void *exponential, *logarithm;
+    int64_t lanes;
+} Judged;
+
+/* By place in `rows`. `found` is the number of candidates, in order of their ids; 0 where the largest logit is not
+ * finite; -1 where the caller has to do without. */
+typedef struct {
+    Rows of;
+    const double *temperatures, *top_p, *floors; /* a floor is the logarithm of min_p, -inf for none */
+    const int64_t *top_k;
+    const uint64_t *seeds, *samples, *positions;
+    int64_t *ids;    /* [count, MOST] */
+    uint64_t *words; /* [count, MOST] */
+    int64_t *found;
+    float *peaks; /* the largest logits */
+} Draws;
+
+/* For the caller to see that it means the same structures, and what processor this was built for. */
+int best_bytes(void) { return sizeof(Best); }
+int judged_bytes(void) { return sizeof(Judged); }
+int draws_bytes(void) { return sizeof(Draws); }
+int candidates(void) { return MOST; }
+int vector_bits(void) {
+#if defined(__AVX512F__)
+    return 512;
+#elif defined(__AVX2__)
+    return 256;
+#else
+    return 128;
+#endif
+}
+
+static const float *row_of(const Rows *of, int64_t i) { return of->logits + (of->rows ? of->rows[i] : i) * of->stride; }
+
+/* The two largest entries, and whether one is no number. */
+static int two_largest(const float *x, int64_t n, float *largest, float *next) {
+    float top[SIDE], second[SIDE];
+    int32_t none[SIDE];
+    for (int l = 0; l < SIDE; l++) top[l] = second[l] = -INFINITY, none[l] = 0;
+    int64_t j = 0;
+    for (; j + SIDE <= n; j += SIDE)
+        for (int l = 0; l < SIDE; l++) {
+            float v = x[j + l], less = v < top[l] ? v : top[l];
+            none[l] |= v != v;
+            top[l] = v > top[l] ? v : top[l];
+            second[l] = less > second[l] ? less : second[l];
+        }
+    for (int l = 0; j < n; j++, l++) {
+        float v = x[j], less = v < top[l] ? v : top[l];
+        none[l] |= v != v;
+        top[l] = v > top[l] ? v : top[l];
+        second[l] = less > second[l] ? less : second[l];
+    }
+    for (int half = SIDE / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) {
+            float v = top[l + half], less = v < top[l] ? v : top[l];
+            none[l] |= none[l + half];
+            top[l] = v > top[l] ? v : top[l];
+            second[l] = second[l + half] > second[l] ? second[l + half] : second[l];
+            second[l] = less > second[l] ? less : second[l];
+        }
+    *largest = top[0];
+    *next = second[0];
+    return none[0];
+}
+
+/* The largest entry; NaN if one is no number. */
+static float largest(const float *x, int64_t n) {
+    float top[SIDE];
+    int32_t none[SIDE];
+    for (int l = 0; l < SIDE; l++) top[l] = -INFINITY, none[l] = 0;
+    int64_t j = 0;
+    for (; j + SIDE <= n; j += SIDE)
+        for (int l = 0; l < SIDE; l++) {
+            none[l] |= x[j + l] != x[j + l];
+            top[l] = x[j + l] > top[l] ? x[j + l] : top[l];
+        }
+    for (int l = 0; j < n; j++, l++) {
+        none[l] |= x[j] != x[j];
+        top[l] = x[j] > top[l] ? x[j] : top[l];
+    }
+    for (int half = SIDE / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) {
+            none[l] |= none[l + half];
+            top[l] = top[l + half] > top[l] ? top[l + half] : top[l];
+        }
+    return none[0] ? NAN : top[0];
+}
+
+/* The first entry that is `value`, or that is no number if `value` is none; one of them is there. */
+static int64_t first_of(const float *x, int64_t n, float value) {
+    int64_t j = 0;
+    if (value != value) {
+        while (x[j] == x[j]) j++;
+        return j;
+    }
+    for (; j + SIDE <= n; j += SIDE) {
+        int32_t any = 0;
+        for (int l = 0; l < SIDE; l++) any |= -(x[j + l] == value);
+        if (any) break;
+    }
+    while (x[j] != value) j++;
+    return j;
+}
+
+/* Of each row the largest entry, the first of ties, and its lead over the largest of the others. */
+void best(const Best *b) {
+#pragma omp parallel for num_threads(b->of.threads) schedule(static) if (b->of.threads > 1)
+    for (int64_t i = 0; i < b->of.count; i++) {
+        const float *x = row_of(&b->of, i);
+        float top, second;
+        if (two_largest(x, b->of.vocabulary, &top, &second)) top = NAN;
+        b->tokens[i] = first_of(x, b->of.vocabulary, top);
+        b->leads[i] = (double)top - (double)second + 0.0;
+    }
+}
+
+/* The sum of e^(x - largest) in torch's order: of as many lanes as a vector has, these in halves; less than a vector
+ * one by one. */
+#ifdef __AVX2__
+static float sum8(const float *x, int64_t n, float top, __m256 (*exponential)(__m256)) {
+    float lanes[8], rest[8];
+    __m256 peak = _mm256_set1_ps(top), sum;
+    int64_t j = 8;
+    if (n < 8) {
+        memset(rest, 0, sizeof rest);
+        memcpy(rest, x, n * sizeof *x);
+        _mm256_storeu_ps(lanes, exponential(_mm256_sub_ps(_mm256_loadu_ps(rest), peak)));
+        for (int l = 1; l < n; l++) lanes[0] += lanes[l];
+        return lanes[0];
+    }
+    sum = exponential(_mm256_sub_ps(_mm256_loadu_ps(x), peak));
+    for (; j + 8 <= n; j += 8) sum = _mm256_add_ps(sum, exponential(_mm256_sub_ps(_mm256_loadu_ps(x + j), peak)));
+    _mm256_storeu_ps(lanes, sum);
+    if (j < n) {
+        memset(rest, 0, sizeof rest);
+        memcpy(rest, x + j, (n - j) * sizeof *x);
+        _mm256_storeu_ps(rest, exponential(_mm256_sub_ps(_mm256_loadu_ps(rest), peak)));
+        for (int l = 0; j + l < n; l++) lanes[l] += rest[l];
+    }
+    for (int half = 4; half; half /= 2)
+        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+#endif
+#ifdef __AVX512F__
+static float sum16(const float *x, int64_t n, float top, __m512 (*exponential)(__m512)) {
+    float lanes[16];
+    __m512 peak = _mm512_set1_ps(top), sum;
+    int64_t j = 16;
+    if (n < 16) {
+        sum = _mm512_maskz_loadu_ps((1u << n) - 1, x);
+        _mm512_storeu_ps(lanes, exponential(_mm512_sub_ps(sum, peak)));
+        for (int l = 1; l < n; l++) lanes[0] += lanes[l];
+        return lanes[0];
+    }
+    sum = exponential(_mm512_sub_ps(_mm512_loadu_ps(x), peak));
+    for (; j + 16 <= n; j += 16) sum = _mm512_add_ps(sum, exponential(_mm512_sub_ps(_mm512_loadu_ps(x + j), peak)));
+    if (j < n) {
+        __mmask16 some = (1u << (n - j)) - 1;
+        __m512 last = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(some, x + j), peak));
+        sum = _mm512_mask_add_ps(sum, some, sum, last);
+    }
+    _mm512_storeu_ps(lanes, sum);
+    for (int half = 8; half; half /= 2)
+        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+#endif
+
+/* The log-probability of each row's token. Returns whether it can: a build for smaller vectors than torch takes cannot,
+ * nor can it without memory. */
+int judge(const Judged *d) {
+    int64_t n = d->of.vocabulary, count = d->of.count;
+    float *sums = malloc(2 * (count + 16) * sizeof *sums), *tops = sums + count + 16;
+    int able = 0;
+#ifdef __AVX2__
+    able |= d->lanes == 8;
+#endif
+#ifdef __AVX512F__
+    able |= d->lanes == 16;
+#endif
+    if (!sums || !able) {
+        free(sums);
+        return 0;
+    }
+#pragma omp parallel for num_threads(d->of.threads) schedule(static) if (d->of.threads > 1)
+    for (int64_t i = 0; i < count; i++) {
+        const float *x = row_of(&d->of, i);
+        tops[i] = largest(x, n);
+#ifdef __AVX512F__
+        if (d->lanes == 16) sums[i] = sum16(x, n, tops[i], (__m512(*)(__m512))d->exponential);
+#endif
+#ifdef __AVX2__
+        if (d->lanes == 8) sums[i] = sum8(x, n, tops[i], (__m256(*)(__m256))d->exponential);
+#endif
+    }
+    for (int l = 0; l < 16; l++) sums[count + l] = 1;
+    for (int64_t i = 0; i < count; i += d->lanes) {
+#ifdef __AVX512F__
+        if (d->lanes == 16)
+            _mm512_storeu_ps(sums + i, ((__m512(*)(__m512))d->logarithm)(_mm512_loadu_ps(sums + i)));
+#endif
+#ifdef __AVX2__
+        if (d->lanes == 8) _mm256_storeu_ps(sums + i, ((__m256(*)(__m256))d->logarithm)(_mm256_loadu_ps(sums + i)));
+#endif
+    }
+    for (int64_t i = 0; i < count; i++)
+        d->chosen[i] = row_of(&d->of, i)[d->tokens[d->of.rows ? d->of.rows[i] : i]] - tops[i] - sums[i];
+    free(sums);
+    return 1;
+}
+
+typedef double doubles __attribute__((vector_size(64)));
+typedef int64_t integers __attribute__((vector_size(64)));
+typedef float floats __attribute__((vector_size(32), aligned(4), may_alias));
+
+/* e^((x - peak) / temperature) of SIDE entries to 14 digits, and no less than e^-700. Cody and Waite's reduction,
+ * Taylor's series. */
+static void weigh(const float *x, float peak, double inverse, double *weights) {
+    static const double terms[] = {1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
+                                   1.0 / 24,      1.0 / 6,      0.5,         1.0,        1.0};
+    for (int l = 0; l < SIDE; l += 8) {
+        doubles s = (__builtin_convertvector(*(const floats *)(x + l), doubles) - peak) * inverse;
+        doubles least = (doubles){} - 700;
+        integers above = s > least;
+        s = (doubles)(((integers)s & above) | ((integers)least & ~above));
+        doubles power = s * 0x1.71547652b82fep0 + 0x1.8p52, whole = power - 0x1.8p52;
+        doubles r = s - whole * 0x1.62e42fee00000p-1 - whole * 0x1.a39ef35793c76p-33, p = (doubles){} + 1.0 / 39916800;
+#pragma GCC unroll 11
+        for (int t = 0; t < 11; t++) p = p * r + terms[t];
+        p = (doubles)((integers)p + ((integers)power << 52));
+        memcpy(weights + l, &p, sizeof p);
+    }
+}
+
+/* That of one entry. */
+static double weight_of(float x, float peak, double inverse) {
+    float side[SIDE];
+    double weights[SIDE];
+    for (int l = 0; l < SIDE; l++) side[l] = x;
+    weigh(side, peak, inverse, weights);
+    return weights[0];
+}
+
+/* Where the best entries end: with the `ties`th of those that are `last`. */
+typedef struct {
+    float last;
+    int64_t ties;
+} Edge;
+
+/* A range of logits, cut into buckets: the larger the entry, the lower its bucket. */
+typedef struct {
+    float high, low, scale;
+} Range;
+
+static Range range_of(const float *x, int64_t n, float lowest) {
+    float tops[SIDE], lows[SIDE], high = -INFINITY, low = INFINITY;
+    for (int l = 0; l < SIDE; l++) tops[l] = high, lows[l] = low;
+    int64_t j = 0;
+    for (; j + SIDE <= n; j += SIDE)
+        for (int l = 0; l < SIDE; l++) {
+            tops[l] = x[j + l] > tops[l] ? x[j + l] : tops[l];
+            lows[l] = x[j + l] < lows[l] ? x[j + l] : lows[l];
+        }
+    for (int l = 0; j < n; j++, l++) {
+        tops[l] = x[j] > tops[l] ? x[j] : tops[l];
+        lows[l] = x[j] < lows[l] ? x[j] : lows[l];
+    }
+    for (int l = 0; l < SIDE; l++) {
+        high = tops[l] > high ? tops[l] : high;
+        low = lows[l] < low ? lows[l] : low;
+    }
+    double span = (double)high - (low > lowest ? low : lowest);
+    return (Range){high, low, span * FLT_MAX > BUCKETS ? (float)((BUCKETS - 1) / span) : FLT_MAX};
+}
+
+static inline int32_t bucket(Range range, float x) {
+    float at = (range.high - x) * range.scale;
+    return at < BUCKETS - 1 ? (int32_t)at : BUCKETS - 1;
+}
+
+/* Copies the entries of a bucket; `part` may be x itself. Returns how many they are. */
+static int64_t take(const float *x, int64_t n, Range range, int32_t at, float *part) {
+    int64_t taken = 0;
+    for (int64_t j = 0; j < n; j += SIDE) {
+        int some = n - j < SIDE ? n - j : SIDE;
+        int32_t place[SIDE], any = 0;
+        for (int l = 0; l < some; l++) {
+            place[l] = bucket(range, x[j + l]);
+            any |= place[l] == at;
+        }
+        if (any)
+            for (int l = 0; l < some; l++)
+                if (place[l] == at) part[taken++] = x[j + l];
+    }
+    return taken;
+}
+
+static int descending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* The edge of the best entries that have together at least a share of all weights e^((x - peak) / temperature), or, if
+ * inverse is 0, of the `share` best. The range of the entries is cut into buckets, then the bucket in which the edge is,
+ * and so on. Returns 0 where the edge depends on rounding, or there is no memory. */
+static int find_edge(const float *x, int64_t n, float peak, double inverse, double share, Edge *edge) {
+    double before = 0, target = share, slack = 0, weights[SIDE];
+    float tail[SIDE] = {0};
+    double(*sums)[2] = malloc(BUCKETS * sizeof *sums); /* of every other entry: two in turn do not wait for each other */
+    float *own = malloc(n * sizeof *own);
+    int found = 0;
+    if (!sums || !own) goto done;
+    for (int l = 0; l < SIDE; l++) weights[l] = 1;
+    for (int level = 0; !level || n > SORTED; level++) {
+        Range range = range_of(x, n, level || !inverse ? -FLT_MAX : (float)(peak - 64 / inverse));
+        if (level && range.high == range.low) break;
+        memset(sums, 0, BUCKETS * sizeof *sums);
+        for (int64_t j = 0; j < n; j += SIDE) {
+            const float *side = x + j;
+            int some = n - j < SIDE ? n - j : SIDE;
+            int32_t place[SIDE];
+            if (some < SIDE) side = memcpy(tail, side, some * sizeof *side);
+            if (inverse) weigh(side, peak, inverse, weights);
+            for (int l = 0; l < SIDE; l++) place[l] = bucket(range, side[l]);
+            for (int l = 0; l < some; l++) sums[place[l]][l & 1] += weights[l];
+        }
+        if (!level && inverse) {
+            double total = 0;
+            for (int i = 0; i < BUCKETS; i++) total += sums[i][0] + sums[i][1];
+            target = share * total;
+            slack = total * (n * 0x1p-51 + 1e-12);
+        }
+        int at = 0;
+        while (at < BUCKETS && before + (sums[at][0] + sums[at][1]) < target) before += sums[at][0] + sums[at][1], at++;
+        int64_t taken = at < BUCKETS ? take(x, n, range, at, own) : 0;
+        if (!taken || (level && taken == n)) goto done;
+        x = own;
+        n = taken;
+    }
+    double held = before, reached = before;
+    int64_t i = 0, ties = 0;
+    if (n <= SORTED) {
+        qsort(own, n, sizeof *own, descending);
+        do {
+            ties = i && own[i] == own[i - 1] ? ties + 1 : 1;
+            if (inverse) weights[0] = weight_of(own[i], peak, inverse);
+            held = reached;
+            reached += weights[0];
+        } while (reached < target && ++i < n);
+        if (i == n) goto done;
+    } else { /* all are equal */
+        if (inverse) weights[0] = weight_of(own[0], peak, inverse);
+        double wanted = ceil((target - before) / weights[0]);
+        if (!(wanted <= n)) goto done;
+        ties = wanted > 1 ? (int64_t)wanted : 1;
+        held = before + (ties - 1) * weights[0];
+        reached = before + ties * weights[0];
+    }
+    edge->last = own[i];
+    edge->ties = ties;
+    /* the very first entry is taken in any case */
+    found = !inverse || ((held == 0 || held < target - slack) && reached >= target + slack);
+done:
+    free(own);
+    free(sums);
+    return found;
+}
+
+/* Which entries of a row the filters keep: those above the edge's last, and the first of those that equal it. */
+static int keep(const float *x, int64_t n, float peak, double temperature, double top_p, int64_t top_k, double floor,
+                Edge *edge) {
+    double inverse = 1 / temperature;
+    edge->last = -INFINITY;
+    edge->ties = n;
+    if (top_k && top_k < n && !find_edge(x, n, peak, 0, (double)top_k, edge)) return 0;
+    if (top_p < 1) {
+        float *part = NULL;
+        int64_t count = n, ties = edge->ties;
+        if (top_k && top_k < n) {
+            if (!(part = malloc(top_k * sizeof *part))) return 0;
+            count = 0;
+            for (int64_t j = 0; j < n; j++)
+                if (x[j] > edge->last || (x[j] == edge->last && ties-- > 0)) part[count++] = x[j];
+        }
+        int found = find_edge(part ? part : x, count, peak, inverse, top_p, edge);
+        free(part);
+        if (!found) return 0;
+    }
+    if (floor > -INFINITY && ((double)edge->last - peak) / temperature < floor) {
+        /* the least logit that is above the floor */
+        float least = (float)(peak + floor * temperature);
+        if (!(least > -FLT_MAX)) least = -FLT_MAX;
+        while (least > -FLT_MAX && ((double)least - peak) / temperature >= floor) least = nextafterf(least, -INFINITY);
+        while (((double)least - peak) / temperature < floor) least = nextafterf(least, INFINITY);
+        edge->last = least;
+        edge->ties = n;
+    }
+    if (edge->last == -INFINITY) { /* what is excluded has no score, if it is kept or not */
+        edge->last = -FLT_MAX;
+        edge->ties = n;
+    }
+    return 1;
+}
+
+/* Ten rounds of Philox4x64 (Salmon et al., SC 2011) on the counter (block, position, 0, 0). `keys` are those of the
+ * rounds. */
+static const uint64_t FIRST = 0xD2E7470EE14C6C93u, SECOND = 0xCA5A826395121157u;
+
+static inline void philox(uint64_t block, uint64_t position, const uint64_t keys[20], uint64_t out[4]) {
+    uint64_t a = block, b = position, c = 0, d = 0;
+    for (int i = 0; i < 10; i++) {
+        unsigned __int128 first = (unsigned __int128)FIRST * a, second = (unsigned __int128)SECOND * c;
+        a = (uint64_t)(second >> 64) ^ b ^ keys[2 * i];
+        b = (uint64_t)second;
+        c = (uint64_t)(first >> 64) ^ d ^ keys[2 * i + 1];
+        d = (uint64_t)first;
+    }
+    out[0] = a, out[1] = b, out[2] = c, out[3] = d;
+}
+
+/* The same of as many blocks as SIDE entries have. */
+#ifdef __AVX512F__
+static inline __m512i product(__m512i x, uint64_t factor, __m512i *high) {
+    __m512i low = _mm512_set1_epi64(0xffffffff), f = _mm512_set1_epi64(factor), g = _mm512_set1_epi64(factor >> 32);
+    __m512i y = _mm512_srli_epi64(x, 32), ll = _mm512_mul_epu32(x, f), hh = _mm512_mul_epu32(y, g);
+    __m512i hl = _mm512_add_epi64(_mm512_mul_epu32(y, f), _mm512_srli_epi64(ll, 32));
+    __m512i lh = _mm512_add_epi64(_mm512_mul_epu32(x, g), _mm512_and_si512(hl, low));
+    *high = _mm512_add_epi64(_mm512_add_epi64(hh, _mm512_srli_epi64(hl, 32)), _mm512_srli_epi64(lh, 32));
+    return _mm512_or_si512(_mm512_slli_epi64(lh, 32), _mm512_and_si512(ll, low));
+}
+
+static void philox_side(uint64_t block, uint64_t position, const uint64_t keys[20], uint64_t out[SIDE]) {
+    for (int part = 0; part < SIDE / 32; part++, out += 32) {
+        __m512i a = _mm512_add_epi64(_mm512_set1_epi64(block + 8 * part), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+        __m512i b = _mm512_set1_epi64(position), c = _mm512_setzero_si512(), d = c, first, second;
+#pragma GCC unroll 10
+        for (int i = 0; i < 10; i++) {
+            __m512i last = product(a, FIRST, &first), third = product(c, SECOND, &second);
+            a = _mm512_xor_si512(_mm512_xor_si512(second, b), _mm512_set1_epi64(keys[2 * i]));
+            c = _mm512_xor_si512(_mm512_xor_si512(first, d), _mm512_set1_epi64(keys[2 * i + 1]));
+            b = third, d = last;
+        }
+        /* from word by word to block by block */
+        __m512i left = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), right = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        __m512i ab = _mm512_unpacklo_epi64(a, b), cd = _mm512_unpacklo_epi64(c, d);
+        __m512i odd_ab = _mm512_unpackhi_epi64(a, b), odd_cd = _mm512_unpackhi_epi64(c, d);
+        __m512i p = _mm512_permutex2var_epi64(ab, left, cd), q = _mm512_permutex2var_epi64(odd_ab, left, odd_cd);
+        __m512i r = _mm512_permutex2var_epi64(ab, right, cd), s = _mm512_permutex2var_epi64(odd_ab, right, odd_cd);
+        _mm512_storeu_si512(out, _mm512_shuffle_i64x2(p, q, 0x44));
+        _mm512_storeu_si512(out + 8, _mm512_shuffle_i64x2(p, q, 0xEE));
+        _mm512_storeu_si512(out + 16, _mm512_shuffle_i64x2(r, s, 0x44));
+        _mm512_storeu_si512(out + 24, _mm512_shuffle_i64x2(r, s, 0xEE));
+    }
+}
+#else
+static void philox_side(uint64_t block, uint64_t position, const uint64_t keys[20], uint64_t out[SIDE]) {
+    for (int q = 0; q < SIDE / 4; q++) philox(block + q, position, keys, out + 4 * q);
+}
+#endif
+
+/* The entries of a row that can have the two best scores: whose score is not below the second best, but for rounding.
+ * A score is the logit less the largest, over the temperature, plus noise; a bound of it in float32 spares most entries
+ * the logarithms. Returns how many there are, or -1 if there is no room for all. */
+static int64_t draw(const float *x, int64_t n, float peak, double temperature, Edge edge, uint64_t seed, uint64_t sample,
+                    uint64_t position, int64_t *ids, uint64_t *words) {
+    uint64_t keys[20], drawn[SIDE];
+    double scores[MOST], first = -INFINITY, second = -INFINITY;
+    float limit = -INFINITY, enough = -INFINITY, bounds[SIDE], tail[SIDE];
+    float inverse = (float)(1 / (temperature > 1e-3 ? temperature : 1e-3)); /* above this, quotients are finite */
+    int64_t count = 0, ties = edge.ties;
+    for (int i = 0; i < 10; i++) {
+        keys[2 * i] = seed + i * 0x9E3779B97F4A7C15u;
+        keys[2 * i + 1] = sample + i * 0xBB67AE8584CAA73Bu;
+    }
+    for (int l = 0; l < SIDE; l++) tail[l] = -INFINITY;
+    for (int64_t j = 0; j < n; j += SIDE) {
+        const float *v = x + j;
+        if (n - j < SIDE) v = memcpy(tail, v, (n - j) * sizeof *v);
+        int32_t wanted = 0, equal = 0;
+        for (int l = 0; l < SIDE; l++) {
+            bounds[l] = (v[l] - peak) * inverse;
+            int32_t may = (v[l] >= edge.last) & (bounds[l] >= limit);
+            wanted += may;
+            equal += v[l] == edge.last;
+            bounds[l] = may ? bounds[l] : NAN;
+        }
+        if (!wanted) {
+            ties -= equal;
+            continue;
+        }
+        if (wanted > SIDE / 4) philox_side(j / 4, position, keys, drawn);
+        else for (int q = 0; q < SIDE; q += 4) {
+            const float *b = bounds + q;
+            if (b[0] == b[0] || b[1] == b[1] || b[2] == b[2] || b[3] == b[3])
+                philox((j + q) / 4, position, keys, drawn + q);
+            else
+                drawn[q] = drawn[q + 1] = drawn[q + 2] = drawn[q + 3] = 0;
+        }
+        int32_t any = 0;
+        for (int l = 0; l < SIDE; l++) {
+            /* -log(-log(u)) <= -log(1 - u); the bits of a float, as a number, are a lower bound of its logarithm. */
+            union {
+                float value;
+                int32_t bits;
+            } rest = {(float)(int32_t)(~drawn[l] >> 33)};
+            bounds[l] += (float)(158 * 0x1.62e42fefa39efp-1) - (float)rest.bits * (float)(0x1.62e42fefa39efp-1 * 0x1p-23);
+            any |= bounds[l] >= enough;
+        }
+        if (any) {
+            int64_t left = ties;
+            for (int l = 0; l < SIDE; l++) {
+                int tied = v[l] == edge.last;
+                left -= tied;
+                if (!(bounds[l] >= enough) || (tied && left < 0)) continue;
+                double s = ((double)v[l] - peak) / temperature;
+                if (s + HIGHEST < second) continue;
+                double u = ((double)(drawn[l] >> 11) + 0.5) * 0x1p-53;
+                double score = s - log(-log(u < 1 - 0x1p-53 ? u : 1 - 0x1p-53));
+                if (score < second - 1e-9 * (1 + fabs(second))) continue;
+                if (count == MOST) {
+                    int64_t kept = 0;
+                    for (int64_t i = 0; i < count; i++)
+                        if (scores[i] >= second - 1e-9 * (1 + fabs(second)))
+                            scores[kept] = scores[i], ids[kept] = ids[i], words[kept++] = words[i];
+                    if (kept == MOST) return -1;
+                    count = kept;
+                }
+                scores[count] = score, ids[count] = j + l, words[count++] = drawn[l];
+                if (score > first) second = first, first = score;
+                else if (score > second) second = score;
+                enough = (float)(second - 1e-4 - 1e-6 * fabs(second));
+                limit = (float)(second - HIGHEST - 1e-6 * fabs(second));
+            }
+        }
+        ties -= equal;
+    }
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (scores[i] >= second - 1e-9 * (1 + fabs(second))) ids[kept] = ids[i], words[kept++] = words[i];
+    return kept;
+}
+
+/* The candidates of sampled rows. */
+void draws(const Draws *d) {
+    int64_t n = d->of.vocabulary;
+#pragma omp parallel for num_threads(d->of.threads) schedule(dynamic) if (d->of.threads > 1)
+    for (int64_t i = 0; i < d->of.count; i++) {
+        const float *x = row_of(&d->of, i);
+        float peak = d->peaks[i] = largest(x, n);
+        double temperature = d->temperatures[i] > 1e-200 ? d->temperatures[i] : 1e-200;
+        Edge edge;
+        if (!isfinite(peak))
+            d->found[i] = 0;
+        else if (!keep(x, n, peak, temperature, d->top_p[i], d->top_k[i], d->floors[i], &edge))
+            d->found[i] = -1;
+        else
+            d->found[i] = draw(x, n, peak, temperature, edge, d->seeds[i], d->samples[i], d->positions[i],
+                               d->ids + i * MOST, d->words + i * MOST);
+    }
+}

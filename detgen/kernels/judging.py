@@ -1,0 +1,52 @@
+"""Log-probabilities of chosen tokens, and their margins."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from detgen.kernels import choosing
+from detgen.kernels.sampling import Chosen, leads
+
+
+class Judged(NamedTuple):
+    """What some rows say about their tokens.
+
+    Attributes:
+        logprobs: float32 [rows, vocabulary] on the logits' device; None if only the chosen tokens' are wanted.
+        chosen: float32 [rows], the chosen tokens' log-probabilities.
+        margins: float64 [rows], the tokens' leads; inf where there was no other candidate.
+    """
+
+    logprobs: torch.Tensor | None
+    chosen: np.ndarray
+    margins: np.ndarray
+
+
+def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:
+    """Judge some rows. A log-probability has the bits of `torch.log_softmax`, whichever way it was computed.
+
+    Args:
+        logits: float32 [all rows, vocabulary], no longer adjusted; overwritten.
+        picked: what was chosen of them.
+        rows: int64 [rows], which to judge; None for all.
+        full: whether the log-probabilities of whole rows are wanted.
+    """
+    chosen = None if full else choosing.chosen_logprobs(logits, picked.tokens, rows)
+    margins = picked.leads.copy() if rows is None else picked.leads[rows]
+    unknown = bool(np.isnan(margins).any())
+    if chosen is not None and not unknown:
+        return Judged(None, chosen, margins)
+    best = picked.tokens
+    if rows is not None:
+        at = torch.from_numpy(rows).to(logits.device)
+        logits, best = logits.index_select(0, at), best.index_select(0, at)
+    logprobs = None
+    if chosen is None:
+        logprobs = torch.log_softmax(logits, dim=-1)
+        chosen = logprobs.gather(-1, best[:, None])[:, 0].cpu().numpy()
+    if unknown:
+        margins = np.where(np.isnan(margins), leads(logits, best).cpu().numpy(), margins)
+    return Judged(logprobs if full else None, chosen, margins)

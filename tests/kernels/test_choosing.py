@@ -1,0 +1,202 @@
+"""The compiled choosing gives what the plain one gives, bit for bit, and is done without where it cannot run."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.compilers import without_compiler
+from helpers.examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen.kernels import choosing
+from detgen.kernels.sampling import Choice, Choices, choose
+
+BUILT = pytest.mark.skipif(choosing._library() is None, reason="the compiled choosing was not built")
+LOWEST = float(torch.finfo(torch.float32).min)
+
+CHOICES = st.builds(
+    Choice,
+    temperature=st.sampled_from([1e-4, 0.01, 0.8, 0.8, 1.0, 1.3, 5.0, 0.0]),
+    top_p=st.sampled_from([1.0, 1.0, 0.999, 0.95, 0.5, 0.1, 1e-9]),
+    top_k=st.sampled_from([0, 0, 1, 5, 50, 1000, 5000]),
+    min_p=st.sampled_from([0.0, 0.0, 0.001, 0.05, 0.3, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+    sample=st.integers(0, 3),
+    position=st.integers(0, 2**40),
+)
+
+
+def both(logits: torch.Tensor, choices: list[Choice]) -> None:
+    """Tokens and leads with and without a compiler are the same, alone and beside other rows."""
+    found = choose(logits, choices)
+    alone = [choose(logits[i : i + 1], choices[i : i + 1]) for i in range(len(choices))]
+    with without_compiler():
+        plain = choose(logits, choices)
+    sampled = np.array([c.temperature > 0 for c in choices])
+    assert torch.equal(found.tokens, plain.tokens)
+    assert found.leads[sampled].tobytes() == plain.leads[sampled].tobytes()
+    assert np.concatenate([a.leads for a in alone]).tobytes() == found.leads.tobytes()
+
+
+@BUILT
+@examples(120)
+@given(
+    choices=st.lists(CHOICES, min_size=1, max_size=8),
+    alike=st.booleans(),
+    width=st.sampled_from([1, 2, 7, 63, 64, 65, 255, 1000, 4096, 4097, 50_257]),
+    spread=st.sampled_from([0.0, 1e-3, 0.05, 0.3, 2.5, 30.0]),
+    peaks=st.booleans(),
+    grid=st.sampled_from([0.0, 1.0, 4.0]),
+    special=st.sampled_from([None, None, LOWEST, -torch.inf, torch.nan, torch.inf, 3e38, 1e-42]),
+    share=st.sampled_from([0.01, 0.3, 0.999]),
+    seed=st.integers(0, 10**6),
+)
+def test_it_chooses_the_same(
+    choices: list[Choice],
+    alike: bool,
+    width: int,
+    spread: float,
+    peaks: bool,
+    grid: float,
+    special: float | None,
+    share: float,
+    seed: int,
+) -> None:
+    """Whatever the filters and the shape of the row: ties, masks, broken rows, vocabularies that fill no vector."""
+    g = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(len(choices), width, generator=g)
+    if peaks:
+        logits[:, torch.randint(0, width, (5,), generator=g)] += torch.tensor([12.0, 10.0, 9.0, 8.0, 7.0])
+    if grid:
+        logits = (logits * grid).round() / grid
+    if special is not None:
+        logits[torch.rand(logits.shape, generator=g) < share] = special
+    if alike:
+        choices = [replace(choices[0], position=i) for i in range(len(choices))]
+    both(logits, choices)
+
+
+@BUILT
+@pytest.mark.parametrize("width", [128_256, 151_936])
+def test_it_chooses_the_same_of_a_large_vocabulary(width: int) -> None:
+    g = torch.Generator().manual_seed(width)
+    logits = torch.tensor([[2.5], [0.05], [0.0]]) * torch.randn(3, width, generator=g)
+    logits[0, torch.randint(0, width, (8,), generator=g)] += 10
+    for top_p, top_k, min_p in ((1.0, 0, 0.0), (0.95, 0, 0.0), (1.0, 50, 0.0), (1.0, 0, 0.05), (0.9, 5000, 0.001)):
+        both(logits, [Choice(t, top_p, top_k, min_p, seed=i) for i, t in enumerate((0.8, 1.3, 1.0))])
+
+
+@BUILT
+def test_a_boundary_that_is_too_close_to_call() -> None:
+    """Where rounding decides what top_p keeps, the plain way decides."""
+    row = torch.randn(1, 65, generator=torch.Generator().manual_seed(0))
+    share = np.sort(np.exp(row[0].double().numpy() - float(row.max())))[::-1]
+    undecided = 0
+    for sum_before in np.cumsum(share)[:-1].tolist():
+        choices = Choices.of([Choice(1.0, sum_before / float(share.sum()), seed=3)])
+        drawn = draw(row, choices)
+        undecided += int(drawn.found[0] == -1)
+        both(row, [choices[0]])
+    assert undecided > 60
+    assert draw(row, Choices.of([Choice(1.0, 0.9)])).found[0] > 0
+
+
+def draw(logits: torch.Tensor, choices: Choices) -> choosing.Candidates:
+    drawn = choosing.draw(
+        logits,
+        np.arange(len(logits)),
+        temperature=choices.temperature,
+        top_p=choices.top_p,
+        floor=np.full(len(logits), -np.inf),
+        top_k=choices.top_k,
+        seed=choices.seed,
+        sample=choices.sample,
+        position=choices.position,
+    )
+    assert drawn is not None
+    return drawn
+
+
+@BUILT
+def test_few_entries_are_left() -> None:
+    """The bound is close enough that hardly more than the best two have to be computed."""
+    logits = 2.5 * torch.randn(20, 50_000, generator=torch.Generator().manual_seed(0))
+    found = draw(logits, Choices.of([Choice(0.8, position=i) for i in range(20)])).found
+    assert ((found >= 2) & (found <= 4)).all()
+
+
+@BUILT
+def test_more_candidates_than_there_is_room_for() -> None:
+    """So far below the best, noise is lost in rounding, and all others tie for the second place."""
+    logits = torch.zeros(1, 300)
+    logits[0, 1:] = -3e38
+    choices = [Choice(1e-3, seed=1)]
+    assert draw(logits, Choices.of(choices)).found[0] == -1
+    both(logits, choices)
+
+
+@BUILT
+def test_some_columns_and_rows() -> None:
+    """Slices, repeated rows and another order in memory; the sampled rows among others."""
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
+    choices = [Choice(1.0, 0.9, seed=i) if i % 2 else Choice() for i in range(6)]
+    both(logits[:, :250], choices)
+    both(logits[:1].expand(6, -1), choices)
+    both(logits.t().contiguous().t(), choices)
+
+
+@BUILT
+def test_threads_share_large_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(5)
+    logits = 3 * torch.randn(5, 4000, generator=g)
+    choices = [Choice(0.7, (1.0, 0.9)[i % 2], seed=i) for i in range(5)]
+    one = choose(logits, choices), choose(logits, None)
+    own = choosing.chosen_logprobs(logits, one[1].tokens, None)
+    monkeypatch.setattr(choosing, "_LARGE", 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        several = choose(logits, choices), choose(logits, None)
+        for a, b in zip(one, several, strict=True):
+            assert torch.equal(a.tokens, b.tokens)
+            assert a.leads.tobytes() == b.leads.tobytes()
+        shared = choosing.chosen_logprobs(logits, one[1].tokens, None)
+    finally:
+        torch.set_num_threads(threads)
+    assert own is not None
+    assert shared is not None
+    assert own.tobytes() == shared.tobytes()
+
+
+@BUILT
+def test_a_build_for_another_processor_or_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = choosing._library()
+    assert library is not None
+    monkeypatch.setattr(choosing, "_CAPABLE", {library.vector_bits(): {"another"}})
+    assert choosing._library.__wrapped__() is None
+    monkeypatch.setattr(choosing, "_CAPABLE", {})
+    assert choosing._library.__wrapped__() is not None
+    monkeypatch.setattr(choosing, "_DRAWS", choosing.struct.Struct("=2q"))
+    assert choosing._library.__wrapped__() is None
+
+
+def test_a_library_that_cannot_be_loaded_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> ctypes.CDLL:
+        raise OSError("built for another system")
+
+    monkeypatch.setattr(ctypes, "CDLL", fail)
+    assert choosing._library.__wrapped__() is None
+    assert choosing._of_torch.__wrapped__() is None
+
+
+@BUILT
+def test_another_log_softmax_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should torch sum in another order, log-probabilities are torch's as well."""
+    plain = torch.log_softmax
+    monkeypatch.setattr(torch, "log_softmax", lambda x, dim: plain(x.flip(-1), dim).flip(-1))
+    assert choosing._of_torch.__wrapped__() is None
