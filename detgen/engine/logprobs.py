@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from detgen.engine.request import TokenLogprobs
 
 
-def token_logprobs(logprobs: torch.Tensor, chosen: list[float], wanted: int) -> list[TokenLogprobs]:
+def token_logprobs(logprobs: torch.Tensor, chosen: Sequence[float] | np.ndarray, wanted: int) -> list[TokenLogprobs]:
     """Log-probabilities of the chosen tokens and of the most likely ones.
 
     Args:
@@ -16,15 +18,22 @@ def token_logprobs(logprobs: torch.Tensor, chosen: list[float], wanted: int) -> 
         chosen: log-probability of each row's chosen token.
         wanted: how many of the most likely tokens; ties are ordered by id.
     """
-    tops = [_most_likely(row, wanted) for row in logprobs.cpu().numpy()]
-    return [TokenLogprobs(own, top) for own, top in zip(chosen, tops, strict=True)]
+    tops = _most_likely(logprobs, min(wanted, logprobs.shape[1]))
+    return [TokenLogprobs(own, top) for own, top in zip(np.asarray(chosen).tolist(), tops, strict=True)]
 
 
-def _most_likely(row: np.ndarray, wanted: int) -> tuple[tuple[int, float], ...]:
-    """Id and value of the `wanted` largest entries, largest first."""
-    wanted = min(wanted, len(row))
+def _most_likely(logprobs: torch.Tensor, wanted: int) -> list[tuple[tuple[int, float], ...]]:
+    """Id and value of the `wanted` largest entries of each row, largest first."""
+    values = logprobs.cpu().numpy()
+    rows, vocabulary = values.shape
     if not wanted:
-        return ()
-    ids = np.flatnonzero(~(row < np.partition(row, -wanted)[-wanted]))  # all of them if a broken model gives NaN
-    ids = ids[np.argsort(-row[ids], kind="stable")[:wanted]]
-    return tuple(zip(ids.tolist(), row[ids].tolist(), strict=True))
+        return [()] * rows
+    last = np.partition(values, -wanted, axis=1)[:, -wanted, None]
+    # More than wanted if some are equal to the last; all of them if a broken model gives NaN.
+    found = np.flatnonzero(~(values < last))
+    likely = values.ravel()[found]
+    at = found // vocabulary
+    order = np.lexsort((-likely, at))
+    best = order[np.searchsorted(at, np.arange(rows))[:, None] + np.arange(wanted)]
+    ids, likely = (found[best] % vocabulary).tolist(), likely[best].tolist()
+    return [tuple(zip(*row, strict=True)) for row in zip(ids, likely, strict=True)]
