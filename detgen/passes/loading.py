@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class LoadedModel:
         context: most positions of a sequence.
         eos: token ids that end a sequence.
         dtype: of the weights that are not quantized.
+        vocabulary: entries of the logits.
     """
 
     name: str
@@ -55,11 +56,11 @@ class LoadedModel:
     context: int
     eos: frozenset[int]
     dtype: torch.dtype
+    vocabulary: int = field(init=False)
 
-    @property
-    def vocabulary(self) -> int:
-        """Entries of the logits."""
-        return int(self.model.config.get_text_config().vocab_size)
+    def __post_init__(self) -> None:
+        # Asking the configuration takes microseconds, each time.
+        object.__setattr__(self, "vocabulary", int(self.model.config.get_text_config().vocab_size))
 
 
 def pick_device(name: str) -> torch.device:
