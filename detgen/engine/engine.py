@@ -280,7 +280,7 @@ class Engine:
         """
         if request.token_ids is not None:
             tokens = list(request.token_ids)
-            if not all(0 <= t < self._target.vocabulary for t in tokens):
+            if tokens and not (min(tokens) >= 0 and max(tokens) < self._target.vocabulary):
                 raise RequestError(f"token_ids must be from 0 to {self._target.vocabulary - 1}")
         elif request.messages is not None:
             text = render_chat(self.tokenizer, self._target.name, request, self._render)
