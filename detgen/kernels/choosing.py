@@ -22,6 +22,7 @@ _DRAWS = struct.Struct("=17q")  # `Draws`, likewise
 # By vector width in bits: the CPU capabilities, as torch names them, that can run it.
 _CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 _LANES = {"AVX512": 16, "AVX2": 8}  # entries of torch's vectors
+_STEP = 4099  # between the numbers at which the exponential is checked when it is first used
 _LARGE = 1 << 20  # entries from which rows are divided among threads where each takes little
 
 
@@ -138,6 +139,8 @@ def _of_torch() -> tuple[ctypes.CDLL, int, int, int] | None:
     except (OSError, AttributeError):
         return None
     exponential, logarithm = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions)
+    if not same_exponential(library, exponential, lanes, _STEP):
+        return None
     found = library, exponential, logarithm, lanes
     random, spreads = np.random.default_rng(0), np.geomspace(0.1, 30, 64)[:, None]
     for width in (1, lanes - 1, lanes, 5 * lanes + 3, 4099):
@@ -148,6 +151,11 @@ def _of_torch() -> tuple[ctypes.CDLL, int, int, int] | None:
         if given is None or given.tobytes() != expected.tobytes():
             return None
     return found
+
+
+def same_exponential(library: ctypes.CDLL, exponential: int, lanes: int, step: int) -> bool:
+    """Whether the compiled exponential has the bits of torch's at every step-th float32 up to 0."""
+    return bool(library.same_exponential(ctypes.c_void_p(exponential), ctypes.c_int64(lanes), ctypes.c_int64(step)))
 
 
 def _judge(

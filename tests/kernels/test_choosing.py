@@ -200,3 +200,14 @@ def test_another_log_softmax_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     plain = torch.log_softmax
     monkeypatch.setattr(torch, "log_softmax", lambda x, dim: plain(x.flip(-1), dim).flip(-1))
     assert choosing._of_torch.__wrapped__() is None
+
+
+@BUILT
+def test_the_exponential_is_torchs_everywhere() -> None:
+    """At every float32 that is not above 0; log-probabilities take no others."""
+    found = choosing._of_torch()
+    assert found is not None, "the compiled log-probabilities are not torch's"
+    library, exponential, logarithm, lanes = found
+    assert choosing.same_exponential(library, exponential, lanes, 1)
+    if lanes == 16:
+        assert not choosing.same_exponential(library, logarithm, lanes, 1)
