@@ -28,7 +28,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second run start at once. detgen itself is installed in editable mode: an edit needs no new install.
-$(VENV)/installed: pyproject.toml constraints.txt detgen/kernels/attention.c detgen/kernels/choosing.c | $(PY)
+$(VENV)/installed: pyproject.toml constraints.txt $(wildcard detgen/kernels/*.[ch]) | $(PY)
 	$(INSTALL) setuptools
 	$(INSTALL) --editable .
 	@touch $@

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from detgen.kernels.filters import kept
 from detgen.kernels.noise import gumbel, words
 from detgen.kernels.penalties import adjusted_row
-from detgen.kernels.sampling import Choice, kept
+from detgen.kernels.sampling import Choice
 
 
 def rounding_explains(logits: torch.Tensor, choice: Choice, token: int, error: float) -> bool:

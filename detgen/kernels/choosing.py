@@ -1,4 +1,4 @@
-"""Choosing compiled from choosing.c when detgen was installed, if there was a C compiler.
+"""Choosing compiled from choosing.c and judging.c when detgen was installed, if there was a C compiler.
 
 Promise: the tokens, leads and log-probabilities are those of the plain way in `sampling` and `judging`, bit for bit.
 Each function returns None where it cannot: there is no build for this processor, or torch is not as it expects.
@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-_BEST = struct.Struct("=8q")  # `Best` of choosing.c
+_BEST = struct.Struct("=8q")  # `Best` of judging.c
 _JUDGED = struct.Struct("=11q")  # `Judged`, likewise
-_DRAWS = struct.Struct("=17q")  # `Draws`, likewise
+_DRAWS = struct.Struct("=17q")  # `Draws` of choosing.c
 # By vector width in bits: the CPU capabilities, as torch names them, that can run it.
 _CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 _LANES = {"AVX512": 16, "AVX2": 8}  # entries of torch's vectors
@@ -169,14 +169,14 @@ def _judge(
 
 
 def _fits(logits: torch.Tensor) -> bool:
-    """Whether rows are as choosing.c takes them."""
+    """Whether rows are as the compiled functions take them."""
     return (
         logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(1) == 1 and logits.numel() > 0
     )
 
 
 def _rows(logits: torch.Tensor, rows: np.ndarray | None, several: bool) -> tuple[int, ...]:
-    """`Rows` of choosing.c; `several`: whether threads share the work."""
+    """`Rows` of rows.h; `several`: whether threads share the work."""
     place, count = (0, len(logits)) if rows is None else (rows.ctypes.data, len(rows))
     threads = torch.get_num_threads() if several else 1
     return logits.data_ptr(), place, logits.stride(0), count, logits.shape[1], threads

@@ -223,7 +223,7 @@ def test_noise_as_large_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
     drawn = ~(draw.integers(1, 2**12, (200, 70), dtype=np.uint64) << np.uint64(32))
     monkeypatch.setattr(choosing, "_library", lambda: None)  # it draws words of its own
-    monkeypatch.setattr("detgen.kernels.sampling.words", lambda seed, sample, position, ids: drawn[position, :70])
+    monkeypatch.setattr("detgen.kernels.sifting.words", lambda seed, sample, position, ids: drawn[position, :70])
     logits = 1e-3 * torch.randn(200, 70, generator=torch.Generator().manual_seed(0))
     same_as_scores(logits, [Choice(1.0, position=i) for i in range(200)])
 
