@@ -13,9 +13,8 @@ def main() -> None:
     try:
         with forgiving_streams():
             try:
-                from detgen.cli import (
-                    app,
-                )  # here: an interruption while it is loaded is to end the process quietly, too
+                # Here, since an interruption while it is loaded is to end the process quietly, too.
+                from detgen.cli import app
 
                 app(prog_name="detgen")
             except Exception as error:

@@ -220,11 +220,8 @@ def run_command(
 
     from detgen.show.run import failures, print_summary
 
-    try:
-        if not quiet:
-            print_summary(summary)
-    except OSError as error:  # such as a full disk that standard output goes to; the run itself is complete
-        display.error(f"cannot write the summary: {error.strerror}; the outputs are complete in {summary.output}")
+    if not quiet:
+        print_summary(summary)
     for line in failures(summary):
         display.notice(line)
     if summary.written.errors and (strict or summary.all_failed):

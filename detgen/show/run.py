@@ -18,11 +18,7 @@ _SHOWN = 3  # errors
 
 
 def print_summary(summary: RunSummary) -> None:
-    """Print a label and a value per line.
-
-    Raises:
-        OSError: standard output cannot be written.
-    """
+    """Print a label and a value per line."""
     rows = list(_rows(summary))
     width = max(len(label) for label, _ in rows)
     console = Screen(highlight=False)
