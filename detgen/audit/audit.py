@@ -99,7 +99,7 @@ class Audit:
         """The run's prompts, if their digest is the manifest's; others are a fault."""
         described = self._manifest["input"]
         spool = self._folder / "stdin.jsonl"
-        column = described.get("prompt_column")
+        column = described["prompt_column"]
         try:
             if self._given is None and described["path"] == "-":
                 prompts = spooled_prompts(spool, column)
@@ -114,7 +114,7 @@ class Audit:
     def _items(self, prompts: Prompts) -> Iterator[Request | BadLine]:
         """The run's prompts with the run's defaults."""
         parameters = self._manifest["parameters"]
-        seed_per_line, echo = (parameters.get(name, False) for name in ("seed_per_line", "echo"))
+        seed_per_line, echo = (parameters[name] for name in ("seed_per_line", "echo"))
         return prompts.read(sampling_params(parameters), parameters["limit"], echo=echo, seed_per_line=seed_per_line)
 
     def _report(self, audited: Audited) -> None:

@@ -75,17 +75,8 @@ def shallow(instance: Any) -> dict[str, Any]:
 
 def request_digest(request: Request) -> str:
     """Digest of everything in a request that can change its output lines."""
-    asked = {
-        "id": request.id,
-        "prompt": request.prompt,
-        "messages": request.messages,
-        "token_ids": request.token_ids,
-        "params": shallow(request.params),
-        "metadata": request.metadata,
-    }
-    for name in ("tools", "chat_template_kwargs", "continue_final_message", "echo"):
-        if value := getattr(request, name):  # left out if it is not: former journals do not have it
-            asked[name] = value
+    asked = shallow(request) | {"params": shallow(request.params)}
+    del asked["index"], asked["line"]  # the place in the input, by which the journal finds it
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -69,7 +69,7 @@ def sampling_params(parameters: dict[str, Any]) -> SamplingParams:
     Raises:
         RequestError: one is out of range.
     """
-    return SamplingParams(**{name: parameters[name] for name in _HINTS if name in parameters})
+    return SamplingParams(**{name: parameters[name] for name in _HINTS})
 
 
 def _decode(data: bytes) -> dict[str, Any]:
@@ -231,11 +231,13 @@ def _typed(hint: Any) -> Rule:
 
 
 _HINTS = get_type_hints(SamplingParams)
-# What every manifest of this version has; the others were added later.
-_FIRST = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "logprobs", "deterministic")
 _PARAMETERS = _record(
-    {**{name: _typed(_HINTS[name]) for name in _FIRST}, "limit": _or_null(_whole(1))},
-    {**{name: _typed(hint) for name, hint in _HINTS.items()}, "seed_per_line": _flag, "echo": _flag},
+    {
+        **{name: _typed(hint) for name, hint in _HINTS.items()},
+        "limit": _or_null(_whole(1)),
+        "seed_per_line": _flag,
+        "echo": _flag,
+    }
 )
 
 
@@ -300,7 +302,7 @@ _MANIFEST = _record(
         "detgen": _version,
         "status": _one_of(*STATUSES),
         "created": _like(_TIME, "a time in UTC such as 2026-01-31T12:00:00+00:00"),
-        "input": _record({**_INPUT, "prompts": _or_null(_count)}, {"prompt_column": _or_null(_text)}),
+        "input": _record({**_INPUT, "prompts": _or_null(_count), "prompt_column": _or_null(_text)}),
         "parameters": _parameters,
         "settings": _record(_SETTINGS),
         "model": _or_null(_text),

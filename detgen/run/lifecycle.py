@@ -212,20 +212,20 @@ def _manifest(config: RunConfig, source: Prompts, inspection: Inspection) -> dic
                 "format": source.format,
                 "sha256": inspection.sha256,
                 "prompts": inspection.prompts,
-                **({"prompt_column": config.prompt_column} if config.prompt_column is not None else {}),
+                "prompt_column": config.prompt_column,
             },
-            "parameters": {**asdict(config.params), "limit": config.limit, **_asked(config)},
+            "parameters": {
+                **asdict(config.params),
+                "limit": config.limit,
+                "seed_per_line": config.seed_per_line,
+                "echo": config.echo,
+            },
             "settings": {name: getattr(config.engine, name) for name in _SETTINGS},
             "model": config.engine.target,
             "model_stamp": model_stamp(config.engine),
             "seconds": 0.0,
         }
     )
-
-
-def _asked(config: RunConfig) -> dict[str, bool]:
-    """What is in the manifest only if it was asked for, so that former runs are resumed."""
-    return {name: True for name in ("seed_per_line", "echo") if getattr(config, name)}
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:

@@ -69,10 +69,10 @@ def test_a_run_with_all_that_can_be_asked(tmp_path: Path, engine: Engine) -> Non
     assert result.findings == []
     assert result.samples == 6
     shutil.copytree(out, tmp_path / "seeds")
-    edit_manifest(tmp_path / "seeds", lambda manifest: manifest["parameters"].pop("seed_per_line"))
+    edit_manifest(tmp_path / "seeds", lambda manifest: manifest["parameters"].update(seed_per_line=False))
     assert Audit(tmp_path / "seeds", read_manifest(tmp_path / "seeds"), engine, None).run(Silent()).findings
     shutil.copytree(out, tmp_path / "column")
-    edit_manifest(tmp_path / "column", lambda manifest: manifest["input"].pop("prompt_column"))
+    edit_manifest(tmp_path / "column", lambda manifest: manifest["input"].update(prompt_column=None))
     assert Audit(tmp_path / "column", read_manifest(tmp_path / "column"), engine, None).run(Silent()).findings
 
     def claim_another(found: list[dict[str, Any]]) -> None:

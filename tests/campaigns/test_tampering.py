@@ -310,10 +310,11 @@ def _same_manifest(before: Run, old: dict[str, Any], new: dict[str, Any], engine
         return "nothing that an output depends on"
     if all(path.startswith("parameters.") for path in changed):
         # Proved by doing it: a run with these parameters writes the same bytes.
-        params = sampling_params(new["parameters"])
+        asked = new["parameters"]
         folder = place / "again"
         shutil.rmtree(folder, ignore_errors=True)
-        config = RunConfig(str(before.prompts), folder, params, EngineConfig(), limit=new["parameters"]["limit"])
+        also = {name: asked[name] for name in ("limit", "seed_per_line", "echo")}
+        config = RunConfig(str(before.prompts), folder, sampling_params(asked), EngineConfig(), **also)
         run(config, Silent(), build_engine=lambda _: engine)
         if (folder / FILES[0]).read_bytes() == (before.folder / FILES[0]).read_bytes():
             return "parameters that give the same bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,12 @@ def test_what_detgen_writes_passes(written: dict[str, Any], tmp_path: Path) -> N
     assert parse(running) == running
 
 
-def test_keys_that_are_not_always_there(written: dict[str, Any]) -> None:
-    written = copy.deepcopy(written)
-    written["parameters"] |= {"seed_per_line": True, "echo": False}
-    written["input"]["prompt_column"] = "question"
-    assert parse(written) == written
+@pytest.mark.parametrize("name", [*(field.name for field in fields(SamplingParams)), "limit", "seed_per_line", "echo"])
+def test_every_parameter_is_there(written: dict[str, Any], name: str) -> None:
+    manifest = copy.deepcopy(written)
+    del manifest["parameters"][name]
+    with pytest.raises(OutputError, match=rf"parameters\.{name} is missing"):
+        parse(manifest)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,9 @@ def test_keys_that_are_not_always_there(written: dict[str, Any]) -> None:
     [
         (lambda m: m.pop("created"), "created is missing"),
         (lambda m: m.update(extra=1), "extra is unknown"),
+        (lambda m: m["input"].pop("prompt_column"), "input.prompt_column is missing"),
+        (lambda m: m["input"].update(prompt_column=1), "input.prompt_column must be a string, got 1"),
+        (lambda m: m["parameters"].update(echo="yes"), "parameters.echo must be true or false, got 'yes'"),
         (lambda m: m["settings"].update({"\x1b[31m": 1}), r"settings.'\x1b[31m' is unknown"),
         (lambda m: m["parameters"].update(top_p=[1]), "parameters.top_p must be a number, got a list"),
         (lambda m: m["parameters"].update(top_p=7.5), "parameters.top_p must be a number from 0 to 1, got 7.5"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakes import NAMES, FakeEngine, Watcher, config, content, go, no_engine, stopping_at
+from helpers.fakes import NAMES, FakeEngine, Watcher, config, content, go, manifest_of, no_engine, stopping_at
 
+import detgen
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
 from detgen.errors import EngineError, RunError
@@ -46,6 +48,33 @@ def test_other_prompts_are_refused(tmp_path: Path, prompts: Path) -> None:
         RunError, match=r"input: .*prompts\.jsonl \(sha256 \w{12}\) -> .*prompts\.jsonl \(sha256 \w{12}\)"
     ):
         go(prompts, out, build=no_engine)
+
+
+@pytest.mark.parametrize(
+    ("detgen_version", "message"),
+    [
+        ("0.0.1", f"holds an unfinished run that differs from this one: .*detgen: 0.0.1 -> {detgen.__version__}"),
+        (
+            detgen.__version__,
+            r"manifest\.json: input\.prompt_column is missing; .*: restore the file, or use another folder",
+        ),
+    ],
+    ids=["another version", "an early build of this version"],
+)
+def test_a_run_whose_manifest_lacks_keys_is_refused_and_kept(
+    tmp_path: Path, prompts: Path, detgen_version: str, message: str
+) -> None:
+    out = tmp_path / "out"
+    go(prompts, out, build=stopping_at(4))
+    former = manifest_of(out) | {"detgen": detgen_version}
+    del former["parameters"]["echo"]
+    del former["input"]["prompt_column"]
+    (out / "manifest.json").write_text(json.dumps(former))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert len(before["journal.jsonl"]) > 0
+    with pytest.raises(RunError, match=message):
+        go(prompts, out, build=no_engine)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -54,6 +54,7 @@ def test_the_manifest_says_what_was_run(tmp_path: Path, prompts: Path) -> None:
         "format": "jsonl",
         "sha256": hashlib.sha256(prompts.read_bytes()).hexdigest(),
         "prompts": 16,
+        "prompt_column": None,
     }
     assert manifest["parameters"]["max_tokens"] == 3
     assert manifest["parameters"]["limit"] == 12
