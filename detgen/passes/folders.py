@@ -12,7 +12,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +33,6 @@ _COUNTS = re.compile(
 )
 _LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers")
 _EXPERTS = re.compile(r"num_experts|num_local_experts|n_routed_experts")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """A folder that can be handed to transformers.
-
-    Attributes:
-        path: of the folder.
-        stored: bytes of its weights.
-        tensors: how many tensors they are; None where that is not known without loading them.
-    """
-
-    path: Path
-    stored: int
-    tensors: int | None
 
 
 def local_folder(source: str | Path, name: str) -> Path | None:
@@ -83,13 +67,16 @@ def local_folder(source: str | Path, name: str) -> Path | None:
     return path
 
 
-def check_folder(folder: Path, name: str, *, trusted: bool) -> ModelFolder:
+def check_folder(folder: Path, name: str, *, trusted: bool) -> int:
     """Check that a folder holds a model that transformers can load, without code of its own unless it is trusted.
 
     Args:
         folder: the folder.
         name: what messages call it.
         trusted: whether code in it may run.
+
+    Returns:
+        Bytes of its weights.
 
     Raises:
         EngineError: names the file and what is wrong with it.
@@ -117,7 +104,7 @@ def model_files(folder: Path, *, trusted: bool) -> list[Path]:
     return sorted(p for p in found if p.suffix in suffixes and (p.suffix == ".py" or p.parent == folder))
 
 
-def _check(folder: Path, *, trusted: bool) -> ModelFolder:
+def _check(folder: Path, *, trusted: bool) -> int:
     try:
         files = {path.name: _size(path) for path in model_files(folder, trusted=trusted)}
     except OSError as error:
@@ -139,7 +126,7 @@ def _check(folder: Path, *, trusted: bool) -> ModelFolder:
     _check_code("config.json", config, trusted=trusted)
     stored, tensors = _weights(folder, files, config)
     _check_counts(config, _MOST_LAYERS if tensors is None else tensors)
-    return ModelFolder(folder, stored, tensors)
+    return stored
 
 
 def _size(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import threading
 import time
@@ -19,9 +20,13 @@ _PATIENCE = 8.0  # seconds for the hub to say what a name stands for; a download
 _WEIGHTS = re.compile(r"model.*\.safetensors|pytorch_model.*\.bin")
 _T = TypeVar("_T")
 
+_found: dict[tuple[str, bool], Path] = {}  # by name, and whether its code is wanted too
+
 
 def fetched(name: str, observer: Observer, *, trusted: bool) -> Path:
     """The folder with a model of the hub; what is not in the cache yet is downloaded.
+
+    A process asks the hub once: what is checked first and what is loaded later are the same commit.
 
     Args:
         name: OWNER/NAME.
@@ -31,6 +36,13 @@ def fetched(name: str, observer: Observer, *, trusted: bool) -> Path:
     Raises:
         EngineError: if the hub has no such model, or cannot be reached and the cache does not have it.
     """
+    found = _found.get((name, trusted))
+    if found is None or not found.is_dir():
+        found = _found[name, trusted] = _fetch(name, observer, trusted=trusted)
+    return found
+
+
+def _fetch(name: str, observer: Observer, *, trusted: bool) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -137,6 +149,4 @@ def _line(error: BaseException) -> str:
 
 
 def _quiet() -> None:
-    import logging
-
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from detgen.errors import DTypeName, EngineError, QuantName
-from detgen.passes.folders import ModelFolder, check_folder, local_folder, model_files
+from detgen.passes.folders import check_folder, local_folder, model_files
 from detgen.passes.hub import fetched
 from detgen.progress import Observer, Unobserved
 
@@ -114,7 +114,7 @@ def load_model(
     observer = observer or Unobserved()
     _quiet()
     folder = local_folder(source, name) or fetched(str(source), observer, trusted=trusted)
-    found = check_folder(folder, name, trusted=trusted)
+    stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
     chosen: Any = DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
     options: dict[str, Any] = {"dtype": chosen}
@@ -123,7 +123,7 @@ def load_model(
         options["device_map"] = {"": device}
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     with explained(name, "config.json"):
-        _check_size(found, config, chosen, device, quant, trusted=trusted)
+        _check_size(stored, config, chosen, device, quant, trusted=trusted)
     with explained(name):
         # Weights of another shape are let through to be named, and refused, by `_check_weights`.
         checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -192,9 +192,7 @@ def _reason(error: BaseException) -> str:
     return said if named else f"{type(error).__name__}: {said}".removesuffix(": ")
 
 
-def _check_size(
-    found: ModelFolder, config: Any, dtype: Any, device: torch.device, quant: QuantName, *, trusted: bool
-) -> None:
+def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, quant: QuantName, *, trusted: bool) -> None:
     """Refuse a configuration that asks for more memory than there is, or for much more than its weights are.
 
     Raises:
@@ -205,10 +203,8 @@ def _check_size(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
     elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
-    if elements > 8 * found.stored:  # 2 bits an element, and embeddings stored once that are used twice
-        raise ValueError(
-            f"it describes {elements:,} parameters, and the weights in the folder are {found.stored:,} bytes"
-        )
+    if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
+        raise ValueError(f"it describes {elements:,} parameters, and the weights in the folder are {stored:,} bytes")
     if quant == "none" and isinstance(dtype, torch.dtype):
         there = psutil.virtual_memory().total + psutil.swap_memory().total
         if device.type == "cuda":
@@ -325,7 +321,6 @@ def _quiet() -> None:
 
     transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="MatMul8bitLt")
     warnings.filterwarnings("ignore", module=r"transformers\.|torch\.")

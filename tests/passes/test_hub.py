@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.fake_hub import COMMIT, fake_hub
 
+from detgen.engine.config import EngineConfig
+from detgen.engine.models import load_models
+from detgen.engine.sources import check_sources
 from detgen.errors import EngineError
 from detgen.passes import hub
 from detgen.passes.folders import local_folder
+from detgen.passes.hub import fetched
+from detgen.progress import Observer, Unobserved
 
 FETCH = """
 import sys
@@ -27,7 +33,8 @@ class Told:
     def stage(self, text): print("stage", text)
     def progress(self, progress): print("progress", progress.unit, progress.figures)
 try:
-    print("folder", fetched(sys.argv[1], Told(), trusted=sys.argv[2:] == ["trusted"]))
+    for _ in range(2):
+        print("folder", fetched(sys.argv[1], Told(), trusted=sys.argv[2:] == ["trusted"]))
 except EngineError as error:
     print("error", error)
 print("torch" in sys.modules)
@@ -46,7 +53,7 @@ def repository(demo_models: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fetch(tmp_path: Path) -> Fetch:
-    """Fetch a model in a process of its own, whose hub and cache are its own, too."""
+    """Fetch a model, twice, in a process of its own, whose hub and cache are its own, too."""
 
     def fetch(url: str, name: str, *options: str, **environment: str) -> list[str]:
         place = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
@@ -58,6 +65,8 @@ def fetch(tmp_path: Path) -> Fetch:
         assert done.stderr == ""
         *lines, torch = done.stdout.splitlines()
         assert torch == "False"
+        if lines[-1].startswith("folder"):
+            assert lines.pop() == lines[-1]
         return lines
 
     return fetch
@@ -84,8 +93,42 @@ def test_a_download_is_told_of_and_made_once(served: tuple[str, list[str]], fetc
     asked.clear()
     assert fetch(url, "some/model") == [last]
     assert not [path for path in asked if "resolve" in path]
+    assert asked.count("GET /api/models/some/model") == 1, "the second time this process knows it"
     assert fetch("http://127.0.0.1:9", "some/model") == [last]
     assert fetch(url, "some/model", HF_HUB_OFFLINE="1") == [last]
+
+
+@pytest.fixture
+def asked_for(demo_models: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """What a hub that has the embedded draft model under any name is asked for."""
+    asked: list[tuple[str, bool]] = []
+
+    def fetch(name: str, observer: Observer, *, trusted: bool) -> Path:
+        asked.append((name, trusted))
+        return Path(demo_models.draft)
+
+    monkeypatch.setattr(hub, "_found", {})
+    monkeypatch.setattr(hub, "_fetch", fetch)
+    return asked
+
+
+def test_what_is_checked_is_what_is_loaded(asked_for: list[tuple[str, bool]]) -> None:
+    """A hub that is asked twice may name another commit then, or let one wait twice for no answer."""
+    config = EngineConfig(target="some/model", drafter="none")
+    check_sources(config, Unobserved())
+    load_models(config, torch.device("cpu"), Unobserved())
+    assert asked_for == [("some/model", False)]
+
+
+def test_the_hub_is_asked_again_for_code_and_for_what_was_deleted(
+    asked_for: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for trusted in (False, True, False, True):
+        fetched("some/model", Unobserved(), trusted=trusted)
+    fetched("other/model", Unobserved(), trusted=False)
+    assert asked_for == [("some/model", False), ("some/model", True), ("other/model", False)]
+    monkeypatch.setattr(hub, "_found", {("some/model", False): tmp_path / "deleted"})
+    assert fetched("some/model", Unobserved(), trusted=False).is_dir()
 
 
 def test_code_is_fetched_only_if_it_is_trusted(served: tuple[str, list[str]], fetch: Fetch) -> None:
