@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,10 @@ import pytest
 import torch
 from helpers.model_folders import ALL, BadFolder, edit
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
 
 from detgen import Engine
+from detgen.cli import app
 from detgen.errors import EngineError
 from detgen.passes.folders import check_folder
 from detgen.passes.loading import load_model
@@ -103,42 +104,33 @@ def coded(folder: Path) -> Path:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A real command line that is answered "y" to whatever it asks."""
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command line, answered "y" to whatever it asks; what transformers keeps of a model's code is the test's."""
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "def f("}\n')
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "detgen", *arguments],
-            cwd=tmp_path,
-            input="y\n" * 100,
-            env={**os.environ, "HF_HOME": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return command
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return lambda *arguments: CliRunner().invoke(app, arguments, input="y\n" * 100)
 
 
 def test_code_runs_only_if_it_is_trusted(
-    demo_models: Any, coded: Path, tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+    demo_models: Any, coded: Path, tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     """Then it belongs to the digest; an audit must be told too, since no manifest can say so."""
     options = ("--drafter", "none", "--max-tokens", "4")
     refused = command("run", "prompts.jsonl", "--target", str(coded), *options)
-    assert (refused.returncode, "--trust-remote-code" in refused.stderr) == (2, True), refused.stderr
+    assert (refused.exit_code, "--trust-remote-code" in refused.stderr) == (2, True), refused.output
     done = command("run", "prompts.jsonl", "--target", str(coded), "--trust-remote-code", "-o", "ours", *options)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     plain = command("run", "prompts.jsonl", "--target", str(demo_models.draft), "-o", "plain", *options)
-    assert plain.returncode == 0, plain.stderr
+    assert plain.exit_code == 0, plain.output
     assert (tmp_path / "ours/outputs.jsonl").read_bytes() == (tmp_path / "plain/outputs.jsonl").read_bytes()
     refused = command("audit", "ours")
-    assert (refused.returncode, "--trust-remote-code" in refused.stderr) == (2, True), refused.stderr
-    assert command("audit", "ours", "--trust-remote-code").returncode == 0
+    assert (refused.exit_code, "--trust-remote-code" in refused.stderr) == (2, True), refused.output
+    assert command("audit", "ours", "--trust-remote-code").exit_code == 0
     (coded / "code.py").write_text(MODEL + "\n# changed\n")
     changed = command("audit", "ours", "--trust-remote-code")
-    assert changed.returncode == 1
+    assert changed.exit_code == 1
     assert "the weights or the tokenizer are not those of the run" in changed.stdout
 
 
