@@ -39,9 +39,9 @@ import detgen.run.lifecycle
 from helpers.fakes import FakeEngine
 detgen.run.lifecycle._load_engine = FakeEngine
 """
-BROKEN_DISPLAY = """
-import detgen.audit.audit, detgen.audit.early
-detgen.audit.early.check_early = detgen.audit.audit.audit_run = lambda *_: None
+BROKEN_AUDIT = """
+import detgen.audit.early
+detgen.audit.early.check_early = lambda *_: 1 / 0
 """
 
 
@@ -75,7 +75,7 @@ def test_the_traceback_is_shown_on_demand(tmp_path: Path, prompts: Path) -> None
 
 
 def test_a_command_without_a_folder_says_how_to_see_the_traceback(tmp_path: Path) -> None:
-    done = start(BROKEN_DISPLAY, "audit", "some folder", "-q")
+    done = start(BROKEN_AUDIT, "audit", "some folder", "-q")
     assert (done.returncode, done.stdout) == (70, "")
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("detgen: error: internal error: ")
