@@ -42,7 +42,7 @@ def generation(drafter: Any, batch_size: int) -> dict[str, float]:
 
     def made(found: Callable[[], Any]) -> Callable[[], Any]:
         compiled._library = found
-        engine = Engine(drafter=drafter, batch_size=batch_size, prefix_reuse=False)
+        engine = Engine(drafter=drafter, batch_size=batch_size, prefix_cache=False)
 
         def run() -> None:
             compiled._library = found

@@ -25,7 +25,7 @@ def serve() -> None:
     """Generate what standard input asks for: drafter, batch size, prompts, tokens; answer seconds and token ids."""
     from detgen import Engine, Request, SamplingParams
 
-    base = Engine(drafter="auto", batch_size=16, prefix_reuse=False)
+    base = Engine(drafter="auto", batch_size=16, prefix_cache=False)
     lines = (HERE / "sample_prompts" / "code.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines]
     for asked in map(json.loads, sys.stdin):

@@ -86,7 +86,7 @@ class Subject:
         configured = engine.with_settings(
             drafter=_drafter(task, engine.vocabulary),
             prefill_chunk=setting.chunk,
-            prefix_reuse=setting.reuse,
+            prefix_cache=setting.reuse,
             **task.engine_settings(self._config),
         )
         with (

@@ -46,7 +46,7 @@ class EngineConfig:
         threads: CPU threads; None leaves torch's choice.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
-        prefix_reuse: reuse KV entries of prompts that begin alike.
+        prefix_cache: share KV entries of prompts that begin alike, also with finished requests.
         allow_nondeterministic: run a model that is not row-invariant, without the guarantee.
         trust_remote_code: run Python code that comes with a model.
     """
@@ -64,7 +64,7 @@ class EngineConfig:
     threads: int | None = None
     kv_memory: int | None = None
     prefill_chunk: int | None = None
-    prefix_reuse: bool = True
+    prefix_cache: bool = True
     allow_nondeterministic: bool = False
     trust_remote_code: bool = False
 
@@ -94,3 +94,5 @@ class EngineConfig:
                 raise EngineError(f"{name} must be a whole number of at least 1, got {value!r}")
             if value > most:
                 raise EngineError(f"{name} must be at most {most}, got {value}")
+        if not isinstance(self.prefix_cache, bool):  # "off" would be taken for true
+            raise EngineError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")

@@ -41,7 +41,7 @@ _LARGE = 1_000_000  # characters of a text from which its length is looked at fi
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
-    {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_reuse"}
+    {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_cache"}
 )
 
 
@@ -103,7 +103,7 @@ class Engine:
         """Another engine on the same models, caches and probe; the two take turns.
 
         Args:
-            settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_reuse; the
+            settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_cache; the
                 others stay as they are. A drafter can use the draft model only if this engine has one.
 
         Raises:
@@ -143,7 +143,7 @@ class Engine:
             config.batch_size,
             self._model.start if self._model else lambda *_: None,
             config.prefill_chunk,
-            config.prefix_reuse,
+            config.prefix_cache,
         )
         fast = self._forward.counting()
         self._decoding = Decoding(self._forward, shapes, fast, self._scheduler, self.stopping, self.stats)

@@ -24,7 +24,7 @@ class Scheduler:
         batch_size: most slots.
         started: called with (slot, source slot or None, shared length) when a sequence takes a slot.
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
-        prefix_reuse: reuse the KV entries of a prompt's beginning if a slot holds them.
+        prefix_cache: reuse the KV entries of a prompt's beginning if a slot holds them.
 
     Attributes:
         waiting: sequences without a slot, in order.
@@ -39,14 +39,14 @@ class Scheduler:
         batch_size: int,
         started: Callable[[int, int | None, int], None],
         prefill_chunk: int | None = None,
-        prefix_reuse: bool = True,
+        prefix_cache: bool = True,
     ) -> None:
         self._caches = caches
         self._shapes = shapes
         self._batch_size = batch_size
         self._started = started
         self._prefill_chunk = prefill_chunk
-        self._prefix_reuse = prefix_reuse
+        self._prefix_cache = prefix_cache
         self.waiting: deque[Sequence] = deque()
         self.live: dict[int, Sequence] = {}
         self._contents: list[list[int]] = []  # tokens whose canonical KV entries each slot holds
@@ -101,7 +101,7 @@ class Scheduler:
 
     def _sibling_reading(self, seq: Sequence) -> bool:
         """Whether another sample of the request is still reading the prompt, whose KV entries this one will reuse."""
-        if not self._prefix_reuse or not seq.sample:
+        if not self._prefix_cache or not seq.sample:
             return False
         return any(s.request is seq.request and s.cached < s.prompt_length - 1 for s in self.live.values())
 
@@ -112,7 +112,7 @@ class Scheduler:
             ((i, common_prefix(held, prompt)) for i, held in enumerate(self._contents)), key=lambda found: found[1]
         )
         slot = source if source in free else free[0]
-        if shared < _WORTH_COPYING or not self._prefix_reuse:
+        if shared < _WORTH_COPYING or not self._prefix_cache:
             shared = 0
         elif source != slot:
             self._caches[0].copy_prefix(source, slot, shared)

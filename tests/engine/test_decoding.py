@@ -21,7 +21,7 @@ def request(index: int, *, verified: bool) -> Request:
 
 @pytest.fixture(scope="module")
 def base(engines: Callable[..., Engine]) -> Engine:
-    return engines(drafter="auto", batch_size=4, prefix_reuse=False)
+    return engines(drafter="auto", batch_size=4, prefix_cache=False)
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])

@@ -79,7 +79,7 @@ def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
         base.with_settings(drafter="model", draft_tokens=2),
         base.with_settings(drafter="self", threads=1, verify_window=3),
         base.with_settings(prefill_chunk=1, batch_size=16),
-        base.with_settings(prefix_reuse=False),
+        base.with_settings(prefix_cache=False),
     ]
     for engine in [*others, base, *others]:
         assert [c.token_ids for c in engine.generate(requests)] == want
@@ -112,6 +112,8 @@ def test_engine_errors(demo_models: Any) -> None:
     assert EngineConfig(batch_size=1_000_000).batch_size == 1_000_000
     with pytest.raises(EngineError, match="batch_size must be at most 1000000, got 1000001"):
         EngineConfig(batch_size=1_000_001)
+    with pytest.raises(EngineError, match="prefix_cache must be True or False, got 'off'"):
+        EngineConfig(prefix_cache="off")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="--drafter model needs a draft model"):
         Engine(target=demo_models.target, drafter="model")
 

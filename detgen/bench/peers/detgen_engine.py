@@ -1,6 +1,6 @@
 """detgen itself: its drafters, its unverified fast path, and drafts of a stated acceptance.
 
-Prefix reuse is off: every round runs the same prompts, and the peers read them again too. In partly verified batches,
+The prefix cache is off: every round runs the same prompts, and the peers read them again too. In partly verified batches,
 the times of tokens are those of the verified requests.
 """
 
@@ -41,7 +41,7 @@ class DetgenPeer:
             draft=loaded(source, "draft") if drafted else None,
             drafter="auto" if drafted else "none",
             batch_size=max(batch_sizes),
-            prefix_reuse=False,
+            prefix_cache=False,
         )
         self._engines: dict[tuple[Any, ...], Engine] = {}
         self._continuations: dict[Prompt, list[int]] = {}
