@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from functools import partial
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
 
@@ -167,6 +167,13 @@ KvMemory = Annotated[
         metavar="SIZE",
         show_default="a share of what is free",
         help="Memory for the KV cache, such as 4GiB, 500MB or a number of bytes.",
+    ),
+]
+PrefixCache = Annotated[
+    Literal["on", "off"],
+    resource_option(
+        metavar="on|off",
+        help="Read the beginning that prompts share once and keep it for later prompts. Never changes the text.",
     ),
 ]
 Limit = Annotated[int | None, run_option(metavar="N", min=1, show_default="all", help="Run only the first N prompts.")]

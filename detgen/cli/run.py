@@ -113,6 +113,7 @@ def run_command(
     batch_size: options.BatchSize = 16,
     threads: options.Threads = None,
     kv_memory: options.KvMemory = None,
+    prefix_cache: options.PrefixCache = "on",
     output: Annotated[
         Path | None,
         options.run_option(
@@ -193,6 +194,7 @@ def run_command(
                 draft_quant=draft_quant,
                 threads=threads,
                 kv_memory=kv_memory,
+                prefix_cache=prefix_cache == "on",
                 allow_nondeterministic=allow_nondeterministic,
                 trust_remote_code=trust_remote_code,
             )

@@ -268,6 +268,7 @@ _SETTINGS: dict[str, Rule] = {
     "draft_quant": _one_of(*get_args(QuantName)),
     "threads": _or_null(_whole(1)),
     "kv_memory": _or_null(_whole(1)),
+    "prefix_cache": _flag,
 }
 _PROFILE: dict[str, Rule] = {
     "target": _model,

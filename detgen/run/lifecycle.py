@@ -26,7 +26,10 @@ from detgen.run.interface import EngineLike, RunConfig, RunSummary
 from detgen.run.work import Work
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
-_SETTINGS = ("draft", "drafter", "draft_tokens", "verify_window", "batch_size", "draft_quant", "threads", "kv_memory")
+_SETTINGS = (
+    *("draft", "drafter", "draft_tokens", "verify_window", "batch_size", "draft_quant", "threads", "kv_memory"),
+    "prefix_cache",
+)
 
 _ATTEMPTS = 3  # to write files that something else keeps changing
 

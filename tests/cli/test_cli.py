@@ -30,7 +30,7 @@ OPTIONS = (
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--n", "--stop", "--device"),
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
     *("--quiet", "-q", "--allow-nondeterministic", "--trust-remote-code"),
-    *("--seed-per-line", "--prompt-column", "--echo"),
+    *("--seed-per-line", "--prompt-column", "--echo", "--prefix-cache"),
 )
 SUMMARY = RunSummary(
     status="finished",
@@ -149,6 +149,7 @@ def test_every_option_arrives(run_with: Invoke) -> None:
         "--no-deterministic",
         *("--device", "cuda:1", "--dtype", "bfloat16", "--target-quant", "nf4", "--draft-quant", "int8"),
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
+        *("--prefix-cache", "off"),
         *("--allow-nondeterministic", "--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
     )
     assert result.exit_code == 0, result.output
@@ -183,6 +184,7 @@ def test_every_option_arrives(run_with: Invoke) -> None:
         draft_quant="int8",
         threads=1,
         kv_memory=4 * 2**30,
+        prefix_cache=False,
         allow_nondeterministic=True,
         trust_remote_code=True,
     )
@@ -224,10 +226,10 @@ def test_a_shell_completes_what_is_typed(words: str, found: str) -> None:
 
 
 def test_every_engine_and_sampling_setting_has_an_option() -> None:
-    """All but one that is no text for a command line, and two that no output and no speed is better for."""
+    """All but one that is no text for a command line, and one that no output and no speed is better for."""
     names = set(inspect.signature(cli.run.run_command).parameters)
     settings = {*SamplingParams.__slots__, *EngineConfig.__slots__}
-    assert settings - names == {"logit_bias", "prefill_chunk", "prefix_reuse"}
+    assert settings - names == {"logit_bias", "prefill_chunk"}
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,7 @@ def test_what_is_no_size(text: str) -> None:
         ("--draft-tokens", "many", ("auto", "whole number")),
         ("--draft-tokens", "0", ("auto", "whole number")),
         ("--kv-memory", "much", ("4GiB",)),
+        ("--prefix-cache", "yes", ("on", "off")),
         ("--limit", "0", ("--limit",)),
         ("--stop-token-id", "-1", ("--stop-token-id",)),
         ("--seed", "x", ("--seed",)),

@@ -138,11 +138,19 @@ def test_settings_that_change_no_output_may_change_on_the_way(tmp_path: Path, pr
     out = tmp_path / "out"
     go(prompts, out, build=stopping_at(4))
     other = EngineConfig(
-        batch_size=9, drafter="none", draft_tokens=2, verify_window=3, threads=1, kv_memory=1 << 20, draft="other"
+        batch_size=9,
+        drafter="none",
+        draft_tokens=2,
+        verify_window=3,
+        threads=1,
+        kv_memory=1 << 20,
+        prefix_cache=False,
+        draft="other",
     )
     summary = run(replace(config(prompts, out), engine=other), Watcher(), build_engine=FakeEngine)
     assert summary.resumed > 0
-    assert manifest_of(out)["settings"]["drafter"] == "none"
+    settings = manifest_of(out)["settings"]
+    assert (settings["drafter"], settings["prefix_cache"]) == ("none", False)
     go(prompts, tmp_path / "whole")
     assert content(out)["outputs.jsonl"] == content(tmp_path / "whole")["outputs.jsonl"]
 
