@@ -49,7 +49,7 @@ def passes(folder: Path, repeats: int) -> dict[str, float]:
     """The pass over 16 rows and the ordinary forward of 16 sequences by one token."""
     engine = Engine(target=folder, drafter="none", batch_size=ROWS)
     forward, shapes = engine.canonical
-    forward.cache.partition(512, ROWS)
+    forward.cache.pages.lay_out(ROWS, 512)
     context = torch.randint(0, 4096, (ROWS, CONTEXT))
     for slot in range(ROWS):
         forward.run([Window(slot, 0, context[slot].tolist(), 0)], shapes)

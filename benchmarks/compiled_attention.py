@@ -1,4 +1,4 @@
-"""The compiled attention beside torch's fused kernel: single tiles, and whole generations, in turns in one process.
+"""The compiled attention beside torch's fused kernel: single layers, and whole generations, in turns in one process.
 
 python benchmarks/compiled_attention.py
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +17,30 @@ import torch
 from canonical_pass import interleaved
 
 from detgen.kernels import compiled
-from detgen.kernels.attention import AttentionTraits, attend_fused
+from detgen.kernels.attention import BLOCK, AttentionTraits, attend_fused
+from detgen.passes.packing import FREE_SHAPES, Window, Windows, pack
 
-TILES = ((16, 4, 192), (4, 8, 192), (8, 128, 192), (8, 128, 384))  # slots, rows, keys; 2 KV heads of 64 entries
+# Windows, tokens and context of each; 4 heads, 2 KV heads of 64 entries.
+PASSES = ((1, 1, 200), (16, 1, 200), (16, 5, 200), (256, 1, 200), (1, 511, 0))
 GENERATIONS = (("none", 16), ("auto", 16), ("none", 1))  # drafter, batch size
 ROUNDS = 4
 
 
-def tile(slots: int, rows: int, keys: int, dtype: torch.dtype) -> dict[str, float]:
-    """Milliseconds of one tile."""
+def layer(windows: int, tokens: int, context: int, dtype: torch.dtype) -> dict[str, float]:
+    """Milliseconds of the attention of a pass in one layer, over pages in any order."""
     g = torch.Generator().manual_seed(0)
-    q = torch.randn(slots, 2, rows, 64, generator=g).to(dtype)
-    k, v = (torch.randn(slots, 1024, 2, 64, generator=g).to(dtype)[:, :keys] for _ in range(2))
-    arguments = q, k, v, torch.zeros(slots, 1, rows, keys, dtype=dtype), AttentionTraits(0.125)
+    blocks = -(-(context + tokens) // BLOCK)
+    pages = windows * blocks
+    tables = torch.randperm(pages, generator=g).view(windows, blocks).numpy()
+    q = torch.randn(windows * tokens, 4, 64, generator=g).to(dtype)
+    k, v = (torch.randn((pages + 1) * BLOCK, 2, 64, generator=g).to(dtype) for _ in range(2))
+    packed = Windows.of(Window(slot, context, [0] * tokens, 0) for slot in range(windows))
+    ways: dict[str, Callable[[], object]] = {}
+    for name, attend in (("compiled", None), ("fused", attend_fused)):
+        shapes = replace(FREE_SHAPES, attend=attend)
+        one = pack(packed, shapes, tables, pages * BLOCK, 2, q.device)
+        ways[name] = partial(one.attend, q, k, v, AttentionTraits(0.125))
     with torch.inference_mode():
-        ways = {"compiled": lambda: compiled.attend_compiled(*arguments), "fused": lambda: attend_fused(*arguments)}
         return interleaved(ways, 50)
 
 
@@ -65,7 +76,7 @@ def report(what: str, ms: dict[str, float]) -> None:
 if __name__ == "__main__":
     print(f"{compiled.build()}, {torch.get_num_threads()} threads")
     for dtype in (torch.float32, torch.bfloat16):
-        for shape in TILES:
-            report(f"{dtype}, slots, rows, keys {shape}", tile(*shape, dtype))
+        for shape in PASSES:
+            report(f"{dtype}, windows, tokens, context {shape}", layer(*shape, dtype))
     for drafter, batch_size in GENERATIONS:
         report(f"{drafter}, batch {batch_size}", generation(drafter, batch_size))

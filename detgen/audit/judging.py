@@ -22,13 +22,14 @@ from detgen.engine import Engine
 from detgen.engine.logprobs import token_logprobs
 from detgen.engine.request import TokenLogprobs
 from detgen.engine.sequence import Sequence
-from detgen.kernels.attention import BLOCK
 from detgen.kernels.judging import judge_rows
 from detgen.kernels.sampling import Choice, choose, scores
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Window
+from detgen.passes.pages import PAGE
 
 _AHEAD = 256  # samples that are read and sorted at a time
+_PAGES = 512  # most pages that samples side by side take; more would take memory and save no pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +112,14 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
     Yields:
         Each sample once it has been read, the longest of the next few hundred first.
     """
-    cache, shapes = engine.canonical[0].cache, engine.canonical[1]
+    pages = engine.canonical[0].cache.pages
     source = iter(samples)
     while some := list(itertools.islice(source, _AHEAD)):
         some.sort(key=lambda a: a.sequence.prompt_length + len(a.tokens), reverse=True)
         while some:
-            slot_size = shapes.fit_keys(some[0].sequence.prompt_length + len(some[0].tokens))
-            slots = min(max(cache.positions // slot_size, 1), len(some))
-            cache.partition(slot_size, slots)
+            longest = some[0].sequence.prompt_length + len(some[0].tokens)
+            slots = min(max(min(pages.count, _PAGES) // -(-longest // PAGE), 1), len(some))
+            pages.lay_out(slots, longest)
             _share(engine, some[:slots])
             yield from some[:slots]
             del some[:slots]
@@ -161,8 +162,8 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
 def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading], stopped: Event) -> None:
     """Read samples, the longest first, all up to the same position before any goes on.
 
-    The windows of a pass then begin at the same position in neighbouring slots, so that one attention tile holds them
-    almost without padding. The rows that remain go to the next ones.
+    The windows of a pass then begin at the same position, so that one attention tile holds them almost without padding.
+    The rows that remain go to the next ones.
     """
     read: list[tuple[_Reading, Window]] = []
     remaining = shapes.most_rows
@@ -182,7 +183,7 @@ def _windows(readings: list[_Reading], most: int) -> Iterator[tuple[_Reading, Wi
     """All windows in the order in which they are read; the fewer samples go on, the longer, up to `most` tokens."""
     start = 0
     while readings:
-        width = most // min(len(readings), -(-most // BLOCK))
+        width = most // min(len(readings), -(-most // PAGE))
         for reading in readings:
             yield reading, reading.window(start, width)
         start += width

@@ -11,15 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
-from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.attention import BLOCK, AttentionTraits
 from detgen.kernels.probe import same_bits
 from detgen.passes.hooks import hooked
-from detgen.passes.packing import Shapes, Window
+from detgen.passes.packing import Shapes, Window, Windows, pack
 from detgen.progress import Observer
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
@@ -75,9 +76,9 @@ def view(config: EngineConfig, observer: Observer) -> ProbeView:
     before = torch.get_num_threads()
     threads = tuple(sorted({1, before})) if forward.device.type == "cpu" else (before,)
     rows = tuple(n for n in _ROWS if n <= max(shapes.most_rows, 16))
-    forward.cache.partition(shapes.fit_keys(rows[-1]), 1)  # each pass is one window
-    operations = {**_linears(engine, rows[-1]), "attention": _attention(engine, rows[-1])}
-    free = Shapes((1, rows[-1]), True, shapes.tile_rows, shapes.key_lengths, shapes.attend)
+    forward.cache.pages.lay_out(1, shapes.fit_keys(rows[-1]))  # each pass is one window
+    free = replace(shapes, rows=(1, rows[-1]), dense=True)
+    operations = {**_linears(engine, rows[-1]), "attention": _attention(engine, free)}
     tokens = torch.randint(engine.vocabulary, (rows[-1],), generator=torch.Generator().manual_seed(1)).tolist()
     operations["pass"] = lambda n: forward.run([Window(0, 0, tokens[:n], n)], free)
     letters: dict[tuple[int, int, str], str] = {}
@@ -145,29 +146,19 @@ def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
     return dict(sorted(found.items()))
 
 
-def _attention(engine: Engine, rows: int) -> Compute:
-    """Attention of one window of n tokens over a context of twice as many keys as there are rows."""
-    forward, shapes = engine.canonical
-    keys, values = forward.cache.keys[0], forward.cache.values[0]
-    heads, size = keys.shape[1], keys.shape[2]
+def _attention(engine: Engine, free: Shapes) -> Compute:
+    """Attention of one window of n tokens behind as many positions as a pass may have rows."""
+    cache = engine.canonical[0].cache
+    keys, values = cache.keys[0], cache.values[0]
+    rows, size = free.most_rows, keys.shape[2]
+    blocks = -(-2 * rows // BLOCK)
     g = torch.Generator().manual_seed(3)
-    length = shapes.fit_keys(2 * rows + shapes.tile_rows)
-    k = torch.randn(1, length, heads, size, generator=g).to(keys)
-    v = torch.randn(1, length, heads, values.shape[2], generator=g).to(values)
-    q = torch.randn(1, heads, rows + shapes.tile_rows, size, generator=g).to(keys)
+    k, v = (torch.randn((blocks + 1) * BLOCK, *x.shape[1:], generator=g).to(x) for x in (keys, values))
+    q = torch.randn(rows, *keys.shape[1:], generator=g).to(keys)
 
     def compute(n: int) -> torch.Tensor:
-        outs = []
-        most = shapes.most_width(1)
-        for first in range(0, n, most):
-            take = min(most, n - first)
-            width = shapes.pad_query_rows(take)
-            at = torch.arange(first, first + width, device=k.device)[:, None] + length - rows - shapes.tile_rows
-            hidden = torch.arange(length, device=k.device) > at
-            mask = torch.zeros(1, 1, width, length, dtype=k.dtype, device=k.device)
-            mask.masked_fill_(hidden, -torch.inf)
-            out = shapes.attend(q[:, :, first : first + width], k, v, mask, AttentionTraits(size**-0.5))
-            outs.append(out[0].transpose(0, 1)[:take].flatten(1))
-        return torch.cat(outs)
+        window = Windows.of([Window(0, rows, [0] * n, 0)])
+        packed = pack(window, free, np.arange(blocks)[None], blocks * BLOCK, 1, keys.device)
+        return packed.attend(q[:n], k, v, AttentionTraits(size**-0.5)).flatten(1)
 
     return compute

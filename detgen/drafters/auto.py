@@ -16,7 +16,7 @@ from detgen.drafters.ngram import NgramDrafter
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 from detgen.passes.cost import PassCost
-from detgen.passes.tiles import tile_area
+from detgen.passes.tiles import attention_area
 
 _MODEL_DRAFT_TOKENS = (1, 3, 6)
 # Prior acceptance of the draft model, and of the look-up by the length of its match, from 1.
@@ -83,7 +83,7 @@ class AutoDrafter:
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
-        count, keys = len(seqs), max(len(seq.tokens) for seq in seqs)
+        count, keys = len(seqs), sum(len(seq.tokens) for seq in seqs)
         plain = self._rate(count, [0] * count, keys, 0.0)
         self._speed = max(self._speed, plain)
         least = self._least()
@@ -127,7 +127,7 @@ class AutoDrafter:
         self, model: ModelDrafter, seqs: Sequence[Drafting], lengths: list[int], drafts: list[Draft], gains: list[float]
     ) -> None:
         """Replace drafts by those of the draft model if that makes the round faster; changes `drafts` in place."""
-        count, keys = len(seqs), max(len(seq.tokens) for seq in seqs)
+        count, keys = len(seqs), sum(len(seq.tokens) for seq in seqs)
         rates = [self._acceptance(seq) for seq in seqs]
         least = math.log(self._least())
         worthwhile = [min(n, int(least / math.log(rate))) for n, rate in zip(lengths, rates, strict=True)]
@@ -182,12 +182,12 @@ class AutoDrafter:
         Args:
             tokens: expected committed tokens.
             drafted: draft tokens of each sequence.
-            keys: tokens of the longest sequence.
+            keys: tokens of the sequences.
             drafting: seconds taken to draft.
         """
         rows, width = len(drafted) + sum(drafted), 1 + max(drafted)
         passes = -(-rows // (self._most_rows // width * width))  # a window is not divided
-        area = tile_area(len(drafted), width, keys)
+        area = attention_area(rows, keys)
         seconds = passes * self._cost.predict(rows / passes, area / passes) + drafting
         return tokens / seconds if seconds else 0.0
 

@@ -1,13 +1,13 @@
 """A smaller model drafts, one token per pass, for all sequences together.
 
-Its KV cache has the target's slots; rolling back sets a length back. Tokens are chosen with the noise that the target
+Its KV cache has the target's pages; rolling back sets a length back. Tokens are chosen with the noise that the target
 will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as the two distributions allow.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -17,7 +17,8 @@ from detgen.drafters.stepwise import draft_stepwise
 from detgen.kernels.sampling import choose
 from detgen.passes.cost import PassCost
 from detgen.passes.forward import Forward
-from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, common_prefix, fill_passes
+from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, Windows, common_prefix, fill_passes
+from detgen.passes.pages import PAGE
 
 
 class ModelDrafter:
@@ -42,16 +43,19 @@ class ModelDrafter:
         """Cost of a pass of the draft model and of choosing its tokens."""
         return self.forward.cost
 
-    def start(self, slot: int, source: int | None, length: int) -> None:
-        """Note that a new sequence takes `slot`; its first `length` tokens are those of slot `source`, if any."""
-        if source is None:
-            self._held[slot] = []
-            return
-        held = self._held.get(source, [])
-        length = min(length, len(held))
-        if source != slot:
-            self.forward.cache.copy_prefix(source, slot, length)
-        self._held[slot] = held[:length]
+    def start(self, slot: int, tokens: list[int], cached: int) -> None:
+        """Note that a sequence takes `slot`, whose first `cached` positions are shared with others.
+
+        Of these the draft model has read the tokens whose pages say so.
+        """
+        pages = self.forward.cache.pages
+        held = 0
+        for page in pages.tables[slot, : -(-cached // PAGE)].tolist():
+            read = int(pages.drafted[page])
+            held += read
+            if read < PAGE:
+                break
+        self._held[slot] = tokens[: min(held, cached)]
 
     def behind(self, seq: Drafting) -> int:
         """About how many of the sequence's tokens it has to read before it can draft."""
@@ -84,12 +88,22 @@ class ModelDrafter:
             del held[at:]
             reads.append(Window(seq.slot, at, seq.tokens[at:], 1))
         ends: dict[int, torch.Tensor] = {}
-        for batch in fill_passes([], reads, READ_ROWS):
+        for batch in fill_passes(Windows.of([]), reads, READ_ROWS):
             wanted = [w.slot for w in batch if w.logits]
             ends.update(zip(wanted, self._run(batch), strict=True))
+        for read in reads:
+            self._mark(read.slot, read.start, read.start + len(read.tokens))
         return torch.stack([ends[s.slot] for s in seqs])
 
-    def _run(self, windows: list[Window]) -> torch.Tensor:
+    def _mark(self, slot: int, first: int, end: int) -> None:
+        """Note in the pages that committed tokens were read, for other sequences that share them."""
+        pages = self.forward.cache.pages
+        # From the block before on, which accepted drafts may have filled.
+        for block in range(max(first // PAGE - 1, 0), -(-end // PAGE)):
+            pages.drafted[pages.tables[slot, block]] = min(end - block * PAGE, PAGE)
+
+    def _run(self, windows: Iterable[Window]) -> torch.Tensor:
+        windows = list(windows)
         for w in windows:
             self._held[w.slot][w.start :] = w.tokens
         return self.forward.run(windows, FREE_SHAPES)

@@ -17,7 +17,7 @@ from detgen.drafters.registry import Parts
 from detgen.drafters.stepwise import draft_stepwise
 from detgen.kernels.sampling import choose
 from detgen.passes.forward import Forward
-from detgen.passes.packing import FREE_SHAPES, Window
+from detgen.passes.packing import FREE_SHAPES, Window, Windows
 
 
 class FastPath:
@@ -25,7 +25,7 @@ class FastPath:
 
     Args:
         forward: passes of the target.
-        unverified: returns the sequences of unverified requests that have read their prompt.
+        unverified: returns the sequences of unverified requests that can go on.
         commit: called with their windows and logits, float32 [sequences, vocabulary], after each pass.
     """
 
@@ -33,7 +33,7 @@ class FastPath:
         self,
         forward: Forward,
         unverified: Callable[[], Sequence[Drafting]],
-        commit: Callable[[list[Window], torch.Tensor], None],
+        commit: Callable[[Windows, torch.Tensor], None],
     ) -> None:
         self._forward = forward
         self._unverified = unverified
@@ -59,7 +59,7 @@ class FastPath:
             return []
         logits = self._forward.run(windows, FREE_SHAPES)
         if unverified:
-            self._commit(windows[len(drafting) :], logits[len(drafting) :])
+            self._commit(Windows.of(windows[len(drafting) :]), logits[len(drafting) :])
         if not drafting:
             return []
         choices = [seq.choice(len(draft), draft) for seq, draft in drafting]

@@ -17,8 +17,9 @@ import transformers
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, make_drafter, make_drafters
 from detgen.engine.asking import Prompt, requests_of
+from detgen.engine.committing import Trace
 from detgen.engine.config import EngineConfig
-from detgen.engine.decoding import Decoding, Trace
+from detgen.engine.decoding import Decoding
 from detgen.engine.lengths import LeastTokens
 from detgen.engine.models import load_models
 from detgen.engine.rendering import chat_renderer, render_chat
@@ -41,7 +42,7 @@ _LARGE = 1_000_000  # characters of a text from which its length is looked at fi
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
-    {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_cache"}
+    {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_cache", "kv_memory"}
 )
 
 
@@ -103,8 +104,9 @@ class Engine:
         """Another engine on the same models, caches and probe; the two take turns.
 
         Args:
-            settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_cache; the
-                others stay as they are. A drafter can use the draft model only if this engine has one.
+            settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_cache, kv_memory;
+                the others stay as they are. A drafter can use the draft model only if this engine has one. Of the KV
+                caches, which it shares, the other engine uses no more than `kv_memory`.
 
         Raises:
             EngineError: if another setting is given, or one is out of range.
@@ -114,6 +116,18 @@ class Engine:
         engine = Engine.__new__(Engine)
         engine._assemble(replace(self.config, **settings), self._prepared, self._turns)
         return engine
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all KV entries of earlier requests: the next ones read their prompts whole.
+
+        Raises:
+            EngineError: if this thread is reading a stream of the engine.
+        """
+        turn = self._turns.take()
+        try:
+            self._prepared.pages.forget()
+        finally:
+            self._turns.give_back(turn)
 
     def __repr__(self) -> str:
         draft, device = self._prepared.draft, str(self._forward.device)
@@ -144,6 +158,7 @@ class Engine:
             self._model.start if self._model else lambda *_: None,
             config.prefill_chunk,
             config.prefix_cache,
+            config.kv_memory and config.kv_memory // self.position_bytes,
         )
         fast = self._forward.counting()
         self._decoding = Decoding(self._forward, shapes, fast, self._scheduler, self.stopping, self.stats)
@@ -163,6 +178,11 @@ class Engine:
     def vocabulary(self) -> int:
         """Entries of the logits."""
         return self._target.vocabulary
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that a position takes in the KV caches of target and draft model together."""
+        return self._prepared.position_bytes
 
     @property
     def canonical(self) -> tuple[Forward, Shapes]:
@@ -211,7 +231,7 @@ class Engine:
         try:
             # Also a thread that has run no operator yet is to have torch's number of threads.
             torch.set_num_threads(self.config.threads or torch.get_num_threads())
-            self._decoding.trace = trace
+            self._decoding.committing.trace = trace
             refused: list[Completion] = []
             samples = self._samples(requests, refused)
             more = True
@@ -219,7 +239,7 @@ class Engine:
                 wanted = scheduler.wants()
                 taken = list(islice(samples, wanted))
                 more = len(taken) == wanted
-                scheduler.waiting += taken
+                scheduler.add(taken)
                 done = self._decoding.step()
                 self._update_stats()
                 finished = refused + [_completion(seq) for seq in done]
@@ -228,11 +248,11 @@ class Engine:
                 yield finished
                 turn.go_on()
         finally:
-            scheduler.waiting.clear()
-            for seq in list(scheduler.live.values()):
-                scheduler.release(seq)
-            self.stats.live = 0
-            self._turns.give_back(turn)
+            try:
+                self._decoding.committing.clear()
+            finally:
+                self.stats.live = 0
+                self._turns.give_back(turn)
 
     def _samples(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence]:
         """The samples of the requests that can run; the others go to `refused`."""
@@ -249,7 +269,7 @@ class Engine:
         s.target_passes, s.rows, s.padding_rows = f.passes, f.rows, f.padding
         s.fast_passes = self._decoding.fast.passes
         s.draft_passes = self._model.forward.passes if self._model else 0
-        s.reused_tokens = self._scheduler.reused
+        s.reused_tokens, s.preemptions = self._scheduler.reused, self._scheduler.preemptions
 
     def sequences(self, request: Request) -> Iterator[Sequence]:
         """The request's samples, created one by one; the request is tokenized and checked immediately.

@@ -1,4 +1,4 @@
-"""Which sequence gets which slot, and which rows go into the next passes.
+"""Which sequence gets which pages, and which rows go into the next passes.
 
 Results are row-invariant, so every decision here affects only the speed. Knows no tensors and no files.
 """
@@ -6,30 +6,48 @@ Results are row-invariant, so every decision here affects only the speed. Knows 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
+import numpy as np
+
+from detgen.engine.live import Live
 from detgen.engine.sequence import Sequence
+from detgen.kernels.attention import BLOCK
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import Shapes, Window, common_prefix, fill_passes
+from detgen.passes.packing import Shapes, Window, Windows, fill_passes
+from detgen.passes.pages import Prefix
 
-_WORTH_COPYING = 4  # least shared prompt tokens for which copying KV entries beats reading them again
+# Live sequences for each page that is kept when others are admitted. With fewer, room stays unused where pages are
+# scarce; with more, sequences are preempted again and again (benchmarks/schedule.py).
+_GROWING = 4
+_TIGHT = 16  # waiting sequences that do not fit, after which no others are looked at in a round
+_Number = TypeVar("_Number", int, np.ndarray)
+_NOTHING = Prefix([], -1, 0, False)
 
 
 class Scheduler:
-    """Assigns slots to waiting sequences and rows to passes.
+    """Assigns slots and pages to waiting sequences, and rows to passes.
+
+    Sequences are admitted in order as pages become free. One that does not fit lets others pass, but no more than
+    `batch_size` of them; then all wait until it fits. Where a live sequence finds no page for its next token, the
+    youngest gives its pages back and waits: when it is admitted again, its tokens are read again, and what follows is
+    the same.
 
     Args:
-        caches: the target's KV cache first, then the draft model's, which has the same slots.
+        caches: the target's KV cache first, then the draft model's; they share their pages.
         shapes: shapes of canonical passes.
         batch_size: most slots.
-        started: called with (slot, source slot or None, shared length) when a sequence takes a slot.
+        started: called with slot, tokens and how many of these are cached when a sequence takes a slot.
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
-        prefix_cache: reuse the KV entries of a prompt's beginning if a slot holds them.
+        prefix_cache: share pages among sequences that begin alike.
+        positions: most positions that may be in use; None for all that the caches have.
 
     Attributes:
         waiting: sequences without a slot, in order.
-        live: sequences by slot.
-        reused: prompt tokens whose KV entries were reused.
+        live: sequences that have one.
+        reused: tokens whose KV entries were found.
+        preemptions: how often a sequence gave its pages back.
     """
 
     def __init__(
@@ -37,104 +55,172 @@ class Scheduler:
         caches: list[KVCache],
         shapes: Shapes,
         batch_size: int,
-        started: Callable[[int, int | None, int], None],
+        started: Callable[[int, list[int], int], None],
         prefill_chunk: int | None = None,
         prefix_cache: bool = True,
+        positions: int | None = None,
     ) -> None:
         self._caches = caches
+        self._pages = caches[0].pages
         self._shapes = shapes
         self._batch_size = batch_size
         self._started = started
         self._prefill_chunk = prefill_chunk
         self._prefix_cache = prefix_cache
+        self._most = self._pages.count if positions is None else min(positions // BLOCK, self._pages.count)
         self.waiting: deque[Sequence] = deque()
-        self.live: dict[int, Sequence] = {}
-        self._contents: list[list[int]] = []  # tokens whose canonical KV entries each slot holds
-        self._cut = 0  # which cut of the KV buffers they are in
+        self.live = Live()
+        self._added = 0
         self.reused = 0
+        self.preemptions = 0
 
     @property
     def capacity(self) -> int:
         """Most positions of a sequence."""
-        positions = self._caches[0].positions
-        block = self._shapes.fit_keys(1)
-        length = positions // block * block
-        while length and self._shapes.fit_keys(length) > positions:
-            length -= block
-        return length
+        return self._most * BLOCK
 
     def wants(self) -> int:
-        """How many more sequences to add to `waiting`: enough to look one batch ahead."""
-        return 2 * self._batch_size - len(self.waiting)
+        """How many more sequences to add: enough to look one batch ahead."""
+        return max(2 * self._batch_size - len(self.waiting), 0)
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """Let sequences wait behind all others."""
+        for seq in sequences:
+            seq.order = self._added
+            self._added += 1
+            self.waiting.append(seq)
+
+    def _available(self) -> int:
+        """Pages that can be taken."""
+        return min(self._pages.available, self._most - self._pages.used)
 
     def admit(self) -> None:
-        """Give free slots to waiting sequences, in order."""
-        if not self.live:
-            self._repartition()
-        while self.waiting and len(self.live) < len(self._contents):
-            seq = self.waiting[0]
-            if seq.limit > self._caches[0].slot_size or self._sibling_reading(seq):
-                return  # wait until the others are done, or until the prompt's KV entries can be reused
-            self.waiting.popleft()
-            self._place(seq)
+        """Give pages and slots to waiting sequences, in order."""
+        tight: list[Sequence] = []  # those that do not fit
+        at = 0
+        while at < len(self.waiting) and len(tight) < _TIGHT and len(self.live) < self._batch_size:
+            seq = self.waiting[at]
+            need, prefix = self._need(seq)
+            if need is None:
+                at += 1
+            elif self.live and need > self._room():
+                tight.append(seq)
+                at += 1
+                if seq.passed >= self._batch_size:
+                    break
+            else:
+                del self.waiting[at]
+                for other in tight:
+                    other.passed += 1
+                self._place(seq, prefix)
 
-    def _repartition(self) -> None:
-        """Cut the KV buffer for the longest of the next sequences, unless the present slots fit it."""
-        if not self.waiting:
+    def _room(self) -> int:
+        """Pages for further sequences: some are kept, for the live ones grow."""
+        return self._available() - len(self.live) // _GROWING
+
+    def _need(self, seq: Sequence) -> tuple[int | None, Prefix]:
+        """Pages to be taken for a sequence, and what can be shared; None if it waits for another to read the same."""
+        blocks = _blocks(len(seq.tokens))
+        if not self._prefix_cache:
+            return blocks, _NOTHING
+        seq.keys = self._pages.keys(seq.tokens, seq.keys)
+        prefix = self._pages.find(seq.tokens, seq.keys)
+        if prefix.pending:
+            return None, prefix
+        return self._pages.need(blocks, prefix), prefix
+
+    def _place(self, seq: Sequence, prefix: Prefix) -> None:
+        slot = self.live.add(seq, 0)
+        end = len(seq.tokens) if seq.deterministic else seq.prompt_length
+        coming = (seq.tokens[:end], seq.keys[: end // BLOCK]) if self._prefix_cache else ((), [])
+        copied = self._pages.take(slot, _blocks(len(seq.tokens)), prefix, *coming)
+        if copied is not None:
+            for cache in self._caches:
+                cache.copy(*copied)
+        self.live.cached[slot] = prefix.shared  # only now: whatever ends the run before must not share them
+        self._started(slot, seq.tokens, prefix.shared)
+        self.reused += prefix.shared
+
+    def reserve(self, drafts: int) -> None:
+        """Give every sequence that decodes a page for its next token, and pages for `drafts` more where there are some.
+
+        Where there is none for a next token, the youngest sequences wait again.
+        """
+        live = self.live
+        slots = (live.busy & ~live.reading).nonzero()[0]
+        lacking = slots[self.room(slots) < 0]
+        for slot in lacking[live.order[lacking].argsort()].tolist():
+            while slot in live and not self.reserve_next(slot):
+                self._preempt()
+        if drafts:
+            ends = np.minimum(live.length[slots] + drafts, live.limit[slots] - 1)
+            more = live.busy[slots] & (self._pages.held[slots] * BLOCK < ends)
+            for slot, end in zip(slots[more].tolist(), ends[more].tolist(), strict=True):
+                self._grow(slot, _blocks(end))
+
+    def reserve_next(self, slot: int) -> bool:
+        """Give a sequence a page for its next token, if there is one; returns whether it has it."""
+        return self._grow(slot, _blocks(int(self.live.length[slot])))
+
+    def _grow(self, slot: int, blocks: int) -> bool:
+        """Give a sequence pages up to `blocks`, or none; returns whether it has them."""
+        more = blocks - int(self._pages.held[slot])
+        return more <= 0 or (more <= self._available() and self._pages.grow(slot, blocks))
+
+    def room(self, slots: np.ndarray) -> np.ndarray:
+        """Positions after the last token that slots have pages for, int64 [n]."""
+        room: np.ndarray = self._pages.held[slots] * BLOCK - self.live.length[slots]
+        return room
+
+    def _preempt(self) -> None:
+        """Take the youngest sequence's pages; it waits in its place."""
+        seq = self.live[self.live.youngest()]
+        self.release(seq)
+        seq.passed = self._batch_size  # nobody takes the pages that it waits for
+        self.preemptions += 1
+        at = next((i for i, other in enumerate(self.waiting) if other.order > seq.order), len(self.waiting))
+        self.waiting.insert(at, seq)
+
+    def advance(self, slots: np.ndarray, cached: np.ndarray) -> None:
+        """Note that the first `cached` positions of slots hold canonical entries; roll back what comes after them.
+
+        Args:
+            slots: int64 [n].
+            cached: int64 [n].
+        """
+        live = self.live
+        live.cached[slots] = cached
+        blocks = _blocks(live.length[slots])
+        behind = self._pages.held[slots] > blocks
+        for slot, kept in zip(slots[behind].tolist(), blocks[behind].tolist(), strict=True):
+            self._pages.truncate(slot, kept)
+
+    def share(self, slot: int) -> None:
+        """Let others find a slot's canonical entries; called while tokens are read, and before pages are given back."""
+        if not self._prefix_cache:
             return
-        cache = self._caches[0]
-        if self._cut != cache.cuts:  # another engine has used the caches since
-            self._contents = []
-        ahead = list(self.waiting)[: 2 * self._batch_size]
-        positions = cache.positions
-        slot_size = self._shapes.fit_keys(max(s.limit for s in ahead))
-        if positions // slot_size < min(self._batch_size, len(ahead)):
-            # Too long for a whole batch: serve the head of the queue; the long one's turn comes.
-            slot_size = self._shapes.fit_keys(self.waiting[0].limit)
-        slots = max(min(self._batch_size, positions // slot_size), 1)
-        if cache.slot_size >= slot_size and len(self._contents) >= slots:
-            return
-        for each in self._caches:
-            each.partition(slot_size, slots)
-        self._cut = cache.cuts
-        self._contents = [[] for _ in range(slots)]
-
-    def _sibling_reading(self, seq: Sequence) -> bool:
-        """Whether another sample of the request is still reading the prompt, whose KV entries this one will reuse."""
-        if not self._prefix_cache or not seq.sample:
-            return False
-        return any(s.request is seq.request and s.cached < s.prompt_length - 1 for s in self.live.values())
-
-    def _place(self, seq: Sequence) -> None:
-        free = [i for i in range(len(self._contents)) if i not in self.live]
-        prompt = seq.tokens[:-1]  # the last token always goes through a pass, for its logits
-        source, shared = max(
-            ((i, common_prefix(held, prompt)) for i, held in enumerate(self._contents)), key=lambda found: found[1]
-        )
-        slot = source if source in free else free[0]
-        if shared < _WORTH_COPYING or not self._prefix_cache:
-            shared = 0
-        elif source != slot:
-            self._caches[0].copy_prefix(source, slot, shared)
-        self._started(slot, source if shared else None, shared)
-        self._contents[slot] = seq.tokens[:shared]
-        self.reused += shared
-        seq.slot, seq.cached = slot, shared
-        self.live[slot] = seq
-
-    def advance(self, seq: Sequence, cached: int) -> None:
-        """Note that the first `cached` positions hold canonical KV entries; roll back what comes after them."""
-        seq.cached = cached
-        held = self._contents[seq.slot]
-        end = cached if seq.deterministic else min(cached, seq.prompt_length)
-        held[len(held) :] = seq.tokens[len(held) : end]
+        live, seq = self.live, self.live[slot]
+        end = int(live.cached[slot] if seq.deterministic else min(live.cached[slot], live.prompt[slot]))
+        seq.keys = self._pages.keys(seq.tokens, seq.keys)
+        self._pages.fill(slot, seq.tokens, end, seq.keys)
 
     def release(self, seq: Sequence) -> None:
-        """Free the slot; its KV entries stay for prompts that begin alike."""
-        del self.live[seq.slot]
+        """Free the slot; its canonical KV entries stay for others that begin alike until the pages are needed."""
+        self.share(seq.slot)
+        self._pages.release(seq.slot)
+        self.live.remove(seq.slot)
 
-    def passes(self, windows: list[Window]) -> Iterator[list[Window]]:
-        """Divide the round's windows, and chunks of the prompts being read, among passes.
+    def clear(self) -> None:
+        """Release everything; nothing waits and nothing is live."""
+        self.waiting.clear()
+        for seq in list(self.live):
+            self.release(seq)
+
+    def passes(self, windows: Windows) -> Iterator[Windows]:
+        """Divide the round's windows, and chunks of what is still to be read, among passes.
+
+        Chunks fill the passes that the windows need. Where these leave rows for less than half as many tokens as the
+        windows have, more passes are added.
 
         Args:
             windows: last committed tokens and drafts of the round.
@@ -142,12 +228,39 @@ class Scheduler:
         Returns:
             The windows of each pass, together at most `shapes.most_rows` tokens.
         """
-        reads = []
-        for seq in sorted(self.live.values(), key=lambda s: s.prompt_length - s.cached):
-            at, end = seq.cached, seq.prompt_length
-            if at >= end or seq.generated:
-                continue
-            if self._prefill_chunk is not None:
-                end = min(end, at + self._prefill_chunk)  # the next chunk belongs to the next round
-            reads.append(Window(seq.slot, at, seq.tokens[at:end], int(end == seq.prompt_length)))
-        return fill_passes(windows, reads, self._shapes.most_rows)
+        most = self._shapes.most_rows
+        decoding = len(windows.tokens)
+        free = -decoding % most if decoding else most
+        while free < decoding / 2:
+            free += most
+        return fill_passes(windows, self._chunks(free), most)
+
+    def _chunks(self, free: int) -> list[Window]:
+        """What is read next, at most `free` tokens: half of them the oldest's, the others where the fewest are left."""
+        live = self.live
+        slots = live.still_reading()
+        if not len(slots):
+            return []
+        left = live.length[slots] - live.cached[slots]
+        if self._prefill_chunk is not None:
+            left = np.minimum(left, self._prefill_chunk)  # the next chunk belongs to the next round
+        takes = dict(zip(slots.tolist(), left.tolist(), strict=True))
+        oldest = int(slots[live.order[slots].argmin()])
+        share = min(takes[oldest], -(-free // 2))
+        free -= share
+        for slot in sorted(takes, key=lambda slot: (takes[slot], live.order[slot])):
+            if slot != oldest:
+                takes[slot] = min(takes[slot], free)
+                free -= takes[slot]
+        takes[oldest] = min(takes[oldest], share + free)
+        return [self._chunk(slot, count) for slot, count in takes.items() if count]
+
+    def _chunk(self, slot: int, count: int) -> Window:
+        """The next `count` tokens of a sequence; of the last one, the logits are wanted."""
+        tokens, at = self.live[slot].tokens, int(self.live.cached[slot])
+        return Window(slot, at, tokens[at : at + count], int(at + count == len(tokens)))
+
+
+def _blocks(positions: _Number) -> _Number:
+    """Pages for so many positions."""
+    return -(-positions // BLOCK)

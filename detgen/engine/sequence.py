@@ -1,4 +1,4 @@
-"""One sample while it runs: its tokens, how many of them are cached, and its acceptance log so far."""
+"""One sample while it runs: its tokens, how the next ones are chosen, and what is known of it in the end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class Sequence:
         limit: most tokens of prompt and completion together.
         eos: token ids that end a sequence, unless its request ignores them.
         ending: token ids that end this one.
-        slot: the slot of its KV entries; -1 while it waits.
-        cached: leading positions whose KV entries are canonical (for an unverified request: written).
-        rounds: passes that committed tokens of it.
-        drafts: counts of its draft tokens, by drafter.
+        order: its place among all sequences.
+        slot: its slot; -1 while it waits.
+        keys: of its whole blocks, as far as they were needed (see `Pages.keys`).
+        passed: sequences behind it that were admitted before it since it did not fit.
+        rounds: passes that committed tokens of it, up to when it last had a slot.
+        drafts: counts of its draft tokens, by drafter, set when it finishes.
         acceptance: running (accepted, tried) draft tokens by drafter; old rounds fade.
-        records: its acceptance log so far.
+        records: its acceptance log, set when it finishes.
         logprobs: one entry per committed token if the request asks for them.
         finish_reason: None while it runs.
         text: the completion's text, set when it finishes.
@@ -41,8 +43,10 @@ class Sequence:
     limit: int
     eos: frozenset[int] = frozenset()
     ending: frozenset[int] = field(init=False)
+    order: int = -1
     slot: int = -1
-    cached: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    passed: int = 0
     rounds: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -59,6 +63,11 @@ class Sequence:
         self.ending = self.ending.union(params.stop_token_ids)
         penalties = Penalties.of(params, self.eos | self.ending)
         self._adjuster = Adjuster(penalties, self.tokens[: self.prompt_length]) if penalties != _NO_PENALTIES else None
+
+    @property
+    def choosy(self) -> bool:
+        """Whether its tokens are sampled, or chosen from adjusted logits."""
+        return self.request.params.temperature > 0 or self._adjuster is not None
 
     @property
     def deterministic(self) -> bool:
@@ -82,6 +91,11 @@ class Sequence:
         self.finish_reason = "error"
         self.error = f"the model's hidden states or logits are not finite at position {position} ({where})"
 
+    def learn(self, drafter: str, accepted: int, tried: int) -> None:
+        """Note how many of a drafter's tokens were compared with canonical choices, and how many of these agreed."""
+        hits, tries = self.acceptance.get(drafter, (0.0, 0.0))
+        self.acceptance[drafter] = (hits * _FADE + accepted, tries * _FADE + tried)
+
     def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:
         """How the token `ahead` positions after the next one is chosen, the first `ahead` of `draft` coming before."""
         params = self.request.params
@@ -89,10 +103,11 @@ class Sequence:
         if self._adjuster is not None:
             adjustment = self._adjuster.after([*self.tokens[self.prompt_length :], *draft[:ahead]])
         if params.temperature == 0:
-            return _GREEDY if adjustment is None else Choice(adjustment=adjustment)
+            return GREEDY if adjustment is None else Choice(adjustment=adjustment)
         choice = Choice.of(params, self.sample)
         return replace(choice, position=self.generated + ahead, adjustment=adjustment)
 
 
-_GREEDY = Choice()
+_FADE = 0.8  # weight of a past round against the next one in the running acceptance
+GREEDY = Choice()
 _NO_PENALTIES = Penalties()

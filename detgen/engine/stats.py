@@ -55,8 +55,10 @@ class EngineStats:
 
     Attributes:
         tokens: committed tokens.
-        prompt_tokens: prompt tokens read by canonical passes (not those reused from a shared prefix).
-        reused_tokens: prompt tokens whose KV entries were reused.
+        prompt_tokens: tokens of prompts read by canonical passes, and those read again after a preemption; not those
+            that the prefix cache had.
+        reused_tokens: tokens whose KV entries the prefix cache had.
+        preemptions: how often a sequence gave its pages back, to be read again later.
         target_passes: canonical passes.
         rows: rows of the canonical passes, padding included.
         padding_rows: padding rows among them.
@@ -70,6 +72,7 @@ class EngineStats:
     tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    preemptions: int = 0
     target_passes: int = 0
     rows: int = 0
     padding_rows: int = 0

@@ -2,12 +2,15 @@
 
 The scheme of LLM-42 (arXiv 2601.17768, section 3, "decode, verify, rollback"): drafted tokens are accepted up to the
 first that differs from the canonical choice; that choice is committed too, or, if none differs, the bonus token.
+The engine judges all windows of a pass at once (`judge`); the audit replays a log window by window (`verify`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 from detgen.engine.request import Status, TokenRecord
 from detgen.engine.sequence import Sequence
@@ -30,11 +33,6 @@ class Verdict(NamedTuple):
     def accepted(self) -> int:
         """Drafted tokens that stand."""
         return len(self.statuses) - (self.statuses[-1] != "accepted")
-
-    @property
-    def tried(self) -> int:
-        """Drafted tokens that were compared with a canonical choice."""
-        return self.accepted + (self.statuses[-1] == "corrected")
 
 
 def verify(drafted: list[int], chosen: list[int], ends: Callable[[list[int]], bool]) -> Verdict:
@@ -62,6 +60,37 @@ def verify(drafted: list[int], chosen: list[int], ends: Callable[[list[int]], bo
     return Verdict(tokens, statuses, drafted[len(tokens) :])
 
 
+class Verdicts(NamedTuple):
+    """What the windows of a pass commit, as arrays; see `Verdict`.
+
+    Attributes:
+        accepted: int64 [windows], drafted tokens that stand.
+        committed: int64 [windows], tokens committed: those, and one of the verifier's own unless the sequence ended
+            before it.
+    """
+
+    accepted: np.ndarray
+    committed: np.ndarray
+
+
+def judge(firsts: np.ndarray, drafted: np.ndarray, chosen: np.ndarray, ends: np.ndarray) -> Verdicts:
+    """`verify` for all windows of a pass at once.
+
+    Args:
+        firsts: int64 [windows], the first row of each window, ascending.
+        drafted: int64 [rows], the drafted token that follows each row; of a window's last row a number that is no
+            token.
+        chosen: int64 [rows], the canonical choice after each row.
+        ends: bool [rows], whether the sequence ends with that choice.
+    """
+    rows = np.arange(len(chosen))
+    wrong = np.where(drafted != chosen, rows, len(rows))
+    end = np.where(ends, rows, len(rows))
+    accepted = np.minimum.reduceat(wrong, firsts) - firsts
+    committed = np.minimum(accepted, np.minimum.reduceat(end, firsts) - firsts) + 1
+    return Verdicts(np.minimum(accepted, committed), committed)
+
+
 def record(
     seq: Sequence,
     verdict: Verdict,
@@ -73,7 +102,7 @@ def record(
     """Append the verdict to the sequence's tokens and acceptance log.
 
     Args:
-        seq: changed in place: tokens, records, rounds, acceptance.
+        seq: changed in place: tokens, records, rounds.
         verdict: what `verify` said.
         drafted: the draft it judged.
         drafter: who drafted.
@@ -89,9 +118,3 @@ def record(
         seq.records.append(TokenRecord(behind + i, seq.rounds, None, drafter, token, "rolled_back", None, None))
     seq.tokens += verdict.tokens
     seq.rounds += 1
-    if drafted:
-        hits, tries = seq.acceptance.get(drafter, (0.0, 0.0))
-        seq.acceptance[drafter] = (hits * _FADE + verdict.accepted, tries * _FADE + verdict.tried)
-
-
-_FADE = 0.8  # weight of a past round against the next one in a sequence's running acceptance

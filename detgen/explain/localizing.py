@@ -109,8 +109,9 @@ class Recording:
 
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See `Trace`."""
+        found = self._by_slot.pop(seq.slot, None)  # not to be taken for the slot's next sequence
         if self._mine(seq):
-            self.found = self._by_slot.get(seq.slot, Recorded())
+            self.found = found or Recorded()
             self.found.logits = self._logits
             position = self._difference.position
             if position < keys.shape[1]:
@@ -125,10 +126,10 @@ class Recording:
             self._begin(windows, shapes)
             return run(windows, shapes, broken)
 
-        def attend_recorded(packed: Packed, shapes: Shapes, layer: int, *args: Any) -> torch.Tensor:
+        def attend_recorded(packed: Packed, layer: int, *args: Any) -> torch.Tensor:
             for name, x in zip(("query", "key", "value"), args, strict=False):
                 self._take(f"attention {layer}, {name}", x)
-            out = attend(packed, shapes, layer, *args)
+            out = attend(packed, layer, *args)
             self._take(f"attention {layer}", out)
             self._late = layer == len(forward.cache.keys) - 1
             return out
@@ -185,7 +186,7 @@ def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
         return Origin(None, 0, 0, 0, (0, 0), "one of the two generations did not finish this sample")
     rows = reference.rows, found.rows
     if not found.outputs or not reference.outputs:
-        note = "no pass computed this position in its slot: its entries were copied from another prompt"
+        note = "no pass computed this position in its slot: another prompt with the same beginning did"
         return Origin(None, 0, 0, 0, rows, note)
     for (name, a, few), (other, b, many) in zip(reference.outputs, found.outputs, strict=False):
         if name == other and a.shape == b.shape and not same_bits(a, b):

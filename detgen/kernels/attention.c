@@ -1,9 +1,10 @@
-/* Attention of one tile, a query row the same bits whatever stands beside it.
+/* Attention of a pass over the pages of a KV cache, a row the same bits whatever stands beside it.
  *
  * Sixteen keys stand side by side in a vector. A score is summed over the head's entries, first to last; the weights
- * of a row are summed in sixteen lanes, by key modulo sixteen; a result is summed over the keys, first to last. Masked
- * keys add exact zeros. So no sum knows how many rows or keys the tile has. Plain C with the vector types of GCC and
- * Clang, built for the processor that it is installed on; its caller is compiled.py. */
+ * of a row are summed in sixteen lanes, by key modulo sixteen; a result is summed over the keys, first to last. Keys
+ * that a row does not see would add exact zeros, so it does not matter which of them are left out. So no sum knows of
+ * other rows, nor which pages the keys are in. Plain C with the vector types of GCC and Clang, built for the processor
+ * that it is installed on; its caller is compiled.py. */
 
 #include <math.h>
 #include <stdint.h>
@@ -13,28 +14,41 @@
 #include <immintrin.h>
 #endif
 
-#define LANES 16  /* keys in a vector */
-#define CHUNK 64  /* query rows that share a block of transposed keys */
-#define SIDE 8    /* query rows whose scores are summed side by side */
-#define COLUMNS 4 /* vectors of a result that are summed side by side */
+#define LANES 16 /* keys in a vector */
+#define PAGE 64  /* keys in a page */
+#define AHEAD 8  /* keys whose values are asked for before they are used */
+/* Vectors of keys, or of a result, that are summed side by side for up to 4 rows: as the registers allow. */
+#ifdef __AVX512F__
+#define WIDE 4
+#else
+#define WIDE 1
+#endif
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(64)));
+#define INLINE static inline __attribute__((always_inline))
 
-/* q is [slots, heads, rows, size], k and v are [slots, keys, heads, size], mask is [slots, rows, keys], out is [slots,
- * rows, heads, values] without gaps. Strides in entries; those of the last axes are 1. */
+/* Consecutive tokens of a slot, from position `start` and row `row` of the pass on, that share transposed keys. */
 typedef struct {
-    const void *q, *k, *v, *mask;
+    int64_t slot, start, tokens, row;
+} Piece;
+
+/* q is [rows, heads, size], its strides in entries and that of the last axis 1; k and v are [positions, kv_heads,
+ * size] and out is [rows, heads, values], all without gaps. Block b of a slot's keys is page tables[slot, b]. */
+typedef struct {
+    const void *q, *k, *v;
     void *out;
-    int64_t half;    /* entries are bfloat16 instead of float32 */
-    int64_t threads; /* torch's count, which another OpenMP than torch's own would not know */
-    int64_t slots, heads, rows, keys, size, values;
-    int64_t q_slot, q_head, q_row, k_slot, k_key, k_head, v_slot, v_key, v_head, mask_slot, mask_row;
+    const int64_t *tables; /* [slots, blocks] */
+    const Piece *pieces;   /* the longest first; their rows are the first ones of the pass, the others are padding */
+    int64_t half;          /* entries are bfloat16 instead of float32 */
+    int64_t threads;       /* torch's count, which another OpenMP than torch's own would not know */
+    int64_t rows, count, blocks, group, kv_heads, size, values, q_row, q_head;
+    int64_t window;        /* positions that a row sees, its own included; 0 for all */
     double scale, softcap; /* a softcap of 0 is none */
-} Tile;
+} Pass;
 
 /* For the caller to see that it means the same structure. */
-int tile_bytes(void) { return sizeof(Tile); }
+int pass_bytes(void) { return sizeof(Pass); }
 
 /* Bits of the widest vectors that this was built for; a processor without them must not run it. */
 int vector_bits(void) {
@@ -105,11 +119,18 @@ static inline vec tangent(vec x) {
     return (vec)((ivec)((1.0f - e) / (1.0f + e)) | ((ivec)x & sign));
 }
 
-/* keys[d * LANES + lane] = entry d of key at + lane. */
-static inline void transpose(const void *k, int64_t at, int64_t stride, int64_t size, int64_t half, float *keys) {
+/* Asks for entries ahead of their use: keys and values lie in short rows, which caches do not foresee. */
+INLINE void ask(const void *from, int64_t at, int64_t half) {
+    __builtin_prefetch((const char *)from + at * (half ? 2 : 4));
+}
+
+/* keys[d * LANES + lane] = entry d of key at + lane; asks for the keys from `next` on. */
+INLINE void transpose(
+    const void *k, int64_t at, int64_t next, int64_t stride, int64_t size, int64_t half, float *keys) {
     for (int64_t d = 0; d < size; d += LANES) {
         vec row[LANES];
         for (int i = 0; i < LANES; i++) row[i] = load(k, at + i * stride + d, half);
+        for (int i = 0; i < LANES; i++) ask(k, next + i * stride + d, half);
 #ifdef __AVX512F__
         __m512 a[LANES], b[LANES];
         for (int i = 0; i < LANES; i += 2) {
@@ -140,34 +161,52 @@ static inline void transpose(const void *k, int64_t at, int64_t stride, int64_t 
     }
 }
 
-/* Scores of SIDE rows with the LANES keys of a transposed block. */
-static inline void score(const float *const q[SIDE], const float *keys, int64_t size, vec to[SIDE]) {
-    vec sums[SIDE] = {};
-    for (int64_t d = 0; d < size; d++) {
-        vec key = *(const vec *)(keys + d * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < SIDE; r++) sums[r] += key * q[r][d];
-    }
-    memcpy(to, sums, sizeof sums);
+/* Scores of `rows` rows, `size` entries each, with `wide` vectors of transposed keys; those of a row `stride` apart. */
+INLINE void score(
+    const float *q, const float *keys, int64_t size, float *to, int64_t stride, const int rows, const int wide) {
+    vec sums[4][4] = {};
+    for (int64_t d = 0; d < size; d++)
+#pragma GCC unroll 4
+        for (int i = 0; i < wide; i++) {
+            vec key = *(const vec *)(keys + (i * size + d) * LANES);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) sums[r][i] += key * q[r * size + d];
+        }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < wide; i++) *(vec *)(to + r * stride + i * LANES) = sums[r][i];
 }
 
-/* Scores of a row, masked, to weights that are not normalized yet; their sum. */
-static inline float weigh(const Tile *t, float *weights, int64_t mask, int64_t first, int64_t last) {
+INLINE void score_page(
+    const float *q, const float *keys, int64_t size, int64_t vectors, float *to, int64_t stride, const int rows) {
+    int64_t i = 0;
+#if WIDE > 1
+    for (; i + 4 <= vectors; i += 4) score(q, keys + i * size * LANES, size, to + i * LANES, stride, rows, 4);
+    for (; i + 2 <= vectors; i += 2) score(q, keys + i * size * LANES, size, to + i * LANES, stride, rows, 2);
+#endif
+    for (; i < vectors; i++) score(q, keys + i * size * LANES, size, to + i * LANES, stride, rows, 1);
+}
+
+/* Scores of keys first to last - 1 to weights that are not normalized yet, 0 but for keys from `low` to `high` - 1;
+ * their sum. */
+static float weigh(const Pass *t, float *weights, int64_t first, int64_t last, int64_t low, int64_t high) {
     const float scale = (float)t->scale, softcap = (float)t->softcap;
+    const ivec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     vec most = (vec){} - INFINITY;
     for (int64_t j = first; j < last; j += LANES) {
-        vec *at = (vec *)(weights + j);
+        vec *at = (vec *)(weights + j - first);
         vec score = *at * scale;
         if (softcap) score = tangent(score / softcap) * softcap;
-        vec hide = load(t->mask, mask + j, t->half);
-        *at = pick(hide > -INFINITY, score + hide, hide); /* selected, since a masked score may be NaN */
+        ivec key = lanes + (int32_t)j;
+        *at = pick((key >= (int32_t)low) & (key < (int32_t)high), score, (vec){} - INFINITY);
         most = pick(*at > most, *at, most);
     }
     float top = most[0];
     for (int i = 1; i < LANES; i++) top = most[i] > top ? most[i] : top;
     vec total = {};
     for (int64_t j = first; j < last; j += LANES) {
-        vec *at = (vec *)(weights + j);
+        vec *at = (vec *)(weights + j - first);
         *at = exponential(*at - top);
         total += *at;
     }
@@ -176,84 +215,154 @@ static inline float weigh(const Tile *t, float *weights, int64_t mask, int64_t f
     return total[0];
 }
 
-/* Weighted sums of `wide` vectors of the values: of two rows at a time, so that their sums do not wait for each other.
- */
-static inline __attribute__((always_inline)) void mix_columns(
-    const Tile *t, const float *const weights[2], const float totals[2], int64_t v, const int64_t out[2],
-    int64_t first, int64_t last, const int wide) {
-    vec one[COLUMNS] = {}, other[COLUMNS] = {};
-    for (int64_t j = first; j < last; j++)
+/* Adds the weighted values of `keys` keys, `v_key` entries apart, to `wide` vectors of the sums of `rows` rows. */
+INLINE void mix_columns(
+    float *sums, const float *weights, const void *v, int64_t at, int64_t keys, int64_t v_key, int64_t values,
+    int64_t stride, int64_t half, const int rows, const int wide) {
+    vec all[4][4];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < wide; i++) all[r][i] = *(vec *)(sums + r * values + i * LANES);
+    for (int64_t j = 0; j < keys; j++) {
+        for (int i = 0; i < wide; i++) ask(v, at + (j + AHEAD) * v_key + i * LANES, half);
 #pragma GCC unroll 4
         for (int i = 0; i < wide; i++) {
-            vec value = load(t->v, v + j * t->v_key + i * LANES, t->half);
-            one[i] += value * weights[0][j];
-            other[i] += value * weights[1][j];
-        }
-    for (int i = 0; i < wide; i++) { /* a masked key's zero may turn -0 to 0, so 0 is all there is */
-        store(t->out, out[0] + i * LANES, one[i] / totals[0] + 0.0f, t->half);
-        store(t->out, out[1] + i * LANES, other[i] / totals[1] + 0.0f, t->half);
-    }
-}
-
-static void mix(
-    const Tile *t, const float *const weights[2], const float totals[2], int64_t v, const int64_t rows[2],
-    int64_t first, int64_t last) {
-    for (int64_t c = 0; c < t->values;) {
-        int64_t out[2] = {rows[0] + c, rows[1] + c};
-        if (t->values - c >= COLUMNS * LANES) {
-            mix_columns(t, weights, totals, v + c, out, first, last, COLUMNS);
-            c += COLUMNS * LANES;
-        } else {
-            mix_columns(t, weights, totals, v + c, out, first, last, 1);
-            c += LANES;
+            vec value = load(v, at + j * v_key + i * LANES, half);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) all[r][i] += value * weights[r * stride + j];
         }
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < wide; i++) *(vec *)(sums + r * values + i * LANES) = all[r][i];
 }
 
-/* Whether a row sees any of LANES keys. */
-static inline int sees(const Tile *t, int64_t mask) {
-    vec x = load(t->mask, mask, t->half);
-    ivec seen = x > -INFINITY;
-    int any = 0;
-    for (int i = 0; i < LANES; i++) any |= seen[i];
-    return any;
+INLINE void mix(
+    float *sums, const float *weights, const void *v, int64_t at, int64_t keys, int64_t v_key, int64_t values,
+    int64_t stride, int64_t half, const int rows) {
+    int64_t c = 0;
+#if WIDE > 1
+    for (; c + 4 * LANES <= values; c += 4 * LANES)
+        mix_columns(sums + c, weights, v, at + c, keys, v_key, values, stride, half, rows, 4);
+#endif
+    for (; c < values; c += LANES)
+        mix_columns(sums + c, weights, v, at + c, keys, v_key, values, stride, half, rows, 1);
 }
 
-static void attend_chunk(const Tile *t, int64_t slot, int64_t head, int64_t row, float *scratch) {
-    int64_t rows = t->rows - row < CHUNK ? t->rows - row : CHUNK, mask = slot * t->mask_slot + row * t->mask_row;
-    float *queries = scratch, *keys = queries + CHUNK * t->size, *weights = keys + LANES * t->size;
-    int64_t first = t->keys, last = 0; /* what any of the rows sees */
+/* The first key that the row at a position sees. */
+INLINE int64_t first_seen(const Pass *t, int64_t position) {
+    return t->window && position >= t->window ? position - t->window + 1 : 0;
+}
+
+/* Floats of the scores of a row of a piece: of all vectors of keys that any of its rows sees. */
+INLINE int64_t span(const Pass *t, const Piece *p) {
+    int64_t last = (p->start + p->tokens + LANES - 1) / LANES * LANES;
+    return last - first_seen(t, p->start) / LANES * LANES;
+}
+
+/* What `step` rows from row r of a piece on see: keys low to high - 1. */
+INLINE int64_t seen(const Pass *t, const Piece *p, int64_t r, int64_t step, int64_t *high) {
+    *high = p->start + (r + step - 1) / t->group + 1;
+    return first_seen(t, p->start + r / t->group);
+}
+
+INLINE void attend_piece(const Pass *t, const Piece *p, int64_t head, float *scratch, const int64_t half) {
+    const int64_t size = t->size, values = t->values, group = t->group, rows = p->tokens * group, stride = span(t, p);
+    const int64_t first = first_seen(t, p->start) / LANES * LANES, last = first + stride;
+    const int64_t *table = t->tables + p->slot * t->blocks;
+    float *queries = scratch, *keys = queries + rows * size, *sums = keys + PAGE * size;
+    float *weights = sums + rows * values, *totals = weights + rows * stride;
     for (int64_t r = 0; r < rows; r++) {
-        int64_t j = 0;
-        while (j < first && !sees(t, mask + r * t->mask_row + j)) j += LANES;
-        first = j < first ? j : first;
-        for (j = t->keys; j > last && !sees(t, mask + r * t->mask_row + j - LANES);) j -= LANES;
-        last = j > last ? j : last;
-        int64_t from = slot * t->q_slot + head * t->q_head + (row + r) * t->q_row;
-        for (int64_t d = 0; d < t->size; d += LANES)
-            *(vec *)(queries + r * t->size + d) = load(t->q, from + d, t->half);
+        int64_t from = (p->row + r / group) * t->q_row + (head * group + r % group) * t->q_head;
+        for (int64_t d = 0; d < size; d += LANES) *(vec *)(queries + r * size + d) = load(t->q, from + d, half);
     }
-    for (int64_t j = first; j < last; j += LANES) {
-        transpose(t->k, slot * t->k_slot + j * t->k_key + head * t->k_head, t->k_key, t->size, t->half, keys);
-        for (int64_t r = 0; r < rows; r += SIDE) {
-            const float *side[SIDE];
-            vec sums[SIDE];
-            for (int i = 0; i < SIDE; i++) side[i] = queries + (r + i < rows ? r + i : rows - 1) * t->size;
-            score(side, keys, t->size, sums);
-            for (int i = 0; i < SIDE && r + i < rows; i++) *(vec *)(weights + (r + i) * t->keys + j) = sums[i];
+    for (int64_t j = first, end; j < last; j = end) {
+        end = (j / PAGE + 1) * PAGE < last ? (j / PAGE + 1) * PAGE : last;
+        int64_t vectors = (end - j) / LANES, key = table[j / PAGE] * PAGE + j % PAGE, k_key = t->kv_heads * size;
+        int64_t ahead = end < last ? table[end / PAGE] * PAGE : key; /* where the keys after these are */
+        for (int64_t i = 0; i < vectors; i++) {
+            int64_t at = key + i * LANES, next = i + 1 < vectors ? at + LANES : ahead;
+            transpose(
+                t->k, at * k_key + head * size, next * k_key + head * size, k_key, size, half,
+                keys + i * LANES * size);
+        }
+        float *to = weights + j - first;
+        int64_t r = 0;
+        for (; r + 4 <= rows; r += 4)
+            score_page(queries + r * size, keys, size, vectors, to + r * stride, stride, 4);
+        for (; r + 2 <= rows; r += 2)
+            score_page(queries + r * size, keys, size, vectors, to + r * stride, stride, 2);
+        if (r < rows) score_page(queries + r * size, keys, size, vectors, to + r * stride, stride, 1);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t all, high, step = r / 4 * 4 + 4 <= rows ? 4 : rows - r / 4 * 4; /* those that are mixed together */
+        int64_t from = seen(t, p, r / 4 * 4, step, &all) / LANES * LANES, low = seen(t, p, r, 1, &high);
+        totals[r] = weigh(t, weights + r * stride + from - first, from, (all + LANES - 1) / LANES * LANES, low, high);
+    }
+    memset(sums, 0, sizeof(float) * rows * values);
+    for (int64_t j = first, end; j < last; j = end) {
+        end = (j / PAGE + 1) * PAGE < last ? (j / PAGE + 1) * PAGE : last;
+        int64_t v_key = t->kv_heads * values, page = table[j / PAGE] * PAGE;
+        for (int64_t r = 0, step; r < rows; r += step) {
+            step = r + 4 <= rows ? 4 : r + 2 <= rows ? 2 : 1;
+            int64_t high, low = seen(t, p, r, step, &high);
+            low = low > j ? low : j;
+            high = high < end ? high : end;
+            if (low >= high) continue;
+            int64_t at = (page + low % PAGE) * v_key + head * values;
+            const float *w = weights + r * stride + low - first;
+            float *to = sums + r * values;
+            if (step == 4)
+                mix(to, w, t->v, at, high - low, v_key, values, stride, half, 4);
+            else if (step == 2)
+                mix(to, w, t->v, at, high - low, v_key, values, stride, half, 2);
+            else
+                mix(to, w, t->v, at, high - low, v_key, values, stride, half, 1);
         }
     }
-    int64_t v = slot * t->v_slot + head * t->v_head;
-    for (int64_t r = 0; r < rows; r += 2) {
-        int64_t second = r + 1 < rows ? r + 1 : r;
-        const float *pair[2] = {weights + r * t->keys, weights + second * t->keys};
-        float totals[2];
-        totals[0] = totals[1] = weigh(t, weights + r * t->keys, mask + r * t->mask_row, first, last);
-        if (second != r) totals[1] = weigh(t, weights + second * t->keys, mask + second * t->mask_row, first, last);
-        int64_t place = (slot * t->rows + row) * t->heads + head;
-        int64_t out[2] = {(place + r * t->heads) * t->values, (place + second * t->heads) * t->values};
-        mix(t, pair, totals, v, out, first, last);
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t to = ((p->row + r / group) * t->kv_heads * group + head * group + r % group) * values;
+        for (int64_t c = 0; c < values; c += LANES) /* a masked key's zero would turn -0 to 0, so 0 is all there is */
+            store(t->out, to + c, *(vec *)(sums + r * values + c) / totals[r] + 0.0f, half);
     }
+}
+
+static void attend_float(const Pass *t, const Piece *p, int64_t head, float *scratch) {
+    attend_piece(t, p, head, scratch, 0);
+}
+
+static void attend_half(const Pass *t, const Piece *p, int64_t head, float *scratch) {
+    attend_piece(t, p, head, scratch, 1);
+}
+
+/* 0, or 1 if there is no memory. */
+int attend(const Pass *t) {
+    int64_t tasks = t->count * t->kv_heads, room = 0, used = 0, row = t->kv_heads * t->group * t->values;
+    int failed = 0;
+    for (int64_t i = 0; i < t->count; i++) {
+        int64_t rows = t->pieces[i].tokens * t->group;
+        int64_t floats = rows * (t->size + t->values + span(t, t->pieces + i) + 1);
+        room = floats > room ? floats : room;
+        used += t->pieces[i].tokens;
+    }
+    room += PAGE * t->size;
+    memset((char *)t->out + used * row * (t->half ? 2 : 4), 0, (t->rows - used) * row * (t->half ? 2 : 4));
+#pragma omp parallel num_threads(t->threads) if (tasks > 1)
+    {
+        float *scratch = malloc(sizeof(float) * room);
+        if (!scratch) {
+#pragma omp atomic write
+            failed = 1;
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < tasks; i++)
+            if (scratch)
+                (t->half ? attend_half : attend_float)(t, t->pieces + i / t->kv_heads, i % t->kv_heads, scratch);
+        free(scratch);
+    }
+    return failed;
 }
 
 /* Rows k, [rows, heads, size], and v, [rows, heads, values], to be stored at positions of buffers without gaps. Strides
@@ -309,23 +418,4 @@ int store_rows(const Rows *t) {
             beyond |= copy_bounded(t->v, v, t->values_to, place * t->values, t->values, t->half, most);
         }
     return beyond;
-}
-
-/* 0, or 1 if there is no memory. */
-int attend(const Tile *t) {
-    int64_t chunks = (t->rows + CHUNK - 1) / CHUNK, tasks = t->slots * t->heads * chunks;
-    int failed = 0;
-#pragma omp parallel num_threads(t->threads) if (tasks > 1)
-    {
-        float *scratch = malloc(sizeof(float) * (CHUNK * (t->size + t->keys) + LANES * t->size));
-        if (!scratch) {
-#pragma omp atomic write
-            failed = 1;
-        }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < tasks; i++)
-            if (scratch) attend_chunk(t, i / chunks / t->heads, i / chunks % t->heads, i % chunks * CHUNK, scratch);
-        free(scratch);
-    }
-    return failed;
 }

@@ -3,10 +3,10 @@
 Promise: the result of a query row depends on its query, on the keys and values at the positions it may see, and on
 nothing else: not on the other rows of its tile, nor on their number, nor on how many keys the tile reads.
 
-A *tile* is [slots, KV heads, rows, head size], where rows are the query heads of a group times the window's tokens.
+A *tile* is [members, KV heads, rows, head size], where rows are the query heads of a group times a window's tokens.
 Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros, which
-takes that all entries are finite, as the cache keeps them (`finite`). There are two implementations here and a third in
-`compiled`; the probe picks the first that keeps the promise on this machine:
+takes that all entries are finite, as the cache keeps them (`finite`). There are two implementations here, and in
+`compiled` a third that needs no tiles; the probe picks the first that keeps the promise on this machine:
 
 - `attend_fused`: torch's scaled_dot_product_attention. Its products over keys change their order of summation at
   some key lengths, so the probe also finds which lengths agree, and tiles read only those.
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -35,13 +36,34 @@ class AttentionTraits:
 
     Attributes:
         scale: factor of the scores.
-        window: how many positions a row sees, its own included; None for all. Applied by the mask of a tile.
+        window: how many positions a row sees, its own included; None for all. For tiles, their masks apply it.
         softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+
+
+def cut_pieces(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, most: int) -> np.ndarray:
+    """Windows cut into pieces of at most `most` tokens.
+
+    Args:
+        slots: int64 [windows].
+        starts: int64 [windows], position of the first token.
+        lengths: int64 [windows], number of tokens; the rows of the pass are those of the windows in order.
+        most: most tokens of a piece.
+
+    Returns:
+        int64 [pieces, 4]: slot, position of the first token, number of tokens, row of the first token.
+    """
+    rows = np.cumsum(lengths) - lengths
+    if lengths.max() > most:
+        counts = -(-lengths // most)
+        of = np.repeat(np.arange(len(counts)), counts)
+        at = most * (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts))
+        slots, starts, rows, lengths = slots[of], starts[of] + at, rows[of] + at, np.minimum(lengths[of] - at, most)
+    return np.stack((slots, starts, lengths, rows), axis=1)
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
@@ -53,14 +75,14 @@ def attend_fused(
     """Attention of one tile by `scaled_dot_product_attention`; soft-capped tiles go to `attend_blocks`.
 
     Args:
-        q: [slots, kv_heads, rows, head_size].
-        k: [slots, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries `bounded`.
+        q: [members, kv_heads, rows, head_size].
+        k: [members, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries `bounded`.
         v: like k.
-        mask: [slots, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
+        mask: [members, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
         traits: the layer's attention traits.
 
     Returns:
-        [slots, kv_heads, rows, head_size].
+        [members, kv_heads, rows, head_size].
     """
     if traits.softcap is not None:
         return attend_blocks(q, k, v, mask, traits)
@@ -72,17 +94,17 @@ def attend_blocks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
 ) -> torch.Tensor:
     """Attention of one tile in plain PyTorch, in float32, block by block; arguments as `attend_fused`."""
-    slots, heads, rows, size = q.shape
+    members, heads, rows, size = q.shape
     blocks = k.shape[1] // BLOCK
-    kb = k.float().view(slots, blocks, BLOCK, heads, size).permute(0, 3, 1, 4, 2)
-    vb = v.float().view(slots, blocks, BLOCK, heads, size).permute(0, 3, 1, 2, 4)
-    scores = torch.matmul(q.float().unsqueeze(2), kb) * traits.scale  # [slots, heads, blocks, rows, BLOCK]
+    kb = k.float().view(members, blocks, BLOCK, heads, size).permute(0, 3, 1, 4, 2)
+    vb = v.float().view(members, blocks, BLOCK, heads, -1).permute(0, 3, 1, 2, 4)
+    scores = torch.matmul(q.float().unsqueeze(2), kb) * traits.scale  # [members, heads, blocks, rows, BLOCK]
     if traits.softcap is not None:
         scores = torch.tanh(scores / traits.softcap) * traits.softcap
-    scores = scores.masked_fill(mask.view(slots, 1, rows, blocks, BLOCK).transpose(2, 3) < 0, -torch.inf)
+    scores = scores.masked_fill(mask.view(members, 1, rows, blocks, BLOCK).transpose(2, 3) < 0, -torch.inf)
     weights = torch.exp(scores - scores.amax(dim=(2, 4), keepdim=True))
     sums = weights.sum(-1, keepdim=True)
-    parts = torch.matmul(weights, vb)  # [slots, heads, blocks, rows, head_size]
+    parts = torch.matmul(weights, vb)  # [members, heads, blocks, rows, head_size]
     total, out = sums[:, :, 0], parts[:, :, 0]
     for b in range(1, blocks):
         total, out = total + sums[:, :, b], out + parts[:, :, b]

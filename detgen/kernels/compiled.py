@@ -1,7 +1,8 @@
 """Attention compiled from attention.c when detgen was installed, if there was a C compiler.
 
-Promise: that of `attention`, and more: the result of a query row has the same bits at every number of rows and keys
-per tile, since each of its sums has an order of its own.
+Promise: that of `attention`, and more: the result of a query row has the same bits whatever rows stand beside it and
+whichever pages hold its keys, since each of its sums has an order of its own. It needs no tiles and no masks, and reads
+keys and values where they are.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
+from collections.abc import Callable
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from detgen.kernels.attention import AttentionTraits, attend_fused
+from detgen.kernels.attention import AttentionTraits, cut_pieces
 
 _LANES = 16  # head sizes must be a multiple of this
-_TILE = struct.Struct("=24q2d")  # `Tile` of attention.c
+_SHARING = 64  # query rows per KV head that share transposed keys; more would take more memory than they save time
+_PASS = struct.Struct("=18q2d")  # `Pass` of attention.c
 _ROWS = struct.Struct("=14q1d")  # `Rows`, likewise
+# Attention of all rows of a pass; arguments as `attend_compiled`.
+AttendPages = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor
+]
 # By vector width in bits: the CPU capabilities, as torch names them, that can run it.
 _CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 
@@ -33,10 +41,10 @@ def _library() -> tuple[ctypes.CDLL, str] | None:
             continue
         try:
             library = ctypes.CDLL(str(path))
-            sizes, bits = (library.tile_bytes(), library.rows_bytes()), library.vector_bits()
+            sizes, bits = (library.pass_bytes(), library.rows_bytes()), library.vector_bits()
         except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
             continue
-        if sizes != (_TILE.size, _ROWS.size) or (
+        if sizes != (_PASS.size, _ROWS.size) or (
             bits in _CAPABLE and torch.backends.cpu.get_cpu_capability() not in _CAPABLE[bits]
         ):
             continue
@@ -51,7 +59,7 @@ def build() -> str | None:
 
 
 def can_attend(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
-    """Whether the compiled attention exists and supports such tiles; `sizes` are the head sizes of keys and values."""
+    """Whether the compiled attention exists and supports such a cache, with keys and values of these head sizes."""
     usable = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
     return usable and not any(size % _LANES for size in sizes) and _library() is not None
 
@@ -74,32 +82,61 @@ def store_compiled(
     return not found[0].store_rows(rows)
 
 
-def attend_compiled(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-) -> torch.Tensor:
-    """Attention of one tile; unsupported tiles go to `attend_fused`.
+def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: int) -> torch.Tensor:
+    """Windows as `attend_compiled` takes them: cut into pieces, for threads to take one after the other.
 
-    Arguments as for `attend_fused`, each contiguous in its last axis; the head size of v may differ.
+    Args:
+        slots: int64 [windows].
+        starts: int64 [windows], position of the first token.
+        lengths: int64 [windows], number of tokens; the rows of the pass are those of the windows in order.
+        group: query heads per KV head.
 
     Returns:
-        [slots, kv_heads, rows, value head_size].
+        int64 [pieces, 4]; see `cut_pieces`. The longest come first, so that no thread is left with one at the end.
+    """
+    pieces = cut_pieces(slots, starts, lengths, max(_SHARING // group, 1))
+    work = (pieces[:, 1] + pieces[:, 2]) * (pieces[:, 2] + 1)
+    return torch.from_numpy(pieces[np.argsort(-work, kind="stable")])
+
+
+def attend_compiled(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    pieces: torch.Tensor,
+    traits: AttentionTraits,
+) -> torch.Tensor:
+    """Attention of all rows of a pass over the pages of a cache that `can_attend` allows.
+
+    Args:
+        q: [rows, heads, size], those of the pieces first; the others are padding.
+        keys: [positions, kv_heads, size] without gaps; all entries `bounded`.
+        values: [positions, kv_heads, value size], likewise.
+        tables: int64 [slots, blocks] without gaps, the page of each block of BLOCK positions.
+        pieces: the result of `lay_out`.
+        traits: the layer's attention traits.
+
+    Returns:
+        [rows, heads, value size]; zeros for padding.
 
     Raises:
         MemoryError: if there is no memory for the scores.
     """
-    slots, heads, rows, size = q.shape
-    keys, values = k.shape[1], v.shape[3]
-    found = _library() if can_attend(q.device, q.dtype, size, values) else None
-    if found is None:
-        return attend_fused(q, k, v, mask, traits)
-    out = torch.empty(slots, rows, heads, values, dtype=q.dtype)
-    tile = _TILE.pack(
-        *(x.data_ptr() for x in (q, k, v, mask, out)),
+    found = _library()
+    assert found is not None, "see `can_attend`"
+    assert q.dtype == keys.dtype == values.dtype
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    rows, heads, size = q.shape
+    _, kv_heads, value_size = values.shape
+    out = torch.empty(rows, heads, value_size, dtype=q.dtype)
+    described = _PASS.pack(
+        *(x.data_ptr() for x in (q, keys, values, out, tables, pieces)),
         *(q.dtype == torch.bfloat16, torch.get_num_threads()),
-        *(slots, heads, rows, keys, size, values),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], mask.stride(0), mask.stride(2)),
-        *(traits.scale, traits.softcap or 0.0),
+        *(rows, len(pieces), tables.shape[1], heads // kv_heads, kv_heads, size, value_size, *q.stride()[:2]),
+        *(traits.window or 0, traits.scale, traits.softcap or 0.0),
     )
-    if found[0].attend(tile):
-        raise MemoryError(f"no memory for the scores of {rows} rows and {keys} keys")
-    return out.transpose(1, 2)
+    if found[0].attend(described):
+        raise MemoryError(f"no memory for the scores of {rows} rows")
+    return out

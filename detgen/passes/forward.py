@@ -8,6 +8,7 @@ files.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from detgen.passes.adapter import PlainDecoder, attending
 from detgen.passes.cost import PassCost
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import LeanDecoder
-from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, pack
+from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows, pack
 
 _MOST_TIMED = 256  # rows of passes that are only timed
 
@@ -56,15 +57,15 @@ class Forward:
 
         Clears the cache.
         """
-        slots = min(slots, _MOST_TIMED, self.cache.positions // BLOCK)
-        self.cache.partition(BLOCK, slots)
+        slots = min(slots, _MOST_TIMED, self.cache.pages.count)
+        self.cache.pages.lay_out(slots, BLOCK)
         for timed in range(4):
             for rows in (1, slots):
                 self.run([Window(slot, 0, [0], 1) for slot in range(rows)], FREE_SHAPES)
             if not timed:
                 self.cost = PassCost()  # the first passes include one-time work
 
-    def run(self, windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
+    def run(self, windows: Windows | Sequence[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
         """Run one pass: write the windows' KV entries and return the logits they want.
 
         Args:
@@ -77,24 +78,25 @@ class Forward:
             float32 [sum of the windows' `logits`, vocabulary], in the order of the windows.
         """
         started = time.perf_counter()
-        packed = pack(windows, shapes, self.cache.slot_size, self.cache.scratch, self._group, self.device)
+        if not isinstance(windows, Windows):
+            windows = Windows.of(windows)
+        packed = pack(windows, shapes, self.cache.pages.tables, self.cache.scratch, self._group, self.device)
         rows = len(packed.ids)
         self.passes += 1
         self.rows += rows
         self.padding += packed.padding
-        with torch.inference_mode(), attending(partial(self.attend, packed, shapes)):
+        with torch.inference_mode(), attending(partial(self.attend, packed)):
             logits: torch.Tensor = self.model(packed.ids, packed.positions, packed.wanted)[: packed.count].float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if broken is not None:
             broken += _not_finite(packed)
-        self.cost.update(rows, time.perf_counter() - started, packed.tiles.area)
+        self.cost.update(rows, time.perf_counter() - started, packed.area)
         return logits
 
     def attend(
         self,
         packed: Packed,
-        shapes: Shapes,
         layer: int,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -105,7 +107,6 @@ class Forward:
 
         Args:
             packed: the pass.
-            shapes: the shapes that it may have.
             layer: index of the layer.
             q: [rows, heads, head_size].
             k: [rows, kv_heads, head_size].
@@ -118,7 +119,7 @@ class Forward:
         within = self.cache.write(layer, packed.kv_positions, k, v)
         if not within and layer == len(self.cache.keys) - 1:
             packed.last_keys = k
-        return packed.tiles.attend(q, k.shape[1], partial(self.cache.read, layer), shapes.attend, traits)
+        return packed.attend(q, self.cache.keys[layer], self.cache.values[layer], traits)
 
 
 @torch.inference_mode()

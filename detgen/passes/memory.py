@@ -23,8 +23,9 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape)
+    lazy = getattr(mmap, "MAP_NORESERVE", 0)  # from Python 3.13 on: a machine need not have room for all of it
     try:
-        pages = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | lazy)
     except (OSError, ValueError, OverflowError) as e:
         size = count * dtype.itemsize / 2**20
         raise EngineError(
@@ -52,13 +53,14 @@ def _left() -> int | None:
     return None if limit == resource.RLIM_INFINITY else max(limit - psutil.Process().memory_info().vms, 0)
 
 
-def free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device, mebibytes: int = 0) -> int:
     """Bytes for the KV caches where the user does not say how many: a share of what is free.
 
-    A limit on the process's address space (`ulimit -v`) counts like the machine's memory.
+    A limit on the process's address space (`ulimit -v`) counts like the machine's memory. There, what is never touched
+    counts too, so the `mebibytes` that are needed besides are left out.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.8)
     free = psutil.virtual_memory().available
     left = _left()
-    return int((free if left is None else min(free, left)) * _SHARE)
+    return int((free if left is None else min(free, max(left - (mebibytes << 20), 0))) * _SHARE)

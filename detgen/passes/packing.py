@@ -1,20 +1,20 @@
-"""Packs the rows of a pass: windows of tokens in, tensors of rows and attention tiles out.
+"""Packs the rows of a pass: windows of tokens in, tensors of rows out.
 
 Everything that goes through a pass is a row: one token at one position of one slot. Consecutive rows of a slot make a
-window; `tiles` lays windows out for attention. Knows no models.
+window. A round has hundreds of windows, so there are no loops over them here. Knows no models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend
-from detgen.kernels.compiled import attend_compiled
-from detgen.passes.tiles import Tiles, group_pieces, pieces
+from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, AttentionTraits, attend_fused, cut_pieces
+from detgen.kernels.compiled import attend_compiled, can_attend, lay_out
+from detgen.passes.tiles import Tiles, attention_area
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,59 @@ class Window:
     logits: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """The windows of a pass as arrays.
+
+    Attributes:
+        slots: int64 [windows], the slot of each.
+        starts: int64 [windows], position of its first token.
+        lengths: int64 [windows], number of its tokens.
+        logits: int64 [windows], how many of its last rows need logits.
+        tokens: int64 [sum of `lengths`], token ids, window after window.
+    """
+
+    slots: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    logits: np.ndarray
+    tokens: np.ndarray
+
+    @classmethod
+    def of(cls, windows: Iterable[Window]) -> Windows:
+        """The same windows."""
+        windows = list(windows)
+        spans = np.array([(w.slot, w.start, len(w.tokens), w.logits) for w in windows], dtype=np.int64)
+        slots, starts, lengths, logits = spans.reshape(-1, 4).T
+        tokens = np.array([token for w in windows for token in w.tokens], dtype=np.int64)
+        return cls(slots, starts, lengths, logits, tokens)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[Window]:
+        ends = np.cumsum(self.lengths)
+        for i, end in enumerate(ends.tolist()):
+            tokens = self.tokens[end - self.lengths[i] : end].tolist()
+            yield Window(int(self.slots[i]), int(self.starts[i]), tokens, int(self.logits[i]))
+
+    def part(self, first: int, last: int) -> Windows:
+        """Windows first..last-1."""
+        before, inside = int(self.lengths[:first].sum()), int(self.lengths[first:last].sum())
+        slots, starts, lengths, logits = (x[first:last] for x in (self.slots, self.starts, self.lengths, self.logits))
+        return Windows(slots, starts, lengths, logits, self.tokens[before : before + inside])
+
+    def joined(self, others: Windows) -> Windows:
+        """These, then others."""
+        return Windows(
+            np.concatenate((self.slots, others.slots)),
+            np.concatenate((self.starts, others.starts)),
+            np.concatenate((self.lengths, others.lengths)),
+            np.concatenate((self.logits, others.logits)),
+            np.concatenate((self.tokens, others.tokens)),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """The shapes that a pass may have.
@@ -43,14 +96,15 @@ class Shapes:
         dense: see rows.
         tile_rows: the query rows of an attention tile, with padding, are a multiple of this.
         key_lengths: remainders, in (BLOCK, ..., PERIOD), of the key lengths a tile may read.
-        attend: the attention implementation.
+        attend: computes the attention of a tile; None for the compiled attention, or if it does not support the cache,
+            `attend_fused`.
     """
 
     rows: tuple[int, ...]
     dense: bool
     tile_rows: int
     key_lengths: tuple[int, ...]
-    attend: Attend
+    attend: Attend | None
 
     def fit_rows(self, rows: int) -> int:
         """The least allowed row count that holds `rows`.
@@ -91,7 +145,7 @@ FREE_SHAPES = Shapes(
     dense=True,
     tile_rows=1,
     key_lengths=tuple(range(BLOCK, PERIOD + 1, BLOCK)),
-    attend=attend_compiled,
+    attend=None,
 )
 
 
@@ -106,7 +160,8 @@ class Packed:
         wanted: int64 [n], rows whose logits are computed, padded like the rows.
         count: how many of `wanted` are not padding.
         padding: number of padding rows.
-        tiles: the attention tiles.
+        windows: the windows.
+        area: cost of their attention, in places; see `attention_area`.
         last_keys: [rows, kv_heads, head_size] of the last layer, set when it attends.
     """
 
@@ -116,82 +171,123 @@ class Packed:
     wanted: torch.Tensor
     count: int
     padding: int
-    tiles: Tiles
+    windows: Windows
+    area: float
+    _shapes: Shapes
+    _tables: np.ndarray
+    _scratch: int
+    _group: int
     last_keys: torch.Tensor | None = None
+    _paged: tuple[torch.Tensor, torch.Tensor] | None = None
+    _tiles: Tiles | None = None
+
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, traits: AttentionTraits
+    ) -> torch.Tensor:
+        """Attention of all rows of the pass in one layer.
+
+        Args:
+            q: [rows, heads, head_size].
+            keys: the layer's keys in the cache, [positions, kv_heads, head_size].
+            values: its values, [positions, kv_heads, value head_size].
+            traits: the layer's attention traits.
+
+        Returns:
+            [rows, heads, value head_size]; of padding rows, something finite.
+        """
+        implementation = self._shapes.attend
+        if implementation is None and can_attend(keys.device, keys.dtype, keys.shape[2], values.shape[2]):
+            if self._paged is None:
+                w = self.windows
+                self._paged = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
+            return attend_compiled(q, keys, values, *self._paged, traits)
+        if self._tiles is None:
+            self._tiles = self.tiles()
+        return self._tiles.attend(q, keys, values, implementation or attend_fused, traits)
+
+    def tiles(self) -> Tiles:
+        """The windows laid out in tiles, for attention by torch's operators."""
+        w, shapes = self.windows, self._shapes
+        pieces = cut_pieces(w.slots, w.starts, w.lengths, shapes.most_width(self._group))
+        return Tiles(
+            *(pieces, self._tables, self._scratch // BLOCK, len(self.ids), self._group),
+            *(shapes.pad_query_rows, shapes.fit_keys, self.ids.device),
+        )
 
 
 def pack(
-    windows: list[Window], shapes: Shapes, slot_size: int, scratch: int, group: int, device: torch.device
+    windows: Windows, shapes: Shapes, tables: np.ndarray, scratch: int, group: int, device: torch.device
 ) -> Packed:
     """Lay windows out as one pass.
 
     Args:
         windows: at most one per slot; together at most `shapes.most_rows` tokens.
         shapes: the shapes that the pass may have.
-        slot_size: positions per slot in the KV buffer.
-        scratch: position of padding rows in the KV buffer.
+        tables: int64 [slots, blocks], the page of each block of BLOCK positions of a slot; must not change before the
+            pass is over.
+        scratch: position of padding rows in the KV buffer, the first one of a page.
         group: query heads per KV head.
         device: of the tensors.
     """
-    spans = [(w.slot, w.start, len(w.tokens)) for w in windows]
-    slots, starts, lengths = np.array(spans, dtype=np.int64).T
+    lengths, logits = windows.lengths, windows.logits
     ends = np.cumsum(lengths)
-    count = int(ends[-1])
+    count, asked = int(ends[-1]), int(logits.sum())
     rows = shapes.fit_rows(count)
+    along = np.arange(count)
     # Of each row: token id, position, position in the KV buffer.
     table = np.zeros((3, rows), dtype=np.int64)
-    table[0, :count] = [token for w in windows for token in w.tokens]
-    table[1, :count] = np.arange(count) + np.repeat(starts - (ends - lengths), lengths)
-    table[2, :count] = table[1, :count] + np.repeat(slots * slot_size, lengths)
+    table[0, :count] = windows.tokens
+    positions = table[1, :count]
+    np.add(along, np.repeat(windows.starts - (ends - lengths), lengths), out=positions)
+    blocks, inside = np.divmod(positions, BLOCK)
+    table[2, :count] = tables[np.repeat(windows.slots, lengths), blocks] * BLOCK + inside
     table[2, count:] = scratch
-    wanted = [row for w, end in zip(windows, ends.tolist(), strict=True) for row in range(end - w.logits, end)]
-    asked = len(wanted)
-    wanted += [wanted[-1] if wanted else 0] * (shapes.fit_rows(max(asked, 1)) - asked)
-    tiles = Tiles(
-        group_pieces(pieces(spans, shapes.most_width(group))),
-        rows,
-        group,
-        shapes.pad_query_rows,
-        lambda keys: min(shapes.fit_keys(keys), slot_size),
-        device,
-    )
-    ids, positions, kv_positions = torch.from_numpy(table).to(device)
+    wanted = np.zeros(shapes.fit_rows(max(asked, 1)), dtype=np.int64)
+    wanted[:asked] = np.arange(asked) + np.repeat(ends - np.cumsum(logits), logits)
+    wanted[asked:] = wanted[asked - 1] if asked else 0
+    ids, at, kv_positions = torch.from_numpy(table).to(device)
+    area = attention_area(count, int((windows.starts + lengths).sum()))
     return Packed(
-        ids, positions, kv_positions, torch.from_numpy(np.array(wanted)).to(device), asked, rows - count, tiles
+        *(ids, at, kv_positions, torch.from_numpy(wanted).to(device), asked, rows - count),
+        *(windows, area, shapes, tables, scratch, group),
     )
 
 
-def fill_passes(windows: list[Window], reads: list[Window], most: int) -> Iterator[list[Window]]:
+def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterator[Windows]:
     """Divide windows among passes.
 
     Args:
-        windows: windows that go through one pass each.
+        windows: windows that go through one pass each, of at most `most` tokens.
         reads: windows that may be divided; the logits are those of the last part.
         most: most tokens of a pass.
 
     Yields:
         The windows of each pass.
     """
-    batch: list[Window] = []
-    free = most
-    for window in windows:
-        if len(window.tokens) > free:
-            yield batch
-            batch, free = [], most
-        batch.append(window)
-        free -= len(window.tokens)
+    ends = np.cumsum(windows.lengths)
+    first = before = 0
+    while len(windows) and ends[-1] - before > most:
+        last = int(np.searchsorted(ends, before + most, side="right"))
+        yield windows.part(first, last)
+        first, before = last, int(ends[last - 1])
+    batch = windows.part(first, len(windows)) if first else windows
+    free = most - len(batch.tokens)
+    parts: list[Window] = []
     for read in reads:
         at, end = 0, len(read.tokens)
         while at < end:
             if not free:
-                yield batch
-                batch, free = [], most
+                yield batch.joined(Windows.of(parts))
+                batch, parts, free = _NONE, [], most
             part = read.tokens[at : at + free]
-            batch.append(Window(read.slot, read.start + at, part, read.logits if at + len(part) == end else 0))
+            parts.append(Window(read.slot, read.start + at, part, read.logits if at + len(part) == end else 0))
             at += len(part)
             free -= len(part)
-    if batch:
-        yield batch
+    if parts or len(batch):
+        yield batch.joined(Windows.of(parts)) if parts else batch
+
+
+_NONE = Windows.of(())
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

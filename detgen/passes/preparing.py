@@ -18,12 +18,16 @@ from detgen.passes.lean_decoder import lean_decoder
 from detgen.passes.loading import LoadedModel, explained
 from detgen.passes.memory import check_room, free_memory
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
+from detgen.passes.pages import PAGE, Pages
 from detgen.passes.probing import ProbeReport, probe, reference_logits
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
 from detgen.progress import Observer, Unobserved
 
 _ROOM = 384  # MiB that libraries take while a small model is probed, KV buffers included
 _LEAST_POSITIONS = 3 * 128  # the probe needs them
+# On a CPU, pages that hold something but that nobody uses, 16,384 positions: what was touched stays taken from the
+# machine, and memory must not grow with the number of prompts.
+_KEPT_PAGES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Prepared:
         target: the target model.
         draft: the draft model, if there is one.
         passes: those of the target, then those of the draft model.
+        pages: the pages of their caches.
         shapes: the shapes of canonical passes.
         probe: the result of the probe.
     """
@@ -41,8 +46,14 @@ class Prepared:
     target: LoadedModel
     draft: LoadedModel | None
     passes: tuple[Forward, ...]
+    pages: Pages
     shapes: Shapes
     probe: ProbeReport
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of a position in all caches together."""
+        return sum(x[0].nbytes for p in self.passes for x in (*p.cache.keys, *p.cache.values))
 
 
 def prepare(
@@ -61,7 +72,7 @@ def prepare(
         target: the target model.
         draft: the draft model, if there is one.
         device: of both.
-        batch_size: most requests at a time.
+        batch_size: most requests at a time; the draft model's passes are timed with that many rows.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
         allow_nondeterministic: accept a target that is not row-invariant; its passes are unconstrained.
         observer: is told what is being done.
@@ -82,11 +93,11 @@ def prepare(
             layouts.append(attach(loaded.model, loaded.name))
     parts = list(zip(models, layouts, strict=True))
     held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in parts)
-    positions = _positions(device, kv_memory, batch_size * (-(-target.context // 512) * 512), held)
+    pages = Pages(_page_count(device, kv_memory, held), kept=_KEPT_PAGES if device.type == "cpu" else None)
     passes = tuple(
         Forward(
             lean_decoder(m.model, attend_current, layout.traits) or _plain_decoder(m.model),
-            KVCache(layout.cached, positions, m.dtype, device),
+            KVCache(layout.cached, pages, m.dtype, device),
             layout.group,
         )
         for m, layout in parts
@@ -102,7 +113,7 @@ def prepare(
     if draft:
         observer.stage(f"timing {draft.name}")
         passes[1].learn_cost(batch_size)
-    return Prepared(target, draft, passes, shapes, report)
+    return Prepared(target, draft, passes, pages, shapes, report)
 
 
 def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:
@@ -114,17 +125,17 @@ def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:
     return PlainDecoder(model)
 
 
-def _positions(device: torch.device, kv_memory: int | None, wanted: int, position_bytes: int) -> int:
-    """Size of a KV buffer in positions: `wanted`, or as many as fit the memory.
+def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int) -> int:
+    """How many pages fit the memory, beside the scratch page.
 
     Raises:
         EngineError: if `kv_memory` is too small for the probe.
     """
-    memory = free_memory(device) if kv_memory is None else kv_memory
+    memory = free_memory(device, _ROOM) if kv_memory is None else kv_memory
     held = memory // position_bytes
     if kv_memory is not None and held < _LEAST_POSITIONS:
         raise EngineError(
             f"--kv-memory {kv_memory} bytes holds {held} positions of {position_bytes} bytes; "
             f"give at least {_LEAST_POSITIONS * position_bytes} bytes"
         )
-    return max(min(held, wanted), _LEAST_POSITIONS)
+    return max(held, _LEAST_POSITIONS) // PAGE

@@ -21,9 +21,10 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import Attend, AttentionTraits, attend_blocks, attend_fused
 from detgen.kernels.compiled import attend_compiled, build, can_attend
 from detgen.kernels.linear import JoinedLinear, PrepackedLinear, weight_sample
-from detgen.kernels.probe import Product, key_lengths, same_bits
+from detgen.kernels.probe import Product, key_lengths, pages_agree, same_bits
 from detgen.passes.forward import Forward
-from detgen.passes.packing import Shapes, Window
+from detgen.passes.packing import FREE_SHAPES, Shapes, Window
+from detgen.passes.pages import PAGE
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
 _FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # for slow models
@@ -88,7 +89,7 @@ class _Prober:
         cache = forward.cache
         for entries in (*cache.keys, *cache.values):
             noise = torch.randn(3 * _SPAN, *entries.shape[1:], generator=self._random)
-            at = torch.cat([torch.arange(_SPAN) + slot * cache.slot_size for slot in range(3)])
+            at = torch.cat([torch.arange(_SPAN) + first * PAGE for first in cache.pages.tables[:3, 0].tolist()])
             entries[at.to(entries.device)] = noise.to(entries.device, entries.dtype)
 
     def learn(self, rows: int) -> None:
@@ -125,7 +126,7 @@ class _Prober:
 
     def _restore(self) -> None:
         cache = self.forward.cache
-        first = cache.slot_size + _HEAD
+        first = int(cache.pages.tables[1, 0]) * PAGE + _HEAD
         for entries, want in ((cache.keys, self._want[1]), (cache.values, self._want[2])):
             for layer, rows in zip(entries, want, strict=True):
                 layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
@@ -175,7 +176,7 @@ def probe(
     torch.set_num_threads(threads)  # until it is called, MKL takes fewer threads as it sees fit: other bits
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
     for name, like in _attentions(forward, traits):
-        cache.partition(min(cache.positions // 3, _LONGEST), 3)  # close together, for what is written takes memory
+        cache.pages.lay_out(3, min(cache.pages.count // 3 * PAGE, _LONGEST))
         prober = _Prober(forward, reference.shape[-1], like)
         error = _reference_error(prober, reference)
         sizes, others = _class(prober, counts)
@@ -196,16 +197,21 @@ _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks
 
 def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator[tuple[str, Shapes]]:
     """Name of each attention that keeps its promise here, and shapes with its tile rows and key lengths; best first."""
-    cache, candidates = forward.cache, list(_ATTENTIONS.items())
+    cache = forward.cache
     layers = {
-        (k.shape[1], k.shape[2], k.dtype, replace(asked, window=None))
-        for k, asked in zip(cache.keys, traits, strict=True)
+        (k.shape[1], (k.shape[2], v.shape[2]), k.dtype, asked)
+        for k, v, asked in zip(cache.keys, cache.values, traits, strict=True)
     }
-    if all(can_attend(forward.device, x.dtype, x.shape[2]) for x in (*cache.keys, *cache.values)):
-        candidates.insert(0, (str(build()), attend_compiled))
-    for name, attend in candidates:
+    if all(
+        can_attend(forward.device, dtype, *sizes)
+        and pages_agree(attend_compiled, heads, sizes, dtype, forward.device, asked)
+        for heads, sizes, dtype, asked in layers
+    ):
+        yield str(build()), replace(FREE_SHAPES, rows=(_SIZES[-1],), dense=False)
+    tiled = {(heads, size, dtype, replace(asked, window=None)) for heads, (size, _), dtype, asked in layers}
+    for name, attend in _ATTENTIONS.items():
         for rows in _TILE_ROWS:
-            found = [key_lengths(attend, h, d, dtype, forward.device, rows, asked) for h, d, dtype, asked in layers]
+            found = [key_lengths(attend, h, d, dtype, forward.device, rows, asked) for h, d, dtype, asked in tiled]
             if lengths := tuple(sorted(set.intersection(*map(set, found)))):
                 yield name, Shapes((_SIZES[-1],), False, rows, lengths, attend)
                 break
@@ -220,6 +226,7 @@ def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[tuple[int, ...], t
     """
     threads = torch.get_num_threads()
     products = _products(prober.forward.model)
+    held = int(prober.forward.cache.pages.held[0]) * PAGE
     try:
         for reference_rows in _REFERENCE_ROWS:
             prober.learn(reference_rows)
@@ -232,7 +239,7 @@ def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[tuple[int, ...], t
             if not prober.agrees_everywhere(reference_rows):
                 continue
             tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
-            large = [n for limit, n in _LARGE if seconds < limit and n <= prober.forward.cache.slot_size][:1]
+            large = [n for limit, n in _LARGE if seconds < limit and n <= held][:1]
             if large and prober.forward.device.type != "cpu":
                 large += [n for n in _BETWEEN if n < large[0]]
             tried += tuple(large)

@@ -1,7 +1,7 @@
-"""Lays the rows of a pass out in attention tiles, and attends tile by tile.
+"""Lays the rows of a pass out in attention tiles, for attention by torch's operators, and attends tile by tile.
 
-A tile is a range of slots with equally many tokens each; its attention is one call over views of the cache. One gather
-moves the rows of all heads into the tiles, another moves the results back.
+A tile is a set of pieces of windows; its attention is one call. One gather brings the pages of all tiles together, one
+moves the rows of all heads into the tiles, another moves the results back. The compiled attention needs none of this.
 """
 
 from __future__ import annotations
@@ -9,49 +9,60 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from detgen.kernels.attention import Attend, AttentionTraits
+from detgen.kernels.attention import BLOCK, Attend, AttentionTraits
 
-# Cost, in places, of one more tile and of 64 more keys of a slot.
+# Cost, in places, of one more tile and of 64 more keys of a member.
 _CALL, _KEYS = 15, 2
 
-# Views [slots, length, kv_heads, head_size] of a layer's keys and values: read(first slot, last slot + 1, length).
-Read = Callable[[int, int, int], tuple[torch.Tensor, torch.Tensor]]
+
+def attention_area(rows: float, keys: float) -> float:
+    """Cost of the attention of a pass, in places: `rows` rows, of windows that read `keys` keys together."""
+    return _CALL + rows + _KEYS * keys / BLOCK
 
 
-def tile_area(slots: int, width: int, keys: int) -> int:
-    """Cost of a tile, in places: `slots` slots of `width` tokens that read `keys` keys."""
-    return _CALL + slots * (width + _KEYS * keys // 64)
+def group_pieces(pieces: np.ndarray) -> list[np.ndarray]:
+    """The pieces of each tile, int64 [members]: small ones together, large ones together, or alone if that is cheaper.
+
+    A tile is as wide as its widest member, reads as many keys as its longest one, and costs a call.
+
+    Args:
+        pieces: int64 [pieces, 4], as `cut_pieces` makes them.
+    """
+    tokens, ends = pieces[:, 2], pieces[:, 1] + pieces[:, 2]
+    alone = _area(1, tokens, ends)
+    order = np.argsort(alone, kind="stable")
+    found = []
+    while len(order):
+        counts = np.arange(1, len(order) + 1)
+        width, keys = np.maximum.accumulate(tokens[order]), np.maximum.accumulate(ends[order])
+        cost = _area(counts, width, keys) - np.cumsum(alone[order])  # and what the others cost alone
+        best = int(np.argmin(cost)) + 1
+        found.append(order[:best])
+        order = order[best:]
+    return found
 
 
-class Piece(NamedTuple):
-    """Tokens of one window that share a tile: its `part`-th full piece, counted from 0, or its last one, part -1."""
-
-    tokens: int
-    slot: int
-    start: int
-    row: int
-    part: int
+def _area(members: np.ndarray | int, width: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Cost of a tile, in places: `members` pieces of `width` tokens that read `keys` keys."""
+    return _CALL + members * (width + _KEYS * keys / BLOCK)
 
 
 @dataclass(slots=True)
 class Tile:
-    """Slots first..last-1 with `width` tokens each, reading `length` keys.
+    """Pieces with up to `width` tokens each, reading `length` keys.
 
     Attributes:
         query_rows: padded query rows per KV head: `width` tokens of each query head of its group, then padding, which
             repeats the last of them.
-        rows: int64 [slots, width], the row of the pass at each place; 0 if a slot has fewer tokens.
-        positions: int64 [slots, width], likewise its position.
+        rows: int64 [members, width], the row of the pass at each place; 0 if a piece has fewer tokens.
+        positions: int64 [members, width], likewise its position.
         masks: masks made so far in this pass.
     """
 
-    first: int
-    last: int
     width: int
     query_rows: int
     length: int
@@ -65,7 +76,7 @@ class Tile:
         return flat[..., np.minimum(np.arange(self.query_rows), flat.shape[-1] - 1)]
 
     def mask(self, window: int | None, group: int, like: torch.Tensor) -> torch.Tensor:
-        """[slots, 1, query_rows, length]: 0 where visible, -inf elsewhere; made once per pass and window size.
+        """[members, 1, query_rows, length]: 0 where visible, -inf elsewhere; made once per pass and window size.
 
         Has the dtype and device of `like`.
         """
@@ -95,7 +106,9 @@ class Tiles:
     """The tiles of a pass.
 
     Args:
-        pieces: the pieces of each tile; no slot twice in one tile.
+        pieces: int64 [pieces, 4], as `cut_pieces` makes them.
+        tables: int64 [slots, blocks], the page of each block of a slot.
+        scratch: the page for keys that a tile reads but that no row of a member sees.
         rows: rows of the pass, padding included.
         group: query heads per KV head.
         pad_query_rows: the least allowed number of query rows that holds a given number.
@@ -104,12 +117,13 @@ class Tiles:
 
     Attributes:
         tiles: the tiles.
-        area: their cost, in places; see `tile_area`.
     """
 
     def __init__(
         self,
-        pieces: list[list[Piece]],
+        pieces: np.ndarray,
+        tables: np.ndarray,
+        scratch: int,
         rows: int,
         group: int,
         pad_query_rows: Callable[[int], int],
@@ -117,47 +131,33 @@ class Tiles:
         device: torch.device,
     ) -> None:
         self.tiles: list[Tile] = []
-        self.area = 0
         self._device = device
         self._gathers: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        # Of each piece: first row, tokens, first position, first place and first query row (per KV head) counted over
-        # all tiles, width of its tile.
-        table: list[tuple[int, int, int, int, int, int]] = []
-        spans: list[tuple[int, int, int, int, int]] = []
-        before = above = 0
-        for members in pieces:
-            first, last = min(p.slot for p in members), max(p.slot for p in members) + 1
-            width = max(p.tokens for p in members)
-            query_rows = pad_query_rows(group * width)
-            length = fit_keys(max(p.start + p.tokens for p in members))
-            for p in members:
-                i = p.slot - first
-                table.append((p.row, p.tokens, p.start, before + i * width, above + i * query_rows, width))
-            spans.append((first, last, width, query_rows, length))
-            before += (last - first) * width
-            above += (last - first) * query_rows
-            self.area += tile_area(last - first, -(-query_rows // group), length)
-        row, tokens, start, at, query_row_at, width_of = np.array(sorted(table), dtype=np.int64).T
-        count = int(tokens.sum())
-        along = np.arange(count)
         # Of each row: where its first head's result is, counted over all tiles, and its tile's width; padding at 0.
         self._where = np.zeros((2, rows), dtype=np.int64)
-        self._where[:, :count] = along + np.repeat(query_row_at - row, tokens), np.repeat(width_of, tokens)
-        places = along + np.repeat(at - row, tokens)
-        both = np.zeros((2, before), dtype=np.int64)
-        both[:, places] = along, along + np.repeat(start - row, tokens)
-        before = 0
-        for first, last, width, query_rows, length in spans:
-            end = before + (last - first) * width
-            taken, seen = both[:, before:end].reshape(2, last - first, width)
-            self.tiles.append(Tile(first, last, width, query_rows, length, taken, seen))
-            before = end
+        pages = []
+        above = 0
+        for members in group_pieces(pieces):
+            slots, starts, tokens, firsts = pieces[members].T[:, :, None]
+            along = np.arange(int(tokens.max()))
+            width, length = len(along), fit_keys(int((starts + tokens).max()))
+            query_rows = pad_query_rows(group * width)
+            real = along < tokens
+            taken, seen = np.where(real, firsts + along, 0), np.where(real, starts + along, 0)
+            place = above + query_rows * np.arange(len(members))[:, None] + along
+            self._where[:, taken[real]] = place[real], np.full(int(tokens.sum()), width)
+            self.tiles.append(Tile(width, query_rows, length, taken, seen))
+            blocks = np.arange(length // BLOCK)
+            held = tables[slots, np.minimum(blocks, tables.shape[1] - 1)]
+            pages.append(np.where(blocks * BLOCK < starts + tokens, held, scratch).reshape(-1))
+            above += len(members) * query_rows
+        self._pages = torch.from_numpy(np.concatenate(pages)).to(device)
 
     def attend(
         self,
         q: torch.Tensor,
-        kv_heads: int,
-        read: Read,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         implementation: Attend,
         traits: AttentionTraits,
     ) -> torch.Tensor:
@@ -165,8 +165,8 @@ class Tiles:
 
         Args:
             q: [rows, heads, head_size]; may be a slice of a tensor with more heads per row.
-            kv_heads: heads of the cache.
-            read: reads the layer's cache.
+            keys: the layer's keys, [positions, kv_heads, head_size].
+            values: its values, [positions, kv_heads, value head_size].
             implementation: computes the attention of a tile.
             traits: the layer's attention traits.
 
@@ -174,28 +174,31 @@ class Tiles:
             [rows, heads, value head_size].
         """
         rows, heads, size = q.shape
+        kv_heads = keys.shape[1]
         flat, stride = _flat(q)
         take, back = self._gather(stride, heads, kv_heads)
         taken = flat.index_select(0, take)
+        read = [x.view(-1, BLOCK, *x.shape[1:]).index_select(0, self._pages).flatten(0, 1) for x in (keys, values)]
         outs = []
-        at = 0
+        at = behind = 0
         for tile in self.tiles:
-            slots = tile.last - tile.first
-            count = slots * tile.query_rows * kv_heads
-            part = taken[at : at + count].view(slots, kv_heads, -1, size)
-            keys, values = read(tile.first, tile.last, tile.length)
+            members = len(tile.rows)
+            count, held = members * tile.query_rows * kv_heads, members * tile.length
+            part = taken[at : at + count].view(members, kv_heads, -1, size)
+            k, v = (x[behind : behind + held].unflatten(0, (members, -1)) for x in read)
             mask = tile.mask(traits.window, heads // kv_heads, q)
-            out = implementation(part, keys, values, mask, traits)
+            out = implementation(part, k, v, mask, traits)
             outs.append(out.transpose(1, 2).reshape(count, -1))  # a view, as torch's fused kernel lays it out
             at += count
+            behind += held
         out = outs[0] if len(outs) == 1 else torch.cat(outs)
         return out.index_select(0, back).view(rows, heads, -1)
 
     def _gather(self, stride: int, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices of the tiles' queries among heads of rows `stride` apart, and of each row's results.
 
-        Queries of a tile are ordered as [slots, kv_heads, query_rows], results as [slots, query_rows, kv_heads], query
-        rows as [group, width]. Both int64, made once per pass.
+        Queries of a tile are ordered as [members, kv_heads, query_rows], results as [members, query_rows, kv_heads],
+        query rows as [group, width]. Both int64, made once per pass.
         """
         found = self._gathers.get((stride, heads, kv_heads))
         if found is None:
@@ -221,48 +224,3 @@ def _flat(q: torch.Tensor) -> tuple[torch.Tensor, int]:
         return q.reshape(rows * heads, size), heads
     stride = row // size
     return q.as_strided(((rows - 1) * stride + heads, size), (size, 1)), stride
-
-
-def pieces(spans: list[tuple[int, int, int]], most: int) -> list[Piece]:
-    """Windows cut into pieces of at most `most` tokens.
-
-    Args:
-        spans: slot, start and number of tokens of each window, in the order of the rows.
-        most: most tokens of a piece.
-    """
-    found = []
-    row = 0
-    for slot, start, tokens in spans:
-        for at in range(0, tokens, most):
-            n = min(most, tokens - at)
-            found.append(Piece(n, slot, start + at, row + at, -1 if at + n == tokens else at // most))
-        row += tokens
-    return found
-
-
-def group_pieces(found: list[Piece]) -> list[list[Piece]]:
-    """The pieces of each tile; pieces share one only if they are the same part of their windows."""
-    parts: dict[int, list[Piece]] = {}
-    for p in found:
-        parts.setdefault(p.part, []).append(p)
-    return [group for members in parts.values() for group in _share(members)]
-
-
-def _share(pieces: list[Piece]) -> list[list[Piece]]:
-    """Group pieces of different slots: short ones together, long ones together, or each alone if that is cheaper.
-
-    A shared tile is as wide as its longest piece, over all slots that it spans; a tile of one piece costs a call.
-    """
-    order = sorted(pieces)
-    keys = max(p.start + p.tokens for p in order)
-    alone = best = sum(tile_area(1, p.tokens, p.start + p.tokens) for p in order)
-    first, last, shared = order[0].slot, -1, 0
-    for count, p in enumerate(order, 1):
-        first, last = min(first, p.slot), max(last, p.slot)
-        alone -= tile_area(1, p.tokens, p.start + p.tokens)
-        cost = tile_area(last + 1 - first, p.tokens, keys) + alone
-        if cost < best:
-            best, shared = cost, count
-    if not shared:
-        return [[p] for p in order]
-    return [order[:shared], *(_share(order[shared:]) if shared < len(order) else [])]

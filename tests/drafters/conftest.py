@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from detgen.kernels.sampling import Choice
 from detgen.passes.cost import PassCost
 from detgen.passes.packing import Shapes, Window
+from detgen.passes.pages import PAGE, Pages
 
 VOCABULARY = 50
 
@@ -26,32 +27,58 @@ def follow(tokens: list[int]) -> int:
 
 
 class PredictablePasses:
-    """Passes that remember, a slot, which token stands in the cache at which position.
+    """Passes that remember which token stands at which position of the cache, page by page.
 
     Logits depend on all tokens that a row would attend to, so anything stale, missing or misplaced shows.
     """
 
     def __init__(self) -> None:
-        self.slots: dict[int, dict[int, int]] = {}
+        self.pages = Pages(400)
+        for slot in range(16):
+            self.pages.take(slot, 0)
+        self.entries: dict[int, int] = {}
         self.cost = PassCost()
         self.passes: list[list[Window]] = []
-        self.cache = SimpleNamespace(copy_prefix=self._copy_prefix)
+        self.cache = SimpleNamespace(pages=self.pages)
 
-    def _copy_prefix(self, source: int, target: int, length: int) -> None:
-        held = self.slots.setdefault(source, {})
-        self.slots.setdefault(target, {}).update({i: held[i] for i in range(length)})
+    def reach(self, slot: int, positions: int) -> None:
+        """Give a slot pages for so many positions."""
+        self.pages.grow(slot, -(-positions // PAGE))
 
-    def run(self, windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
-        self.passes.append(list(windows))
+    def place(self, slot: int, position: int) -> int:
+        """Where a position of a slot is."""
+        return int(self.pages.tables[slot, position // PAGE]) * PAGE + position % PAGE
+
+    def read(self, slot: int, tokens: list[int]) -> None:
+        """Let a slot hold these tokens."""
+        self.reach(slot, len(tokens))
+        self.entries.update({self.place(slot, i): t for i, t in enumerate(tokens)})
+
+    def share(self, source: int, target: int, tokens: list[int], cached: int) -> None:
+        """Give slot `target` the first `cached` positions of slot `source`, as the scheduler does."""
+        keys = self.pages.keys(tokens)
+        self.pages.fill(source, tokens, cached, keys)
+        self.pages.release(target)
+        prefix = self.pages.find(tokens, keys)
+        assert prefix.shared == min(cached, len(tokens) - 1)
+        copied = self.pages.take(target, -(-len(tokens) // PAGE), prefix, tokens, keys)
+        if copied is not None:
+            origin, to, count = copied
+            held = self.entries
+            held.update({to * PAGE + i: held[origin * PAGE + i] for i in range(count) if origin * PAGE + i in held})
+
+    def run(self, windows: Iterable[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
+        windows = list(windows)
+        self.passes.append(windows)
         assert len({w.slot for w in windows}) == len(windows), "at most one window a slot"
         assert sum(len(w.tokens) for w in windows) <= shapes.most_rows
         rows = []
         for w in windows:
-            held = self.slots.setdefault(w.slot, {})
-            held.update({w.start + i: t for i, t in enumerate(w.tokens)})
+            self.reach(w.slot, w.start + len(w.tokens))
+            self.entries.update({self.place(w.slot, w.start + i): t for i, t in enumerate(w.tokens)})
             for end in range(w.start + len(w.tokens) - w.logits, w.start + len(w.tokens)):
                 row = torch.zeros(VOCABULARY + 3)
-                row[follow([held[i] for i in range(end + 1)])] = 9.0
+                row[follow([self.entries[self.place(w.slot, i)] for i in range(end + 1)])] = 9.0
                 rows.append(row)
         return torch.stack(rows) if rows else torch.zeros(0, VOCABULARY + 3)
 

@@ -30,7 +30,7 @@ def make(
         passes.cost = draft
         model = ModelDrafter(passes, 50, 10_000)
         for slot in range(8):
-            model.start(slot, None, 0)
+            model.start(slot, [], 0)
     return AutoDrafter(NgramDrafter(), model, target, most_rows, draft_tokens)
 
 
@@ -59,7 +59,7 @@ def test_within_limits(
     learnt: list[tuple[str, int]],
 ) -> None:
     """Never more than asked for, and each draft is what the drafter named beside it would write."""
-    predictable.slots.clear()
+    predictable.entries.clear()
     auto = make(predictable, line(fixed, row), None if draft is None else line(draft, draft / 10), draft_tokens)
     seqs = [draftable(i, tokens) for i, (tokens, _) in enumerate(some)]
     lengths = [n for _, n in some]

@@ -38,7 +38,7 @@ def test_drafts_what_the_model_says(
     drafter = make(predictable)
     seqs = [draftable(i, [rng.randrange(VOCABULARY) for _ in range(n)]) for i, n in enumerate(prompts)]
     for seq in seqs:
-        drafter.start(seq.slot, None, 0)
+        drafter.start(seq.slot, seq.tokens, 0)
     for length, accepted, skip in rounds:
         some = [s for s in seqs if not (skip and rng.random() < 0.5)]
         lengths = [rng.randrange(length + 1) for _ in some]
@@ -56,7 +56,7 @@ def test_one_pass_a_token(predictable: Any, draftable: Callable[..., Any]) -> No
     drafter = make(predictable)
     seqs = [draftable(i, [i, 2, 3, 4]) for i in range(4)]
     for seq in seqs:
-        drafter.start(seq.slot, None, 0)
+        drafter.start(seq.slot, seq.tokens, 0)
     drafter.draft(seqs, [3, 3, 1, 0])
     assert [[len(w.tokens) for w in p] for p in predictable.passes] == [[4, 4, 4], [1, 1], [1, 1]]
     seqs[0].tokens += [7, 8]
@@ -71,38 +71,48 @@ def test_long_prompts_take_several_passes(predictable: Any, draftable: Callable[
     drafter = make(predictable)
     seqs = [draftable(i, [(i + j) % VOCABULARY for j in range(n)]) for i, n in enumerate((most, 3, 2 * most + 1, 9))]
     for seq in seqs:
-        drafter.start(seq.slot, None, 0)
+        drafter.start(seq.slot, seq.tokens, 0)
     assert [d.tokens for d in drafter.draft(seqs, [2] * 4)] == [s.wanted(2) for s in seqs]
 
 
-def test_a_slot_changes_hands(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """A new sequence in a slot starts from nothing, or from what it shares with another slot."""
+@pytest.mark.parametrize("prefix", [6, 70, 128])
+def test_pages_change_hands(predictable: Any, draftable: Callable[..., Any], prefix: int) -> None:
+    """A new sequence starts from nothing, or from the shared tokens that the draft model has read."""
     drafter = make(predictable)
-    first = draftable(0, [1, 2, 3, 4, 5, 6])
-    drafter.start(0, None, 0)
+    begin = [i * i % VOCABULARY for i in range(prefix)]
+    first = draftable(0, [*begin, 1, 2, 3, 4])
+    predictable.read(0, first.tokens)  # by the target: the draft model's cache has the same pages
+    predictable.entries.clear()
+    drafter.start(0, first.tokens, 0)
+    unread = draftable(2, [*begin, 9, 9])
+    predictable.share(0, 2, unread.tokens, prefix)
+    drafter.start(2, unread.tokens, prefix)
+    assert [d.tokens for d in drafter.draft([unread], [3])] == [unread.wanted(3)]
+    assert predictable.passes[0][0].start == 0, "nobody had read it for the draft model"
     drafter.draft([first], [4])
-    shared = draftable(1, [1, 2, 3, 4, 9, 9])
-    drafter.start(1, 0, 4)
+    shared = draftable(1, [*begin, 7, 9])
+    predictable.share(0, 1, shared.tokens, prefix)
+    drafter.start(1, shared.tokens, prefix)
     predictable.passes.clear()
     assert [d.tokens for d in drafter.draft([shared], [3])] == [shared.wanted(3)]
-    assert predictable.passes[0][0].start == 4, "what is shared is not read again"
+    assert predictable.passes[0][0].start == prefix, "what is shared is not read again"
     anew = draftable(0, [8, 8])
-    drafter.start(0, None, 0)
+    predictable.pages.release(0)
+    drafter.start(0, anew.tokens, 0)
     assert [d.tokens for d in drafter.draft([anew], [3])] == [anew.wanted(3)]
-    again = draftable(1, [1, 2, 3, 7])
-    drafter.start(1, 1, 3)
-    assert [d.tokens for d in drafter.draft([again], [3])] == [again.wanted(3)]
 
 
 def test_shared_beyond_a_rolled_back_draft(predictable: Any, draftable: Callable[..., Any]) -> None:
     """Committed tokens that the draft model predicted otherwise are not shared from its stale entries."""
     drafter = make(predictable)
     first = draftable(0, [1, 2, 3])
-    drafter.start(0, None, 0)
+    drafter.start(0, first.tokens, 0)
     draft = drafter.draft([first], [5])[0].tokens
     first.tokens += [(draft[0] + 1) % VOCABULARY, 5, 6, 7, 8]
     follower = draftable(1, list(first.tokens))
-    drafter.start(1, 0, len(first.tokens) - 1)
+    predictable.reach(0, len(first.tokens))
+    predictable.share(0, 1, follower.tokens, len(first.tokens) - 1)
+    drafter.start(1, follower.tokens, len(first.tokens) - 1)
     assert [d.tokens for d in drafter.draft([follower], [3])] == [follower.wanted(3)]
 
 
@@ -112,12 +122,12 @@ def test_nothing_behind_an_end(predictable: Any, draftable: Callable[..., Any]) 
     want = seq.wanted(6)
     drafter = make(predictable)
     seq.ending = frozenset({want[2]})
-    drafter.start(0, None, 0)
+    drafter.start(0, [], 0)
     cut = want.index(want[2]) + 1
     assert [d.tokens for d in drafter.draft([seq], [6])] == [want[:cut]]
     seq.ending = frozenset()
     short = make(predictable, context=5)
-    short.start(0, None, 0)
+    short.start(0, [], 0)
     assert [d.tokens for d in short.draft([seq], [6])] == [want[:2]]
     seq.tokens += [4, 5, 6]
     assert [d.tokens for d in short.draft([seq], [6])] == [[]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from detgen.drafters.self import FastPath, SelfDrafter
-from detgen.passes.packing import Window
+from detgen.passes.packing import Windows
 
 
 def test_drafts_and_unverified_sequences_share_passes(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -16,12 +16,12 @@ def test_drafts_and_unverified_sequences_share_passes(predictable: Any, draftabl
     drafting = [draftable(0, [1, 2, 3]), draftable(2, [4, 5])]
     unverified = [draftable(1, [6, 7]), draftable(3, [8])]
     for seq in (*drafting, *unverified):  # prompts are read by canonical passes
-        predictable.slots[seq.slot] = dict(enumerate(seq.tokens))
+        predictable.read(seq.slot, seq.tokens)
     want = [s.wanted(3) for s in drafting]
     wanted = [s.tokens + s.wanted(3) for s in unverified]
     before = [list(s.tokens) for s in drafting]
 
-    def commit(windows: list[Window], logits: torch.Tensor) -> None:
+    def commit(windows: Windows, logits: torch.Tensor) -> None:
         assert [w.slot for w in windows] == [s.slot for s in unverified]
         assert len(logits) == len(unverified)
         for seq, token in zip(unverified, logits.argmax(-1).tolist(), strict=True):
@@ -36,7 +36,7 @@ def test_drafts_and_unverified_sequences_share_passes(predictable: Any, draftabl
 
 def test_stops_at_an_end(predictable: Any, draftable: Callable[..., Any]) -> None:
     seq = draftable(0, [1, 2, 3])
-    predictable.slots[0] = dict(enumerate(seq.tokens))
+    predictable.read(0, seq.tokens)
     want = seq.wanted(5)
     seq.ending = frozenset({want[1]})
     drafter = SelfDrafter(FastPath(predictable, lambda: [], lambda *_: None), 8)
@@ -52,7 +52,7 @@ def test_nothing_to_do_runs_no_pass(predictable: Any) -> None:
 def test_a_round_without_drafts(predictable: Any, draftable: Callable[..., Any]) -> None:
     """Unverified sequences alone: one pass, one token each."""
     unverified = draftable(5, [3, 1])
-    predictable.slots[5] = dict(enumerate(unverified.tokens))
+    predictable.read(5, unverified.tokens)
     want = unverified.wanted(1)
     got: list[int] = []
     fast = FastPath(predictable, lambda: [unverified], lambda _, logits: got.extend(logits.argmax(-1).tolist()))

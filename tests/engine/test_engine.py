@@ -79,15 +79,19 @@ def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
         base.with_settings(drafter="model", draft_tokens=2),
         base.with_settings(drafter="self", threads=1, verify_window=3),
         base.with_settings(prefill_chunk=1, batch_size=16),
+        base.with_settings(kv_memory=6 * 64 * base.position_bytes),
         base.with_settings(prefix_cache=False),
     ]
     for engine in [*others, base, *others]:
         assert [c.token_ids for c in engine.generate(requests)] == want
     torch.set_num_threads(2)
     assert others[-1].stats.reused_tokens == 0 < others[0].stats.reused_tokens
-    assert others[3].stats.target_passes > others[1].stats.target_passes
-    with pytest.raises(EngineError, match="kv_memory"):
-        base.with_settings(kv_memory=1 << 20)
+    before = others[3].stats.target_passes
+    others[3].reset_prefix_cache()
+    longest = max(c.prompt_tokens for c in others[3].generate(requests))
+    assert others[3].stats.target_passes - before > longest > 20, "a pass for each token of the longest prompt"
+    with pytest.raises(EngineError, match="dtype cannot change"):
+        base.with_settings(dtype="bfloat16")
     with pytest.raises(EngineError, match="this engine has none"):
         engines(drafter="none", batch_size=16).with_settings(drafter="model")
 
@@ -109,11 +113,11 @@ def test_engine_errors(demo_models: Any) -> None:
             EngineConfig(**{name: 10**30})
         with pytest.raises(EngineError, match=f"{name} must be a whole number of at least 1, got True"):
             EngineConfig(**{name: True})
+    with pytest.raises(EngineError, match="prefix_cache must be True or False, got 'off'"):
+        EngineConfig(prefix_cache="off")  # type: ignore[arg-type]
     assert EngineConfig(batch_size=1_000_000).batch_size == 1_000_000
     with pytest.raises(EngineError, match="batch_size must be at most 1000000, got 1000001"):
         EngineConfig(batch_size=1_000_001)
-    with pytest.raises(EngineError, match="prefix_cache must be True or False, got 'off'"):
-        EngineConfig(prefix_cache="off")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="--drafter model needs a draft model"):
         Engine(target=demo_models.target, drafter="model")
 

@@ -20,6 +20,7 @@ from detgen.kernels.compiled import build
 from detgen.passes import probing
 from detgen.passes.embedding import broken_embedding
 from detgen.passes.kv_cache import KVCache
+from detgen.passes.pages import Pages
 
 BROKEN = 4095
 LONG = tuple(range(100, 170))
@@ -176,8 +177,7 @@ def test_broken_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_cache_stays_finite() -> None:
     """Whatever is written; finite values keep their bits."""
-    cache = KVCache([(1, 4, 4)], 64, torch.float16, torch.device("cpu"))
-    cache.partition(64, 1)
+    cache = KVCache([(1, 4, 4)], Pages(1), torch.float16, torch.device("cpu"))
     values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], dtype=torch.float16).view(1, 1, 4)
     cache.write(0, torch.tensor([3]), values, values)
     assert cache.keys[0][3].tolist() == cache.values[0][3].tolist() == [[0.0, 65504.0, -65504.0, -0.0]]

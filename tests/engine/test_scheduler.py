@@ -1,21 +1,24 @@
-"""Slots, sharing and the rows of passes, without a model: the cache holds token ids instead of keys."""
+"""Pages, sharing and the rows of passes, without a model: the cache holds token ids instead of keys."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from helpers.examples import examples
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
-from detgen.kernels.attention import PERIOD, attend_blocks
+from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import Shapes, Window
+from detgen.passes.packing import Shapes, Window, Windows
+from detgen.passes.pages import Pages
 
 MOST = 32
 SHAPES = Shapes(rows=(4, MOST), dense=True, tile_rows=4, key_lengths=(64, 128, PERIOD), attend=attend_blocks)
@@ -27,125 +30,147 @@ class Loop:
     Checks at every pass what must hold of any schedule.
     """
 
-    def __init__(self, batch: int, positions: int = 2048, seed: int = 0) -> None:
-        shapes = [(1, 1, 1)]
-        self.cache, self.draft_cache = (
-            KVCache(shapes, positions, torch.float32, torch.device("cpu")) for _ in range(2)
-        )
-        self.started: list[tuple[int, int | None, int]] = []
+    def __init__(self, batch: int, pages: int = 32, seed: int = 0, **settings: Any) -> None:
+        self.pages = Pages(pages)
+        device = torch.device("cpu")
+        self.cache, self.draft_cache = (KVCache([(1, 1, 1)], self.pages, torch.float32, device) for _ in range(2))
+        self.started: list[tuple[int, int]] = []
         self.scheduler = Scheduler(
-            [self.cache, self.draft_cache], SHAPES, batch, lambda *args: self.started.append(args)
+            [self.cache, self.draft_cache],
+            SHAPES,
+            batch,
+            lambda slot, tokens, cached: self.started.append((slot, cached)),
+            **settings,
         )
+        self.live = self.scheduler.live
         self.rng = random.Random(seed)
         self.batch = batch
         self.read: dict[Sequence, list[int]] = {}
         self.shared: dict[Sequence, int] = {}
         self.order: list[Sequence] = []
-        self.passes = 0
+        self.passes = self.reading = 0
+        self.most_drafts = 14
 
     def add(self, request: Request) -> list[Sequence]:
         tokens = list(request.token_ids or ())
         limit = min(len(tokens) + request.params.max_tokens, self.scheduler.capacity)
         new = [Sequence(request, i, list(tokens), len(tokens), limit) for i in range(request.params.n)]
-        self.scheduler.waiting.extend(new)
+        self.scheduler.add(new)
         return new
 
     def step(self) -> list[Sequence]:
         """One round."""
-        before = set(self.scheduler.live.values())
-        waiting = list(self.scheduler.waiting)
+        live = self.live
+        before = set(live)
         self.scheduler.admit()
-        new = [s for s in self.scheduler.live.values() if s not in before]
-        assert new == waiting[: len(new)], "first come, first served"
-        assert [slot for slot, _, _ in self.started[len(self.started) - len(new) :]] == [s.slot for s in new]
-        self.order += new
-        for seq in new:
-            self.shared[seq], self.read[seq] = seq.cached, []
-            assert seq.cached < seq.prompt_length, "the last prompt token goes through a pass"
-        for slot, seq in self.scheduler.live.items():
-            assert seq.slot == slot < self.cache.slots <= self.batch
-            assert seq.limit <= self.cache.slot_size
-            assert self.draft_cache.slot_size == self.cache.slot_size
+        for seq in [s for s in live if s not in before]:
+            cached = int(live.cached[seq.slot])
+            self.order.append(seq)
+            self.shared[seq] = cached
+            self.read[seq] = []
+            assert cached < len(seq.tokens), "the last token goes through a pass"
+        assert len(live) <= self.batch
+        drafts = self.rng.randrange(self.most_drafts)
+        self.scheduler.reserve(drafts)
+        for seq in live:
             self.check(seq)
+            assert self.pages.held[seq.slot] * BLOCK >= len(seq.tokens)
         windows = []
-        for seq in self.scheduler.live.values():
-            if seq.generated and seq.deterministic:
-                draft = [self.rng.randrange(2000, 3000) for _ in range(min(self.rng.randrange(14), seq.remaining - 1))]
-                for i, token in enumerate(draft[: self.rng.randrange(14)]):
-                    draft[i] = 1000 + seq.generated + i if self.rng.random() < 0.7 else token
-                windows.append(Window(seq.slot, len(seq.tokens) - 1, [seq.tokens[-1], *draft], len(draft) + 1))
-            elif seq.generated:
-                self.write(seq.slot, len(seq.tokens) - 1, [-1.0])  # the fast path's entry is not canonical
-                seq.tokens.append(1000 + seq.generated)
-                self.scheduler.advance(seq, len(seq.tokens) - 1)
+        verified = live.decoding(verified=True)
+        for slot, room in zip(verified.tolist(), self.scheduler.room(verified).tolist(), strict=True):
+            seq = live[slot]
+            most = max(min(drafts, seq.remaining - 1, room), 0)
+            draft = [self.rng.randrange(2000, 3000) for _ in range(most)]
+            for i, token in enumerate(draft[: self.rng.randrange(14)]):
+                draft[i] = 1000 + seq.generated + i if self.rng.random() < 0.7 else token
+            windows.append(Window(slot, len(seq.tokens) - 1, [seq.tokens[-1], *draft], len(draft) + 1))
+        for slot in live.decoding(verified=False).tolist():
+            self.write(slot, len(live[slot].tokens) - 1, [-1.0])  # the fast path's entry is not canonical
+            self.commit(slot, 1)
         self.decode(windows)
-        done = [s for s in self.scheduler.live.values() if s.generated and s.remaining == 0]
+        done = [s for s in live if s.generated and s.remaining == 0]
         for seq in done:
             self.check(seq)
             self.scheduler.release(seq)
+        assert self.pages.used == len({p for s in live for p in self.table(s.slot)})
         return done
 
     def decode(self, windows: list[Window]) -> None:
         verified = []
-        for batch in self.scheduler.passes(windows):
+        live = self.live
+        self.reading = 0
+        for batch in self.scheduler.passes(Windows.of(windows)):
             self.passes += 1
-            slots = [w.slot for w in batch]
-            assert len(set(slots)) == len(slots), "at most one window a slot"
-            assert 0 < sum(len(w.tokens) for w in batch) <= MOST
+            assert len(set(batch.slots.tolist())) == len(batch), "at most one window a slot"
+            assert 0 < len(batch.tokens) <= MOST
             for w in batch:
-                seq = self.scheduler.live[w.slot]
+                seq = live[w.slot]
                 self.write(w.slot, w.start, [float(t) for t in w.tokens])
-                if seq.generated:
+                if not live.reading[w.slot]:
                     verified.append(w)
-                    self.accept(w, seq)
+                    agreed = 0
+                    while agreed + 1 < len(w.tokens) and w.tokens[agreed + 1] == 1000 + seq.generated + agreed:
+                        agreed += 1
+                    self.commit(w.slot, agreed + 1)
+                    continue
+                end = w.start + len(w.tokens)
+                assert w.start == live.cached[w.slot]
+                assert w.tokens == seq.tokens[w.start : end]
+                assert w.logits == int(end == len(seq.tokens))
+                self.read[seq] += range(w.start, end)
+                self.reading += len(w.tokens)
+                if w.logits:
+                    self.commit(w.slot, 1)
                 else:
-                    assert w.tokens == seq.tokens[w.start : w.start + len(w.tokens)]
-                    self.read[seq] += range(w.start, w.start + len(w.tokens))
-                    self.scheduler.advance(seq, w.start + len(w.tokens))
-                    last = w.start + len(w.tokens) == seq.prompt_length
-                    assert w.logits == int(last)
-                    if last:
-                        seq.tokens.append(1000)
-                        self.scheduler.advance(seq, len(seq.tokens) - 1)
+                    self.scheduler.advance(np.array([w.slot]), np.array([end]))
+                self.scheduler.share(w.slot)
         assert verified == windows, "each window goes through one pass"
 
-    def accept(self, window: Window, seq: Sequence) -> None:
-        for i in range(len(window.tokens)):
-            token = 1000 + seq.generated
-            seq.tokens.append(token)
-            if i + 1 < len(window.tokens) and window.tokens[i + 1] != token:
-                break
-        self.scheduler.advance(seq, len(seq.tokens) - 1)
+    def commit(self, slot: int, count: int) -> None:
+        seq, slots = self.live[slot], np.array([slot])
+        tokens = [1000 + seq.generated + i for i in range(count)]
+        self.live.commit(slots, np.array([count]), np.array(tokens))
+        self.scheduler.advance(slots, self.live.length[slots] - 1)
+
+    def table(self, slot: int) -> list[int]:
+        return self.pages.tables[slot, : self.pages.held[slot]].tolist()
 
     def write(self, slot: int, start: int, tokens: list[float]) -> None:
-        assert start + len(tokens) <= self.cache.slot_size, "a window stays in its slot"
-        at = torch.arange(len(tokens)) + slot * self.cache.slot_size + start
+        table = self.table(slot)
+        at = torch.tensor([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, start + len(tokens))])
         entries = torch.tensor(tokens).view(-1, 1, 1)
         self.cache.write(0, at, entries, entries)
 
     def check(self, seq: Sequence) -> None:
-        """What counts as cached is the sequence's own, in canonical entries."""
+        """What counts as cached is the sequence's own, in canonical entries; pages are held for what comes next."""
+        slot = seq.slot
+        assert seq.tokens == self.live.texts[slot]
+        assert (self.live.length[slot], self.live.last[slot]) == (len(seq.tokens), seq.tokens[-1])
         if seq.deterministic:
-            keys, _ = self.cache.entries(seq.slot, 0, seq.cached)
-            assert keys[0, :, 0].tolist() == seq.tokens[: seq.cached]
+            cached = int(self.live.cached[slot])
+            keys, _ = self.cache.entries(slot, 0, cached)
+            assert keys[0, :, 0].tolist() == seq.tokens[:cached]
+
+    def progress(self, todo: list[Sequence]) -> tuple[int, ...]:
+        return self.passes, len(self.order), sum(len(s.tokens) for s in todo)
 
     def run(self, requests: list[Request]) -> list[Sequence]:
         """All requests to their ends, read as the scheduler wants them."""
-        source = [list(reversed(requests))]
+        source = list(reversed(requests))
         todo: list[Sequence] = []
-        while source[0] or self.scheduler.waiting or self.scheduler.live:
-            while source[0] and self.scheduler.wants() > 0:
-                todo += self.add(source[0].pop())
-            assert len(self.scheduler.waiting) <= 2 * self.batch + max((r.params.n for r in requests), default=0)
-            before = self.passes, len(self.scheduler.live), len(self.scheduler.waiting)
+        for _ in range(100_000):
+            while source and self.scheduler.wants() > 0:
+                todo += self.add(source.pop())
+            if not (source or self.scheduler.waiting or self.live):
+                break
+            before = self.passes, len(self.order), sum(len(s.tokens) for s in todo)
             self.step()
-            assert before != (self.passes, len(self.scheduler.live), len(self.scheduler.waiting)) or any(
-                not s.deterministic for s in todo
-            ), "every round does something"
-        assert self.order == todo
+            assert before != (self.passes, len(self.order), sum(len(s.tokens) for s in todo)), (
+                "each round does something"
+            )
+        assert self.pages.used == 0
         for seq in todo:
-            assert self.read[seq] == list(range(self.shared[seq], seq.prompt_length)), "each prompt token once"
-            assert len(seq.tokens) == seq.limit
+            assert seq.tokens[seq.prompt_length :] == [1000 + i for i in range(seq.limit - seq.prompt_length)]
         return todo
 
 
@@ -159,7 +184,7 @@ REQUESTS = st.lists(
     st.tuples(
         st.one_of(st.integers(1, 6), st.integers(20, 90), st.sampled_from([120, 128, 129, 400])),
         st.sampled_from([0, 0, 3, 4, 19, 64]),
-        st.integers(1, 24),
+        st.one_of(st.integers(1, 24), st.just(150)),
         st.integers(1, 3),
         st.booleans(),
     ),
@@ -168,15 +193,33 @@ REQUESTS = st.lists(
 )
 
 
-@examples(50)
-@given(some=REQUESTS, batch=st.integers(1, 6), positions=st.sampled_from([512, 1024, 4096]), seed=st.integers(0, 99))
-def test_any_schedule(some: list[tuple[int, int, int, int, bool]], batch: int, positions: int, seed: int) -> None:
-    """Whatever the requests: the queue's order, rows within a pass, prompts read once, entries each one's own."""
+@examples(80)
+@given(
+    some=REQUESTS,
+    batch=st.integers(1, 6),
+    pages=st.sampled_from([9, 12, 64]),
+    cache=st.booleans(),
+    chunk=st.sampled_from([None, 1, 20]),
+    seed=st.integers(0, 99),
+)
+def test_any_schedule(
+    some: list[tuple[int, int, int, int, bool]], batch: int, pages: int, cache: bool, chunk: int | None, seed: int
+) -> None:
+    """Whatever the requests: rows within a pass, tokens read once unless pages ran out, entries each one's own."""
     requests = [
         request(i, length, min(prefix, length), max_tokens=new, n=n, deterministic=verified)
         for i, (length, prefix, new, n, verified) in enumerate(some)
     ]
-    Loop(batch, positions, seed).run(requests)
+    loop = Loop(batch, pages, seed, prefix_cache=cache, prefill_chunk=chunk)
+    todo = loop.run(requests)
+    event(f"preempted: {loop.scheduler.preemptions > 0}")
+    event(f"shared: {loop.scheduler.reused > 0}")
+    for seq in todo:
+        again = loop.order.count(seq) - 1
+        assert again or loop.read[seq] == list(range(loop.shared[seq], seq.prompt_length)), "each prompt token once"
+    assert len(loop.order) - len(todo) == loop.scheduler.preemptions
+    if loop.scheduler.preemptions == 0 and pages == 64 and not cache:
+        assert loop.order == todo, "where all fit, first come, first served"
 
 
 def test_a_slot_is_refilled_at_once() -> None:
@@ -187,8 +230,7 @@ def test_a_slot_is_refilled_at_once() -> None:
     loop.add(request(2, 4, max_tokens=50))
     assert [s.request.index for s in loop.step()] == [0]
     loop.step()
-    assert sorted(s.request.index for s in loop.scheduler.live.values()) == [1, 2]
-    assert len(loop.scheduler.live) == 2
+    assert sorted(s.request.index for s in loop.live) == [1, 2]
 
 
 def test_looks_one_batch_ahead() -> None:
@@ -203,79 +245,143 @@ def test_looks_one_batch_ahead() -> None:
     assert loop.scheduler.wants() == 3
 
 
-def test_samples_share_the_prompt() -> None:
-    """The first sample reads the prompt; the others wait and copy all of it but the last token."""
-    loop = Loop(4)
-    first, *others = loop.add(request(0, 100, n=3))
+def test_long_requests_do_not_reserve_their_limit() -> None:
+    """As many run together as their prompts and one more page each allow, whatever they may grow to."""
+    loop = Loop(8, pages=16)
+    for i in range(8):
+        loop.add(request(i, 40, max_tokens=900))
     loop.step()
-    assert list(loop.scheduler.live.values()) == [first]
+    assert len(loop.live) == 8
+
+
+def test_a_long_prompt_does_not_hold_up_the_others() -> None:
+    """It is read in the rows that decoding leaves, at least half of them while others wait to be read."""
+    loop = Loop(4)
+    long, *others = (loop.add(request(i, 600 if i == 0 else 8, max_tokens=12))[0] for i in range(4))
+    for _ in range(12):
+        loop.step()
+    assert all(s.remaining == 0 for s in others), "one token a round, whatever is read beside them"
+    assert 0 < int(loop.live.cached[long.slot]) < 600
+    assert len(loop.read[long]) >= 12 * MOST // 2
+    loop.run([])
+    assert loop.read[long] == list(range(600))
+
+
+def test_many_decoding_leave_rows_for_reading() -> None:
+    """Where the windows take whole passes, more passes are added: a prompt is read with half as many rows."""
+    loop = Loop(2 * MOST + 1, pages=600)
+    loop.most_drafts = 1
+    for i in range(2 * MOST):
+        loop.add(request(i, 1, max_tokens=60))
+    for _ in range(30):
+        loop.step()
+    assert len(loop.live.decoding(verified=True)) == 2 * MOST
+    loop.add(request(99, 300, max_tokens=2))
+    for _ in range(6):
+        loop.step()
+        assert loop.reading >= MOST
+
+
+def test_samples_share_the_prompt() -> None:
+    """The first sample reads the prompt; the others wait and take all of it but the last token."""
+    loop = Loop(4)
+    first, *others = loop.add(request(0, 100, n=3, max_tokens=20))
+    for _ in range(4):
+        assert list(loop.live) in ([], [first])
+        loop.step()
     loop.step()
     assert [loop.shared[s] for s in others] == [99, 99]
     assert loop.scheduler.reused == 198
-    assert loop.started == [(0, None, 0), (1, 0, 99), (2, 0, 99)]
-    assert len(loop.read[first]) == 100
+    assert loop.started == [(0, 0), (1, 99), (2, 99)]
+    assert loop.table(first.slot)[0] == loop.table(others[0].slot)[0], "the whole block by reference"
+    assert len({loop.table(s.slot)[1] for s in (first, *others)}) == 3, "each its own copy of the block it writes to"
+    loop.run([])
     assert all(loop.read[s] == [99] for s in others)
 
 
-def test_a_long_sample_waits_through_several_passes() -> None:
-    """A prompt longer than a pass is read in chunks before its siblings start."""
-    loop = Loop(2)
-    first, second = loop.add(request(0, 5 * MOST, n=2, max_tokens=9))
-    while second.slot < 0:
-        assert not second.tokens[160:]
-        loop.step()
-        assert len(loop.started) < 2 or first.cached >= 159
-    assert loop.shared[second] == 159
+def test_equal_beginnings_are_read_once() -> None:
+    """However many prompts begin alike, one reads the whole blocks; the others wait for it, then go on together."""
+    loop = Loop(16, pages=400)
+    todo = loop.run([request(i, 520, prefix=512) for i in range(40)])
+    assert sum(len(loop.read[s]) for s in todo) == 520 + 39 * 8
+    assert all(loop.shared[s] == 512 for s in todo[1:])
 
 
-def test_prompts_that_share_a_beginning() -> None:
-    """A slot's entries stay for the next request with the same first tokens, live or done."""
+def test_finished_requests_leave_their_entries() -> None:
+    """Also what was generated is found by a prompt that goes on from it."""
     loop = Loop(1)
-    loop.run([request(0, 60), request(1, 60, prefix=0), request(0, 61), request(3, 10)])
-    assert [loop.shared[s] for s in loop.order] == [0, 0, 0, 0], "the slot was taken by another prompt in between"
-    loop = Loop(2)
-    loop.run([request(0, 60, max_tokens=30), request(0, 75, max_tokens=3), request(0, 60, max_tokens=3)])
-    assert [loop.shared[s] for s in loop.order] == [0, 0, 59]
+    loop.run([request(0, 60, max_tokens=80), request(1, 60)])
+    tokens = (*request(0, 60).token_ids, *range(1000, 1080), 7)  # type: ignore[misc]
+    (longer,) = loop.run([Request(2, 2, token_ids=tokens, params=SamplingParams(max_tokens=3))])
+    assert loop.shared[longer] == 139, "all that was cached of it"
 
 
-def test_short_beginnings_are_read_anew() -> None:
-    """Fewer shared tokens than copying is worth."""
-    loop = Loop(1)
-    loop.run([request(0, 20, prefix=3), request(1, 20, prefix=3), request(2, 20, prefix=4), request(3, 20, prefix=4)])
-    assert [loop.shared[s] for s in loop.order] == [0, 0, 0, 4]
+def test_without_the_prefix_cache() -> None:
+    loop = Loop(2, prefix_cache=False)
+    todo = loop.run([request(0, 200, n=3), request(0, 200)])
+    assert all(loop.read[s] == list(range(200)) for s in todo)
+    assert loop.scheduler.reused == 0
 
 
 def test_entries_of_the_fast_path_are_not_shared() -> None:
     """An unverified request leaves its prompt behind for others, nothing that it decoded."""
     loop = Loop(1)
-    unverified = request(0, 30, max_tokens=20, deterministic=False)
+    unverified = request(0, 70, max_tokens=80, deterministic=False)
     longer = Request(
-        1, 1, token_ids=(*(unverified.token_ids or ()), *range(1000, 1015)), params=SamplingParams(max_tokens=3)
+        1, 1, token_ids=(*(unverified.token_ids or ()), *range(1000, 1078)), params=SamplingParams(max_tokens=3)
     )
     loop.run([unverified, longer])
-    assert 4 <= loop.shared[loop.order[1]] <= 30
+    assert 64 <= loop.shared[loop.order[1]] <= 70
 
 
-def test_a_long_request_gets_its_slot() -> None:
-    """One that needs the whole buffer waits for the others, runs alone, and those behind it follow."""
-    loop = Loop(4, positions=512)
-    loop.run([request(i, 400 if i == 2 else 10) for i in range(7)])
-    assert [s.request.index for s in loop.order] == list(range(7))
+def test_a_long_request_is_not_starved() -> None:
+    """One that does not fit lets as many others pass as there are slots, then all wait for it."""
+    loop = Loop(4, pages=8)
+    todo = loop.run([request(i, 400 if i == 2 else 50, max_tokens=90) for i in range(30)])
+    admitted = [s.request.index for s in loop.order]
+    behind = admitted[: admitted.index(2)]
+    assert 1 < sum(i > 2 for i in behind) <= 4
+    assert all(s.remaining == 0 for s in todo)
 
 
-def test_capacity() -> None:
-    """The longest sequence that can ever run is one that the key lengths allow in the buffer."""
-    for positions in (384, 511, 512, 700, 5000):
-        capacity = Loop(3, positions).scheduler.capacity
-        assert SHAPES.fit_keys(capacity) <= positions
-        assert SHAPES.fit_keys(capacity + 64) > positions
+def test_the_youngest_gives_its_pages_back() -> None:
+    """Where pages run out; it is read again when there is room, and goes on where it was."""
+    loop = Loop(3, pages=6, prefix_cache=False)
+    first, second, third = (loop.add(request(i, 60, max_tokens=110))[0] for i in range(3))
+    while not loop.scheduler.preemptions:
+        loop.step()
+    assert third.slot < 0
+    assert loop.scheduler.waiting[0] is third
+    committed = list(third.tokens)
+    assert len(committed) > 60
+    loop.run([])
+    assert third.tokens[: len(committed)] == committed
+    assert loop.order == [first, second, third, third]
+    assert loop.read[third] == list(range(len(committed)))
+
+
+def test_nobody_passes_one_that_was_preempted() -> None:
+    loop = Loop(3, pages=6)
+    for i in range(8):
+        loop.add(request(i, 60, max_tokens=110 if i < 3 else 2))
+    while not loop.scheduler.preemptions:
+        loop.step()
+    loop.run([])
+    admitted = [s.request.index for s in loop.order]
+    assert admitted[:4] == [0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("positions", [384, 640, 5000])
+def test_capacity(positions: int) -> None:
+    """The longest sequence is one that takes all pages that may be used."""
+    assert Loop(3, pages=100, positions=positions).scheduler.capacity == positions // BLOCK * BLOCK
 
 
 @given(widths=st.lists(st.sampled_from([1, 2, 5, 15, 16, 17, 30, MOST - 1, MOST]), min_size=1, max_size=12))
 def test_windows_fill_passes(widths: list[int]) -> None:
     """Windows of any widths go in order into passes that are full, and no fuller."""
     windows = [Window(i, 0, [1] * n, n) for i, n in enumerate(widths)]
-    passes = list(Loop(12).scheduler.passes(windows))
+    passes = [list(batch) for batch in Loop(12).scheduler.passes(Windows.of(windows))]
     assert [w for batch in passes for w in batch] == windows
     totals = [sum(len(w.tokens) for w in batch) for batch in passes]
     assert max(totals) <= MOST

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 from helpers.examples import examples
 from helpers.records import count_records
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detgen.engine.records import NONE
 from detgen.engine.request import Request, SamplingParams
 from detgen.engine.sequence import Sequence
-from detgen.engine.verification import record, verify
+from detgen.engine.verification import judge, record, verify
 
 
 def never(_: list[int]) -> bool:
@@ -116,13 +118,27 @@ def test_the_log_is_complete(some: list[tuple[tuple[list[int], list[int]], str]]
 
 
 def test_running_acceptance() -> None:
-    """Accepted over tried, where a token behind the first wrong one was not tried; old rounds fade."""
+    """Accepted over tried; old rounds fade."""
     seq = Sequence(Request(0, 0, token_ids=(1,)), 0, [1], 1, 100)
-    record(seq, verify([1, 2, 3], [1, 9, 9, 9], never), [1, 2, 3], "model", [0.0] * 2, [1.0] * 2)
+    seq.learn("model", 1, 2)
     assert seq.acceptance == {"model": (1.0, 2.0)}
-    record(seq, verify([4], [4, 5], never), [4], "model", [0.0] * 2, [1.0] * 2)
+    seq.learn("model", 1, 1)
     hits, tries = seq.acceptance["model"]
     assert 1.0 < hits < 2.0
     assert 2.0 < tries < 3.0
-    record(seq, verify([], [4], never), [], "none", [0.0], [1.0])
-    assert set(seq.acceptance) == {"model"}
+
+
+@examples(150)
+@given(some=st.lists(st.tuples(rounds(), st.one_of(st.none(), TOKENS)), min_size=1, max_size=6))
+def test_all_windows_at_once(some: list[tuple[tuple[list[int], list[int]], int | None]]) -> None:
+    """The arrays say of each window what `verify` says of it alone, whatever the others are."""
+    firsts, drafted, chosen, ends = [], [], [], []
+    for (draft, choices), last in some:
+        firsts.append(len(chosen))
+        drafted += [*draft, NONE]
+        chosen += choices
+        ends += [token == last for token in choices]
+    found = judge(np.array(firsts), np.array(drafted), np.array(chosen), np.array(ends))
+    for i, ((draft, choices), last) in enumerate(some):
+        want = verify(draft, choices, lambda tokens, last=last: tokens[-1] == last)  # type: ignore[misc]
+        assert (found.accepted[i], found.committed[i]) == (want.accepted, len(want.tokens))

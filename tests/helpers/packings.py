@@ -1,7 +1,8 @@
-"""What passes are made of, for tests of packing and of tiles: strategies of windows and of shapes, as fixtures."""
+"""What passes are made of, for tests of packing and of tiles: strategies of windows, page tables and shapes."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
 from detgen.passes.packing import FREE_SHAPES, Shapes, Window
 
 SLOTS, SLOT_SIZE = 8, 2 * PERIOD
+PAGES = SLOTS * SLOT_SIZE // BLOCK
 
 
 @st.composite
@@ -24,6 +26,13 @@ def _windows(draw: st.DrawFn, most: int = 128) -> list[Window]:
         start = draw(st.integers(0, SLOT_SIZE - width))
         found.append(Window(slot, start, tokens, draw(st.integers(0, width))))
     return found or [Window(0, 0, [1], 1)]
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> np.ndarray:
+    """All pages in any order."""
+    pages = np.random.default_rng(draw(st.integers(0, 999))).permutation(PAGES)
+    return pages.reshape(SLOTS, -1)
 
 
 def _shapes_of(lengths: tuple[int, ...]) -> Shapes:
@@ -50,3 +59,9 @@ def windows() -> st.SearchStrategy[list[Window]]:
 def shapes() -> st.SearchStrategy[Shapes]:
     """Dense and padded classes, with few and many key lengths."""
     return _SHAPES
+
+
+@pytest.fixture(scope="session")
+def tables() -> st.SearchStrategy[np.ndarray]:
+    """Page tables of these slots, int64 [8, 16], a page in one place each, in any order."""
+    return _tables()

@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 from detgen.errors import EngineError
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.memory import free_memory, zeros
+from detgen.passes.pages import Pages
 
 CPU = torch.device("cpu")
 
@@ -28,8 +29,7 @@ def resident() -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_not_written_costs_nothing(dtype: torch.dtype) -> None:
     before = resident()
-    cache = KVCache([(8, 128, 128)] * 4, 100_000, dtype, CPU)
-    cache.partition(64, 1000)
+    cache = KVCache([(8, 128, 128)] * 4, Pages(1_600), dtype, CPU)
     cache.write(3, torch.tensor([0, 63_999, cache.scratch]), torch.ones(3, 8, 128), torch.ones(3, 8, 128)) if (
         dtype == torch.float32
     ) else None
@@ -56,11 +56,12 @@ def test_a_limited_process(monkeypatch: pytest.MonkeyPatch) -> None:
     free = free_memory(CPU)
     used = psutil.Process().memory_info().vms
     monkeypatch.setattr(resource, "getrlimit", lambda _: (used + (100 << 20), used + (100 << 20)))
-    assert 0 < free_memory(CPU) <= 100 << 20 < free
+    assert 0 < free_memory(CPU, 50) < free_memory(CPU) <= 100 << 20 < free
+    assert free_memory(CPU, 200) == 0
 
 
 def test_a_model_with_a_long_context(random_model: Callable[..., Path], tmp_path: Path) -> None:
-    """A run of short prompts stays small, with many slots to be had and a context of 131,072."""
+    """A run of short prompts stays small, with all free memory for the cache and a context of 131,072."""
     folder = random_model(
         LlamaConfig(
             vocab_size=4096,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from helpers.examples import examples
+from helpers.packings import PAGES
 from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
-from detgen.passes.packing import Shapes, Window, pack
+from detgen.passes.packing import Shapes, Window, Windows, fill_passes, pack
 
-SLOTS, SLOT_SIZE = 8, 2 * PERIOD
-SCRATCH = SLOTS * SLOT_SIZE
+SCRATCH = PAGES * BLOCK
 CPU = torch.device("cpu")
 
 
@@ -25,15 +26,15 @@ def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
 
 @examples(50)
 @given(data=st.data(), group=st.integers(1, 5))
-def test_rows(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
+def test_rows(data: st.DataObject, windows: Any, shapes: Any, tables: Any, group: int) -> None:
     """Ids, positions and buffer places are those of the windows in order; padding goes to the scratch position."""
-    found, like = data.draw(windows), data.draw(shapes)
-    packed = pack(found, like, SLOT_SIZE, SCRATCH, group, CPU)
+    found, like, table = data.draw(windows), data.draw(shapes), data.draw(tables)
+    packed = pack(Windows.of(found), like, table, SCRATCH, group, CPU)
     rows = rows_of(found)
     n, total = len(rows), len(packed.ids)
     assert packed.ids[:n].tolist() == [t for _, _, t in rows]
     assert packed.positions[:n].tolist() == [p for _, p, _ in rows]
-    assert packed.kv_positions[:n].tolist() == [s * SLOT_SIZE + p for s, p, _ in rows]
+    assert packed.kv_positions[:n].tolist() == [table[s, p // BLOCK] * BLOCK + p % BLOCK for s, p, _ in rows]
     assert packed.padding == total - n
     assert set(packed.kv_positions[n:].tolist()) <= {SCRATCH}
     assert total == like.fit_rows(n)
@@ -43,10 +44,10 @@ def test_rows(data: st.DataObject, windows: Any, shapes: Any, group: int) -> Non
 
 @examples(50)
 @given(data=st.data(), group=st.integers(1, 5))
-def test_wanted_logits(data: st.DataObject, windows: Any, shapes: Any, group: int) -> None:
+def test_wanted_logits(data: st.DataObject, windows: Any, shapes: Any, tables: Any, group: int) -> None:
     """The last rows of each window, as many as it asks for, in order; padded to an allowed row count."""
     found, like = data.draw(windows), data.draw(shapes)
-    packed = pack(found, like, SLOT_SIZE, SCRATCH, group, CPU)
+    packed = pack(Windows.of(found), like, data.draw(tables), SCRATCH, group, CPU)
     want, at = [], 0
     for w in found:
         at += len(w.tokens)
@@ -71,3 +72,63 @@ def test_fits(rows: int, keys: int) -> None:
     for shapes in (some, dense):
         with pytest.raises(ValueError, match="129 rows"):
             shapes.fit_rows(129)
+
+
+@examples(50)
+@given(data=st.data())
+def test_windows_as_arrays(data: st.DataObject, windows: Any) -> None:
+    """Arrays hold the same windows, in parts and together."""
+    found = data.draw(windows)
+    whole = Windows.of(found)
+    assert list(whole) == found
+    assert len(whole) == len(found)
+    cut = data.draw(st.integers(0, len(found)))
+    first, last = whole.part(0, cut), whole.part(cut, len(found))
+    assert list(first) == found[:cut]
+    assert list(last) == found[cut:]
+    assert list(first.joined(last)) == found
+
+
+def filled(windows: list[Window], reads: list[Window], most: int) -> Iterator[list[Window]]:
+    """What `fill_passes` does, window by window."""
+    batch: list[Window] = []
+    free = most
+    for window in windows:
+        if len(window.tokens) > free:
+            yield batch
+            batch, free = [], most
+        batch.append(window)
+        free -= len(window.tokens)
+    for read in reads:
+        for i, token in enumerate(read.tokens):
+            if not free:
+                yield batch
+                batch, free = [], most
+            logits = read.logits if i + 1 == len(read.tokens) else 0
+            if i and batch:
+                before = batch.pop()
+                batch.append(Window(read.slot, before.start, [*before.tokens, token], logits))
+            else:
+                batch.append(Window(read.slot, read.start + i, [token], logits))
+            free -= 1
+    if batch:
+        yield batch
+
+
+@examples(100)
+@given(data=st.data(), most=st.integers(1, 40))
+def test_passes_are_filled(data: st.DataObject, windows: Any, most: int) -> None:
+    """Windows stay whole, prompts fill the rest, all in order and no pass larger than allowed."""
+    found = data.draw(windows)
+    count = data.draw(st.integers(0, len(found)))
+    reads = found[count:]
+    whole = [Window(w.slot, w.start, w.tokens[:most], min(w.logits, most)) for w in found[:count]]
+    passes = [list(batch) for batch in fill_passes(Windows.of(whole), reads, most)]
+    assert passes == list(filled(whole, reads, most))
+    assert all(0 < sum(len(w.tokens) for w in batch) <= most for batch in passes)
+
+
+def test_one_pass_is_the_windows_themselves() -> None:
+    whole = Windows.of([Window(0, 4, [1, 2], 1), Window(1, 0, [3], 1)])
+    assert list(fill_passes(whole, [], 3)) == [whole]
+    assert list(fill_passes(Windows.of([]), [], 3)) == []

@@ -87,7 +87,7 @@ def pass_costs(peer: DetgenPeer, repeats: int) -> Data:
 
     forward, shapes = peer.engine.canonical
     most = shapes.most_rows
-    forward.cache.partition(shapes.fit_keys(_CONTEXT + most), 1)
+    forward.cache.pages.lay_out(1, shapes.fit_keys(_CONTEXT + most))
     rows = sorted({shapes.fit_rows(1 << i) for i in range(most.bit_length()) if 1 << i <= most} | {most})
     generator = torch.Generator().manual_seed(peer.source.seed)
     tokens: list[int] = torch.randint(0, peer.engine.vocabulary, (_CONTEXT + most,), generator=generator).tolist()

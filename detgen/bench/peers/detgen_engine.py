@@ -1,7 +1,7 @@
 """detgen itself: its drafters, its unverified fast path, and drafts of a stated acceptance.
 
-The prefix cache is off: every round runs the same prompts, and the peers read them again too. In partly verified batches,
-the times of tokens are those of the verified requests.
+The prefix cache is off: every round runs the same prompts, and the peers read them again too. In partly verified
+batches, the times of tokens are those of the verified requests.
 """
 
 from __future__ import annotations

@@ -1,0 +1,356 @@
+"""What becomes of a pass: tokens are chosen, drafts judged, records written, sequences committed, rolled back or ended.
+
+What concerns all rows is done by arrays, one operation for all of them. Loops are left over the sequences that ask for
+more than most: stop strings, penalties, log-probabilities, drafts. Knows no files and no models.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from detgen.engine.logprobs import token_logprobs
+from detgen.engine.records import CODES, FAST, NONE, Log, count_statuses
+from detgen.engine.scheduler import Scheduler
+from detgen.engine.sequence import GREEDY, Sequence
+from detgen.engine.stats import EngineStats
+from detgen.engine.stopping import Stopping
+from detgen.engine.verification import judge
+from detgen.kernels.judging import Judged, judge_rows
+from detgen.kernels.sampling import Choice, choose
+from detgen.passes.cost import PassCost
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.packing import Windows
+
+_BROKEN = -2  # in place of the token that a row chooses which is not finite
+
+
+class Trace(Protocol):
+    """Sees the canonical values that tokens are committed from; for proofs and tests."""
+
+    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+        """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed.
+
+        Those of an unverified request may be the fast path's from its second token on.
+        """
+        ...
+
+    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """KV entries [layers, cached positions, kv_heads * head_size] of a finished sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a pass whose logits are wanted, and their windows; windows without such rows are left out.
+
+    Attributes:
+        slots: int64 [windows].
+        counts: int64 [windows], rows of each.
+        firsts: int64 [windows], the first row of each.
+        positions: int64 [windows], the position of that row in its sequence.
+        owner: int64 [rows], the window of each row.
+        depth: int64 [rows], its place among the window's.
+        drafted: int64 [rows], the token that was drafted after it; NONE for the last of each window.
+    """
+
+    slots: np.ndarray
+    counts: np.ndarray
+    firsts: np.ndarray
+    positions: np.ndarray
+    owner: np.ndarray
+    depth: np.ndarray
+    drafted: np.ndarray
+
+    @property
+    def single(self) -> bool:
+        """Whether every window has one row."""
+        return len(self.owner) == len(self.slots)
+
+    def rows_of_pass(self, windows: Windows) -> np.ndarray:
+        """The rows among all of the pass with these windows, int64 [rows]."""
+        ends = windows.lengths.cumsum()[windows.logits > 0]
+        found: np.ndarray = (ends - self.counts)[self.owner] + self.depth
+        return found
+
+    @classmethod
+    def of(cls, windows: Windows) -> Rows:
+        """Those of these windows."""
+        if len(windows.tokens) == len(windows) == windows.logits.sum():
+            every, ones = np.arange(len(windows)), np.ones(len(windows), np.int64)
+            drafted = np.full(len(windows), NONE)
+            return cls(windows.slots, ones, every, windows.starts, every, ones - 1, drafted)
+        asked = windows.logits > 0
+        slots, counts, ends = windows.slots[asked], windows.logits[asked], windows.lengths.cumsum()[asked]
+        firsts = counts.cumsum() - counts
+        owner = np.repeat(np.arange(len(slots)), counts)
+        depth = np.arange(len(owner)) - firsts[owner]
+        drafted = np.append(windows.tokens, NONE)[(ends - counts)[owner] + depth + 1]
+        drafted[firsts + counts - 1] = NONE
+        return cls(slots, counts, firsts, (windows.starts + windows.lengths)[asked] - counts, owner, depth, drafted)
+
+
+class Committing:
+    """Commits what passes choose.
+
+    Args:
+        cache: the target's KV cache.
+        cost: learns what choosing costs.
+        scheduler: has the live sequences.
+        stopping: decides where sequences end.
+        stats: counters to update.
+
+    Attributes:
+        log: the acceptance logs of the live sequences.
+        trace: sees canonical values; None for no trace.
+        learn: told of each judged draft: sequence, drafter, accepted, tried; None for nobody.
+    """
+
+    def __init__(
+        self, cache: KVCache, cost: PassCost, scheduler: Scheduler, stopping: Stopping, stats: EngineStats
+    ) -> None:
+        self.log = Log()
+        self.trace: Trace | None = None
+        self.learn: Callable[[Sequence, str, int, int], None] | None = None
+        self._cache = cache
+        self._cost = cost
+        self._scheduler = scheduler
+        self._stopping = stopping
+        self._stats = stats
+        self._done: list[Sequence] = []
+
+    def commit(
+        self,
+        windows: Windows,
+        logits: torch.Tensor,
+        drafters: np.ndarray | None = None,
+        broken: list[int] | None = None,
+    ) -> None:
+        """Choose and commit tokens for each window; roll back the rest.
+
+        A sequence ends with an error at the first of its rows whose results are not finite. One of a draft token that
+        is not committed does not count, so that the error depends on the request alone.
+
+        Args:
+            windows: those of a canonical pass, or those of unverified requests in a pass of the fast path.
+            logits: float32 [sum of the windows' `logits`, vocabulary] of the pass; overwritten.
+            drafters: whose drafts they are, int64 [slots]; None if there are none.
+            broken: rows of the pass whose hidden states are not finite; None of a pass of the fast path.
+        """
+        if broken is not None:
+            self._read(windows, broken)
+        if not len(logits):
+            return
+        live = self._scheduler.live
+        rows = Rows.of(windows)
+        slots = rows.slots[rows.owner]
+        started = time.perf_counter()
+        choices = self._choices(rows) if live.choosy[rows.slots].any() else None
+        picked = choose(logits, choices)
+        # Of a row that is not finite, the chosen logit is not finite either.
+        finite = np.isfinite(logits.gather(-1, picked.tokens[:, None])[:, 0].cpu().numpy())
+        if broken:  # one measure for all rows: those that decode now may be read another time
+            finite &= ~np.isin(rows.rows_of_pass(windows), broken)
+        chosen = np.where(finite, picked.tokens.cpu().numpy(), _BROKEN)
+        self._cost.choose(len(chosen), time.perf_counter() - started)
+
+        produced = live.length[slots] - live.prompt[slots] + rows.depth + 1
+        stopped = (chosen == live.eos_ids).any(0) & live.eos[slots] & (produced > live.least[slots])
+        stopped &= ~live.watched[slots]
+        ends = stopped | (produced >= live.limit[slots] - live.prompt[slots])
+        accepted, committed = judge(rows.firsts, rows.drafted, chosen, ends)
+        there = live.busy[rows.slots]  # others broke off while their tokens were read
+        committed = self._sound(rows, chosen, np.where(there, committed, 0))
+        accepted = np.minimum(accepted, committed)
+
+        taken = rows.depth < committed[rows.owner]
+        if self.trace is not None:
+            for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), committed.tolist(), strict=True):
+                if count:
+                    self.trace.committed(live[slot], live[slot].generated, logits[first : first + count])
+        at = taken.nonzero()[0]
+        if not len(at):
+            return
+        wordy = live.wordy[rows.slots]
+        judged = judge_rows(logits, picked, None if len(at) == len(taken) else at, full=bool(wordy.any()))
+        if judged.logprobs is not None:
+            self._note_logprobs(rows, committed, judged)
+        codes = np.where(live.verified[rows.slots], 0 if drafters is None else drafters[rows.slots], FAST)
+        self._record(rows, chosen, produced - 1, committed, codes, judged)
+        self._learn_from(rows, committed, accepted, codes)
+
+        kept = committed > 0
+        done, counts = rows.slots[kept], committed[kept]
+        read = done[live.reading[done]]
+        live.commit(done, counts, chosen[at])
+        self._scheduler.advance(done, live.length[done] - 1)
+        for slot in read.tolist():
+            self._scheduler.share(slot)
+        self._stats.tokens += len(at)
+        last = (rows.firsts + committed - 1)[kept]
+        for slot, stop in zip(done[ends[last]].tolist(), stopped[last][ends[last]].tolist(), strict=True):
+            live[slot].finish_reason = live[slot].finish_reason or ("stop" if stop else "length")
+        for slot in done[ends[last] | live.watched[done]].tolist():
+            if live[slot].finish_reason is not None:
+                self._end(live[slot])
+
+    def _read(self, windows: Windows, broken: list[int]) -> None:
+        """Note which chunks were read; break those off that have a broken row whose logits nobody wants."""
+        live = self._scheduler.live
+        reading = live.reading[windows.slots].nonzero()[0]
+        if not len(reading):
+            return
+        firsts = windows.lengths.cumsum() - windows.lengths
+        for i in reading.tolist():
+            slot, start, count, logits = (
+                int(x[i]) for x in (windows.slots, windows.starts, windows.lengths, windows.logits)
+            )
+            self._stats.prompt_tokens += count
+            row = int(firsts[i])
+            at = next((b for b in broken if row <= b < row + count - logits), None)
+            if at is None and logits:
+                continue  # the last row is not cached before a token was committed after it: its logits may be broken
+            cached = start + count if at is None else start + at - row
+            self._scheduler.advance(np.array([slot]), np.array([cached]))
+            if at is not None:
+                live[slot].break_off(cached)
+                self._end(live[slot])
+            else:
+                self._scheduler.share(slot)
+
+    def _choices(self, rows: Rows) -> list[Choice]:
+        """How the token after each row is chosen."""
+        live = self._scheduler.live
+        found = []
+        for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), rows.counts.tolist(), strict=True):
+            if slot in live and live.choosy[slot]:
+                draft = rows.drafted[first : first + count - 1].tolist()
+                found += [live[slot].choice(i, draft) for i in range(count)]
+            else:
+                found += [GREEDY] * count
+        return found
+
+    def _sound(self, rows: Rows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
+        """How many tokens of each window are committed, int64 [windows], stop strings and broken rows considered.
+
+        A sequence ends with an error, and nothing is committed, where a broken row comes before the end.
+        """
+        live = self._scheduler.live
+        committed = committed.copy()
+        asked = live.watched[rows.slots] & (committed > 0)
+        if (chosen < 0).any():
+            asked |= (np.minimum.reduceat(chosen, rows.firsts) < 0) & (committed > 0)
+        for i in asked.nonzero()[0].tolist():
+            seq, first, count = live[int(rows.slots[i])], int(rows.firsts[i]), int(committed[i])
+            tokens: list[int] = chosen[first : first + count].tolist()
+            for n, token in enumerate(tokens, 1):
+                if token < 0:
+                    position = int(rows.positions[i]) + n - 1
+                    self._scheduler.advance(rows.slots[i : i + 1], np.array([min(position, len(seq.tokens))]))
+                    seq.break_off(position)
+                    self._end(seq)
+                    committed[i] = 0
+                    break
+                if live.watched[seq.slot] and self._stopping.ends(seq, tokens[:n]):
+                    committed[i] = n
+                    break
+        return committed
+
+    def _note_logprobs(self, rows: Rows, committed: np.ndarray, judged: Judged) -> None:
+        """Keep the log-probabilities of the samples that ask for them."""
+        assert judged.logprobs is not None
+        live, ends = self._scheduler.live, committed.cumsum()
+        for i in np.flatnonzero(live.wordy[rows.slots] & (committed > 0)).tolist():
+            seq, part = live[int(rows.slots[i])], slice(int(ends[i] - committed[i]), int(ends[i]))
+            wanted = seq.request.params.logprobs or 0
+            seq.logprobs += token_logprobs(judged.logprobs[part], judged.chosen[part].tolist(), wanted)
+
+    def _record(
+        self,
+        rows: Rows,
+        chosen: np.ndarray,
+        positions: np.ndarray,
+        committed: np.ndarray,
+        codes: np.ndarray,
+        judged: Judged,
+    ) -> None:
+        """Write the acceptance log, and count what it says.
+
+        Args:
+            rows: the rows.
+            chosen: int64 [rows].
+            positions: int64 [rows], in the completion.
+            committed: int64 [windows].
+            codes: int64 [windows], drafters.
+            judged: of the committed rows.
+        """
+        live = self._scheduler.live
+        kept = committed > 0
+        entries: np.ndarray | slice = slice(None)  # of the rows; all, if nothing was drafted and nothing broke off
+        owner = rows.owner
+        statuses = np.where(codes == FAST, CODES["unverified"], CODES["plain"])
+        logprobs, margins, tokens = judged.chosen, judged.margins, chosen
+        if not (rows.single and kept.all()):
+            taken = rows.depth < committed[owner]
+            was_drafted = rows.drafted != NONE
+            agrees = np.where(rows.drafted == chosen, CODES["accepted"], CODES["corrected"])
+            others = np.where(rows.counts[owner] > 1, CODES["bonus"], statuses[owner])
+            statuses = np.where(taken, np.where(was_drafted, agrees, others), CODES["rolled_back"])
+            logprobs, margins = np.zeros(len(chosen), np.float32), np.full(len(chosen), np.inf)
+            logprobs[taken], margins[taken] = judged.chosen, judged.margins
+            tokens = np.where(taken, chosen, NONE)
+            entries = taken | (was_drafted & kept[owner])
+            owner = owner[entries]
+        self.log.write(
+            owner=live.order[rows.slots][owner],
+            position=positions[entries],
+            round=live.rounds[rows.slots][owner],
+            token=tokens[entries],
+            drafted=rows.drafted[entries],
+            drafter=codes[owner],
+            status=statuses[entries],
+            logprob=logprobs[entries],
+            margin=margins[entries],
+        )
+        rounds = np.bincount(codes[kept])
+        for code in rounds.nonzero()[0].tolist():
+            counts = count_statuses(statuses[entries][codes[owner] == code], int(rounds[code]))
+            self._stats.drafters[self.log.drafters[code]].add(counts)
+
+    def _learn_from(self, rows: Rows, committed: np.ndarray, accepted: np.ndarray, codes: np.ndarray) -> None:
+        """Tell sequences and drafter what became of the drafts."""
+        if rows.single:
+            return
+        judged = np.flatnonzero((rows.counts > 1) & (committed > 0))
+        tried = accepted + ((committed > accepted) & (accepted < rows.counts - 1))
+        for i in judged.tolist():
+            seq, name = self._scheduler.live[int(rows.slots[i])], self.log.drafters[int(codes[i])]
+            seq.learn(name, int(accepted[i]), int(tried[i]))
+            if self.learn is not None:
+                self.learn(seq, name, int(accepted[i]), int(tried[i]))
+
+    def _end(self, seq: Sequence) -> None:
+        seq.text = self._stopping.text(seq)
+        if seq.error is None and self.trace is not None and seq.deterministic:
+            cached = int(self._scheduler.live.cached[seq.slot])
+            self.trace.finished(seq, *self._cache.entries(seq.slot, 0, cached))
+        self._scheduler.release(seq)
+        self._done.append(seq)
+
+    def finish(self) -> list[Sequence]:
+        """The sequences that ended since the last call, with their records."""
+        done, self._done = self._done, []
+        for seq, (records, drafts) in zip(done, self.log.take([s.order for s in done]), strict=True):
+            seq.records, seq.drafts = records, drafts
+        return done
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._scheduler.clear()
+        self.log.clear()
+        self._done.clear()

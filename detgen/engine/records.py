@@ -1,0 +1,139 @@
+"""The acceptance logs of the live sequences as columns, turned into `TokenRecord`s when a sequence ends."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+
+from detgen.engine.request import Status, TokenRecord
+from detgen.engine.stats import DraftCounts, DrafterStats
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+CODES = {status: i for i, status in enumerate(STATUSES)}
+NONE = -1  # in place of a token: none was committed, or none drafted
+FAST = 1  # the place of the fast path among a log's drafters
+
+_ROOM = 1024  # entries for which there is room at first
+
+
+class Log:
+    """Entries of all live sequences in the order in which they were written.
+
+    Attributes:
+        drafters: names of drafters; entries have their places here.
+    """
+
+    _COLUMNS = (
+        *((name, np.int64) for name in ("owner", "position", "round", "token", "drafted")),
+        *((name, np.int8) for name in ("drafter", "status")),
+        ("logprob", np.float32),
+        ("margin", np.float64),
+    )
+
+    def __init__(self) -> None:
+        self.drafters: list[str] = ["none", "fast"]
+        self._columns = {name: np.empty(_ROOM, dtype) for name, dtype in self._COLUMNS}
+        self._count = 0
+        self._ended = 0  # entries of sequences that ended
+
+    def drafter(self, name: str) -> int:
+        """The place of a drafter's name."""
+        if name not in self.drafters:
+            self.drafters.append(name)
+        return self.drafters.index(name)
+
+    def write(self, **entries: np.ndarray) -> None:
+        """Append entries, given as columns [n].
+
+        Args:
+            entries: owner (order of the sequence), position, round, token (NONE if it was rolled back), drafter,
+                drafted (NONE if there was none), status (see CODES), logprob, and margin (inf for none).
+        """
+        n = len(entries["owner"])
+        end = self._count + n
+        if end > len(self._columns["owner"]):
+            self._columns = {
+                name: np.concatenate([column, np.empty(max(n, len(column)), column.dtype)])
+                for name, column in self._columns.items()
+            }
+        for name, column in entries.items():
+            self._columns[name][self._count : end] = column
+        self._count = end
+
+    def take(self, owners: list[int]) -> list[tuple[list[TokenRecord], DraftCounts]]:
+        """Records and counts of sequences that have ended, which are forgotten.
+
+        Args:
+            owners: their orders.
+        """
+        owner = self._columns["owner"][: self._count]
+        found = []
+        for one in owners:
+            mine = np.flatnonzero(owner == one)
+            found.append((self._records(mine), self._counts(mine)))
+            owner[mine] = NONE
+            self._ended += len(mine)
+        if self._ended > max(self._count // 2, _ROOM):
+            self._compact()
+        return found
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._count = self._ended = 0
+
+    def _counts(self, at: np.ndarray) -> DraftCounts:
+        """The counts of a sequence's entries, drafters in the order in which they came."""
+        drafter, status, of_round = (self._columns[name][at] for name in ("drafter", "status", "round"))
+        begins = np.diff(of_round, prepend=NONE) != 0
+        counts = DraftCounts()
+        for code in dict.fromkeys(drafter.tolist()):
+            own = drafter == code
+            counts[self.drafters[code]] = count_statuses(status[own], int(begins[own].sum()))
+        return counts
+
+    def _records(self, at: np.ndarray) -> list[TokenRecord]:
+        """A sequence's entries as records."""
+        c = {name: column[at] for name, column in self._columns.items()}
+        rolled_back = c["token"] == NONE
+        columns = (
+            c["position"].tolist(),
+            c["round"].tolist(),
+            _or_none(c["token"], rolled_back),
+            map(self.drafters.__getitem__, c["drafter"].tolist()),
+            _or_none(c["drafted"], c["drafted"] == NONE),
+            map(STATUSES.__getitem__, c["status"].tolist()),
+            _or_none(c["logprob"], rolled_back),
+            _or_none(c["margin"], rolled_back | np.isinf(c["margin"])),
+        )
+        return list(map(TokenRecord._make, zip(*columns, strict=True)))
+
+    def _compact(self) -> None:
+        """Drop the entries of sequences that ended, and the room for them."""
+        kept = np.flatnonzero(self._columns["owner"][: self._count] != NONE)
+        room = np.empty(max(len(kept), _ROOM), np.int8)
+        self._columns = {
+            name: np.concatenate([column[kept], room.astype(column.dtype)]) for name, column in self._columns.items()
+        }
+        self._count, self._ended = len(kept), 0
+
+
+def _or_none(values: np.ndarray, absent: np.ndarray) -> list[Any]:
+    """The values, None where they are absent."""
+    found: list[Any] = values.tolist()
+    for i in np.flatnonzero(absent).tolist():
+        found[i] = None
+    return found
+
+
+def count_statuses(status: np.ndarray, rounds: int) -> DrafterStats:
+    """The counts of entries of one drafter.
+
+    Args:
+        status: int8 [n], see CODES.
+        rounds: how many rounds they are of.
+    """
+    number = dict(zip(STATUSES, np.bincount(status, minlength=len(STATUSES)).tolist(), strict=True))
+    return DrafterStats(
+        rounds=rounds, drafted=number["accepted"] + number["corrected"] + number["rolled_back"], **number
+    )

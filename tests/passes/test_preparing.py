@@ -1,0 +1,33 @@
+"""What prepared models get: one set of pages, as many as the memory holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from detgen import Engine
+from detgen.errors import EngineError
+from detgen.passes import preparing
+from detgen.passes.pages import PAGE
+
+
+def test_pages_are_what_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the batch size nor the context has a say; a draft model's cache has the target's pages."""
+    asked = []
+    monkeypatch.setattr(preparing, "free_memory", lambda device, besides: asked.append(besides) or 1 << 30)
+    caches = [forward.cache for forward in Engine(drafter="model", batch_size=1)._prepared.passes]
+    pages = caches[0].pages
+    assert [cache.pages for cache in caches] == [pages, pages]
+    position = sum(x[0].nbytes for cache in caches for x in (*cache.keys, *cache.values))
+    assert pages.count == (1 << 30) // position // PAGE
+    assert [cache.positions for cache in caches] == [pages.count * PAGE] * 2
+    assert pages.kept == 256, "on a CPU memory does not grow with the number of prompts"
+    assert asked == [384], "MiB that a limited process needs besides"
+
+
+def test_memory_for_whole_pages() -> None:
+    """What --kv-memory holds, in whole pages; the probe's positions are the least."""
+    with pytest.raises(EngineError, match=r"--kv-memory 1000 bytes holds 0 positions of \d+ bytes; give at least") as e:
+        Engine(drafter="none", kv_memory=1000)
+    least = int(str(e.value).split()[-2])
+    for memory, pages in ((least, 6), (least + least // 6 - 1, 6), (least + least // 6, 7)):
+        assert Engine(drafter="none", kv_memory=memory).canonical[0].cache.pages.count == pages
