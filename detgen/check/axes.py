@@ -37,8 +37,8 @@ _WORDS: dict[tuple[str, Value], str] = {
     ("verify_window", None): "-",
     ("chunk", None): "whole",
     ("threads", 0): "all",
-    ("reuse", False): "off",
-    ("reuse", True): "on",
+    ("preemption", False): "off",
+    ("preemption", True): "on",
 }
 
 
@@ -62,7 +62,9 @@ class Setting:
         draft_tokens: drafted per round; None adapts.
         verify_window: tokens between verifications of the drafter self; None for the others.
         chunk: most prompt tokens per pass; None reads the prompt whole.
-        reuse: take over KV entries of prompts that begin alike.
+        prefix_cache: "off", or share KV entries of prompts that begin alike: "cold" (nothing is known before), "warm"
+            (the same requests have run before), "shared" (others that begin alike have).
+        preemption: a KV cache too small for the batch, so that sequences give their pages back and are replayed.
         threads: CPU threads; 0 is all cores.
         process: "this", "fresh" (another one), or "resumed": a `detgen run` that is killed and run again.
         sampling: kind of sampling of all requests; each has a reference of its own.
@@ -78,7 +80,8 @@ class Setting:
     draft_tokens: int | None = _axis("draft tokens", None, 1, 2, 3, 4, 5, 6, 7, 8)
     verify_window: int | None = _axis("verify window", None, 4, 16, 64)
     chunk: int | None = _axis("prompt chunk", None, 1, 7, 64)
-    reuse: bool = _axis("prefix reuse", False, True)
+    prefix_cache: str = _axis("prefix cache", "off", "cold", "warm", "shared")
+    preemption: bool = _axis("preemption", False, True)
     threads: int = _axis("threads", 0, 1, 2)
     process: str = _axis("process", "this", "fresh", "resumed")
     sampling: str = _axis("sampling", *SAMPLING)
@@ -141,9 +144,10 @@ def allowed(a: str, x: Value, b: str, y: Value) -> bool:
     """Whether two values of two axes can stand together and both have an effect."""
     pair = {a: x, b: y}
     drafter = pair.get("drafter")
-    if pair.get("process") == "resumed":  # only what the command line of `detgen run` offers, which reuses prefixes
+    if pair.get("process") == "resumed":  # only what the command line of `detgen run` offers: one run, no tiny cache
         offered = drafter not in ("adversary", "oracle") and pair.get("neighbours") != "broken"
-        return offered and pair.get("chunk") is None and pair.get("reuse") is not False
+        single = pair.get("prefix_cache") not in ("warm", "shared") and pair.get("preemption") is not True
+        return offered and single and pair.get("chunk") is None
     if "draft_tokens" in pair and "drafter" in pair:
         return pair["draft_tokens"] is None or drafter not in ("none", "self")
     if "verify_window" in pair and "drafter" in pair:
@@ -152,6 +156,8 @@ def allowed(a: str, x: Value, b: str, y: Value) -> bool:
         return pair["verify_window"] is None or pair["draft_tokens"] is None
     if "slot" in pair and "batch" in pair:
         return not (pair["slot"] and pair["batch"] == 1)
+    if pair.get("preemption"):  # of a batch; what holds a very long prompt is too large for the others
+        return pair.get("batch") != 1 and pair.get("neighbours") != "long"
     return True
 
 
@@ -176,7 +182,5 @@ def alone(axis: Axis) -> list[Setting]:
             beside["drafter"] = "self"
         elif value == "self":
             beside["verify_window"] = 4
-        elif value == "resumed":
-            beside["reuse"] = True
         found.append(Setting(**{**beside, axis.name: value}))
     return found

@@ -16,10 +16,11 @@ from detgen.check.comparing import Comparison, Difference, Key, Observed, Tally,
 from detgen.check.plan import FULL, QUICK, read_axes, read_pool, select
 from detgen.check.pool import Pool
 from detgen.check.resuming import kill_and_resume
-from detgen.check.running import FreshProcess, Subject, Task, breaking, known, short_of_memory
+from detgen.check.running import FreshProcess, Subject, Task, breaking, known, short_of_memory, size
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Request
+from detgen.engine.request import Request, SamplingParams
 from detgen.errors import CheckError, EngineError
+from detgen.passes.pages import PAGE
 from detgen.progress import Observer, Progress
 
 _ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
@@ -59,6 +60,7 @@ class CheckResult:
         tried: values of each axis that were tried.
         failures: the first few settings that differ.
         kills: runs that were killed and resumed.
+        preemptions: sequences that gave their pages back and were replayed.
         seconds: time taken.
         pairs: pairwise settings that were selected; 0 if axes were to be changed alone.
         notes: what could not be tried, and why.
@@ -69,6 +71,7 @@ class CheckResult:
     tried: dict[str, set[Value]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     kills: int = 0
+    preemptions: int = 0
     seconds: float = 0.0
     pairs: int = 0
     notes: list[str] = field(default_factory=list)
@@ -101,6 +104,7 @@ class Check:
         self.result = CheckResult()
         self.fresh = FreshProcess(config)
         self._references: dict[tuple[str, str], dict[Key, Observed]] = {}
+        self._roomy = 0  # settings of a run whose cache was not too small
 
     def __enter__(self) -> Check:
         return self
@@ -118,6 +122,7 @@ class Check:
             "prompts": len(self.pool.requests),
             "seconds": round(r.seconds, 3),
             "kills": r.kills,
+            "preemptions": r.preemptions,
             "total": asdict(r.total),
             "axes": {
                 a.name: {
@@ -144,7 +149,8 @@ class Check:
             raise CheckError(engine.generate(self.pool.requests[:1])[0].error or "no prompts")
         while not self.reference(Case(Setting(), [self.pool.longest()])) and len(self.pool.long) > 1:
             self.pool.long = self.pool.long[: len(self.pool.long) // 2]  # the model's context is shorter
-        self.pool.learn(greedy, {r.id: engine.encode(r) for r in self.pool.requests if (r.id, 0) in greedy})
+        prompts = {r.id: engine.encode(r) for r in self.pool.requests if (r.id, 0) in greedy}
+        self.pool.learn(greedy, prompts, lambda request: size(engine, request)[1], PAGE)
 
     def run(self, settings: list[Setting], more: Iterable[Setting] = (), deadline: float | None = None) -> CheckResult:
         """Try settings until they end, the deadline (as `time.monotonic`) has come, or enough differ.
@@ -155,6 +161,7 @@ class Check:
             deadline: None takes as long as it takes.
         """
         started = time.monotonic()
+        self._roomy = 0
         total = None if more else len(settings)
         fresh = [s for s in reversed(settings) if s.process == "fresh"]  # the next one last
         for setting in itertools.chain(settings, more):
@@ -172,13 +179,17 @@ class Check:
             positions = f"{counts.positions:,} positions"
             self.observer.progress(Progress(counts.settings, total, "settings", seconds, figures=(positions,)))
         self.result.seconds += time.monotonic() - started
+        if self._roomy:
+            self.result.notes.append(f"in {self._roomy} of the settings with preemption nobody had to be preempted")
         return self.result
 
     def _try(self, setting: Setting) -> Failure | None:
         """Try a setting with its prompts, and count it."""
         case = Case(setting, self.pool.watched(setting))
-        tally = Tally(settings=1)
+        tally, preemptions = Tally(settings=1), self.result.preemptions
         failure = self.attempt(case, tally)
+        if setting.preemption and failure is None and self.result.preemptions == preemptions:
+            self._roomy += 1
         self.result.total.add(tally)
         for axis in self.axes:
             value = getattr(setting, axis.name)
@@ -220,7 +231,14 @@ class Check:
         if setting.neighbours == "broken":
             broken = breaking(case.watched, reference, self.subject.engine(setting.quant))
         queue = self.pool.arranged(case.watched, setting, self.seed, broken)
-        return Task(setting, queue, ahead, self.seed, broken[0] if broken else None)
+        before: list[Request] = []
+        if setting.prefix_cache == "warm":
+            before = [replace(r, params=SamplingParams(max_tokens=1)) for r in queue]
+        elif setting.prefix_cache == "shared":
+            engine = self.subject.engine(setting.quant)
+            prompts = {r.id: engine.encode(r) for r in case.watched if (r.id, 0) in reference}
+            before = self.pool.beginnings(case.watched, prompts)
+        return Task(setting, queue, ahead, self.seed, broken[0] if broken else None, before)
 
     def reference_task(self, case: Case) -> Task:
         """What the case is compared with: nothing drafted, one request at a time."""
@@ -232,21 +250,21 @@ class Check:
         made = self._references.setdefault((setting.quant, setting.sampling), {})
         missing = [r for r in case.watched if (r.id, 0) not in made]
         if missing:
-            made |= self.subject.generate(self.reference_task(replace(case, watched=missing)))
+            made |= self.subject.generate(self.reference_task(replace(case, watched=missing))).samples
         wanted = {(r.id, sample) for r in case.watched for sample in range(r.params.n)}
         return {key: seen for key, seen in made.items() if key in wanted}
 
     def _generate(self, task: Task) -> dict[Key, Observed]:
         process = task.setting.process
-        if process == "fresh":
-            return self.fresh.generate(task)
         if process == "resumed":
             if short_of_memory():
                 self.fresh.close()
             found, killed = kill_and_resume(task, self.config)
             self.result.kills += killed
             return found
-        return self.subject.generate(task)
+        generated = (self.fresh if process == "fresh" else self.subject).generate(task)
+        self.result.preemptions += generated.preemptions
+        return generated.samples
 
 
 @contextmanager

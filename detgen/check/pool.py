@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from detgen.check.axes import SAMPLING, Setting
@@ -21,6 +22,10 @@ _FEW = 4  # requests of the smallest batches
 _SURPLUS = 2  # more requests than slots, so that slots are used again
 _FILLED = 64  # tokens of a neighbour that breaks
 _SEVERAL = 8  # requests that have several samples, where the sampling asks for them
+_CROWD = 6  # requests for a cache that holds few of them at a time
+_GROWING = "growing"  # what the ids of requests begin with that outgrow such a cache together
+_WIDEST = Setting(batch="all", drafter="self", verify_window=64)  # requests of all kinds that such a cache holds
+_GROWTH = 20  # tokens that they generate: the first one to need a page is to be there when the second one needs it
 
 
 @dataclass(slots=True)
@@ -33,6 +38,9 @@ class Pool:
         stops: a stop string of each request, by its id; those of the kind "stop" end there.
         tokens: the greedy completion of each request, by its id.
         following: a prompt that continues another request's completion, once that is known.
+        variants: prompts of whole blocks that differ in one token of a block: its first, its last, one between, one of
+            the block before.
+        growing: two prompts that together outgrow a cache made for the longest request.
     """
 
     requests: list[Request]
@@ -40,14 +48,22 @@ class Pool:
     stops: dict[str | int, str] = field(default_factory=dict)
     tokens: dict[str | int, tuple[int, ...]] = field(default_factory=dict)
     following: Request | None = None
+    variants: list[Request] = field(default_factory=list)
+    growing: list[Request] = field(default_factory=list)
 
     def watched(self, setting: Setting) -> list[Request]:
         """The requests to compare under a setting: a few more than its slots."""
         batch = len(self.requests) if setting.batch == "all" else int(setting.batch)
         count = batch + _SURPLUS if batch > 1 else _FEW
+        if setting.preemption:
+            count = min(count, _CROWD)
         chosen = self.requests[: max(count, _FEW)]
-        if self.following is not None and setting.process != "resumed":  # files of prompts have no token ids
+        if self.following is not None:
             chosen = [*chosen, self.following]
+        if setting.prefix_cache != "off" and not setting.preemption:
+            chosen = [*chosen, *self.variants]
+        if setting.preemption:
+            chosen = [*chosen, *(self._lengthened(r, setting.verify_window or 0) for r in self.growing)]
         if setting.verify_window is not None and setting.verify_window > max(
             r.params.max_tokens for r in self.requests
         ):
@@ -62,6 +78,12 @@ class Pool:
         params = SamplingParams(max_tokens=window + 2)
         return replace(few, index=len(self.requests) + 1, id="lasting", params=params)
 
+    def _lengthened(self, request: Request, window: int) -> Request:
+        """The same request, or another one that does not end with the first window either."""
+        if window < _GROWTH:
+            return request
+        return replace(request, id=f"{request.id}, long").with_params(max_tokens=window + 8, min_tokens=window + 8)
+
     def longest(self) -> Request:
         """The long neighbour, which is compared too: nobody else's positions reach as far."""
         return Request(len(self.requests) + 2, "long", prompt=self.long, params=SamplingParams(max_tokens=4))
@@ -71,12 +93,20 @@ class Pool:
         plain = [replace(r, params=SamplingParams(max_tokens=r.params.max_tokens)) for r in watched]
         return [self._sampled(r, kind) for r in plain]
 
-    def learn(self, greedy: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> None:
-        """Keep each greedy text and a stop string from its middle, and a prompt that follows one of them.
+    def learn(
+        self,
+        greedy: Mapping[Key, Observed],
+        prompts: Mapping[str | int, list[int]],
+        size: Callable[[Request], int],
+        page: int,
+    ) -> None:
+        """Keep each greedy text and a stop string from its middle, and make the requests that consist of token ids.
 
         Args:
             greedy: the reference of requests.
             prompts: tokens of their prompts, by their ids.
+            size: most tokens that a request may have, with its completion; 0 if it cannot run.
+            page: positions of a page.
         """
         self.requests = [r for r in self.requests if (r.id, 0) in greedy]  # the others cannot run
         for (id, _), sample in greedy.items():
@@ -87,6 +117,34 @@ class Pool:
         tokens = (*prompts[second.id], *greedy[second.id, 0].tokens)
         params = SamplingParams(max_tokens=8)
         self.following = Request(len(self.requests), "following", token_ids=tokens + tokens[:3], params=params)
+        text = [token for request in self.requests for token in prompts[request.id]]
+        self.variants = self._variants(text, page)
+        others = self._neighbours(Setting(neighbours="others"))
+        self.growing = self._growing(text, page, max(map(size, [*self.watched(_WIDEST), *others])))
+
+    def _variants(self, text: list[int], page: int) -> list[Request]:
+        """Prompts whose first two blocks are equal but for one token, or less."""
+        base, tokens = _repeated(text, 2 * page + 1), sorted(set(text))
+        prompts = [base]
+        for place, length in ((0, 2 * page + 1), (page - 1, page + 1), (page // 2, page + 1), (page + 7, 2 * page + 1)):
+            other = tokens[(tokens.index(base[place]) + 1) % len(tokens)]
+            prompts.append([*base[:place], other, *base[place + 1 : length]])
+        return [
+            self._of_tokens(f"variant {i}", prompt, SamplingParams(max_tokens=3)) for i, prompt in enumerate(prompts)
+        ]
+
+    def _growing(self, text: list[int], page: int, longest: int) -> list[Request]:
+        """Two prompts that nearly fill half the pages that the longest request needs, read backwards.
+
+        The younger one needs another page first, and has some tokens when the older one needs it, too.
+        """
+        half = -(-longest // (2 * page)) * page
+        prompts = [_repeated(text[::-1], half - 1), _repeated(text[-2::-1] or text, half)]
+        params = SamplingParams(max_tokens=_GROWTH, min_tokens=_GROWTH, ignore_eos=True)
+        return [self._of_tokens(f"{_GROWING} {i}", prompt, params) for i, prompt in enumerate(prompts)]
+
+    def _of_tokens(self, id: str, tokens: list[int], params: SamplingParams) -> Request:
+        return Request(len(self.requests) + _SEVERAL, id, token_ids=tuple(tokens), params=params)
 
     def _sampled(self, request: Request, kind: str) -> Request:
         changes = dict(SAMPLING[kind])
@@ -120,7 +178,28 @@ class Pool:
         neighbours = self._neighbours(setting) + self._breaking(setting, broken) + self._unverified(setting)
         for i, other in enumerate(neighbours):  # spread over the first slots, so that they run beside the longest
             queue.insert(min(2 * i, len(queue)), other)
-        return queue
+        return sorted(queue, key=lambda request: not grows(request))  # at the same time, beside nobody else's pages
+
+    def beginnings(self, watched: list[Request], prompts: Mapping[str | int, list[int]]) -> list[Request]:
+        """Other requests that begin like the watched ones: longer, not verified, or with another token in the middle.
+
+        Args:
+            watched: as they are.
+            prompts: tokens of their prompts, by their ids; those that are not there cannot run.
+        """
+        made: list[Request] = []
+        for request in watched:
+            tokens = prompts.get(request.id, [])
+            if not tokens:
+                continue
+            middle, kind = len(tokens) // 2, request.index % 3
+            if kind == 0:
+                tokens = [*tokens, *tokens[:2]]
+            elif kind == 2:
+                tokens = [*tokens[:middle], tokens[middle - 1], *tokens[middle + 1 :]]
+            params = SamplingParams(max_tokens=8 if kind == 1 else 2, deterministic=kind != 1)
+            made.append(Request(len(made), f"beginning {len(made)}", token_ids=tuple(tokens), params=params))
+        return made
 
     def _neighbours(self, setting: Setting) -> list[Request]:
         kinds: dict[str, list[dict[str, Any]]] = {
@@ -142,7 +221,12 @@ class Pool:
         token, *others = broken
         sound = (others * (_FILLED // len(others) + 1))[:_FILLED]
         return [
-            Request(i, f"neighbour {i}", token_ids=(*sound[: 5 * i], token, *sound), params=SamplingParams(n=1 + i % 2))
+            Request(
+                i,
+                f"neighbour {i}",
+                token_ids=(*sound[: 5 * i], token, *sound),
+                params=SamplingParams(n=1 + i % 2, max_tokens=8),
+            )
             for i in range(3)
         ]
 
@@ -157,6 +241,16 @@ class Pool:
         """Some text that is not a prompt of the pool."""
         start = (37 * i) % max(len(self.long) - 60, 1)
         return self.long[start : start + 60]
+
+
+def grows(request: Request) -> bool:
+    """Whether it is one of the two that together outgrow a small cache."""
+    return str(request.id).startswith(_GROWING)
+
+
+def _repeated(tokens: list[int], length: int) -> list[int]:
+    """The tokens again and again, up to a length."""
+    return list(islice(cycle(tokens), length))
 
 
 def make_pool(requests: list[Request], lengths: tuple[tuple[int, int], ...], longest: int, cut: int | None) -> Pool:

@@ -76,6 +76,7 @@ def _options(task: Task, config: EngineConfig) -> list[str]:
         "target_quant": config.target_quant if quant == "none" else quant,
         "draft_quant": config.draft_quant,
         "kv_memory": config.kv_memory,
+        "prefix_cache": "off" if task.setting.prefix_cache == "off" else "on",
         "drafter": task.setting.drafter,
         **task.engine_settings(config),
     }

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import psutil
 
 from detgen.check.axes import Setting
 from detgen.check.comparing import Key, Observed, Watching
+from detgen.check.pool import grows
 from detgen.drafters.known_text import AdversaryDrafter, Known, OracleDrafter
 from detgen.drafters.protocol import Drafter
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
-from detgen.errors import EngineError, QuantName
+from detgen.errors import EngineError, QuantName, RequestError
 from detgen.machine import usable_cores
 from detgen.passes.embedding import broken_embedding
+from detgen.passes.pages import PAGE
 from detgen.progress import Observer
 from detgen.worker import Worker
+
+_BEFORE = 16  # requests at a time of those that fill the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Task:
         known: samples of the reference, for the drafters that need them.
         seed: of the adversary.
         broken: a token whose embedding is NaN meanwhile; None for none.
+        before: what the engine generates first, so that the prefix cache holds it.
     """
 
     setting: Setting
@@ -41,6 +46,7 @@ class Task:
     known: list[Known]
     seed: int
     broken: int | None = None
+    before: list[Request] = field(default_factory=list)
 
     def engine_settings(self, config: EngineConfig) -> dict[str, Any]:
         """What the setting asks of an engine, as far as the command line has it, too."""
@@ -51,6 +57,19 @@ class Task:
             "batch_size": max(len(self.queue), 1) if setting.batch == "all" else setting.batch,
             "threads": setting.threads or config.threads or usable_cores(),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What a task gave.
+
+    Attributes:
+        samples: those that ended without an error.
+        preemptions: sequences that gave their pages back and were replayed.
+    """
+
+    samples: dict[Key, Observed]
+    preemptions: int = 0
 
 
 class Subject:
@@ -81,22 +100,31 @@ class Subject:
 
     @contextlib.contextmanager
     def configured(self, task: Task) -> Iterator[Engine]:
-        """The engine as the task wants it; inside the block, its broken token is broken."""
+        """The engine as the task wants it, after what it generates first; inside the block, its broken token is broken.
+
+        Its prefix cache knows nothing else, so that a task differs or not whatever ran before it.
+        """
         setting, engine = task.setting, self.engine(task.setting.quant)
+        limits = {"kv_memory": engine.position_bytes * PAGE * _pages(engine, task.queue)} if setting.preemption else {}
         configured = engine.with_settings(
             drafter=_drafter(task, engine.vocabulary),
             prefill_chunk=setting.chunk,
-            prefix_cache=setting.reuse,
+            prefix_cache=setting.prefix_cache != "off",
             **task.engine_settings(self._config),
+            **limits,
         )
+        configured.reset_prefix_cache()
+        first = engine.with_settings(drafter="none", batch_size=_BEFORE, prefix_cache=True)
         with (
             contextlib.nullcontext()
             if task.broken is None
             else broken_embedding(configured.canonical[0].model, task.broken)
         ):
+            for _ in first.stream(task.before):
+                pass
             yield configured
 
-    def generate(self, task: Task) -> dict[Key, Observed]:
+    def generate(self, task: Task) -> Generated:
         """Generate in this process.
 
         Raises:
@@ -104,8 +132,10 @@ class Subject:
         """
         trace = Watching()
         with self.configured(task) as engine:
+            before = engine.stats.preemptions
             done = [c for finished in engine.stream(task.queue, trace=trace) for c in finished]
-        return {(c.request.id, c.sample): trace.observed(c) for c in done if c.error is None}
+        samples = {(c.request.id, c.sample): trace.observed(c) for c in done if c.error is None}
+        return Generated(samples, engine.stats.preemptions - before)
 
 
 def short_of_memory() -> bool:
@@ -123,6 +153,22 @@ def _drafter(task: Task, vocabulary: int) -> Any:
         return oracle if name == "oracle" else AdversaryDrafter(oracle, vocabulary, task.seed, task.broken)
 
     return make
+
+
+def size(engine: Engine, request: Request) -> tuple[int, int]:
+    """Tokens of a request's prompt, and most that it may have with its completion; nothing if it cannot run."""
+    try:
+        sample = next(engine.sequences(request))
+    except RequestError:
+        return 0, 0
+    return sample.prompt_length, sample.limit
+
+
+def _pages(engine: Engine, queue: list[Request]) -> int:
+    """Pages of a cache that holds each request of a queue by itself, and both that outgrow it until they do."""
+    sizes = [(request, *size(engine, request)) for request in queue]
+    growing = sum(-(-prompt // PAGE) for request, prompt, _ in sizes if grows(request))
+    return max([growing + 1, *(-(-most // PAGE) for _, _, most in sizes)])  # a page too few for both to go on
 
 
 def breaking(requests: Iterable[Request], reference: Mapping[Key, Observed], engine: Engine) -> tuple[int, ...]:
@@ -174,7 +220,7 @@ class FreshProcess:
             self._loads += 1
         return self._worker
 
-    def generate(self, task: Task) -> dict[Key, Observed]:
+    def generate(self, task: Task) -> Generated:
         """Generate there.
 
         Raises:
@@ -185,7 +231,7 @@ class FreshProcess:
         while self._loads:
             self._loads -= 1
             worker.finish()
-        found: dict[Key, Observed] = worker.finish()
+        found: Generated = worker.finish()
         return found
 
     def close(self) -> None:
@@ -203,7 +249,7 @@ def _load(config: EngineConfig, quant: str) -> None:
         _subject(config).engine(quant)
 
 
-def _generate(config: EngineConfig, task: Task) -> dict[Key, Observed]:
+def _generate(config: EngineConfig, task: Task) -> Generated:
     return _subject(config).generate(task)
 
 

@@ -44,7 +44,8 @@ def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None
     pool = check.pool.requests
     tokens = f"{pool[0].params.max_tokens} to {pool[-1].params.max_tokens} new tokens each"
     killed = f"; {_count(result.kills, 'run')} killed and resumed" if result.kills else ""
-    line = f"{len(pool)} prompts of {tokens}; {chosen}{killed}; {clock(result.seconds)}"
+    preempted = f"; {_count(result.preemptions, 'sequence')} preempted and replayed" if result.preemptions else ""
+    line = f"{len(pool)} prompts of {tokens}; {chosen}{killed}{preempted}; {clock(result.seconds)}"
     console.print(Text(line, style="dim"), soft_wrap=True)
     for explanation in found:
         _show(explanation, console)

@@ -28,13 +28,13 @@ class Clock:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
-    """What a check tries, without generating; settings with `reuse` differ."""
+    """What a check tries, without generating; settings with a prefix cache differ."""
     clock, seen = Clock(), list[Setting]()
 
     def attempt(self: Check, case: Case, tally: object = None) -> Failure | None:
         clock.now += 1
         seen.append(case.setting)
-        return Failure(case, Difference(1, 0, "token", 3, 0)) if case.setting.reuse else None
+        return Failure(case, Difference(1, 0, "token", 3, 0)) if case.setting.prefix_cache != "off" else None
 
     monkeypatch.setattr(checking, "time", clock)
     monkeypatch.setattr(Check, "attempt", attempt)
@@ -55,13 +55,13 @@ def test_deadline(tried: list[Setting], make_check: Callable[..., Check], pool: 
 
 
 def test_three_that_differ_are_enough(tried: list[Setting], make_check: Callable[..., Check], pool: Pool) -> None:
-    settings = [s.turned("reuse", True) for s in MANY]
+    settings = [s.turned("prefix_cache", "cold") for s in MANY]
     assert len(make_check(pool).run(settings).failures) == 3
     assert len(tried) == 3
 
 
 def test_no_more_are_waited_for(tried: list[Setting], make_check: Callable[..., Check], pool: Pool) -> None:
     """After the first one that differs, only some seconds are spent on looking for others."""
-    settings = [s.turned("reuse", s.slot in (7, 50)) for s in MANY]
+    settings = [s.turned("prefix_cache", "cold" if s.slot in (7, 50) else "off") for s in MANY]
     assert [f.case.setting.slot for f in make_check(pool).run(settings).failures] == [7]
     assert 8 < len(tried) < 20

@@ -47,21 +47,28 @@ def test_alone(axis: object) -> None:
 
 
 def test_contradictions() -> None:
-    """Draft tokens need a drafter, a window the fast path, a slot a batch; a resumed run what the command line has."""
+    """Draft tokens need a drafter, a window the fast path; a slot and preemption need a batch, preemption one
+    without very long prompts; a resumed run can have what the command line has."""
     assert not consistent(Setting(draft_tokens=3))
     assert not consistent(Setting(drafter="self", draft_tokens=3))
     assert not consistent(Setting(drafter="self"))
     assert not consistent(Setting(drafter="ngram", verify_window=4))
     assert not consistent(Setting(slot=1))
+    assert not consistent(Setting(preemption=True))
+    assert not consistent(Setting(batch=2, preemption=True, neighbours="long"))
+    assert consistent(Setting(batch=2, preemption=True))
     assert consistent(Setting(drafter="self", verify_window=4, batch=2, slot=1))
-    resumed = Setting(process="resumed", reuse=True)
-    assert consistent(resumed)
-    changes = {"reuse": False, "chunk": 7, "drafter": "oracle", "neighbours": "broken"}
-    assert not any(consistent(resumed.turned(axis, value)) for axis, value in changes.items())
+    resumed = Setting(process="resumed", batch=2)
+    assert all(consistent(resumed.turned("prefix_cache", value)) for value in ("off", "cold"))
+    changes = [("prefix_cache", "warm"), ("prefix_cache", "shared"), ("preemption", True), ("chunk", 7)]
+    changes += [("drafter", "oracle"), ("neighbours", "broken")]
+    assert not any(consistent(resumed.turned(axis, value)) for axis, value in changes)
+    assert consistent(resumed.turned("threads", 1))
 
 
 def test_said_in_words() -> None:
     assert str(Setting()) == "the reference"
-    setting = Setting(batch=3, drafter="ngram", draft_tokens=2, threads=1, reuse=True)
-    assert str(setting) == "batch size 3, drafter ngram, draft tokens 2, prefix reuse on, threads 1"
+    setting = Setting(batch=3, drafter="ngram", draft_tokens=2, threads=1, prefix_cache="warm", preemption=True)
+    words = "batch size 3, drafter ngram, draft tokens 2, prefix cache warm, preemption on, threads 1"
+    assert str(setting) == words
     assert Setting(sampling="stop", quant="nf4", batch=3).reference() == Setting(sampling="stop", quant="nf4")

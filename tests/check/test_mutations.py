@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from helpers import faults
-from helpers.faults import FAULTS, few_rows_by_another_kernel, tile_of_one_row
+from helpers.faults import FAULTS, attend_by, few_rows_by_another_kernel
 
 from detgen import Engine
 from detgen.check import resuming
@@ -19,18 +19,22 @@ from detgen.check.axes import Setting
 from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
 from detgen.explain.explaining import explain
+from detgen.kernels.attention import attend_blocks
 
 ELSEWHERE = ("resume_loses_a_token", "outlier_columns_of_the_pass")  # need another process, another model
 
 SETTINGS = [
     Setting(batch=8, drafter="oracle", draft_tokens=8, sampling="stop"),
-    Setting(batch=3, reuse=True),
-    Setting(batch=8, chunk=7, neighbours="long", drafter="adversary", draft_tokens=3, reuse=True),
+    Setting(batch=3, prefix_cache="cold"),
+    Setting(batch=8, chunk=7, neighbours="long", drafter="adversary", draft_tokens=3, prefix_cache="shared"),
     Setting(batch=3, drafter="self", verify_window=4, neighbours="early", order="reversed", unverified=1),
     Setting(batch=3, drafter="ngram", draft_tokens=2, sampling="T=1.3 top-p"),
     Setting(batch=2, drafter="model", draft_tokens=3, neighbours="others"),
     Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken"),
     Setting(batch=8, drafter="adversary", draft_tokens=4, sampling="T=0.8 penalties"),
+    Setting(batch=3, prefix_cache="warm", drafter="ngram", draft_tokens=3),
+    Setting(batch=3, preemption=True, drafter="ngram", draft_tokens=3),
+    Setting(batch=8, preemption=True, prefix_cache="shared", chunk=7, sampling="T=1.3 top-p"),
 ]
 
 Patch = pytest.MonkeyPatch
@@ -38,9 +42,10 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture
 def _swept(engine: Engine) -> Iterator[None]:
-    """No fault leaves anything in the cache that a sound engine would not."""
+    """No fault leaves anything in the cache that a sound engine would not, nor pages that two may take."""
     yield
     cache = engine.canonical[0].cache
+    cache.pages.lay_out(0, 0)
     for entries in (*cache.keys, *cache.values):
         entries.nan_to_num_()
 
@@ -50,8 +55,6 @@ def _swept(engine: Engine) -> Iterator[None]:
 def test_found(fault: str, monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool, engine: Engine) -> None:
     if fault == few_rows_by_another_kernel.__name__:
         _skip_without_passes_of_one_row(engine)
-    if fault == tile_of_one_row.__name__ and engine.canonical[1].tile_rows > 4:
-        pytest.skip("no tile has as few rows on this machine")
     FAULTS[fault](monkeypatch)
     check = make_check(pool)
     check.learn()
@@ -60,6 +63,14 @@ def test_found(fault: str, monkeypatch: Patch, make_check: Callable[..., Check],
             assert failures[0].error is None
             return
     pytest.fail("no setting differs")
+
+
+def test_sound_attention_by_tiles_passes(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
+    """What faults of attention break is not what is found."""
+    attend_by(monkeypatch, attend_blocks)
+    check = make_check(pool)
+    check.learn()
+    assert check.run(SETTINGS).failures == []
 
 
 def test_sound_engine_passes(make_check: Callable[..., Check], pool: Pool) -> None:
@@ -72,6 +83,7 @@ def test_sound_engine_passes(make_check: Callable[..., Check], pool: Pool) -> No
     assert result.total.settings == len(SETTINGS)
     assert result.total.positions > 700
     assert result.total.logits > 150
+    assert result.preemptions >= 2
 
 
 def test_resumed_run_that_loses_a_token(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
@@ -79,7 +91,7 @@ def test_resumed_run_that_loses_a_token(monkeypatch: Patch, make_check: Callable
     monkeypatch.setattr(resuming, "DETGEN", (sys.executable, faults.__file__, "resume_loses_a_token"))
     check = make_check(pool)
     check.learn()
-    result = check.run([Setting(batch=2, drafter="ngram", process="resumed", reuse=True)])
+    result = check.run([Setting(batch=2, drafter="ngram", process="resumed", prefix_cache="cold")])
     assert result.kills == 1
     assert [f.difference.what for f in result.failures] == ["token"]
     assert result.failures[0].difference.tokens[1] is None

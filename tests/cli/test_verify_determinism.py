@@ -58,7 +58,7 @@ def test_difference_is_shown_and_replayed(prompts: Path, monkeypatch: pytest.Mon
     """Exit 1, the difference on the screen, a file that shows it again; once that is fixed, the file exits with 0."""
     with monkeypatch.context() as patch:
         patch.setattr(Watching, "committed", _noisy(Watching.committed))
-        arguments = ["verify-determinism", str(prompts), "--axis", "reuse", "-q", "--save", "d.json"]
+        arguments = ["verify-determinism", str(prompts), "--axis", "prefix-cache", "-q", "--save", "d.json"]
         result = RUNNER.invoke(app, arguments)
         assert result.exit_code == 1, result.output
         assert re.search(r"\d settings? differ", result.output)

@@ -13,24 +13,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from detgen.check import resuming
-from detgen.engine import decoding, engine, verification
+from detgen.engine import committing, engine, verification
+from detgen.engine.records import NONE
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
-from detgen.kernels.attention import Attend, AttentionTraits
+from detgen.kernels.attention import PERIOD, Attend, AttentionTraits, attend_blocks
 from detgen.kernels.linear import PrepackedLinear
 from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choice
 from detgen.outputs.journal import Journal
-from detgen.passes import kv_cache
+from detgen.passes import kv_cache, pages
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import FREE_SHAPES, Shapes, Window
-from detgen.passes.tiles import Tiles
+from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows
+from detgen.passes.pages import PAGE, Pages, Prefix
 
 Patch = pytest.MonkeyPatch
 
@@ -38,7 +40,7 @@ Patch = pytest.MonkeyPatch
 def padding_row_leaks(patch: Patch) -> None:
     """Padding rows write their entries over a position of the first slot."""
     patch.setattr(Shapes, "fit_rows", lambda self, rows: -(-rows // 8) * 8)
-    patch.setattr(KVCache, "scratch", property(lambda self: 2))
+    patch.setattr(KVCache, "scratch", property(lambda self: int(self.pages.tables[0, 0]) * PAGE + 2))
 
 
 def provisional_entry_stays(patch: Patch) -> None:
@@ -55,10 +57,12 @@ def _keep_old(patch: Patch, kept: Callable[[Window, set[int]], range]) -> None:
     run = Forward.run
     drafted: set[int] = set()
 
-    def faulty(self: Forward, windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
+    def faulty(self: Forward, windows: Windows, shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
         if shapes is FREE_SHAPES:  # the fast path and the draft model
             return run(self, windows, shapes, broken)
-        buffer = [w.slot * self.cache.slot_size + p for w in windows for p in kept(w, drafted)]
+        tables = self.cache.pages.tables
+        places = [(w.slot, p) for w in windows for p in kept(w, drafted)]
+        buffer = [tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places]
         layers = [*self.cache.keys, *self.cache.values]
         before = [entries[buffer].clone() for entries in layers]
         logits = run(self, windows, shapes, broken)
@@ -74,7 +78,12 @@ def _keep_old(patch: Patch, kept: Callable[[Window, set[int]], range]) -> None:
 def truncation_off_by_one(patch: Patch) -> None:
     """One position more than was computed counts as cached."""
     advance = Scheduler.advance
-    patch.setattr(Scheduler, "advance", lambda self, seq, cached: advance(self, seq, cached + (seq.generated > 0)))
+
+    def faulty(self: Scheduler, slots: np.ndarray, cached: np.ndarray) -> None:
+        generated = self.live.length[slots] > self.live.prompt[slots]
+        advance(self, slots, np.minimum(cached + generated, self._pages.held[slots] * PAGE))
+
+    patch.setattr(Scheduler, "advance", faulty)
 
 
 def noise_keyed_by_slot(patch: Patch) -> None:
@@ -103,14 +112,26 @@ def penalty_of_the_window_before(patch: Patch) -> None:
     )
 
 
+_TILE_ROWS = 4  # query rows of the smallest tile
+
+
+def attend_by(patch: Patch, attend: Attend) -> None:
+    """Let a function be the attention of tiles, whatever the probe chose."""
+
+    def attended(
+        self: Packed, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, traits: AttentionTraits
+    ) -> torch.Tensor:
+        if self._tiles is None:
+            self._shapes = replace(self._shapes, tile_rows=_TILE_ROWS, key_lengths=(PERIOD,))
+            self._tiles = self.tiles()
+        return self._tiles.attend(q, keys, values, attend, traits)
+
+    patch.setattr(Packed, "attend", attended)
+
+
 def _attend(patch: Patch, faulty: Callable[..., torch.Tensor]) -> None:
-    """Let a function that is given the attention and its arguments stand for it."""
-    attend = Tiles.attend
-
-    def twisted(self: Tiles, q: torch.Tensor, kv_heads: int, read: Any, sound: Attend, *more: Any) -> torch.Tensor:
-        return attend(self, q, kv_heads, read, partial(faulty, sound), *more)
-
-    patch.setattr(Tiles, "attend", twisted)
+    """Let a function that is given an attention and its arguments stand for it."""
+    attend_by(patch, partial(faulty, attend_blocks))
 
 
 def tile_of_one_row(patch: Patch) -> None:
@@ -119,7 +140,7 @@ def tile_of_one_row(patch: Patch) -> None:
     def faulty(
         sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
-        if q.shape[2] > 4:
+        if q.shape[2] > _TILE_ROWS:
             return sound(q, k, v, mask, traits)
         scores = (q.double() * traits.scale) @ k.double().permute(0, 2, 3, 1) + mask
         return (torch.softmax(scores, -1) @ v.double().transpose(1, 2)).to(q.dtype)
@@ -160,11 +181,13 @@ def stop_string_cut_by_window(patch: Patch) -> None:
 
 def draft_taken_unchecked(patch: Patch) -> None:
     """The first drafted token is accepted whatever the model says."""
-    patch.setattr(
-        decoding,
-        "verify",
-        lambda drafted, chosen, ends: verification.verify(drafted, [*(drafted or chosen)[:1], *chosen[1:]], ends),
-    )
+
+    def faulty(firsts: np.ndarray, drafted: np.ndarray, chosen: np.ndarray, ends: np.ndarray) -> verification.Verdicts:
+        there = firsts[drafted[firsts] != NONE]
+        chosen[there] = drafted[there]
+        return verification.judge(firsts, drafted, chosen, ends)
+
+    patch.setattr(committing, "judge", faulty)
 
 
 def few_rows_by_another_kernel(patch: Patch) -> None:
@@ -179,9 +202,56 @@ def few_rows_by_another_kernel(patch: Patch) -> None:
 
 
 def prefix_copied_short(patch: Patch) -> None:
-    """One position too few is copied from the slot that shares a prompt's beginning."""
-    copy = KVCache.copy_prefix
-    patch.setattr(KVCache, "copy_prefix", lambda self, a, b, length: copy(self, a, b, length - 1))
+    """One position too few is copied from the page that holds a prompt's beginning."""
+    copy = KVCache.copy
+    patch.setattr(KVCache, "copy", lambda self, source, target, positions: copy(self, source, target, positions - 1))
+
+
+def page_freed_too_early(patch: Patch) -> None:
+    """A page is given back although another sequence still has it."""
+    truncate = Pages.truncate
+
+    def faulty(self: Pages, slot: int, blocks: int) -> None:
+        held = self.tables[slot, blocks : int(self.held[slot])].tolist()
+        shared = [page for page in held if self.references[page] > 1 and page not in self._empty]
+        truncate(self, slot, blocks)
+        self._empty += shared
+
+    patch.setattr(Pages, "truncate", faulty)
+
+
+def shared_page_written(patch: Patch) -> None:
+    """A page of which only the first positions are shared is used as it is, and written behind them."""
+    take = Pages.take
+
+    def faulty(self: Pages, slot: int, blocks: int, prefix: Prefix | None = None, *more: Any) -> None:
+        copied = take(self, slot, blocks, prefix, *more)
+        if copied is not None:
+            source, own, _ = copied
+            self.tables[slot, self.tables[slot].tolist().index(own)] = source
+            self.references[[source, own]] += 1, -1
+            self._retained.pop(source, None)
+            self._empty.append(own)
+
+    patch.setattr(Pages, "take", faulty)
+
+
+def key_without_a_token(patch: Patch) -> None:
+    """Blocks that differ in their last token alone have the same key."""
+    key = pages._key
+    patch.setattr(pages, "_key", lambda before, data: key(before, data[: 8 * (PAGE - 1)]))
+
+
+def replay_loses_a_token(patch: Patch) -> None:
+    """A sequence that gave its pages back is read again but for one token."""
+    place = Scheduler._place
+
+    def faulty(self: Scheduler, seq: Sequence, prefix: Prefix) -> None:
+        place(self, seq, prefix)
+        if seq.generated:
+            self.live.cached[seq.slot] = min(prefix.shared + 1, len(seq.tokens) - 1)
+
+    patch.setattr(Scheduler, "_place", faulty)
 
 
 def resume_loses_a_token(patch: Patch) -> None:
@@ -225,14 +295,18 @@ def broken_entry_stays(patch: Patch) -> None:
 
 def broken_draft_ends_request(patch: Patch) -> None:
     """A drafted token whose row is not finite ends the request, though it is not committed."""
-    verdict = decoding.Decoding._verdict
+    sound = committing.Committing._sound
 
-    def faulty(self: decoding.Decoding, window: Window, seq: Sequence, drafted: list[int], chosen: list[int]) -> Any:
-        if min(chosen) < 0:
-            seq.break_off(window.start)
-        return verdict(self, window, seq, drafted, chosen)
+    def faulty(self: committing.Committing, rows: Any, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
+        found = sound(self, rows, chosen, committed)
+        for i in np.flatnonzero((np.minimum.reduceat(chosen, rows.firsts) < 0) & (found > 0)).tolist():
+            seq = self._scheduler.live[int(rows.slots[i])]
+            seq.break_off(int(rows.positions[i]))
+            self._end(seq)
+            found[i] = 0
+        return found
 
-    patch.setattr(decoding.Decoding, "_verdict", faulty)
+    patch.setattr(committing.Committing, "_sound", faulty)
 
 
 FAULTS: dict[str, Callable[[Patch], None]] = {
@@ -252,6 +326,10 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
         draft_taken_unchecked,
         few_rows_by_another_kernel,
         prefix_copied_short,
+        page_freed_too_early,
+        shared_page_written,
+        key_without_a_token,
+        replay_loses_a_token,
         resume_loses_a_token,
         outlier_columns_of_the_pass,
         broken_entry_stays,
