@@ -225,11 +225,19 @@ def changed(diff: str) -> dict[str, str]:
 
 EXAMPLES = {
     "A drafter": {"detgen/drafters/repeat.py", "detgen/drafters/registry.py"},
-    "A sampling filter": {"detgen/engine/request.py", "detgen/kernels/sampling.py", "detgen/cli/run.py", "README.md"},
+    "A sampling filter": {
+        "detgen/engine/request.py",
+        "detgen/kernels/sampling.py",
+        "detgen/kernels/sifting.py",
+        "detgen/kernels/filters.py",
+        "detgen/cli/run.py",
+        "README.md",
+    },
     "An argument of attention": {
         "detgen/kernels/attention.py",
-        "detgen/kernels/compiled.py",
         "detgen/passes/adapter.py",
+        "detgen/passes/packing.py",
+        "detgen/passes/probing.py",
     },
 }
 
@@ -242,8 +250,7 @@ def test_an_example_applies_and_touches_few_files(title: str) -> None:
 TRIED = """
 import torch
 from detgen import Engine
-from detgen.kernels.attention import AttentionTraits, attend_blocks
-from detgen.kernels.compiled import attend_compiled
+from detgen.kernels.attention import AttentionTraits, attend_blocks, attend_fused
 
 engine = Engine(drafter="repeat", kv_memory=64 << 20)
 plain = engine.with_settings(drafter="none")
@@ -259,7 +266,7 @@ assert found[0] != found[1], "the filter changed nothing"
 q, (k, v) = torch.randn(2, 2, 6, 16), torch.randn(2, 2, 64, 2, 16)
 scores = torch.cat([torch.einsum("shrd,skhd->shrk", q, k), torch.full((2, 2, 6, 1), 3.0)], -1)
 want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1)[..., :-1], v)
-for attend in (attend_blocks, attend_compiled):
+for attend in (attend_blocks, attend_fused):
     torch.testing.assert_close(attend(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
 """
 
