@@ -46,7 +46,7 @@ def test_fault(fault: str, tmp_path: Path) -> None:
     done = _quick([sys.executable, faults.__file__, fault], tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     for line in (
-        r"prompt +\w+, sample \d+: '.+",
+        r"prompt +[\w ]+, sample \d+: '.+",
         r"position +\d+ \((token \d+ of the completion\)\ntokens +reference .+, here .+|within the prompt\))",
         r"smallest setting +.+ \(\d+ prompts\)",
         r"first module +.+",
