@@ -100,17 +100,33 @@ def _look(check: Check, failure: Failure, case: Case, difference: Difference) ->
     words = [("" if t is None else repr(engine.tokenizer.decode([t]))) for t in difference.tokens]
     origin: Origin | None = None
     logits: tuple[tuple[float, float], ...] = ()
-    if case.setting.process != "fresh" and difference.what != "missing":
-        reference = check.reference_task(case)
-        mine = [r for r in reference.queue if r.id == difference.id]
-        with check.subject.configured(reference) as engine:
-            ours = Recording(engine, difference).run(mine)
-        task = check.task(case, check.reference(case))
-        with check.subject.configured(task) as engine:
-            theirs = Recording(engine, difference).run(task.queue)
-        origin = locate(ours, theirs)
-        logits = _logits(difference, [t.logits if t else None for t in (ours, theirs)])
+    if case.setting.process != "fresh":
+        if difference.what == "missing":
+            origin = Origin(None, 0, 0, 0, (0, 0), _why_missing(check, case, difference))
+        else:
+            origin, logits = _where(check, case, difference)
     return Explanation(case, failure.case, difference, prompt, (words[0], words[1]), logits, origin)
+
+
+def _where(check: Check, case: Case, difference: Difference) -> tuple[Origin, tuple[tuple[float, float], ...]]:
+    """The first module that differs, and the logits of the two tokens."""
+    reference = check.reference_task(case)
+    mine = [r for r in reference.queue if r.id == difference.id]
+    with check.subject.configured(reference) as engine:
+        ours = Recording(engine, difference).run(mine)
+    task = check.task(case, check.reference(case))
+    with check.subject.configured(task) as engine:
+        theirs = Recording(engine, difference).run(task.queue)
+    return locate(ours, theirs), _logits(difference, [t.logits if t else None for t in (ours, theirs)])
+
+
+def _why_missing(check: Check, case: Case, difference: Difference) -> str:
+    """The error that a sample ends with, which the reference does not."""
+    task = check.task(case, check.reference(case))
+    with check.subject.configured(task) as engine:
+        done = [c for finished in engine.stream(task.queue) for c in finished]
+    errors = (c.error for c in done if (c.request.id, c.sample) == (difference.id, difference.sample))
+    return f"not looked for, since the sample ends with an error: {next(errors, None)}"
 
 
 def _logits(difference: Difference, seen: list[torch.Tensor | None]) -> tuple[tuple[float, float], ...]:

@@ -292,7 +292,10 @@ class Pages:
             self.truncate(slot, 0)
 
     def forget(self) -> None:
-        """Make nothing findable any more; slots keep their pages."""
+        """Make nothing findable any more; slots keep their pages. Where none has any, all pages are fresh again."""
+        if not self.held.any():
+            self._reset()
+            return
         self._empty += self._retained
         self._retained.clear()
         self._contents = Contents()

@@ -130,3 +130,21 @@ def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: P
     assert 1 <= found.origin.ulp < 10
     assert found.origin.rows == (1, 2)
     assert found.as_dict()["origin"]["text"].startswith("layers.5.o_proj: row ")
+
+
+@pytest.mark.usefixtures("_swept")
+def test_explained_where_a_sample_ends_with_an_error(
+    monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool, engine: Engine
+) -> None:
+    """It shows again when it is repeated, and the error is told."""
+    faults.broken_entry_stays(monkeypatch)
+    check = make_check(pool)
+    check.learn()
+    setting = Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken")
+    failure = check.attempt(Case(setting, pool.watched(setting)))
+    assert failure is not None
+    assert failure.difference.what == "missing"
+    found = explain(check, failure, seconds=0)
+    assert found.error is None
+    assert found.origin is not None
+    assert "ends with an error: the model's hidden states or logits are not finite" in str(found.origin)
