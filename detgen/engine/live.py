@@ -84,8 +84,8 @@ class Live:
     def __contains__(self, slot: int) -> bool:
         return slot in self._sequences
 
-    def add(self, seq: Sequence, cached: int) -> int:
-        """Give a sequence the lowest free slot; its first `cached` positions are cached.
+    def add(self, seq: Sequence) -> int:
+        """Give a sequence the lowest free slot; nothing of it is cached.
 
         Returns:
             The slot.
@@ -110,7 +110,7 @@ class Live:
         self.last[slot], self.length[slot] = seq.tokens[-1], len(seq.tokens)
         self.prompt[slot], self.limit[slot] = seq.prompt_length, seq.limit
         self.least[slot] = params.min_tokens
-        self.cached[slot] = cached
+        self.cached[slot] = 0
         self.rounds[slot] = seq.rounds
         self.texts[slot] = seq.tokens
         self._sequences[slot] = seq

@@ -130,7 +130,7 @@ class Scheduler:
         return self._pages.need(blocks, prefix), prefix
 
     def _place(self, seq: Sequence, prefix: Prefix) -> None:
-        slot = self.live.add(seq, 0)
+        slot = self.live.add(seq)
         end = len(seq.tokens) if seq.deterministic else seq.prompt_length
         coming = (seq.tokens[:end], seq.keys[: end // BLOCK]) if self._prefix_cache else ((), [])
         copied = self._pages.take(slot, _blocks(len(seq.tokens)), prefix, *coming)

@@ -41,7 +41,7 @@ def test_arrays_follow_the_sequences(steps: list[tuple[str, int]]) -> None:
         if what == "add":
             seq = sequence(order, number)
             free = next(i for i in range(len(known) + 1) if i not in known)
-            assert live.add(seq, 0) == seq.slot == free
+            assert live.add(seq) == seq.slot == free
             known[free] = seq
         elif known and what == "remove":
             slot = list(known)[number % len(known)]
@@ -77,7 +77,7 @@ def test_what_asks_for_more() -> None:
         {"deterministic": False},
     ]
     for order, params in enumerate(asked):
-        live.add(sequence(order, 3, **params), 0)
+        live.add(sequence(order, 3, **params))
     n = len(asked)
     assert np.flatnonzero(live.watched[:n]).tolist() == [1, 2]
     assert np.flatnonzero(live.choosy[:n]).tolist() == [3, 4]
