@@ -215,7 +215,7 @@ class Pool:
         return made
 
     def _breaking(self, setting: Setting, broken: tuple[int, ...]) -> list[Request]:
-        """Neighbours that break early in their prompts, which fill more of their slots than most others will."""
+        """Neighbours that break early in their prompts, which fill more of their pages than most others will."""
         if setting.neighbours != "broken" or not broken:
             return []
         token, *others = broken

@@ -110,5 +110,5 @@ class ModelDrafter:
 
 
 def make(parts: Parts) -> Drafter | None:
-    """The engine's only one, since its cache follows the target's slots."""
+    """The engine's only one, since its cache follows the target's pages."""
     return parts.model

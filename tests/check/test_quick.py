@@ -54,6 +54,6 @@ def test_fault(fault: str, tmp_path: Path) -> None:
         assert re.search(rf"^{line}$", done.stdout, re.MULTILINE), (line, done.stdout)
     (finding,) = json.loads((tmp_path / "result.json").read_text())["findings"]
     assert finding["error"] is None
-    # A reference differs from itself if it counts what the last sequence left in its slot; else shrinking is wrong.
+    # A reference differs from itself if it counts what the last sequence left in its pages; else shrinking is wrong.
     assert finding["setting"] or fault == "truncation_off_by_one"
     assert (tmp_path / "detgen-difference.json").exists()

@@ -76,7 +76,7 @@ def said(c: Completion) -> tuple[Any, ...]:
 
 
 def test_others_are_unharmed(engine: Engine, observe: Callable[..., Any]) -> None:
-    """Slots that held broken entries give the bits that fresh ones give."""
+    """Pages that held broken entries give the bits that fresh ones give."""
     want = observe(engine.with_settings(drafter="none", batch_size=1), good())
     beside = [r for pair in zip(bad(n=2), good(), strict=False) for r in pair] + good()[4:]
     for setting in settings():

@@ -38,7 +38,7 @@ Patch = pytest.MonkeyPatch
 
 
 def padding_row_leaks(patch: Patch) -> None:
-    """Padding rows write their entries over a position of the first slot."""
+    """Padding rows write their entries over a position in the first slot's first page."""
     patch.setattr(Shapes, "fit_rows", lambda self, rows: -(-rows // 8) * 8)
     patch.setattr(KVCache, "scratch", property(lambda self: int(self.pages.tables[0, 0]) * PAGE + 2))
 
