@@ -21,6 +21,7 @@ from detgen.engine.committing import Trace
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.lengths import LeastTokens
+from detgen.engine.live import Live
 from detgen.engine.models import load_models
 from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Completion, Request, SamplingParams
@@ -188,6 +189,11 @@ class Engine:
     def canonical(self) -> tuple[Forward, Shapes]:
         """The target's passes and the shapes of canonical passes; for proofs and benchmarks."""
         return self._forward, self._prepared.shapes
+
+    @property
+    def live(self) -> Live:
+        """The sequences that have a slot; for proofs."""
+        return self._scheduler.live
 
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None, **sampling: Any

@@ -1,7 +1,8 @@
 """Where a difference comes from: the first module whose output bits differ at the first row that differs.
 
-Both generations run again with hooks on all modules, whatever the model calls them, and on the attention. The rows at
-the wanted position are kept from each pass; once the sequence has finished, those of its slot are the ones.
+Both generations run again with hooks on all modules, whatever the model calls them, and on the attention. Of a sample
+that gave its pages back, several passes compute a position: where logits or a token differ, the pass that chose the
+token is the one; where entries differ, the last pass is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from detgen.passes.packing import Packed, Shapes, Window
 
 @dataclass(slots=True)
 class Recorded:
-    """What happened to the wanted row in its last pass.
+    """What happened to the wanted row in a pass.
 
     Attributes:
         outputs: each module, its output for that row, and how many rows it saw, in the order of the calls.
@@ -82,8 +83,9 @@ class Recording:
     def __init__(self, engine: Engine, difference: Difference) -> None:
         self._engine = engine
         self._difference = difference
-        self._by_slot: dict[int, Recorded] = {}
-        self._pass: dict[int, Recorded] = {}  # by row of the pass in progress
+        self._now: Recorded | None = None  # of the pass in progress, if it computes the position
+        self._last: Recorded | None = None  # of the last pass that did
+        self._chose: Recorded | None = None  # of the pass that chose the next token
         self._rows = 0
         self._padded = 0  # rows of the last layers
         self._late = False  # after the last attention
@@ -106,12 +108,12 @@ class Recording:
         at = self._difference.place - first
         if self._mine(seq) and 0 <= at < len(logits):
             self._logits = logits[at].clone()
+            self._chose = self._last
 
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See `Trace`."""
-        found = self._by_slot.pop(seq.slot, None)  # not to be taken for the slot's next sequence
         if self._mine(seq):
-            self.found = found or Recorded()
+            self.found = (self._chose if self._difference.what in ("logits", "token") else self._last) or Recorded()
             self.found.logits = self._logits
             position = self._difference.position
             if position < keys.shape[1]:
@@ -124,7 +126,10 @@ class Recording:
 
         def run_recorded(windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
             self._begin(windows, shapes)
-            return run(windows, shapes, broken)
+            try:
+                return run(windows, shapes, broken)
+            finally:
+                self._now = None  # the fast path runs the same modules
 
         def attend_recorded(packed: Packed, layer: int, *args: Any) -> torch.Tensor:
             for name, x in zip(("query", "key", "value"), args, strict=False):
@@ -146,23 +151,23 @@ class Recording:
         self._take(name, output[0] if isinstance(output, tuple) and output else output)
 
     def _begin(self, windows: list[Window], shapes: Shapes) -> None:
-        """Find the rows of the pass at the wanted position; a pass without any is ignored."""
+        """Find the sample's row of the pass at the wanted position; a pass without it is ignored."""
         position, row = self._difference.position, 0
-        self._pass = {}
         self._wanted = []
         self._rows = shapes.fit_rows(sum(len(w.tokens) for w in windows))
         for w in windows:
             at = position - w.start
-            if 0 <= at < len(w.tokens):
-                self._pass[row + at] = self._by_slot[w.slot] = Recorded(rows=self._rows, row=row + at)
+            if 0 <= at < len(w.tokens) and self._mine(self._engine.live[w.slot]):
+                self._now = self._last = Recorded(rows=self._rows, row=row + at)
             row += len(w.tokens)
             self._wanted += range(row - w.logits, row)
         self._padded = shapes.fit_rows(max(len(self._wanted), 1))
         self._late = False
 
     def _take(self, name: str, x: object) -> None:
-        """Keep the wanted rows of an output: [rows, ...] or [1, rows, ...]."""
-        if not self._pass or not isinstance(x, torch.Tensor):
+        """Keep the wanted row of an output: [rows, ...] or [1, rows, ...]."""
+        now = self._now
+        if now is None or not isinstance(x, torch.Tensor):
             return
         sizes = list(x.shape)
         padded = self._padded != self._rows
@@ -174,10 +179,8 @@ class Recording:
             dim, places = len(sizes) - 2, self._wanted
         else:
             return
-        order = {row: i for i, row in enumerate(places)}
-        for row, mine in self._pass.items():
-            if row in order:
-                mine.outputs.append((name, x.select(dim, order[row]).detach().clone(), sizes[dim]))
+        if now.row in places:
+            now.outputs.append((name, x.select(dim, places.index(now.row)).detach().clone(), sizes[dim]))
 
 
 def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
@@ -186,7 +189,7 @@ def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
         return Origin(None, 0, 0, 0, (0, 0), "one of the two generations did not finish this sample")
     rows = reference.rows, found.rows
     if not found.outputs or not reference.outputs:
-        note = "no pass computed this position in its slot: another prompt with the same beginning did"
+        note = "no pass computed this position for this sample: another prompt with the same beginning did"
         return Origin(None, 0, 0, 0, rows, note)
     for (name, a, few), (other, b, many) in zip(reference.outputs, found.outputs, strict=False):
         if name == other and a.shape == b.shape and not same_bits(a, b):
