@@ -53,10 +53,7 @@ class Log:
         n = len(entries["owner"])
         end = self._count + n
         if end > len(self._columns["owner"]):
-            self._columns = {
-                name: np.concatenate([column, np.empty(max(n, len(column)), column.dtype)])
-                for name, column in self._columns.items()
-            }
+            self._keep(slice(self._count), max(n, self._count))
         for name, column in entries.items():
             self._columns[name][self._count : end] = column
         self._count = end
@@ -111,11 +108,15 @@ class Log:
     def _compact(self) -> None:
         """Drop the entries of sequences that ended, and the room for them."""
         kept = np.flatnonzero(self._columns["owner"][: self._count] != NONE)
-        room = np.empty(max(len(kept), _ROOM), np.int8)
-        self._columns = {
-            name: np.concatenate([column[kept], room.astype(column.dtype)]) for name, column in self._columns.items()
-        }
+        self._keep(kept, max(len(kept), _ROOM))
         self._count, self._ended = len(kept), 0
+
+    def _keep(self, entries: np.ndarray | slice, room: int) -> None:
+        """Keep these entries and room for so many others."""
+        self._columns = {
+            name: np.concatenate([column[entries], np.empty(room, column.dtype)])
+            for name, column in self._columns.items()
+        }
 
 
 def _or_none(values: np.ndarray, absent: np.ndarray) -> list[Any]:
