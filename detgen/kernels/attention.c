@@ -14,6 +14,8 @@
 #include <immintrin.h>
 #endif
 
+#include "built.h"
+
 #define LANES 16 /* keys in a vector */
 #define PAGE 64  /* keys in a page */
 #define AHEAD 8  /* keys whose values are asked for before they are used */
@@ -49,17 +51,6 @@ typedef struct {
 
 /* For the caller to see that it means the same structure. */
 int pass_bytes(void) { return sizeof(Pass); }
-
-/* Bits of the widest vectors that this was built for; a processor without them must not run it. */
-int vector_bits(void) {
-#if defined(__AVX512F__)
-    return 512;
-#elif defined(__AVX2__)
-    return 256;
-#else
-    return 128;
-#endif
-}
 
 static inline vec pick(ivec where, vec a, vec b) { return (vec)((where & (ivec)a) | (~where & (ivec)b)); }
 

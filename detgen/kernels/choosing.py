@@ -9,18 +9,17 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from detgen.kernels.library import load
+
 _BEST = struct.Struct("=8q")  # `Best` of judging.c
 _JUDGED = struct.Struct("=11q")  # `Judged`, likewise
 _DRAWS = struct.Struct("=17q")  # `Draws` of choosing.c
-# By vector width in bits: the CPU capabilities, as torch names them, that can run it.
-_CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 _LANES = {"AVX512": 16, "AVX2": 8}  # entries of torch's vectors
 _STEP = 4099  # between the numbers at which the exponential is checked when it is first used
 _LARGE = 1 << 20  # entries from which rows are divided among threads where each takes little
@@ -109,19 +108,7 @@ def draw(
 @cache
 def _library() -> ctypes.CDLL | None:
     """The library; None if it is missing or built for another processor or version."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_choosing{suffix}")
-        if not path.is_file():
-            continue
-        try:
-            library = ctypes.CDLL(str(path))
-            sizes, bits = (library.best_bytes(), library.judged_bytes(), library.draws_bytes()), library.vector_bits()
-        except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
-            continue
-        capable = bits not in _CAPABLE or torch.backends.cpu.get_cpu_capability() in _CAPABLE[bits]
-        if sizes == (_BEST.size, _JUDGED.size, _DRAWS.size) and capable:
-            return library
-    return None
+    return load("_choosing", best_bytes=_BEST.size, judged_bytes=_JUDGED.size, draws_bytes=_DRAWS.size)
 
 
 @cache

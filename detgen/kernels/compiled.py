@@ -12,13 +12,13 @@ import hashlib
 import struct
 from collections.abc import Callable
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from detgen.kernels.attention import AttentionTraits, cut_pieces
+from detgen.kernels.library import load
 
 _LANES = 16  # head sizes must be a multiple of this
 _SHARING = 64  # query rows per KV head that share transposed keys; more would take more memory than they save time
@@ -28,28 +28,15 @@ _ROWS = struct.Struct("=14q1d")  # `Rows`, likewise
 AttendPages = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor
 ]
-# By vector width in bits: the CPU capabilities, as torch names them, that can run it.
-_CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 
 
 @cache
 def _library() -> tuple[ctypes.CDLL, str] | None:
     """The library and a name for its build; None if it is missing or built for another processor or version."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_attention{suffix}")
-        if not path.is_file():
-            continue
-        try:
-            library = ctypes.CDLL(str(path))
-            sizes, bits = (library.pass_bytes(), library.rows_bytes()), library.vector_bits()
-        except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
-            continue
-        if sizes != (_PASS.size, _ROWS.size) or (
-            bits in _CAPABLE and torch.backends.cpu.get_cpu_capability() not in _CAPABLE[bits]
-        ):
-            continue
-        return library, f"compiled {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
-    return None
+    library = load("_attention", pass_bytes=_PASS.size, rows_bytes=_ROWS.size)
+    if library is None:
+        return None
+    return library, f"compiled {hashlib.sha256(Path(library._name).read_bytes()).hexdigest()[:12]}"
 
 
 def build() -> str | None:

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 #endif
 
+#include "built.h"
 #include "rows.h"
 
 typedef struct {
@@ -26,18 +27,9 @@ typedef struct {
     int64_t lanes;
 } Judged;
 
-/* For the caller to see that it means the same structures, and what processor this was built for. */
+/* For the caller to see that it means the same structures. */
 int best_bytes(void) { return sizeof(Best); }
 int judged_bytes(void) { return sizeof(Judged); }
-int vector_bits(void) {
-#if defined(__AVX512F__)
-    return 512;
-#elif defined(__AVX2__)
-    return 256;
-#else
-    return 128;
-#endif
-}
 
 /* The two largest entries, and whether one is no number. */
 static int two_largest(const float *x, int64_t n, float *largest, float *next) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 
 import numpy as np
@@ -185,24 +184,8 @@ def test_threads_share_large_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own.tobytes() == shared.tobytes()
 
 
-@BUILT
-def test_a_build_for_another_processor_or_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = choosing._library()
-    assert library is not None
-    monkeypatch.setattr(choosing, "_CAPABLE", {library.vector_bits(): {"another"}})
-    assert choosing._library.__wrapped__() is None
-    monkeypatch.setattr(choosing, "_CAPABLE", {})
-    assert choosing._library.__wrapped__() is not None
-    monkeypatch.setattr(choosing, "_DRAWS", choosing.struct.Struct("=2q"))
-    assert choosing._library.__wrapped__() is None
-
-
-def test_a_library_that_cannot_be_loaded_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: str) -> ctypes.CDLL:
-        raise OSError("built for another system")
-
-    monkeypatch.setattr(ctypes, "CDLL", fail)
-    assert choosing._library.__wrapped__() is None
+def test_without_the_library_there_is_nothing_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "_library", lambda: None)
     assert choosing._of_torch.__wrapped__() is None
 
 

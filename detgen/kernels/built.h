@@ -1,0 +1,12 @@
+/* What a library was built for; one file of each includes this. */
+
+/* Bits of the widest vectors; a processor without them must not run the library. */
+int vector_bits(void) {
+#if defined(__AVX512F__)
+    return 512;
+#elif defined(__AVX2__)
+    return 256;
+#else
+    return 128;
+#endif
+}
