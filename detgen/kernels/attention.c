@@ -365,9 +365,9 @@ typedef struct {
     int64_t half, rows, heads, size, values;
     int64_t k_row, k_head, v_row, v_head;
     double most;
-} Rows;
+} Stored;
 
-int rows_bytes(void) { return sizeof(Rows); }
+int stored_bytes(void) { return sizeof(Stored); }
 
 /* n entries, those beyond the bounds on them and NaN as 0; whether there were any of these. */
 static int copy_bounded(const void *from, int64_t at, void *to, int64_t place, int64_t n, int64_t half, float most) {
@@ -398,7 +398,7 @@ static int copy_bounded(const void *from, int64_t at, void *to, int64_t place, i
 }
 
 /* Whether an entry had to be bounded. */
-int store_rows(const Rows *t) {
+int store_rows(const Stored *t) {
     const float most = (float)t->most;
     int beyond = 0;
     for (int64_t r = 0; r < t->rows; r++)

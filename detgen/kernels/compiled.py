@@ -23,7 +23,7 @@ from detgen.kernels.library import load
 _LANES = 16  # head sizes must be a multiple of this
 _SHARING = 64  # query rows per KV head that share transposed keys; more would take more memory than they save time
 _PASS = struct.Struct("=18q2d")  # `Pass` of attention.c
-_ROWS = struct.Struct("=14q1d")  # `Rows`, likewise
+_STORED = struct.Struct("=14q1d")  # `Stored`, likewise
 # Attention of all rows of a pass; arguments as `attend_compiled`.
 AttendPages = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor
@@ -33,7 +33,7 @@ AttendPages = Callable[
 @cache
 def _library() -> tuple[ctypes.CDLL, str] | None:
     """The library and a name for its build; None if it is missing or built for another processor or version."""
-    library = load("_attention", pass_bytes=_PASS.size, rows_bytes=_ROWS.size)
+    library = load("_attention", pass_bytes=_PASS.size, stored_bytes=_STORED.size)
     if library is None:
         return None
     return library, f"compiled {hashlib.sha256(Path(library._name).read_bytes()).hexdigest()[:12]}"
@@ -60,7 +60,7 @@ def store_compiled(
         k.dtype == v.dtype == keys.dtype and k.stride(2) == v.stride(2) == positions.stride(0) == 1
     ):
         return None
-    rows = _ROWS.pack(
+    rows = _STORED.pack(
         *(x.data_ptr() for x in (k, v, keys, values, positions)),
         *(keys.dtype == torch.bfloat16, *k.shape, v.shape[2]),
         *(*k.stride()[:2], *v.stride()[:2]),
