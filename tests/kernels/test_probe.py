@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from detgen.kernels.attention import BLOCK, PERIOD, AttentionTraits
+from detgen.kernels.compiled import AttendPages
 from detgen.kernels.linear import weight_sample
 from detgen.kernels.probe import Product, bits, key_lengths, pages_agree, same_bits
 
@@ -34,6 +36,7 @@ def test_same_bits_is_stricter_than_equality() -> None:
 
 
 Twist = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
+Fault = Callable[..., torch.Tensor | float]
 
 
 def found(twist: Twist) -> tuple[int, ...]:
@@ -101,34 +104,26 @@ def test_a_dependence_on_the_slots_is_found(splits: Callable[[int], bool]) -> No
     assert found(lambda q, k: 1 + ULP * splits(q.shape[0])) == ()
 
 
-class Paged:
+def paged(fault: Fault) -> AttendPages:
     """An attention over pages that is exact but for what a fault does to it: it returns queries and a key's content.
 
     Args:
-        fault: factor of the rows, from their places in the pass, positions, slots, pages of their last key, and pieces.
+        fault: factor of the rows, from their places in the pass, positions, pages of their last key, slots, and traits.
     """
 
-    def __init__(self, fault: Callable[..., torch.Tensor | float]) -> None:
-        self.fault = fault
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        tables: torch.Tensor,
-        pieces: torch.Tensor,
-        traits: AttentionTraits,
-    ) -> torch.Tensor:
+    def attend(q: torch.Tensor, *others: Any) -> torch.Tensor:
+        _, values, tables, pieces, traits = others
         rows = sorted((row + i, slot, start + i) for slot, start, n, row in pieces.tolist() for i in range(n))
         row, slot, position = torch.tensor(rows).T
         page = tables[slot, position // BLOCK]
         content = values[page * BLOCK + position % BLOCK].repeat_interleave(q.shape[1] // values.shape[1], 1)
-        factor = self.fault(row, position, page, slot, traits)
-        return (q[: len(rows)] + content) * torch.as_tensor(1 + ULP * factor).view(-1, 1, 1)
+        factor = torch.as_tensor(1 + ULP * fault(row, position, page, slot, traits))
+        return (q[: len(rows)] + content) * factor.view(-1, 1, 1)
+
+    return attend
 
 
-FAULTS: dict[str, Callable[..., torch.Tensor | float]] = {
+FAULTS: dict[str, Fault] = {
     "place": lambda row, *_: row % 4 == 3,
     "few rows": lambda row, *_: len(row) > 3,
     "many rows": lambda row, *_: len(row) > 128,
@@ -139,8 +134,8 @@ FAULTS: dict[str, Callable[..., torch.Tensor | float]] = {
 }
 
 
-def agree(fault: Callable[..., torch.Tensor | float], window: int | None = None) -> bool:
-    return pages_agree(Paged(fault), 1, (16, 16), torch.bfloat16, CPU, AttentionTraits(1.0, window))
+def agree(fault: Fault, window: int | None = None) -> bool:
+    return pages_agree(paged(fault), 1, (16, 16), torch.bfloat16, CPU, AttentionTraits(1.0, window))
 
 
 def test_an_exact_attention_over_pages_agrees() -> None:
