@@ -32,6 +32,7 @@ SETTINGS = [
     Setting(batch=2, drafter="model", draft_tokens=3, neighbours="others"),
     Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken"),
     Setting(batch=8, drafter="adversary", draft_tokens=4, sampling="T=0.8 penalties"),
+    Setting(batch=3, drafter="oracle", draft_tokens=8, sampling="T=0.8 penalties"),
     Setting(batch=3, prefix_cache="warm", drafter="ngram", draft_tokens=3),
     Setting(batch=3, preemption=True, drafter="ngram", draft_tokens=3),
     Setting(batch=8, preemption=True, prefix_cache="shared", chunk=7, sampling="T=1.3 top-p"),
