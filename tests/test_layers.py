@@ -30,7 +30,7 @@ LAYERS = (
     ("engine",),
     ("drafters",),
     ("passes",),
-    ("kernels",),
+    ("thinking", "kernels"),
 )
 BESIDE = {"explain": {"check"}}  # what a package may import on its own line
 BASE = {
@@ -124,7 +124,7 @@ def may_import(name: str) -> set[str]:
         return {name}
     at = next(i for i, layer in enumerate(LAYERS) if name in layer)
     below = {lower for layer in LAYERS[at + 1 :] for lower in layer}
-    base = {"errors"} if name == "kernels" else BASE
+    base = {"errors"} if name in ("thinking", "kernels") else BASE
     return {name, "detgen"} | BESIDE.get(name, set()) | below | base  # "detgen" for its version
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import detgen
 from detgen.engine.config import EngineConfig
 from detgen.errors import DEMO
+from detgen.passes.folders import EMBEDDED
 
 # Parts of a profile that cannot change an output.
 _IRRELEVANT = ("name", "path", "threads")
@@ -55,6 +56,8 @@ def model_stamp(config: EngineConfig) -> str | None:
         files = _files(DEMO)
     elif not isinstance(config.target, str | Path):
         files = None
+    elif isinstance(config.target, str) and config.target in EMBEDDED:
+        files = _files(EMBEDDED[config.target])
     elif Path(config.target).is_dir():
         files = _files(Path(config.target))
     else:

@@ -15,10 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from detgen.errors import EngineError
+from detgen.errors import DEMO, EngineError
 
 # Files of which a model is made, by their endings; `.py` only where its code is trusted.
 SUFFIXES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
+
+# Models that detgen ships, by the names that `--target` has for them; a folder of such a name is given as `./NAME`.
+EMBEDDED = {"demo-thinking": DEMO / "thinking"}
 
 _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.))(?!.*\.git$)(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]{0,94}\w)?", re.ASCII)
 _LARGEST_TEXT = 256 << 20  # bytes of a file that is not weights; vocabularies have some tens of millions
@@ -48,6 +51,8 @@ def local_folder(source: str | Path, name: str) -> Path | None:
     path, given = Path(source), str(source)
     if not given.strip():
         raise EngineError(f"cannot load the model {name!r}: that is no name")
+    if isinstance(source, str) and source in EMBEDDED:
+        return EMBEDDED[source]
     try:
         kind = path.stat().st_mode
     except ValueError as error:

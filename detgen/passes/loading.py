@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.passes.folders import check_folder, local_folder, model_files
 from detgen.passes.hub import fetched
@@ -148,6 +149,7 @@ def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    thinking.register()
     with explained(name, "config.json"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
     tokens = next((f for f in ("tokenizer.json", "tokenizer_config.json") if (folder / f).exists()), None)
@@ -226,9 +228,11 @@ def _check_weights(loading: dict[str, Any], model: nn.Module) -> None:
     if wrong:
         (name, shapes), more = wrong[0], _and_more(len(wrong))
         sizes = " and ".join(str(tuple(s)) for s in shapes)
-        raise ValueError(f"the weights do not fit config.json: {name}{more} has another shape ({sizes})")
+        advice = thinking.remedy(name, missing=False)
+        raise ValueError(f"the weights do not fit config.json: {name}{more} has another shape ({sizes}){advice}")
     if missing := sorted(loading.get("missing_keys") or ()):
-        raise ValueError(f"weights are missing: {missing[0]}{_and_more(len(missing))}")
+        advice = thinking.remedy(missing[0], missing=True)
+        raise ValueError(f"weights are missing: {missing[0]}{_and_more(len(missing))}{advice}")
     if errors := list(loading.get("error_msgs") or ()):
         raise ValueError(f"the weights cannot be read: {str(errors[0]).strip().splitlines()[0]}")
     # Other parts of a checkpoint, such as a vision tower, are left out on purpose; within the layers nothing is.

@@ -71,3 +71,8 @@ def test_a_model_stamp_notices_a_change_without_reading_the_weights(tmp_path: Pa
 @pytest.mark.parametrize("target", ["somebody/never-downloaded", "/missing/folder"])
 def test_a_model_that_is_not_at_hand_has_no_stamp(target: str) -> None:
     assert model_stamp(EngineConfig(target=target)) is None
+
+
+def test_a_shipped_model_has_a_stamp() -> None:
+    assert model_stamp(EngineConfig(target="demo-thinking"))
+    assert model_stamp(EngineConfig(target="demo-thinking")) != model_stamp(EngineConfig())

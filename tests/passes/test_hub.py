@@ -18,7 +18,7 @@ from helpers.fake_hub import COMMIT, fake_hub
 from detgen.engine.config import EngineConfig
 from detgen.engine.models import load_models
 from detgen.engine.sources import check_sources
-from detgen.errors import EngineError
+from detgen.errors import DEMO, EngineError
 from detgen.passes import hub
 from detgen.passes.folders import local_folder
 from detgen.passes.hub import fetched
@@ -173,3 +173,12 @@ def test_names_that_no_model_has(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "a/b", "Qwen/Qwen3-0.6B", "some_one/model.v1_2-x"])
 def test_names_that_a_model_may_have(name: str) -> None:
     assert local_folder(name, name) is None
+
+
+def test_a_shipped_model_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_folder("demo-thinking", "demo-thinking") == DEMO / "thinking"
+    (tmp_path / "demo-thinking").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert local_folder("demo-thinking", "demo-thinking") == DEMO / "thinking"
+    for mine in ("./demo-thinking", Path("demo-thinking")):
+        assert local_folder(mine, "mine") == Path("demo-thinking")

@@ -1,0 +1,24 @@
+"""Thinking States models (Amos et al., arXiv 2602.08332) for transformers: decoders that think while they read."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Make transformers' `AutoConfig` and `AutoModelForCausalLM` know these models; a second call changes nothing."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from detgen.thinking.configuration import ThinkingStatesConfig
+    from detgen.thinking.modeling import ThinkingStatesForCausalLM
+
+    AutoConfig.register(ThinkingStatesConfig.model_type, ThinkingStatesConfig, exist_ok=True)
+    AutoModelForCausalLM.register(ThinkingStatesConfig, ThinkingStatesForCausalLM, exist_ok=True)
+
+
+def remedy(weight: str, *, missing: bool) -> str:
+    """What to do about a weight that is missing, or has a wrong shape; "" if it is no part of T or C."""
+    name = weight.partition(".")[0]
+    part = {"thinker": "T (thinker)", "compressor": "C (compressor)"}.get(name)
+    if part is None:
+        return ""
+    wrong = f"the folder has no {part}, or not all of it" if missing else f"{part} must be as wide as the backbone"
+    return f"; {wrong}: train the backbone, T and C together, as tools/train_thinking_states.py does"
