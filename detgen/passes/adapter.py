@@ -6,7 +6,7 @@ Knows transformers' models; knows no caches and no requests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
+from detgen.passes.exchange import Exchange, exchanging
 from detgen.passes.lean_decoder import AttendRows
 
 ATTENTION_NAME = "detgen"
@@ -37,15 +38,19 @@ class PlainDecoder(nn.Module):
         self.kind = type(model).__name__
         self.model = model
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, exchange: Exchange | None = None
+    ) -> torch.Tensor:
         """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
-        logits: torch.Tensor = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            attention_mask=None,
-            use_cache=False,
-            logits_to_keep=wanted,
-        ).logits
+        layers: Any = self.model.model.layers if exchange else ()
+        with exchanging(layers, exchange) if exchange else nullcontext():
+            logits: torch.Tensor = self.model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                attention_mask=None,
+                use_cache=False,
+                logits_to_keep=wanted,
+            ).logits
         return logits[0]
 
 

@@ -63,6 +63,12 @@ class PassCost:
                 return by_row, by_area
         return (max(xy / xx, 0.0) if spread else 0.0), 0.0
 
+    def fixed_rows(self) -> float:
+        """How many rows cost as much as a pass itself, at least 1; very many as long as all passes were alike."""
+        by_row, by_area = self._slopes()
+        area = self._z / self._x if self._n else 1.0
+        return max(self._pass(0, 0) / max(by_row + by_area * area, 1e-9), 1.0)
+
     def predict(self, rows: float, area: float | None = None, chosen: float | None = None) -> float:
         """Seconds of a pass and of choosing its tokens; 0 before the first update.
 

@@ -10,17 +10,31 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 
 from detgen.kernels.attention import BLOCK, AttentionTraits
 from detgen.passes.adapter import PlainDecoder, attending
 from detgen.passes.cost import PassCost
+from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import LeanDecoder
 from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows, pack
 
 _MOST_TIMED = 256  # rows of passes that are only timed
+
+
+class Exchanging(Protocol):
+    """Knows the states of slots, for the passes of a thinking model."""
+
+    def exchange(self, windows: Windows) -> Exchange:
+        """What the rows of a pass bring."""
+        ...
+
+    def note(self, windows: Windows, hidden: torch.Tensor) -> None:
+        """Hold what T reads, float32 [tokens, hidden], of the rows of a pass."""
+        ...
 
 
 class Forward:
@@ -36,6 +50,7 @@ class Forward:
         rows: rows of these passes, padding included.
         padding: padding rows among them.
         cost: cost of the passes and of choosing their tokens.
+        thinking: brings the states of rows that bring none themselves; None if the model does not think.
     """
 
     def __init__(self, model: PlainDecoder | LeanDecoder, cache: KVCache, group: int) -> None:
@@ -44,12 +59,13 @@ class Forward:
         self.device = cache.keys[0].device
         self.cost = PassCost()
         self.passes = self.rows = self.padding = 0
+        self.thinking: Exchanging | None = None
         self._group = group
 
     def counting(self) -> Forward:
-        """The same model, cache and cost with counters of its own."""
+        """The same model, cache, cost and states with counters of its own."""
         other = Forward(self.model, self.cache, self._group)
-        other.cost = self.cost
+        other.cost, other.thinking = self.cost, self.thinking
         return other
 
     def learn_cost(self, slots: int) -> None:
@@ -65,7 +81,13 @@ class Forward:
             if not timed:
                 self.cost = PassCost()  # the first passes include one-time work
 
-    def run(self, windows: Windows | Sequence[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
+    def run(
+        self,
+        windows: Windows | Sequence[Window],
+        shapes: Shapes,
+        broken: list[int] | None = None,
+        exchange: Exchange | None = None,
+    ) -> torch.Tensor:
         """Run one pass: write the windows' KV entries and return the logits they want.
 
         Args:
@@ -73,6 +95,7 @@ class Forward:
             shapes: the shapes that the pass may have.
             broken: takes the rows whose hidden states before the last layer are not finite, ascending; known by the
                 keys that the last layer makes of them. What the last layer itself breaks shows in the logits.
+            exchange: brings a state for each token of the windows, and takes their hidden states.
 
         Returns:
             float32 [sum of the windows' `logits`, vocabulary], in the order of the windows.
@@ -86,7 +109,15 @@ class Forward:
         self.rows += rows
         self.padding += packed.padding
         with torch.inference_mode(), attending(partial(self.attend, packed)):
-            logits: torch.Tensor = self.model(packed.ids, packed.positions, packed.wanted)[: packed.count].float()
+            if exchange is None and self.thinking is not None:
+                exchange = self.thinking.exchange(windows)
+            inner = None if exchange is None else exchange.padded(rows)
+            out: torch.Tensor = self.model(packed.ids, packed.positions, packed.wanted, inner)
+            logits = out[: packed.count].float()
+            if exchange is not None and inner is not None and inner.hidden is not None:
+                exchange.hidden = inner.hidden[: rows - packed.padding]
+                if self.thinking is not None:
+                    self.thinking.note(windows, exchange.hidden)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if broken is not None:

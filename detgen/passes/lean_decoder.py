@@ -21,6 +21,7 @@ from torch import nn
 from detgen.kernels.activation import rowwise
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.linear import PrepackedLinear, can_prepack
+from detgen.passes.exchange import Exchange
 
 # Attention of the pass in progress: called with layer, q, k, v and the layer's traits; see `Forward.attend`.
 AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
@@ -172,38 +173,49 @@ class LeanDecoder(nn.Module):
             index = inner.layers[i].self_attn.layer_idx
             self.layers.append(LeanDecoderLayer(inner.layers[i], attend, traits[index]))
             inner.layers[i] = nn.Identity()
-        self.lm_head = _NormedLinear(inner.norm, [model.lm_head])
+        self.lm_head = _NormedLinear(inner.norm, [model.lm_head]) if _has_head(model) else nn.Identity()
         self._frequencies: torch.Tensor = inner.rotary_emb.inv_freq.float()
         self._amplitude: float = inner.rotary_emb.attention_scaling
         model.lm_head = nn.Identity()
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, exchange: Exchange | None = None
+    ) -> torch.Tensor:
+        """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows].
+
+        Without an output layer, the rows' hidden states instead, float32 [n, hidden].
+        """
         hidden = self.embed_tokens.forward(ids).float()
         angles = positions[:, None, None] * self._frequencies
         rotation = torch.polar(torch.full_like(angles, self._amplitude), angles)
-        *layers, last = self.layers
-        for layer in layers:
-            hidden = layer.forward(hidden, rotation)
-        return self.lm_head.forward(last.forward(hidden, rotation, wanted))
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            if exchange is not None:
+                hidden = exchange.at(i, hidden)
+            hidden = layer.forward(hidden, rotation, wanted if i == last else None)
+        return self.lm_head.forward(hidden)
 
 
 def lean_decoder(model: Any, attend: AttendRows, traits: Sequence[AttentionTraits]) -> LeanDecoder | None:
     """A lean decoder of a loaded model; None, and the model unchanged, if there is none for its class.
 
     Args:
-        model: a transformers decoder.
+        model: a transformers decoder; with the identity for its norm and its output layer, it gives hidden states.
         attend: attention of the pass in progress.
         traits: attention traits of each layer.
     """
     if type(model).__name__ not in _PLAIN or not all(_is_plain(layer) for layer in model.model.layers):
         return None
-    if type(model.lm_head) is not nn.Linear or not can_prepack(model.lm_head.weight):
+    if _has_head(model) and not (type(model.lm_head) is nn.Linear and can_prepack(model.lm_head.weight)):
         return None
     rope, head_size = model.model.rotary_emb, model.model.layers[0].self_attn.head_dim
     if rope.rope_type not in _FIXED_ROPE or 2 * len(rope.inv_freq) != head_size:
         return None
     return LeanDecoder(model, attend, traits)
+
+
+def _has_head(model: Any) -> bool:
+    return type(model.lm_head) is not nn.Identity
 
 
 _FIXED_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies that do not depend on the positions of a pass

@@ -43,6 +43,13 @@ class Prefix(NamedTuple):
     shared: int
     pending: bool
 
+    def cut(self, multiple: int) -> Prefix:
+        """As much of it as is a multiple of so many positions; what is cut off a whole page makes it a partial one."""
+        shared = self.shared - self.shared % multiple
+        whole, rest = divmod(shared, PAGE)
+        source = self.pages[whole] if whole < len(self.pages) else self.partial
+        return Prefix(self.pages[:whole], source if rest else -1, shared, self.pending)
+
 
 class Pages:
     """The pages of one or more KV caches that hold the same positions of the same sequences.

@@ -5,13 +5,16 @@ This is the slow part, done once: several engines can share prepared models, one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
-from detgen.passes.adapter import PlainDecoder, attach, attend_current
+from detgen.kernels.attention import AttentionTraits
+from detgen.passes.adapter import Layout, PlainDecoder, attach, attend_current
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import lean_decoder
@@ -21,7 +24,10 @@ from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.pages import PAGE, Pages
 from detgen.passes.probing import ProbeReport, probe, reference_logits
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
+from detgen.passes.thinker import SLOTS, Block, Thinker, one_layer
+from detgen.passes.thinking import Thinking
 from detgen.progress import Observer, Unobserved
+from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
 _ROOM = 384  # MiB that libraries take while a small model is probed, KV buffers included
 _LEAST_POSITIONS = 3 * 128  # the probe needs them
@@ -40,7 +46,9 @@ class Prepared:
         passes: those of the target, then those of the draft model.
         pages: the pages of their caches.
         shapes: the shapes of canonical passes.
-        probe: the result of the probe.
+        probe: the result of the probe; not row-invariant either if T or C of a thinking target are not.
+        thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
+            else None.
     """
 
     target: LoadedModel
@@ -49,6 +57,7 @@ class Prepared:
     pages: Pages
     shapes: Shapes
     probe: ProbeReport
+    thinking: Thinking | None = None
 
     @property
     def position_bytes(self) -> int:
@@ -84,36 +93,85 @@ def prepare(
     models = [target] + ([draft] if draft else [])
     check_room(_ROOM, "probe a model")
     observer.stage(f"probing {target.name}")
+    backbones = [_backbone(m.model) for m in models]
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(target.name):
-        reference = reference_logits(target.model, target.vocabulary)
+        reference = reference_logits(backbones[0], target.vocabulary)
     layouts = []
-    for loaded in models:
+    for loaded, model in zip(models, backbones, strict=True):
         with explained(loaded.name):
-            layouts.append(attach(loaded.model, loaded.name))
-    parts = list(zip(models, layouts, strict=True))
-    held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in parts)
+            layouts.append(attach(model, loaded.name))
+    held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in zip(models, layouts, strict=True))
     pages = Pages(_page_count(device, kv_memory, held), kept=_KEPT_PAGES if device.type == "cpu" else None)
     passes = tuple(
-        Forward(
-            lean_decoder(m.model, attend_current, layout.traits) or _plain_decoder(m.model),
-            KVCache(layout.cached, pages, m.dtype, device),
-            layout.group,
-        )
-        for m, layout in parts
+        _passes(model, layout, KVCache(layout.cached, pages, m.dtype, device))
+        for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
-    shapes, report = probe(passes[0], reference, layouts[0].traits)
-    if shapes is None:
-        if not allow_nondeterministic:
-            raise EngineError(
-                f"{target.name} is not row-invariant on this device: in passes of any size a row's bits depend on the "
-                "others. Its outputs would depend on the batch; --allow-nondeterministic runs it without the guarantee"
-            )
-        shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
+    size, allowed = target.vocabulary, allow_nondeterministic
+    shapes, report = _class(target.name, passes[0], reference, layouts[0].traits, size, allowed=allowed)
+    thinking = None
+    if isinstance(target.model, ThinkingStatesForCausalLM):
+        blocks = (
+            _block(target, part, letter, device, allowed=allowed)
+            for part, letter in ((target.model.thinker, "T"), (target.model.compressor, "C"))
+        )
+        thinker = Thinker(target.model.config, *blocks)
+        alike = all(block.probe.row_invariant for block in (thinker.writer, thinker.compressor))
+        report = replace(report, row_invariant=report.row_invariant and alike)
+        thinking = passes[0].thinking = Thinking(thinker, pages, device)
+        passes[0].model.concurrent = False  # the threads would share the thinker
     if draft:
         observer.stage(f"timing {draft.name}")
         passes[1].learn_cost(batch_size)
-    return Prepared(target, draft, passes, pages, shapes, report)
+    return Prepared(target, draft, passes, pages, shapes, report, thinking)
+
+
+def _backbone(model: PreTrainedModel) -> PreTrainedModel:
+    """The decoder of a thinking model; any other model itself."""
+    if not isinstance(model, ThinkingStatesForCausalLM):
+        return model
+    backbone: PreTrainedModel = model.backbone
+    return backbone
+
+
+def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, *, allowed: bool) -> Block:
+    """T or C of a thinking model, given as its part of that and by its letter; other arguments as in `prepare`.
+
+    Raises:
+        EngineError: if it is not row-invariant.
+    """
+    name, size = f"{letter} of {target.name}", target.vocabulary
+    with explained(name):
+        decoder = one_layer(target.model, part)
+        reference = reference_logits(decoder, size)
+        layout = attach(decoder, name)
+    forward = _passes(decoder, layout, KVCache(layout.cached, Pages(SLOTS), target.dtype, device))
+    return Block(forward, *_class(name, forward, reference, layout.traits, size, allowed=allowed))
+
+
+def _passes(model: PreTrainedModel, layout: Layout, cache: KVCache) -> Forward:
+    """The passes of a model whose attention is attached; its modules are replaced."""
+    decoder = lean_decoder(model, attend_current, layout.traits) or _plain_decoder(model)
+    return Forward(decoder, cache, layout.group)
+
+
+def _class(
+    name: str, forward: Forward, reference: torch.Tensor, traits: Sequence[AttentionTraits], size: int, *, allowed: bool
+) -> tuple[Shapes, ProbeReport]:
+    """The shapes of canonical passes, and the report of the probe.
+
+    Raises:
+        EngineError: if the passes are not row-invariant and that is not allowed.
+    """
+    shapes, report = probe(forward, reference, traits, size)
+    if shapes is None:
+        if not allowed:
+            raise EngineError(
+                f"{name} is not row-invariant on this device: in passes of any size a row's bits depend on the "
+                "others. Its outputs would depend on the batch; --allow-nondeterministic runs it without the guarantee"
+            )
+        shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
+    return shapes, report
 
 
 def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:

@@ -1,0 +1,64 @@
+"""What a pass of a thinking model brings besides its tokens, and what it takes along: states in, hidden states out.
+
+Thinking States (Amos et al., arXiv 2602.08332, section 3) add a state to what one layer reads, and read what another
+one does. Knows no chunks and no thoughts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(slots=True)
+class Exchange:
+    """States for the rows of one pass, and the rows' hidden states.
+
+    Attributes:
+        inject: the layer to whose input `states` are added.
+        extract: the layer whose input is kept, after the addition if it is the same layer; -1 for none.
+        states: float32 [rows, hidden]. For `Forward.run`, those of the windows' tokens; it pads them with zeros.
+        hidden: float32 [rows, hidden], set by the pass; `Forward.run` cuts the padding off.
+    """
+
+    inject: int
+    extract: int
+    states: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+    def at(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """What a layer reads, [rows, hidden], where it would have read `hidden`."""
+        if layer == self.inject:
+            hidden = hidden + self.states.to(hidden.dtype)
+        if layer == self.extract:
+            self.hidden = hidden.float()
+        return hidden
+
+    def padded(self, rows: int) -> Exchange:
+        """The same for a pass of `rows` rows."""
+        states = self.states.new_zeros(rows, self.states.shape[1])
+        states[: len(self.states)] = self.states
+        return Exchange(self.inject, self.extract, states)
+
+
+@contextmanager
+def exchanging(layers: Sequence[nn.Module], exchange: Exchange) -> Iterator[None]:
+    """Let transformers' decoder layers read, inside the block, what the exchange says; one pass."""
+    with ExitStack() as hooks:
+        for i in {exchange.inject, exchange.extract} - {-1}:
+            hook = layers[i].register_forward_pre_hook(partial(_change, exchange, i), with_kwargs=True)
+            hooks.callback(hook.remove)
+        yield
+
+
+def _change(exchange: Exchange, layer: int, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Replace the hidden states, [1, rows, hidden], among the arguments of a layer."""
+    if args:
+        return (exchange.at(layer, args[0][0])[None], *args[1:]), named
+    return args, {**named, "hidden_states": exchange.at(layer, named["hidden_states"][0])[None]}
