@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from detgen.engine.logprobs import token_logprobs
+from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.records import CODES, FAST, NONE, Log, count_statuses
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import GREEDY, Sequence
@@ -104,6 +105,7 @@ class Committing:
         scheduler: has the live sequences.
         stopping: decides where sequences end.
         stats: counters to update.
+        ahead: reads the prompts of a thinking model; None if the target does not think.
 
     Attributes:
         log: the acceptance logs of the live sequences.
@@ -112,7 +114,13 @@ class Committing:
     """
 
     def __init__(
-        self, cache: KVCache, cost: PassCost, scheduler: Scheduler, stopping: Stopping, stats: EngineStats
+        self,
+        cache: KVCache,
+        cost: PassCost,
+        scheduler: Scheduler,
+        stopping: Stopping,
+        stats: EngineStats,
+        ahead: ReadingAhead | None = None,
     ) -> None:
         self.log = Log()
         self.trace: Trace | None = None
@@ -122,6 +130,8 @@ class Committing:
         self._scheduler = scheduler
         self._stopping = stopping
         self._stats = stats
+        self._thinking = None if ahead is None else ahead.thinking
+        self._ahead = ahead
         self._done: list[Sequence] = []
 
     def commit(
@@ -143,6 +153,8 @@ class Committing:
             broken: rows of the pass whose hidden states are not finite; None of a pass of the fast path.
         """
         if broken is not None:
+            if self._ahead is not None:
+                windows, logits, broken = self._ahead.settle(self._scheduler.live, windows, logits, broken, self._stats)
             self._read(windows, broken)
         if not len(logits):
             return
@@ -188,6 +200,8 @@ class Committing:
         done, counts = rows.slots[kept], committed[kept]
         read = done[live.reading[done]]
         live.commit(done, counts, chosen[at])
+        if self._thinking is not None:
+            self._thinking.keep(done, live.length[done] - 1)
         self._scheduler.advance(done, live.length[done] - 1)
         for slot in read.tolist():
             self._scheduler.share(slot)
@@ -336,6 +350,12 @@ class Committing:
 
     def _end(self, seq: Sequence) -> None:
         seq.text = self._stopping.text(seq)
+        if self._thinking is not None:
+            seq.thoughts = self._thinking.thoughts[seq.slot]
+            self._stats.chunks += len(seq.thoughts)
+            self._stats.thoughts += sum(map(bool, seq.thoughts))
+            if self.trace is not None:
+                seq.states = self._thinking.states(seq.slot)
         if seq.error is None and self.trace is not None and seq.deterministic:
             cached = int(self._scheduler.live.cached[seq.slot])
             self.trace.finished(seq, *self._cache.entries(seq.slot, 0, cached))

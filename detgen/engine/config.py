@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.showing import brief
@@ -47,6 +47,8 @@ class EngineConfig:
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
         prefix_cache: share KV entries of prompts that begin alike, also with finished requests.
+        speculative_prefill: chunks that a pass reads ahead in a prompt, for models that think while they read; auto
+            adapts, off reads chunk by chunk.
         allow_nondeterministic: run a model that is not row-invariant, without the guarantee.
         trust_remote_code: run Python code that comes with a model.
     """
@@ -65,6 +67,7 @@ class EngineConfig:
     kv_memory: int | None = None
     prefill_chunk: int | None = None
     prefix_cache: bool = True
+    speculative_prefill: int | Literal["auto", "off"] = "auto"
     allow_nondeterministic: bool = False
     trust_remote_code: bool = False
 
@@ -96,3 +99,8 @@ class EngineConfig:
                 raise EngineError(f"{name} must be at most {most}, got {value}")
         if not isinstance(self.prefix_cache, bool):  # "off" would be taken for true
             raise EngineError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")
+        ahead = self.speculative_prefill
+        if ahead not in ("auto", "off") and (type(ahead) is not int or not 1 <= ahead <= _MOST["prefill_chunk"]):
+            raise EngineError(
+                f"speculative_prefill must be auto, off or a whole number of at least 1 (chunks), got {ahead!r}"
+            )

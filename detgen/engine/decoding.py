@@ -14,6 +14,7 @@ import torch
 from detgen.drafters.protocol import Drafter
 from detgen.drafters.self import FastPath
 from detgen.engine.committing import Committing
+from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
@@ -46,6 +47,7 @@ class Decoding:
         scheduler: assigns slots and rows.
         stopping: decides where sequences end.
         stats: counters to update.
+        ahead: reads the prompts of a thinking model; None if the target does not think.
 
     Attributes:
         fast: the fast path.
@@ -60,13 +62,15 @@ class Decoding:
         scheduler: Scheduler,
         stopping: Stopping,
         stats: EngineStats,
+        ahead: ReadingAhead | None = None,
     ) -> None:
-        self.committing = Committing(target.cache, target.cost, scheduler, stopping, stats)
+        self.committing = Committing(target.cache, target.cost, scheduler, stopping, stats, ahead)
         self.fast = FastPath(fast, self.unverified, self.committing.commit)
         self._target = target
         self._shapes = shapes
         self._scheduler = scheduler
         self._stats = stats
+        self._thinking = None if ahead is None else ahead.thinking
         self._drafter: Drafter | None = None
         self._draft_tokens = 0
 
@@ -103,8 +107,10 @@ class Decoding:
             slots = np.concatenate([slots, live.decoding(verified=False)])
         for windows in scheduler.passes(self._windows(slots, drafts)):
             there = live.busy[windows.slots]  # others broke off in the round's last pass
+            if self._thinking is not None:  # or thought, so that what lies behind is to be read with another state
+                there &= live.cached[windows.slots] == windows.starts
             if not there.all():
-                windows = Windows.of(w for w in windows if live.busy[w.slot])
+                windows = Windows.of(w for w, wanted in zip(windows, there, strict=True) if wanted)
             if not len(windows):
                 continue
             broken: list[int] = []
@@ -124,6 +130,8 @@ class Decoding:
         live = self._scheduler.live
         # The pass commits one more token than it accepts, so the last token before the limit is never drafted.
         most = np.minimum(self._draft_tokens, live.limit[slots] - live.length[slots] - 1)
+        if self._thinking is not None:
+            most = np.minimum(most, self._thinking.reach(live.length[slots] - 1) - live.length[slots])
         lengths = np.maximum(np.minimum(most, self._scheduler.room(slots)), 0).tolist()
         drafts = self._drafter.draft([live[slot] for slot in slots.tolist()], lengths)
         # There are no pages for more, whatever a custom drafter returns.

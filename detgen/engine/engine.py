@@ -5,7 +5,7 @@ Together with the plain data of `request` and `config`, the public API of the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -17,14 +17,16 @@ import transformers
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, make_drafter, make_drafters
 from detgen.engine.asking import Prompt, requests_of
+from detgen.engine.chunks import Chunk, chunks_of
 from detgen.engine.committing import Trace
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.lengths import LeastTokens
 from detgen.engine.live import Live
 from detgen.engine.models import load_models
+from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.rendering import chat_renderer, render_chat
-from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.request import Completion, Request, SamplingParams, Thought
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.showing import call
@@ -37,13 +39,17 @@ from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel, pick_device
 from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
+from detgen.passes.thinking import Thinking
 from detgen.progress import Observer, Unobserved
 
 _LARGE = 1_000_000  # characters of a text from which its length is looked at first
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
-    {"drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_cache", "kv_memory"}
+    {
+        *("drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_cache"),
+        *("speculative_prefill", "kv_memory"),
+    }
 )
 
 
@@ -105,9 +111,9 @@ class Engine:
         """Another engine on the same models, caches and probe; the two take turns.
 
         Args:
-            settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_cache, kv_memory;
-                the others stay as they are. A drafter can use the draft model only if this engine has one. Of the KV
-                caches, which it shares, the other engine uses no more than `kv_memory`.
+            settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_cache,
+                speculative_prefill, kv_memory; the others stay as they are. A drafter can use the draft model only if
+                this engine has one. Of the KV caches, which it shares, the other engine uses no more than `kv_memory`.
 
         Raises:
             EngineError: if another setting is given, or one is out of range.
@@ -140,7 +146,12 @@ class Engine:
     def _assemble(self, config: EngineConfig, prepared: Prepared, turns: Turns) -> None:
         """Build the parts of an engine on prepared models; `turns` says when it may use them."""
         self._turns = turns
-        target, draft, shapes = prepared.target, prepared.draft, prepared.shapes
+        target, draft, shapes, thinking = prepared.target, prepared.draft, prepared.shapes, prepared.thinking
+        if thinking is None and config.speculative_prefill != "auto":
+            raise EngineError(
+                f"--speculative-prefill is for models that think while they read, and {target.name} does not;"
+                " leave it out"
+            )
         self.config, self.probe, self.tokenizer = config, prepared.probe, target.tokenizer
         self.deterministic = self.probe.row_invariant
         self.stats = EngineStats()
@@ -149,6 +160,9 @@ class Engine:
         self._least_tokens = LeastTokens(target.tokenizer)
         self._prepared, self._target = prepared, target
         self._forward, *drafting = [p.counting() for p in prepared.passes]
+        ahead = None
+        if thinking is not None:
+            ahead = ReadingAhead(config.speculative_prefill, thinking, self._forward.cost)
         self._model = None
         if draft:
             self._model = ModelDrafter(drafting[0], target.vocabulary, draft.context)
@@ -160,9 +174,12 @@ class Engine:
             config.prefill_chunk,
             config.prefix_cache,
             config.kv_memory and config.kv_memory // self.position_bytes,
+            ahead,
         )
-        fast = self._forward.counting()
-        self._decoding = Decoding(self._forward, shapes, fast, self._scheduler, self.stopping, self.stats)
+        self._decoding = Decoding(
+            *(self._forward, shapes, self._forward.counting(), self._scheduler, self.stopping, self.stats),
+            ahead,
+        )
         parts = Parts(
             model=self._model,
             fast=self._decoding.fast,
@@ -179,6 +196,33 @@ class Engine:
     def vocabulary(self) -> int:
         """Entries of the logits."""
         return self._target.vocabulary
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the target thinks while it reads."""
+        return self._prepared.thinking is not None
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """Thoughts and states of the slots; None if the target does not think. For proofs."""
+        return self._prepared.thinking
+
+    def chunks(self, request: Request, tokens: Iterable[int], thoughts: Mapping[int, str]) -> list[Chunk]:
+        """A prompt and its completion in the chunks in which the target reads them; none if it does not think.
+
+        Args:
+            request: the prompt.
+            tokens: the completion's.
+            thoughts: as its output has them, by the position of the chunk's first token.
+
+        Raises:
+            RequestError: as `encode`.
+        """
+        thinking = self._prepared.thinking
+        if thinking is None:
+            return []
+        text = [*self.encode(request), *tokens]
+        return chunks_of(text, thoughts, thinking.chunk, self.tokenizer.decode, keeps=thinking.thinker.keeps)
 
     @property
     def position_bytes(self) -> int:
@@ -248,7 +292,7 @@ class Engine:
                 scheduler.add(taken)
                 done = self._decoding.step()
                 self._update_stats()
-                finished = refused + [_completion(seq) for seq in done]
+                finished = refused + [_completion(seq, self._thoughts(seq)) for seq in done]
                 refused.clear()
                 turn.pause()
                 yield finished
@@ -269,6 +313,14 @@ class Engine:
                 yield from self.sequences(request)
             except RequestError as e:
                 refused.append(Completion(request, error=str(e)))
+
+    def _thoughts(self, seq: Sequence) -> tuple[Thought, ...] | None:
+        """What the chunks of a sequence thought that did; None if the target does not think."""
+        if self._prepared.thinking is None:
+            return None
+        chunk = self._prepared.thinking.chunk
+        texts = ((i * chunk, thought, self.stopping.decode(thought)) for i, thought in enumerate(seq.thoughts))
+        return tuple(Thought(*found) for found in texts if found[1])
 
     def _update_stats(self) -> None:
         s, f = self.stats, self._forward
@@ -360,11 +412,18 @@ class Engine:
         return {"name": d.name, "digest": d.digest, "quant": self.config.draft_quant} if d else None
 
     def probe_report(self) -> dict[str, Any]:
-        """The result of the probe, for the manifest."""
-        return asdict(self.probe)
+        """The result of the probe, for the manifest; of a thinking model, those of T and C too."""
+        thinking = self._prepared.thinking
+        if thinking is None:
+            return asdict(self.probe)
+        thinker = thinking.thinker
+        return asdict(self.probe) | {
+            "thinker": asdict(thinker.writer.probe),
+            "compressor": asdict(thinker.compressor.probe),
+        }
 
 
-def _completion(seq: Sequence) -> Completion:
+def _completion(seq: Sequence, thoughts: tuple[Thought, ...] | None) -> Completion:
     if seq.error is not None:
         return Completion(
             seq.request, seq.sample, finish_reason="error", prompt_tokens=seq.prompt_length, error=seq.error
@@ -379,4 +438,5 @@ def _completion(seq: Sequence) -> Completion:
         logprobs=tuple(seq.logprobs) if seq.request.params.logprobs is not None else None,
         records=tuple(seq.records),
         drafts=seq.drafts,
+        thoughts=thoughts,
     )

@@ -14,6 +14,7 @@ import numpy as np
 from detgen.engine.sequence import Sequence
 
 _ROOM = 16  # slots for which there is room at first
+_THINKS = 0.5  # share of the chunks that think, as long as nothing is known of a sequence
 
 
 class Live:
@@ -35,6 +36,7 @@ class Live:
         least: int64, tokens of the completion among which none ends it.
         cached: int64, leading positions whose KV entries are canonical (for an unverified request: written).
         rounds: int64, passes that committed tokens of it.
+        thinks: float64, share of the last chunks that thought, in a thinking model.
         texts: list, its tokens.
         eos_ids: int64 [n, 1], the end-of-sequence tokens of all that are not watched.
     """
@@ -43,6 +45,7 @@ class Live:
         *((name, np.bool_) for name in ("busy", "reading", "verified", "choosy", "watched", "eos", "wordy")),
         *((name, np.int64) for name in ("order", "last", "length", "prompt", "limit", "least", "cached")),
         ("rounds", np.int64),
+        ("thinks", np.float64),
         ("texts", np.object_),
     )
     busy: np.ndarray
@@ -60,6 +63,7 @@ class Live:
     least: np.ndarray
     cached: np.ndarray
     rounds: np.ndarray
+    thinks: np.ndarray
     texts: np.ndarray
 
     def __init__(self) -> None:
@@ -112,6 +116,7 @@ class Live:
         self.least[slot] = params.min_tokens
         self.cached[slot] = 0
         self.rounds[slot] = seq.rounds
+        self.thinks[slot] = _THINKS
         self.texts[slot] = seq.tokens
         self._sequences[slot] = seq
         return slot

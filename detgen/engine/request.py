@@ -253,6 +253,20 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
+class Thought(NamedTuple):
+    """What a model that thinks while it reads wrote after one chunk.
+
+    Attributes:
+        first: position of the chunk's first token in prompt and completion, from 0.
+        tokens: the thought's, without its end; at least one.
+        text: they decoded, without special tokens.
+    """
+
+    first: int
+    tokens: tuple[int, ...]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
     """One finished sample of one request, or the reason why there is none.
@@ -268,6 +282,7 @@ class Completion:
         logprobs: one entry per token if the request asked for them, else None.
         records: the sample's part of the acceptance log, by round and position.
         drafts: the counts of the records, by drafter.
+        thoughts: of the chunks of prompt and completion that thought, in order; None if the model does not think.
         error: why the request could not run or the sample ended; None if it is a text.
     """
 
@@ -280,6 +295,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     records: tuple[TokenRecord, ...] = ()
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    thoughts: tuple[Thought, ...] | None = None
     error: str | None = None
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from detgen.engine.live import Live
+from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.passes.kv_cache import KVCache
@@ -42,6 +43,7 @@ class Scheduler:
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
         prefix_cache: share pages among sequences that begin alike.
         positions: most positions that may be in use; None for all that the caches have.
+        ahead: reads the prompts of a thinking model; None if the target does not think.
 
     Attributes:
         waiting: sequences without a slot, in order.
@@ -59,6 +61,7 @@ class Scheduler:
         prefill_chunk: int | None = None,
         prefix_cache: bool = True,
         positions: int | None = None,
+        ahead: ReadingAhead | None = None,
     ) -> None:
         self._caches = caches
         self._pages = caches[0].pages
@@ -68,6 +71,8 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._prefix_cache = prefix_cache
         self._most = self._pages.count if positions is None else min(positions // BLOCK, self._pages.count)
+        self._thinking = None if ahead is None else ahead.thinking
+        self._ahead = ahead
         self.waiting: deque[Sequence] = deque()
         self.live = Live()
         self._added = 0
@@ -125,6 +130,8 @@ class Scheduler:
             return blocks, _NOTHING
         seq.keys = self._pages.keys(seq.tokens, seq.keys)
         prefix = self._pages.find(seq.tokens, seq.keys)
+        if self._thinking is not None:
+            prefix = prefix.cut(self._thinking.chunk)
         if prefix.pending:
             return None, prefix
         return self._pages.need(blocks, prefix), prefix
@@ -137,6 +144,10 @@ class Scheduler:
         if copied is not None:
             for cache in self._caches:
                 cache.copy(*copied)
+            if self._thinking is not None:
+                self._thinking.copy(*copied[:2])
+        if self._thinking is not None:
+            self._thinking.start(slot, prefix.shared)
         self.live.cached[slot] = prefix.shared  # only now: whatever ends the run before must not share them
         self._started(slot, seq.tokens, prefix.shared)
         self.reused += prefix.shared
@@ -233,10 +244,15 @@ class Scheduler:
         free = -decoding % most if decoding else most
         while free < decoding / 2:
             free += most
-        return fill_passes(windows, self._chunks(free), most)
+        return fill_passes(windows, self._chunks(free, decoding), most)
 
-    def _chunks(self, free: int) -> list[Window]:
-        """What is read next, at most `free` tokens: half of them the oldest's, the others where the fewest are left."""
+    def _chunks(self, free: int, decoding: int) -> list[Window]:
+        """What is read next, at most `free` tokens: half of them the oldest's, the others where the fewest are left.
+
+        Args:
+            free: most tokens.
+            decoding: tokens of the other windows.
+        """
         live = self.live
         slots = live.still_reading()
         if not len(slots):
@@ -244,6 +260,10 @@ class Scheduler:
         left = live.length[slots] - live.cached[slots]
         if self._prefill_chunk is not None:
             left = np.minimum(left, self._prefill_chunk)  # the next chunk belongs to the next round
+        most = left
+        if self._ahead is not None:
+            ends = self._ahead.ends(live.cached[slots], live.thinks[slots], decoding)
+            left = np.minimum(left, ends - live.cached[slots])
         takes = dict(zip(slots.tolist(), left.tolist(), strict=True))
         oldest = int(slots[live.order[slots].argmin()])
         share = min(takes[oldest], -(-free // 2))
@@ -253,6 +273,13 @@ class Scheduler:
                 takes[slot] = min(takes[slot], free)
                 free -= takes[slot]
         takes[oldest] = min(takes[oldest], share + free)
+        if self._ahead is not None and self._ahead.fills:
+            taken = decoding + sum(takes.values())
+            spare = self._shapes.fit_rows(taken) - taken if taken <= self._shapes.most_rows else 0
+            for slot, count in zip(slots.tolist(), most.tolist(), strict=True):
+                more = min(count - takes[slot], spare)
+                takes[slot] += more
+                spare -= more
         return [self._chunk(slot, count) for slot, count in takes.items() if count]
 
     def _chunk(self, slot: int, count: int) -> Window:

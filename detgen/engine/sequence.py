@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from detgen.engine.request import FinishReason, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import DraftCounts
 from detgen.kernels.penalties import Adjuster, Penalties
 from detgen.kernels.sampling import Choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -30,6 +34,10 @@ class Sequence:
         drafts: counts of its draft tokens, by drafter, set when it finishes.
         acceptance: running (accepted, tried) draft tokens by drafter; old rounds fade.
         records: its acceptance log, set when it finishes.
+        thoughts: of a thinking model, one a full chunk of the tokens that went through passes, which are all but the
+            last; () where it thought nothing. Set when it finishes.
+        states: float32 [chunk, hidden], what was added to each chunk, the last, partial one included; set when it
+            finishes under a trace.
         logprobs: one entry per committed token if the request asks for them.
         finish_reason: None while it runs.
         text: the completion's text, set when it finishes.
@@ -51,6 +59,8 @@ class Sequence:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
     records: list[TokenRecord] = field(default_factory=list)
+    thoughts: list[tuple[int, ...]] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     text: str = ""

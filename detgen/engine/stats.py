@@ -67,6 +67,10 @@ class EngineStats:
         live: sequences that hold a slot now.
         peak_live: most of them at a time.
         drafters: counts by drafter name.
+        thoughts: thoughts written; this and the next three are of models that think while they read, else 0.
+        chunks: full chunks read.
+        prefill_rounds: parts of prompts that canonical passes read, one for each sequence and pass.
+        passes_saved: further chunks that such passes read: reading chunk by chunk takes so many passes more.
     """
 
     tokens: int = 0
@@ -81,3 +85,7 @@ class EngineStats:
     live: int = 0
     peak_live: int = 0
     drafters: DraftCounts = field(default_factory=DraftCounts)
+    thoughts: int = 0
+    chunks: int = 0
+    prefill_rounds: int = 0
+    passes_saved: int = 0

@@ -44,7 +44,7 @@ class Stopping:
         reach = 4 * max(map(len, stop)) + 16
         completion = seq.tokens[seq.prompt_length :] + pending
         tail = [t for t in completion if t not in self._special][-reach:]
-        near = self._decode(tail)
+        near = self.decode(tail)
         return any(s in near for s in stop) and self._cut(seq, completion)[1]
 
     def text(self, seq: Sequence) -> str:
@@ -59,14 +59,15 @@ class Stopping:
 
         One that ends within the text of the first `min_tokens` tokens is none.
         """
-        params, text = seq.request.params, self._decode(completion)
+        params, text = seq.request.params, self.decode(completion)
         held = 0
         if params.stop and params.min_tokens:  # a character whose bytes are not all there yet does not count
-            held = len(self._decode(completion[: params.min_tokens]).rstrip("\ufffd"))
+            held = len(self.decode(completion[: params.min_tokens]).rstrip("\ufffd"))
         cuts = [text.find(s, max(held - len(s) + 1, 0)) for s in params.stop]
         cut = min((c for c in cuts if c >= 0), default=None)
         return text[:cut], cut is not None
 
-    def _decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+        """The text of token ids, without special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -115,6 +115,9 @@ def test_engine_errors(demo_models: Any) -> None:
             EngineConfig(**{name: True})
     with pytest.raises(EngineError, match="prefix_cache must be True or False, got 'off'"):
         EngineConfig(prefix_cache="off")  # type: ignore[arg-type]
+    for ahead in ("on", 0, True, 2.0, None):
+        with pytest.raises(EngineError, match=r"speculative_prefill must be auto, off or a whole number of at least 1"):
+            EngineConfig(speculative_prefill=ahead)  # type: ignore[arg-type]
     assert EngineConfig(batch_size=1_000_000).batch_size == 1_000_000
     with pytest.raises(EngineError, match="batch_size must be at most 1000000, got 1000001"):
         EngineConfig(batch_size=1_000_001)

@@ -25,6 +25,7 @@ class Observed:
     logits: list[torch.Tensor] = field(default_factory=list)
     keys: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    states: list[torch.Tensor] = field(default_factory=list)
 
     def differs(self, other: Observed) -> str | None:
         """What differs from another run of the same sample, None if nothing does; the cause before its effects."""
@@ -45,11 +46,14 @@ class Observed:
             return "bits of the keys"
         if not same_bits(self.values, other.values):
             return "bits of the values"
-        return None if same_bits(torch.cat(self.logits), torch.cat(other.logits)) else "bits of the logits"
+        if not same_bits(torch.cat(self.logits), torch.cat(other.logits)):
+            return "bits of the logits"
+        alike = len(self.states) == len(other.states) and all(map(same_bits, self.states, other.states))
+        return None if alike else "bits of the states"
 
     def _data(self, b: Completion) -> str | None:
         a = self.completion
-        for name in ("text", "finish_reason", "prompt_tokens", "logprobs", "error"):
+        for name in ("text", "finish_reason", "prompt_tokens", "logprobs", "thoughts", "error"):
             if getattr(a, name) != getattr(b, name):
                 return f"{name}: {getattr(a, name)!r} and {getattr(b, name)!r}"
         for name in ("position", "token", "logprob", "margin"):
@@ -67,6 +71,7 @@ class Recording:
     def __init__(self) -> None:
         self.logits: dict[Key, list[torch.Tensor]] = {}
         self.entries: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.states: dict[Key, list[torch.Tensor]] = {}
 
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
         parts = self.logits.setdefault((seq.request.id, seq.sample), [])
@@ -76,6 +81,7 @@ class Recording:
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
         assert (seq.request.id, seq.sample) not in self.entries, "a sequence finishes once"
         self.entries[seq.request.id, seq.sample] = keys.clone(), values.clone()
+        self.states[seq.request.id, seq.sample] = seq.states
 
 
 def _observe(engine: Engine, requests: Iterable[Request]) -> dict[Key, Observed]:
@@ -86,7 +92,7 @@ def _observe(engine: Engine, requests: Iterable[Request]) -> dict[Key, Observed]
             key = c.request.id, c.sample
             assert key not in found, "a completion comes once"
             entries = trace.entries.get(key, (None, None))
-            found[key] = Observed(c, trace.logits.get(key, []), *entries)
+            found[key] = Observed(c, trace.logits.get(key, []), *entries, trace.states.get(key, []))
     return found
 
 

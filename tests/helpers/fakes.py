@@ -8,10 +8,11 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
@@ -35,6 +36,13 @@ class FakeEngine:
         self._config = config
         self._pause = pause
         self._device = device
+
+    @property
+    def thinks(self) -> bool:
+        return False
+
+    def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
+        return []
 
     def profile(self) -> dict[str, Any]:
         target = {"name": "fake", "digest": "t", "quant": "none"}

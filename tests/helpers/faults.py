@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -356,7 +357,10 @@ def break_engines(fault: Callable[[Patch], None]) -> None:
 
 
 if __name__ in ("__main__", "__mp_main__"):
-    break_engines(FAULTS[sys.argv[1]])
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from helpers.thinking_faults import THINKING_FAULTS
+
+    break_engines({**FAULTS, **THINKING_FAULTS}[sys.argv[1]])
     resuming.DETGEN = (sys.executable, __file__, sys.argv[1])
 
 if __name__ == "__main__":

@@ -1,0 +1,119 @@
+"""Reading the prompts of a thinking model before it is known what their chunks think.
+
+A pass may bring further chunks behind the one whose state is known, as if none in between thought. Afterwards the first
+that did is found; what stands up to its end is kept, the rest is read again: the speculative prefill of Thinking States
+(Amos et al., arXiv 2602.08332). Decode, verify and roll back, at the level of chunks. Affects only the speed.
+
+Rows of a chunk that was right would have been read later anyway, so reading it ahead saves its share of a pass; one
+that was wrong costs its rows. With p the chance that no chunk before it thinks, it pays if p / (1 - p) is more than the
+rows that the pass has anyway, divided by the rows that cost as much as the pass itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from detgen.engine.live import Live
+from detgen.engine.stats import EngineStats
+from detgen.passes.cost import PassCost
+from detgen.passes.packing import Windows
+from detgen.passes.thinking import Thinking
+
+_MOST = 1 << 30  # chunks
+_FADE = 0.8  # weight of the chunks before against the next one in a sequence's rate of thoughts
+_RARELY = 1e-3  # rate of thoughts at least
+
+
+class ReadingAhead:
+    """Decides how many chunks sequences read ahead, and what stands of them.
+
+    Args:
+        setting: auto, off, or a fixed number of chunks.
+        thinking: thoughts and states of the slots.
+        cost: cost of a pass.
+
+    Attributes:
+        thinking: as above.
+        fills: whether rows that a pass would pad are used, too.
+    """
+
+    def __init__(self, setting: str | int, thinking: Thinking, cost: PassCost) -> None:
+        self.thinking = thinking
+        self._cost = cost
+        self.fills = setting == "auto"
+        self._fixed = None if setting == "auto" else 0 if setting == "off" else int(setting)
+
+    def ends(self, cached: np.ndarray, rates: np.ndarray, others: int) -> np.ndarray:
+        """Up to where sequences are read next.
+
+        Args:
+            cached: int64 [n], positions that each has read.
+            rates: float64 [n], share of each one's last chunks that thought.
+            others: rows of the pass that are not read.
+        """
+        ends = self.thinking.reach(cached)
+        if self._fixed is not None:
+            ends += min(self._fixed, _MOST) * self.thinking.chunk
+            return ends
+        rows = others + int((ends - cached).sum())
+        least = rows / (rows + self._cost.fixed_rows())
+        ahead = np.log(least) / np.log1p(-np.clip(rates, _RARELY, 1 - _RARELY))
+        ends += ahead.astype(np.int64) * self.thinking.chunk
+        return ends
+
+    def settle(
+        self, live: Live, windows: Windows, logits: torch.Tensor, broken: list[int], stats: EngineStats
+    ) -> tuple[Windows, torch.Tensor, list[int]]:
+        """Let what a pass has read think.
+
+        Args:
+            live: the live sequences.
+            windows: those of the pass.
+            logits: float32 [sum of the windows' `logits`, vocabulary].
+            broken: its rows that are not finite.
+            stats: counters to update.
+
+        Returns:
+            The windows, logits and broken rows that stand.
+        """
+        reading = live.reading[windows.slots].nonzero()[0]
+        if not len(reading):
+            return windows, logits, broken
+        chunk, thoughts = self.thinking.chunk, self.thinking.thoughts
+        slots, starts = windows.slots[reading], windows.starts[reading]
+        ends = starts + windows.lengths[reading]
+        kept = self.thinking.keep(slots, ends)
+        for slot, start in zip(slots.tolist(), starts.tolist(), strict=True):
+            if found := thoughts[slot][start // chunk :]:
+                faded = _FADE ** len(found)
+                live.thinks[slot] = faded * live.thinks[slot] + (1 - _FADE) * bool(found[-1])
+        stats.prefill_rounds += len(reading)
+        stats.passes_saved += int((-(-kept // chunk) - starts // chunk - 1).sum())
+        if (kept == ends).all():
+            return windows, logits, broken
+        lengths = windows.lengths.copy()
+        lengths[reading] = kept - starts
+        return cut(windows, lengths, logits, broken)
+
+
+def cut(
+    windows: Windows, lengths: np.ndarray, logits: torch.Tensor, broken: list[int]
+) -> tuple[Windows, torch.Tensor, list[int]]:
+    """A pass of which only the first `lengths`, int64 [windows], rows of each window stand.
+
+    Logits, float32 [sum of the windows' `logits`, vocabulary], are those of the last rows of each window.
+    """
+    asked = np.maximum(windows.logits - (windows.lengths - lengths), 0)
+    stands = _first(lengths, windows.lengths)
+    left = Windows(windows.slots, windows.starts, lengths, asked, windows.tokens[stands])
+    wanted = torch.from_numpy(_first(asked, windows.logits)).to(logits.device)
+    places = stands.cumsum() - 1
+    return left, logits[wanted], [int(places[row]) for row in broken if stands[row]]
+
+
+def _first(some: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Bool [sum of counts]: of counts[i] things, the first some[i]."""
+    inside = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
+    found: np.ndarray = inside < np.repeat(some, counts)
+    return found
