@@ -13,7 +13,7 @@ from typing import Any
 from detgen.bench.interface import BenchConfig, ModelSource
 from detgen.bench.random_weights import config_of, random_model
 from detgen.engine.config import EngineConfig
-from detgen.errors import DEMO
+from detgen.errors import DEMO, BenchError
 from detgen.interruption import interrupted_later
 from detgen.machine import usable_cores
 from detgen.passes.folders import check_folder, local_folder
@@ -44,7 +44,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
     """Look at a benchmark's target.
 
     Raises:
-        BenchError: if there is no such configuration.
+        BenchError: if there is no such configuration, or the model thinks while it reads.
         EngineError: if there is no such model or device, or the model cannot be loaded.
     """
     with interrupted_later():
@@ -52,6 +52,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         from transformers import AutoModelForCausalLM
 
         from detgen.passes.loading import DTYPES, context_of, explained, load_settings, pick_device
+        from detgen.thinking.configuration import ThinkingStatesConfig
 
     engine = config.engine
     device = pick_device(engine.device)
@@ -64,6 +65,11 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         place = local_folder(place, name) or fetched(name, observer, trusted=trusted)
         check_folder(place, name, trusted=trusted)
         found, tokenizer = load_settings(place, name, trusted=trusted)
+        if isinstance(found, ThinkingStatesConfig):
+            raise BenchError(
+                f"{name} thinks while it reads, which no other program does: there is nothing to compare it with;"
+                " choose another --target, and see the closing figures of detgen run"
+            )
     with explained(name):
         if config.random_weights is not None:
             found = config_of(config.random_weights, "target")

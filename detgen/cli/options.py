@@ -46,6 +46,15 @@ def parse_draft_tokens(text: str) -> int | None:
     return int(text)
 
 
+def parse_chunks(text: str) -> int | str:
+    """A number of chunks, `auto` or `off`."""
+    if text in ("auto", "off"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is not one of auto, off, CHUNKS (a whole number of at least 1)")
+    return int(text)
+
+
 def parse_device(text: str) -> str:
     """A device by torch's name, or `auto`."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
@@ -106,7 +115,8 @@ Target = Annotated[
         "--model",
         metavar="MODEL",
         show_default="the embedded one",
-        help="The model whose text you want: a folder or a Hugging Face name.",
+        help="The model whose text you want: a folder, a Hugging Face name, or demo-thinking, the embedded one that"
+        " thinks while it reads.",
     ),
 ]
 Draft = Annotated[
@@ -174,6 +184,15 @@ PrefixCache = Annotated[
     resource_option(
         metavar="on|off",
         help="Read the beginning that prompts share once and keep it for later prompts. Never changes the text.",
+    ),
+]
+SpeculativePrefill = Annotated[
+    str,  # or a number
+    resource_option(
+        parser=parse_chunks,
+        metavar="auto|off|CHUNKS",
+        help="Chunks of a prompt to read ahead, for a model that thinks while it reads, such as demo-thinking; auto"
+        " adapts. Never changes the text.",
     ),
 ]
 Limit = Annotated[int | None, run_option(metavar="N", min=1, show_default="all", help="Run only the first N prompts.")]

@@ -114,6 +114,7 @@ def run_command(
     threads: options.Threads = None,
     kv_memory: options.KvMemory = None,
     prefix_cache: options.PrefixCache = "on",
+    speculative_prefill: options.SpeculativePrefill = "auto",
     output: Annotated[
         Path | None,
         options.run_option(
@@ -133,6 +134,13 @@ def run_command(
         ),
     ] = None,
     echo: Annotated[bool, options.run_option("--echo", help="Write the prompt beside each output.")] = False,
+    show_thoughts: Annotated[
+        bool,
+        options.run_option(
+            "--show-thoughts",
+            help="Show how a model that thinks while it reads took in the first prompt: chunks, states, thoughts.",
+        ),
+    ] = False,
     limit: options.Limit = None,
     overwrite: Annotated[
         bool, options.run_option("--overwrite", help="Start over: delete what an earlier run wrote.")
@@ -195,6 +203,7 @@ def run_command(
                 threads=threads,
                 kv_memory=kv_memory,
                 prefix_cache=prefix_cache == "on",
+                speculative_prefill=speculative_prefill,  # type: ignore[arg-type]
                 allow_nondeterministic=allow_nondeterministic,
                 trust_remote_code=trust_remote_code,
             )
@@ -208,6 +217,7 @@ def run_command(
                 prompt_column=prompt_column,
                 seed_per_line=seed_per_line,
                 echo=echo,
+                show_thoughts=show_thoughts,
             )
             summary = run(config, display)
     except (EngineError, RequestError, RunError) as error:

@@ -40,6 +40,8 @@ def output_line(completion: Completion) -> str:
         "completion_tokens": len(completion.token_ids),
         "seed": request.params.seed,
     }
+    if completion.thoughts is not None:
+        line["thoughts"] = [(thought.first, thought.text) for thought in completion.thoughts]
     if completion.logprobs is not None:
         line["logprobs"] = [
             {"token": token, "logprob": entry.logprob, "top": entry.top}

@@ -249,6 +249,13 @@ def _parameters(path: str, value: Any) -> None:
         raise _SchemaError(f"{path}.{ascii(str(error))[1:-1]}") from None
 
 
+def _chunks(path: str, value: Any) -> None:
+    if value not in ("auto", "off") and type(value) is not int:
+        raise _wrong(path, "auto, off or a number of chunks", value)
+    if type(value) is int:
+        _whole(1)(path, value)
+
+
 _digest = _like(_HEX, "64 hexadecimal digits")
 _version = _like(_VERSION, "a version such as 1.2.3")
 _count = _whole()
@@ -269,6 +276,7 @@ _SETTINGS: dict[str, Rule] = {
     "threads": _or_null(_whole(1)),
     "kv_memory": _or_null(_whole(1)),
     "prefix_cache": _flag,
+    "speculative_prefill": _chunks,
 }
 _PROFILE: dict[str, Rule] = {
     "target": _model,
@@ -310,7 +318,7 @@ _MANIFEST = _record(
         "model_stamp": _or_null(_text),
         "seconds": _number(),
         "profile": _record(_PROFILE),
-        "probe": _record(_PROBE),
+        "probe": _record(_PROBE, dict.fromkeys(("thinker", "compressor"), _record(_PROBE))),
         "draft": _or_null(_model),
     },
     {"deterministic": _flag, "summary": _record(_SUMMARY), "files": _record(dict.fromkeys(FILES, _file))},

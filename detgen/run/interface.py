@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.stats import EngineStats
@@ -27,6 +28,7 @@ class RunConfig:
         prompt_column: the key or column that holds the prompts, if it has another name than usual.
         seed_per_line: derive a seed for each prompt that sets none, from `params.seed` and its id.
         echo: write the prompt beside each output.
+        show_thoughts: show how a thinking model read the first prompt.
     """
 
     prompts: str
@@ -38,6 +40,17 @@ class RunConfig:
     prompt_column: str | None = None
     seed_per_line: bool = False
     echo: bool = False
+    show_thoughts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtCounts:
+    """Counts of a thinking model's reading; see `EngineStats`."""
+
+    thoughts: int
+    chunks: int
+    prefill_rounds: int
+    passes_saved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,8 @@ class RunSummary:
         peak_memory: bytes.
         sha256: digest of `outputs.jsonl`; None if it is incomplete.
         deterministic: whether the engine guarantees the output's bytes.
+        thoughts: what a thinking model thought in this process; None for other models.
+        chunks: the first prompt's first sample as such a model read it, if that was asked for.
     """
 
     status: Literal["finished", "interrupted", "already finished"]
@@ -65,6 +80,8 @@ class RunSummary:
     peak_memory: int
     sha256: str | None
     deterministic: bool
+    thoughts: ThoughtCounts | None = None
+    chunks: tuple[Chunk, ...] = ()
 
     @property
     def all_failed(self) -> bool:
@@ -78,6 +95,13 @@ class EngineLike(Protocol):
     @property
     def stats(self) -> EngineStats:
         """Running totals."""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks while it reads."""
+
+    def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
+        """The request's prompt and the tokens of a completion in chunks, with thoughts by first position."""
 
     def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
         """Run requests, read as slots become free; yields after each step what finished in it."""

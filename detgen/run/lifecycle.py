@@ -7,13 +7,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import detgen
+from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
+from detgen.engine.request import Request
 from detgen.engine.sources import check_sources
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError
@@ -22,13 +24,13 @@ from detgen.machine import peak_memory
 from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, differences, model_stamp
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
-from detgen.run.interface import EngineLike, RunConfig, RunSummary
+from detgen.run.interface import EngineLike, RunConfig, RunSummary, ThoughtCounts
 from detgen.run.work import Work
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
 _SETTINGS = (
     *("draft", "drafter", "draft_tokens", "verify_window", "batch_size", "draft_quant", "threads", "kv_memory"),
-    "prefix_cache",
+    *("prefix_cache", "speculative_prefill"),
 )
 
 _ATTEMPTS = 3  # to write files that something else keeps changing
@@ -59,10 +61,16 @@ def run(
             _check_same(folder, former, manifest)
             if former["status"] == "finished":
                 folder.check_finished(former)
-                if former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]:
+                same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
+                if same and not config.show_thoughts:
                     return _already_finished(folder, former)
 
         engine = build_engine(config.engine) if build_engine else _load_engine(config.engine, observer)
+        if config.show_thoughts and not engine.thinks:
+            name = engine.profile()["target"]["name"]
+            raise RunError(
+                f"--show-thoughts is for models that think while they read, and {name} does not; leave it out"
+            )
         found = {"profile": engine.profile(), "probe": engine.probe_report(), "draft": engine.draft_profile()}
         manifest |= _plain(found)
         if former is None:
@@ -70,7 +78,7 @@ def run(
         else:
             _check_same(folder, former, manifest)
             if former["status"] == "finished":
-                return _already_finished(folder, former)
+                return replace(_already_finished(folder, former), chunks=_first_chunks(config, folder, source, engine))
             manifest |= {"created": former["created"], "seconds": former["seconds"]}
         folder.write_manifest(manifest)
         if config.prompts == "-":
@@ -123,12 +131,34 @@ def _generate(
                     peak_memory=peak_memory(),
                     sha256=files["outputs.jsonl"]["sha256"] if finished else None,
                     deterministic=manifest["deterministic"],
+                    thoughts=_thought_counts(engine),
+                    chunks=_first_chunks(config, folder, source, engine),
                 )
         observer.message(f"{damage} while the run wrote it; it is written again from the journal")
     raise RunError(
         f"{damage} again and again while the run wrote it; nothing is lost: end whatever does that, then run the same"
         " command again"
     )
+
+
+def _thought_counts(engine: EngineLike) -> ThoughtCounts | None:
+    stats = engine.stats
+    if not engine.thinks:
+        return None
+    return ThoughtCounts(stats.thoughts, stats.chunks, stats.prefill_rounds, stats.passes_saved)
+
+
+def _first_chunks(config: RunConfig, folder: OutputFolder, source: Prompts, engine: EngineLike) -> tuple[Chunk, ...]:
+    """The first sample as the model read it; nothing if it was not asked for, or the sample is an error or missing."""
+    if not config.show_thoughts:
+        return ()
+    with folder.directory.reader("outputs.jsonl") as file:
+        first = file.readline()
+    line = json.loads(first) if first.endswith(b"\n") else {}
+    request = next(source.read(config.params, 1), None)
+    if "thoughts" not in line or not isinstance(request, Request):
+        return ()
+    return tuple(engine.chunks(request, line["token_ids"], dict(line["thoughts"])))
 
 
 def _lost(folder: OutputFolder, gaps: list[Gap]) -> str | None:

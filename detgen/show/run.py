@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from detgen.outputs import first_errors
-from detgen.show.screen import Screen, clock, size
+from detgen.show.screen import Screen, clock, plain, size
 
 if TYPE_CHECKING:
+    from detgen.engine.chunks import Chunk
     from detgen.engine.stats import DrafterStats
     from detgen.run import RunSummary
 
@@ -18,12 +20,30 @@ _SHOWN = 3  # errors
 
 
 def print_summary(summary: RunSummary) -> None:
-    """Print a label and a value per line."""
+    """Print a label and a value per line; before them, if they are known, the first prompt's chunks."""
     rows = list(_rows(summary))
     width = max(len(label) for label, _ in rows)
     console = Screen(highlight=False)
+    if summary.chunks:
+        for line in drawing(summary.chunks):
+            console.print(Text(line), soft_wrap=True)
+        console.print()
     for label, value in rows:
         console.print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
+
+
+def drawing(chunks: Iterable[Chunk]) -> list[str]:
+    """Chunks, the states that they were read with and what was thought after them, a line each below a heading."""
+    rows: list[tuple[str, ...]] = [("tokens", "chunk", "state of", "thought")]
+    for chunk in chunks:
+        tokens = f"{chunk.first}-{chunk.end - 1}" if chunk.end > chunk.first + 1 else str(chunk.first)
+        rows.append((tokens, *map(_quoted, (chunk.text, chunk.state, chunk.thought))))
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(set_cell_size, row, widths)).rstrip() for row in rows]
+
+
+def _quoted(text: str | None) -> str:
+    return "-" if text is None else f'"{plain(text)}"'
 
 
 def failures(summary: RunSummary) -> Iterator[str]:
@@ -55,6 +75,9 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "tokens", f"{made.tokens:,}"
     if summary.seconds > 0:
         yield "tokens per second", f"{made.tokens / summary.seconds:,.1f} ({clock(summary.seconds)} in all)"
+    if (thinking := summary.thoughts) is not None:
+        rounds = f"{thinking.prefill_rounds:,} prefill rounds, {thinking.passes_saved:,} passes saved"
+        yield "thoughts", f"{thinking.thoughts:,} written, {thinking.chunks:,} chunks, {rounds}"
     if summary.target_passes:
         yield "tokens per target pass", f"{made.tokens / summary.target_passes:.2f}"
     for name, counts in sorted(made.drafters.items()):

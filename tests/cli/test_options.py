@@ -48,6 +48,8 @@ def test_what_is_no_size(text: str) -> None:
         ("--draft-tokens", "0", ("auto", "whole number")),
         ("--kv-memory", "much", ("4GiB",)),
         ("--prefix-cache", "yes", ("on", "off")),
+        ("--speculative-prefill", "on", ("auto", "off", "CHUNKS")),
+        ("--speculative-prefill", "0", ("auto", "off", "CHUNKS")),
         ("--limit", "0", ("--limit",)),
         ("--stop-token-id", "-1", ("--stop-token-id",)),
         ("--seed", "x", ("--seed",)),

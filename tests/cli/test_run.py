@@ -29,6 +29,7 @@ OPTIONS = (
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
     *("--quiet", "-q", "--allow-nondeterministic", "--trust-remote-code"),
     *("--seed-per-line", "--prompt-column", "--echo", "--prefix-cache"),
+    *("--speculative-prefill", "--show-thoughts"),
 )
 
 
@@ -60,7 +61,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         "--no-deterministic",
         *("--device", "cuda:1", "--dtype", "bfloat16", "--target-quant", "nf4", "--draft-quant", "int8"),
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
-        *("--prefix-cache", "off"),
+        *("--prefix-cache", "off", "--speculative-prefill", "3", "--show-thoughts"),
         *("--allow-nondeterministic", "--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
     )
     assert result.exit_code == 0, result.output
@@ -96,10 +97,11 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         threads=1,
         kv_memory=4 * 2**30,
         prefix_cache=False,
+        speculative_prefill=3,
         allow_nondeterministic=True,
         trust_remote_code=True,
     )
-    asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True}
+    asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True, "show_thoughts": True}
     assert config == RunConfig("-", Path("folder"), params, engine, limit=9, overwrite=True, **asked)
 
 

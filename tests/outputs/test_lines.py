@@ -12,7 +12,7 @@ from helpers.completions import completion, records, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.request import Completion, SamplingParams, TokenLogprobs, TokenRecord
+from detgen.engine.request import Completion, SamplingParams, Thought, TokenLogprobs, TokenRecord
 from detgen.outputs.lines import acceptance_lines, bad_line, dump, output_line, request_digest
 from detgen.prompts import BadLine
 
@@ -32,6 +32,14 @@ def test_an_output_line_has_its_keys_in_order() -> None:
 def test_an_output_line_leaves_out_what_was_not_asked_for() -> None:
     keys = ["id", "index", "sample", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "seed"]
     assert list(json.loads(output_line(completion(request(0))))) == keys
+
+
+def test_an_output_line_has_the_thoughts_of_a_model_that_thinks() -> None:
+    """The first token's position and the text of each, after the seed; an empty list if it thought nothing."""
+    thoughts = (Thought(4, (7, 8), " heads"), Thought(12, (9,), "\u00e9"))
+    line = output_line(replace(completion(request(0)), thoughts=thoughts))
+    assert line.endswith(',"seed":0,"thoughts":[[4," heads"],[12,"\u00e9"]]}\n')
+    assert json.loads(output_line(replace(completion(request(0)), thoughts=())))["thoughts"] == []
 
 
 def test_the_lines_of_errors() -> None:

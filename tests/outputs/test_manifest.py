@@ -69,6 +69,12 @@ def test_every_parameter_is_there(written: dict[str, Any], name: str) -> None:
         (lambda m: m.update(seconds=-1), "seconds must be a finite number from 0 to inf, got -1"),
         (lambda m: m.update(created="yesterday"), "created must be a time in UTC"),
         (lambda m: m["settings"].update(drafter="sorcery"), "settings.drafter must be one of auto, model, self"),
+        (lambda m: m["settings"].update(speculative_prefill="on"), "settings.speculative_prefill must be auto, off or"),
+        (lambda m: m["settings"].update(speculative_prefill=True), "settings.speculative_prefill must be auto, off or"),
+        (
+            lambda m: m["settings"].update(speculative_prefill=0),
+            "speculative_prefill must be a whole number of",
+        ),
         (lambda m: m["probe"].update(rows={}), "probe.rows must be a list, got an object"),
         (lambda m: m["probe"].update(reference_error="0"), "probe.reference_error must be a number, got '0'"),
         (lambda m: m["profile"].update(target=None), "profile.target must be an object, got null"),

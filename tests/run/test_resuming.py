@@ -145,12 +145,13 @@ def test_settings_that_change_no_output_may_change_on_the_way(tmp_path: Path, pr
         threads=1,
         kv_memory=1 << 20,
         prefix_cache=False,
+        speculative_prefill=3,
         draft="other",
     )
     summary = run(replace(config(prompts, out), engine=other), Watcher(), build_engine=FakeEngine)
     assert summary.resumed > 0
     settings = manifest_of(out)["settings"]
-    assert (settings["drafter"], settings["prefix_cache"]) == ("none", False)
+    assert (settings["drafter"], settings["prefix_cache"], settings["speculative_prefill"]) == ("none", False, 3)
     go(prompts, tmp_path / "whole")
     assert content(out)["outputs.jsonl"] == content(tmp_path / "whole")["outputs.jsonl"]
 

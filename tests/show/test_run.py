@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from detgen.engine.chunks import Chunk
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.outputs import Totals
 from detgen.run import RunSummary
+from detgen.run.interface import ThoughtCounts
 from detgen.show.run import print_summary
 
 DRAFTS = DraftCounts(
@@ -76,3 +78,34 @@ def test_the_summary_of_a_run_that_was_done_already(capsys: pytest.CaptureFixtur
 def test_long_values_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(summary(output=Path("x" * 300)))
     assert "x" * 300 in capsys.readouterr().out
+
+
+def test_a_model_that_thinks_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(summary(thoughts=ThoughtCounts(1234, 20000, 3000, 15500)))
+    shown = capsys.readouterr().out
+    assert (
+        "\nthoughts                  1,234 written, 20,000 chunks, 3,000 prefill rounds, 15,500 passes saved\n" in shown
+    )
+    print_summary(summary())
+    assert "thoughts" not in capsys.readouterr().out
+
+
+def test_chunks_are_drawn_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the figures, in columns, also where a character takes two of them; nothing is obeyed."""
+    chunks = (
+        Chunk(0, 4, "A coin's", None, None),
+        Chunk(4, 8, "\u786c\u5e01\n", None, " heads"),
+        Chunk(8, 12, "\x1b[31m", " heads", " tails"),
+        Chunk(12, 13, " x", " tails", None),
+    )
+    print_summary(summary(chunks=chunks))
+    drawn, empty, first = capsys.readouterr().out.partition("\n\nstatus ")
+    assert empty
+    assert first
+    assert drawn.splitlines() == [
+        "tokens  chunk       state of  thought",
+        '0-3     "A coin\'s"  -         -',
+        '4-7     "\u786c\u5e01\\n"    -         " heads"',
+        '8-11    "\\x1b[31m"  " heads"  " tails"',
+        '12      " x"        " tails"  -',
+    ]
