@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from detgen.audit.audited import Audited
 from detgen.audit.claims import check_files, check_input, check_profile, check_summary, read_manifest
-from detgen.audit.judging import Audited, judge
+from detgen.audit.judging import judge
 from detgen.audit.lines import Derivation
 from detgen.audit.result import AuditResult
 from detgen.engine import Engine
@@ -125,6 +126,8 @@ class Audit:
             margin = "a filter drops it" if math.isinf(m.margin) else f"margin {m.margin:.3g}"
             what = f"token {m.position} is {token}, the logits give {expected} ({margin})"
             self.result.add(audited.label, what, "tie" if m.tie else "differs")
+        for what in audited.wrong_thoughts:
+            self.result.add(audited.label, what, "line")
         for what, tie in audited.wrong_logprobs:
             self.result.add(audited.label, what, "tie" if tie else "line")
         for what, tie in audited.wrong_scores:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the manifest is read before torch is imported
 
 # What the probe must find again under the same profile; the rest depends on how much time it had.
 _PROBED = ("row_invariant", "attention", "tile_rows", "key_lengths")
+_PARTS = ("thinker", "compressor")  # of a model that thinks, probed too
 _COUNTS = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
 
 
@@ -82,13 +83,24 @@ def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult)
         result.add("manifest.json", "probe.attention is not profile.attention", "file")
     if result.other_profile:
         return
+    _check_probe("probe", own, theirs, result)
+    for part in _PARTS:
+        if (part in own) != (part in theirs):
+            what = f"probe.{part} is {'missing' if part in own else 'there'}, the probe finds another model here"
+            result.add("manifest.json", what, "file")
+        elif part in own:
+            _check_probe(f"probe.{part}", own[part], theirs[part], result)
+
+
+def _check_probe(where: str, own: dict[str, Any], theirs: dict[str, Any], result: AuditResult) -> None:
+    """What the probe found against what it finds here."""
     for name in _PROBED:
         if own[name] != theirs[name]:
-            what = f"probe.{name} is {theirs[name]!r:.100}, the probe finds {own[name]!r:.100} here"
+            what = f"{where}.{name} is {theirs[name]!r:.100}, the probe finds {own[name]!r:.100} here"
             result.add("manifest.json", what, "file")
     contradicted = {*own["rows"]} & {*theirs["other_rows"]} | {*own["other_rows"]} & {*theirs["rows"]}
     if contradicted or {*theirs["rows"]} & {*theirs["other_rows"]}:
-        result.add("manifest.json", "probe.rows and probe.other_rows are not what the probe finds here", "file")
+        result.add("manifest.json", f"{where}.rows and {where}.other_rows are not what the probe finds here", "file")
 
 
 def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, result: AuditResult) -> None:

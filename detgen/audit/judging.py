@@ -10,96 +10,29 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from detgen.audit.audited import Audited, Mismatch
+from detgen.audit.thoughts import wrong_thoughts
 from detgen.audit.ties import rounding_explains
+from detgen.audit.windows import Pass, Reading, side_by_side, up_to_thoughts
 from detgen.engine import Engine
 from detgen.engine.logprobs import token_logprobs
+from detgen.engine.reading_ahead import cut
 from detgen.engine.request import TokenLogprobs
-from detgen.engine.sequence import Sequence
 from detgen.kernels.judging import judge_rows
-from detgen.kernels.sampling import Choice, choose, scores
+from detgen.kernels.sampling import choose, scores
 from detgen.passes.forward import Forward
-from detgen.passes.packing import Shapes, Window
+from detgen.passes.packing import Shapes, Windows
 from detgen.passes.pages import PAGE
+from detgen.passes.thinking import Thinking
 
 _AHEAD = 256  # samples that are read and sorted at a time
 _PAGES = 512  # most pages that samples side by side take; more would take memory and save no pass
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A token that is not what the canonical logits give.
-
-    Attributes:
-        position: index in the completion.
-        token: what the run committed.
-        expected: what the logits give.
-        margin: score of the expected token less that of the committed one (logits at temperature 0, else perturbed
-            log-probabilities); inf where a filter drops the committed one.
-        tie: whether an error within the sample's tolerance explains the token.
-    """
-
-    position: int
-    token: int
-    expected: int
-    margin: float
-    tie: bool
-
-
-@dataclass(slots=True)
-class Audited:
-    """A sample to be judged, and the verdict.
-
-    Attributes:
-        sequence: before its first token.
-        tokens: its completion as the run wrote it, ids of the vocabulary.
-        label: whatever the caller knows it by.
-        logprobs: as the run wrote them, one per token; None if there are none.
-        tolerance: error of another profile's logits, as a share of a row's largest; 0 where bit equality is promised.
-        scores: log-probability and margin of each token as the acceptance log has them; None if it is not to be judged.
-        mismatches: filled by `judge`.
-        wrong_logprobs: likewise, in words, and whether the tolerance explains it; of tokens that are right.
-        wrong_scores: likewise, of the acceptance log.
-    """
-
-    sequence: Sequence
-    tokens: list[int]
-    label: str = ""
-    logprobs: list[TokenLogprobs] | None = None
-    tolerance: float = 0.0
-    scores: list[tuple[float | None, float | None]] | None = None
-    mismatches: list[Mismatch] = field(default_factory=list)
-    wrong_logprobs: list[tuple[str, bool]] = field(default_factory=list)
-    wrong_scores: list[tuple[str, bool]] = field(default_factory=list)
-
-    def choice(self, place: int) -> Choice:
-        """How the token at a place of the completion is chosen."""
-        return self.sequence.choice(place, self.tokens)
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A sample in a slot, and the tokens whose logits choose its completion."""
-
-    audited: Audited
-    slot: int
-    tokens: list[int]
-
-    def window(self, start: int, width: int) -> Window:
-        """The next tokens; logits are wanted of those that choose a token of the completion."""
-        part = self.tokens[start : start + width]
-        first = self.audited.sequence.prompt_length - 1
-        return Window(self.slot, start, part, max(min(start + len(part) - first, len(part)), 0))
-
-    def place(self, window: Window) -> int:
-        """The place in the completion of the first token that a window's logits choose."""
-        return window.start + len(window.tokens) - window.logits - self.audited.sequence.prompt_length + 1
 
 
 def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
@@ -138,16 +71,19 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
     for i in range(workers):  # the slots of a share are neighbours
         share = samples[i::workers]
         tokens = [[*a.sequence.tokens, *a.tokens[:-1]] for a in share]
-        shares.append([_Reading(a, slot + j, t) for j, (a, t) in enumerate(zip(share, tokens, strict=True))])
+        shares.append([Reading(a, slot + j, t) for j, (a, t) in enumerate(zip(share, tokens, strict=True))])
         slot += len(share)
     stopped = Event()
+    if engine.thinking is not None:
+        _judge_thinking(engine, engine.thinking, shares[0])
+        return
     if workers == 1:
-        _judge(forward, shapes, shares[0], stopped)
+        _judge(forward, shapes, side_by_side(shares[0], shapes.most_rows), stopped)
         return
 
-    def work(share: list[_Reading]) -> None:
+    def work(share: list[Reading]) -> None:
         torch.set_num_threads(1)
-        _judge(forward.counting(), shapes, share, stopped)
+        _judge(forward.counting(), shapes, side_by_side(share, shapes.most_rows), stopped)
 
     try:
         with ThreadPoolExecutor(workers) as pool:
@@ -159,42 +95,41 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
         torch.set_num_threads(threads)
 
 
-def _judge(forward: Forward, shapes: Shapes, readings: list[_Reading], stopped: Event) -> None:
-    """Read samples, the longest first, all up to the same position before any goes on.
-
-    The windows of a pass then begin at the same position, so that one attention tile holds them almost without padding.
-    The rows that remain go to the next ones.
-    """
-    read: list[tuple[_Reading, Window]] = []
-    remaining = shapes.most_rows
-    for reading, window in _windows(readings, shapes.most_rows):
-        if len(window.tokens) > remaining or any(r is reading for r, _ in read):
-            if stopped.is_set():
-                return
-            _pass(forward, shapes, read)
-            read, remaining = [], shapes.most_rows
-        read.append((reading, window))
-        remaining -= len(window.tokens)
-    if read and not stopped.is_set():
+def _judge(forward: Forward, shapes: Shapes, passes: Iterable[Pass], stopped: Event) -> None:
+    """Run passes until somebody stops them."""
+    for read in passes:
+        if stopped.is_set():
+            return
         _pass(forward, shapes, read)
 
 
-def _windows(readings: list[_Reading], most: int) -> Iterator[tuple[_Reading, Window]]:
-    """All windows in the order in which they are read; the fewer samples go on, the longer, up to `most` tokens."""
-    start = 0
-    while readings:
-        width = most // min(len(readings), -(-most // PAGE))
-        for reading in readings:
-            yield reading, reading.window(start, width)
-        start += width
-        readings = [r for r in readings if len(r.tokens) > start]
+def _judge_thinking(engine: Engine, thinking: Thinking, readings: list[Reading]) -> None:
+    """Read samples of a model that thinks, and compare their thoughts."""
+    forward, shapes = engine.canonical
+    for reading in readings:
+        thinking.start(reading.slot, 0)
+        reading.pauses = sorted(first + thinking.chunk for first, _ in reading.audited.thoughts or ())
+    for read in up_to_thoughts(readings, shapes.most_rows):
+        _pass(forward, shapes, read, thinking)
+    for reading in readings:
+        if (claims := reading.audited.thoughts) is not None:
+            thoughts = enumerate(thinking.thoughts[reading.slot])
+            found = [(i * thinking.chunk, engine.stopping.decode(thought)) for i, thought in thoughts if thought]
+            reading.audited.wrong_thoughts += wrong_thoughts(claims, found)
 
 
 @torch.inference_mode()
-def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]]) -> None:
+def _pass(forward: Forward, shapes: Shapes, read: Pass, thinking: Thinking | None = None) -> None:
     """One pass, and what its logits give beside what was written."""
     broken: list[int] = []
-    logits = forward.run([w for _, w in read], shapes, broken)
+    windows = Windows.of(w for _, w in read)
+    logits = forward.run(windows, shapes, broken)
+    if thinking is not None:
+        ends = thinking.keep(windows.slots, windows.starts + windows.lengths)
+        windows, logits, broken = cut(windows, ends - windows.starts, logits, broken)
+        read = [(reading, window) for (reading, _), window in zip(read, windows, strict=True)]
+        for (reading, _), end in zip(read, ends.tolist(), strict=True):
+            reading.at = end
     _check_finite(broken, read)
     wanted = [(r.audited, r.place(w), w.logits) for r, w in read if w.logits]
     if not wanted:
@@ -229,7 +164,7 @@ def _pass(forward: Forward, shapes: Shapes, read: list[tuple[_Reading, Window]])
         at += count
 
 
-def _check_finite(broken: list[int], read: list[tuple[_Reading, Window]]) -> None:
+def _check_finite(broken: list[int], read: Pass) -> None:
     """Note the samples that have one of the `broken` rows of a pass."""
     if not broken:
         return

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from detgen.audit.acceptance import LogError, replay
+from detgen.audit.audited import Audited
 from detgen.audit.comparing import compare_line, compare_log, plausible, shown
-from detgen.audit.judging import Audited
 from detgen.audit.reading import Key, Line, Lines, StoppedJournal, in_words, parse
 from detgen.audit.result import AuditResult
+from detgen.audit.thoughts import Claims, claims_of, possible
 from detgen.engine import Engine
-from detgen.engine.request import Completion, Request, TokenLogprobs
+from detgen.engine.request import Completion, Request, Thought, TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.errors import CheckError, RequestError
 from detgen.outputs import Entry, Totals, make_entry
@@ -230,6 +231,7 @@ class Derivation:
             self._result.add(line.where, f"has {len(tokens):,} tokens, but may have {seq.remaining:,} at most", "line")
             return None, None
         logprobs = self._logprobs(line, seq, tokens)
+        thoughts = self._thoughts(line, seq, tokens)
         prompt = list(seq.tokens)
         early = self._ends_early(seq, tokens)
         seq.finish_reason = None
@@ -248,6 +250,7 @@ class Derivation:
             logprobs=tuple(logprobs) if logprobs is not None else None,
             records=tuple(seq.records),
             drafts=seq.drafts,
+            thoughts=None if thoughts is None else tuple(Thought(first, (), text) for first, text in thoughts),
         )
         seq.tokens[:] = prompt
         derived = make_entry(completion)
@@ -259,7 +262,7 @@ class Derivation:
         self._result.samples += 1
         self._result.tokens += len(tokens)
         tolerance = self._result.tolerance if self._result.other_profile else 0.0
-        return derived, Audited(seq, tokens, line.where, logprobs, tolerance, scores)
+        return derived, Audited(seq, tokens, line.where, logprobs, tolerance, scores, thoughts)
 
     def _replay(self, seq: Sequence, tokens: list[int], lines: list[Line]) -> bool:
         """Derive the acceptance log of a sample from its drafts; whether that is possible."""
@@ -286,6 +289,17 @@ class Derivation:
         except (ValueError, TypeError, KeyError, OverflowError):
             self._result.add(line.where, "does not have logprobs for each token", "line")
             return None
+
+    def _thoughts(self, line: Line, seq: Sequence, tokens: list[int]) -> Claims | None:
+        """The thoughts of a line; None if there are none, which is a finding if the model thinks."""
+        thinking = self._engine.thinking
+        if thinking is None:
+            return None
+        claims = claims_of(line.fields.get("thoughts"))
+        read = len(seq.tokens) + len(tokens) - 1
+        if claims is None or not (seq.deterministic or possible(claims, thinking.chunk, read)):  # else they are judged
+            self._result.add(line.where, "does not have the thoughts of its chunks, in order", "line")
+        return claims
 
     def _ends_early(self, seq: Sequence, tokens: list[int]) -> bool:
         """Whether the sequence ends before its last token; only stop strings need trying token by token."""

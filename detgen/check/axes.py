@@ -36,6 +36,7 @@ _WORDS: dict[tuple[str, Value], str] = {
     ("draft_tokens", None): "adaptive",
     ("verify_window", None): "-",
     ("chunk", None): "whole",
+    ("speculative_prefill", "whole"): "whole prompt",
     ("threads", 0): "all",
     ("preemption", False): "off",
     ("preemption", True): "on",
@@ -64,6 +65,8 @@ class Setting:
         chunk: most prompt tokens per pass; None reads the prompt whole.
         prefix_cache: "off", or share KV entries of prompts that begin alike: "cold" (nothing is known before), "warm"
             (the same requests have run before), "shared" (others that begin alike have).
+        speculative_prefill: chunks of a prompt that a thinking model reads ahead: "off", a number, "auto", or the
+            "whole" prompt.
         preemption: a KV cache too small for the batch, so that sequences give their pages back and are replayed.
         threads: CPU threads; 0 is all cores.
         process: "this", "fresh" (another one), or "resumed": a `detgen run` that is killed and run again.
@@ -81,6 +84,7 @@ class Setting:
     verify_window: int | None = _axis("verify window", None, 4, 16, 64)
     chunk: int | None = _axis("prompt chunk", None, 1, 7, 64)
     prefix_cache: str = _axis("prefix cache", "off", "cold", "warm", "shared")
+    speculative_prefill: int | str = _axis("speculative prefill", "off", 1, 3, "auto", "whole")
     preemption: bool = _axis("preemption", False, True)
     threads: int = _axis("threads", 0, 1, 2)
     process: str = _axis("process", "this", "fresh", "resumed")
@@ -121,7 +125,9 @@ class Axis:
     values: tuple[Value, ...]
 
 
-def make_axes(*, has_draft: bool, quants: Iterable[str], processes: bool, cores: int | None = None) -> list[Axis]:
+def make_axes(
+    *, has_draft: bool, quants: Iterable[str], processes: bool, cores: int | None = None, thinks: bool = False
+) -> list[Axis]:
     """The axes that have several values here.
 
     Args:
@@ -129,11 +135,14 @@ def make_axes(*, has_draft: bool, quants: Iterable[str], processes: bool, cores:
         quants: quantizations that can be tried.
         processes: whether other processes can load the same model.
         cores: CPU cores; None asks the machine.
+        thinks: whether the target thinks while it reads.
     """
     missing: set[tuple[str, Value]] = {("quant", quant) for quant in ("nf4", "int8") if quant not in quants}
     missing |= {("threads", n) for n in (1, 2) if n >= (cores or usable_cores())}
     if not has_draft:
         missing.add(("drafter", "model"))
+    if not thinks:
+        missing |= {("speculative_prefill", ahead) for ahead in (1, 3, "auto", "whole")}
     if not processes:
         missing |= {("process", "fresh"), ("process", "resumed")}
     axes = [Axis(f.name, tuple(v for v in f.metadata["values"] if (f.name, v) not in missing)) for f in fields(Setting)]
@@ -154,6 +163,8 @@ def allowed(a: str, x: Value, b: str, y: Value) -> bool:
         return (pair["verify_window"] is not None) == (drafter == "self")
     if "verify_window" in pair and "draft_tokens" in pair:
         return pair["verify_window"] is None or pair["draft_tokens"] is None
+    if "speculative_prefill" in pair and "chunk" in pair:  # a row a pass leaves nothing to read ahead
+        return pair["speculative_prefill"] == "off" or pair["chunk"] != 1
     if "slot" in pair and "batch" in pair:
         return not (pair["slot"] and pair["batch"] == 1)
     if pair.get("preemption"):  # of a batch; what holds a very long prompt is too large for the others

@@ -13,7 +13,7 @@ from typing import Any
 
 from detgen.check.axes import Axis, Setting, Value, make_axes, name_value
 from detgen.check.comparing import Comparison, Difference, Key, Observed, Tally, compare
-from detgen.check.plan import FULL, QUICK, read_axes, read_pool, select
+from detgen.check.plan import FULL, QUICK, embedded_prompts, read_axes, read_pool, select
 from detgen.check.pool import Pool
 from detgen.check.resuming import kill_and_resume
 from detgen.check.running import FreshProcess, Subject, Task, breaking, known, short_of_memory, size
@@ -123,11 +123,11 @@ class Check:
             "seconds": round(r.seconds, 3),
             "kills": r.kills,
             "preemptions": r.preemptions,
-            "total": asdict(r.total),
+            "total": self._counts(r.total),
             "axes": {
                 a.name: {
                     "tried": [name_value(a.name, v) for v in a.values if v in r.tried.get(a.name, ())],
-                    **(asdict(r.by_axis[a.name]) if a.name in r.by_axis else {}),
+                    **(self._counts(r.by_axis[a.name]) if a.name in r.by_axis else {}),
                 }
                 for a in self.axes
             },
@@ -135,6 +135,11 @@ class Check:
             "profile": engine.profile(),
             "probe": engine.probe_report(),
         }
+
+    def _counts(self, tally: Tally) -> dict[str, int]:
+        """A tally for JSON; chunks are those of models that think."""
+        counts = asdict(tally)
+        return counts if self.subject.engine().thinks else {n: c for n, c in counts.items() if "chunks" not in n}
 
     def learn(self) -> None:
         """Make the greedy reference of the pool, which other requests are made of.
@@ -238,11 +243,12 @@ class Check:
             engine = self.subject.engine(setting.quant)
             prompts = {r.id: engine.encode(r) for r in case.watched if (r.id, 0) in reference}
             before = self.pool.beginnings(case.watched, prompts)
-        return Task(setting, queue, ahead, self.seed, broken[0] if broken else None, before)
+        thinks = self.subject.engine().thinks
+        return Task(setting, queue, ahead, self.seed, broken[0] if broken else None, before, thinks)
 
     def reference_task(self, case: Case) -> Task:
         """What the case is compared with: nothing drafted, one request at a time."""
-        return Task(case.setting.reference(), case.watched, [], self.seed)
+        return Task(case.setting.reference(), case.watched, [], self.seed, thinks=self.subject.engine().thinks)
 
     def reference(self, case: Case) -> dict[Key, Observed]:
         """The reference of the case's requests; each is generated once."""
@@ -297,7 +303,7 @@ def run_check(
         CheckError: there is no such axis, or no prompt can run.
     """
     names, extent = read_axes(only), FULL if full else QUICK
-    pool = read_pool(prompts, limit, extent, observer)
+    pool = read_pool(prompts or embedded_prompts(config.target), limit, extent, observer)
     config = replace(config, drafter="auto", batch_size=len(pool.requests) + 8)
     subject = Subject(config, observer=observer)
     with Check(config, pool, [], seed, observer, subject) as check:
@@ -310,7 +316,8 @@ def run_check(
         quants = ["none"]
         if elsewhere and config.target_quant == "none" and (not names or "quant" in names):
             quants += _quants(subject, check.result.notes)
-        check.axes = make_axes(has_draft=engine.draft_profile() is not None, quants=quants, processes=processes)
+        has_draft = engine.draft_profile() is not None
+        check.axes = make_axes(has_draft=has_draft, quants=quants, processes=processes, thinks=engine.thinks)
         settings, check.result.pairs, more = select(check.axes, names, extent, seed)
         check.learn()
         check.run(settings, more if minutes and not names else (), time.monotonic() + 60 * minutes if minutes else None)

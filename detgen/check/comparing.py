@@ -5,9 +5,11 @@ A digest is eight bytes of BLAKE2b over the raw bits of a row: -0.0 differs from
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import torch
 
@@ -16,6 +18,7 @@ from detgen.engine.sequence import Sequence
 from detgen.kernels.probe import bits
 
 Key = tuple[str | int, int]  # request id, sample
+_Listed = list[Any] | tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -30,6 +33,10 @@ class Observed:
         logits: a digest per token of the completion; None from another program's files.
         keys: a digest per cached position, prompt first; likewise.
         values: as keys.
+        said: the thoughts as its output has them, (first token of the chunk, text); None if the model does not think.
+        states: a digest of the state of each chunk whose rows were read; likewise, and None from files.
+        thoughts: the thought of each full chunk of them, empty ones too; likewise.
+        chunk: tokens of a chunk; 0 if not known.
     """
 
     prompt: int
@@ -39,6 +46,10 @@ class Observed:
     logits: list[bytes] | None = None
     keys: list[bytes] | None = None
     values: list[bytes] | None = None
+    said: tuple[tuple[int, str], ...] | None = None
+    states: list[bytes] | None = None
+    thoughts: list[tuple[int, ...]] | None = None
+    chunk: int = 0
 
 
 def digests(x: torch.Tensor) -> list[bytes]:
@@ -53,6 +64,7 @@ class Watching:
     def __init__(self) -> None:
         self._logits: dict[Key, list[bytes]] = {}
         self._entries: dict[Key, tuple[list[bytes], list[bytes]]] = {}
+        self._read: dict[Key, tuple[list[bytes], list[tuple[int, ...]], int]] = {}
 
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
         """See `Trace`; unverified sequences are left out, since nothing is promised of them."""
@@ -63,14 +75,28 @@ class Watching:
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See `Trace`."""
         by_position = [digests(x.transpose(0, 1)) for x in (keys, values)]
-        self._entries[seq.request.id, seq.sample] = by_position[0], by_position[1]
+        key = seq.request.id, seq.sample
+        self._entries[key] = by_position[0], by_position[1]
+        if seq.states:
+            self._read[key] = digests(torch.stack(seq.states)), list(seq.thoughts), len(seq.states[0])
 
     def observed(self, done: Completion) -> Observed:
         """A finished sample with its digests."""
         key = done.request.id, done.sample
         keys, values = self._entries.get(key, (None, None))
+        states, thoughts, chunk = self._read.get(key, (None, None, 0))
         return Observed(
-            done.prompt_tokens, done.token_ids, done.text, done.finish_reason, self._logits.get(key), keys, values
+            done.prompt_tokens,
+            done.token_ids,
+            done.text,
+            done.finish_reason,
+            self._logits.get(key),
+            keys,
+            values,
+            None if done.thoughts is None else tuple((thought.first, thought.text) for thought in done.thoughts),
+            states,
+            thoughts,
+            chunk,
         )
 
 
@@ -81,7 +107,7 @@ class Difference:
     Attributes:
         id: of the request.
         sample: which of its samples.
-        what: "token", "logits", "keys", "values", "text" or "missing".
+        what: "token", "logits", "keys", "values", "state", "thought", "text" or "missing".
         position: in prompt and completion, of the first row that differs; its logits choose the next token.
         place: index of that token in the completion; negative within the prompt.
         tokens: that token in the reference and here; None if there is none.
@@ -108,6 +134,8 @@ class Tally:
         logits_equal: those whose logits have equal bits.
         tokens: committed tokens compared.
         tokens_different: those that differ.
+        chunks: chunks of a thinking model whose states and thoughts were compared.
+        chunks_equal: those whose states have equal bits and whose thoughts equal tokens.
     """
 
     settings: int = 0
@@ -118,6 +146,8 @@ class Tally:
     logits_equal: int = 0
     tokens: int = 0
     tokens_different: int = 0
+    chunks: int = 0
+    chunks_equal: int = 0
 
     def add(self, other: Tally) -> None:
         """Count another one in."""
@@ -127,7 +157,8 @@ class Tally:
     @property
     def equal(self) -> bool:
         """Whether every bit that was compared is equal."""
-        return self.positions == self.entries_equal and self.logits == self.logits_equal and not self.tokens_different
+        pairs = (self.positions, self.entries_equal), (self.logits, self.logits_equal), (self.chunks, self.chunks_equal)
+        return all(compared == equal for compared, equal in pairs) and not self.tokens_different
 
 
 @dataclass(slots=True)
@@ -171,9 +202,17 @@ def _count(tally: Tally, want: Observed, got: Observed) -> None:
         tally.positions += max(len(want.keys), len(got.keys))
         both = zip(zip(want.keys, want.values, strict=True), zip(got.keys, got.values, strict=True), strict=False)
         tally.entries_equal += sum(a == b for a, b in both)
+    if want.states is not None and got.states is not None:
+        tally.chunks += max(len(want.states), len(got.states))
+        tally.chunks_equal += _equal(_chunks(want), _chunks(got))
 
 
-def _equal(a: tuple[int, ...] | list[bytes], b: tuple[int, ...] | list[bytes]) -> int:
+def _chunks(seen: Observed) -> _Listed:
+    """State and thought of each chunk; the last, partial one has no thought."""
+    return list(itertools.zip_longest(seen.states or (), seen.thoughts or ()))
+
+
+def _equal(a: _Listed, b: _Listed) -> int:
     return sum(x == y for x, y in zip(a, b, strict=False))
 
 
@@ -181,17 +220,19 @@ def _first(key: Key, want: Observed, got: Observed) -> Difference | None:
     """The difference at the earliest row; of one row the cause before its effects."""
     row = want.prompt - 1  # it chooses the first token
     found: list[tuple[int, int, str]] = []
-    parts = (
-        ("keys", want.keys, got.keys, 0),
-        ("values", want.values, got.values, 0),
-        ("logits", want.logits, got.logits, row),
-        ("token", want.tokens, got.tokens, row),
+    parts: tuple[tuple[str, _Listed | None, _Listed | None, int, int], ...] = (
+        ("state", want.states, got.states, 0, want.chunk),
+        ("keys", want.keys, got.keys, 0, 1),
+        ("values", want.values, got.values, 0, 1),
+        ("logits", want.logits, got.logits, row, 1),
+        ("thought", want.thoughts, got.thoughts, want.chunk - 1, want.chunk),  # it follows the chunk's last row
+        ("token", want.tokens, got.tokens, row, 1),
     )
-    for rank, (what, a, b, offset) in enumerate(parts):
+    for rank, (what, a, b, offset, width) in enumerate(parts):
         if a is not None and b is not None and (at := _differ(a, b)) is not None:
-            found.append((offset + at, rank, what))
+            found.append((offset + width * at, rank, what))
     if not found:
-        if (want.text, want.finish) == (got.text, got.finish):
+        if (want.text, want.finish, want.said) == (got.text, got.finish, got.said):
             return None
         end = len(want.tokens) - 1
         return Difference(*key, "text", row + end, end)
@@ -201,7 +242,7 @@ def _first(key: Key, want: Observed, got: Observed) -> Difference | None:
     return Difference(*key, what, position, place, (token(want), token(got)))
 
 
-def _differ(a: tuple[int, ...] | list[bytes], b: tuple[int, ...] | list[bytes]) -> int | None:
+def _differ(a: _Listed, b: _Listed) -> int | None:
     """The first index at which two lists differ, also by ending."""
     if a == b:
         return None

@@ -11,6 +11,7 @@ from detgen.check.covering import at_random, pairwise
 from detgen.check.pool import Pool, make_pool
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import DEMO, CheckError, PromptsError
+from detgen.passes.folders import EMBEDDED
 from detgen.progress import Observer
 from detgen.prompts import BadLine, open_prompts
 
@@ -39,11 +40,16 @@ QUICK = Extent(66, ((1, 24), (3, 8), (12, 4), (1, 2)), 600, 40, 0)
 FULL = Extent(96, ((4, 80), (12, 40), (1, 16)), 4000, None, 300)
 
 
-def read_pool(prompts: str | None, limit: int | None, extent: Extent, observer: Observer) -> Pool:
+def embedded_prompts(target: object) -> str:
+    """The prompts that are embedded beside a target; for any that is not embedded, those of the usual one."""
+    return str(EMBEDDED.get(str(target), DEMO) / "prompts.jsonl")
+
+
+def read_pool(prompts: str, limit: int | None, extent: Extent, observer: Observer) -> Pool:
     """The prompts of a check.
 
     Args:
-        prompts: as `detgen run` takes them; None takes the embedded ones.
+        prompts: as `detgen run` takes them.
         limit: most prompts to read.
         extent: how many are needed, and how long they may be.
         observer: is told what is left out.
@@ -51,7 +57,7 @@ def read_pool(prompts: str | None, limit: int | None, extent: Extent, observer: 
     Raises:
         PromptsError: none can be read.
     """
-    source = open_prompts(prompts or str(DEMO / "prompts.jsonl"))
+    source = open_prompts(prompts)
     items = list(source.read(SamplingParams(), min(limit or FULL.prompts, FULL.prompts)))
     requests = [item for item in items if isinstance(item, Request)]
     bad = [item.error for item in items if isinstance(item, BadLine)]

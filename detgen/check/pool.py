@@ -24,6 +24,7 @@ _FILLED = 64  # tokens of a neighbour that breaks
 _SEVERAL = 8  # requests that have several samples, where the sampling asks for them
 _CROWD = 6  # requests for a cache that holds few of them at a time
 _GROWING = "growing"  # what the ids of requests begin with that outgrow such a cache together
+_MUSING, _MUSED = 3, 22  # requests that think while they generate, and their tokens: not whole chunks of four
 _WIDEST = Setting(batch="all", drafter="self", verify_window=64)  # requests of all kinds that such a cache holds
 _GROWTH = 20  # tokens that they generate: the first one to need a page is to be there when the second one needs it
 
@@ -40,6 +41,7 @@ class Pool:
         following: a prompt that continues another request's completion, once that is known.
         variants: prompts of whole blocks that differ in one token of a block: its first, its last, one between, one of
             the block before.
+        musing: of a thinking model, requests whose completions think: they repeat the tokens of a chunk that did.
         growing: two prompts that together outgrow a cache made for the longest request.
     """
 
@@ -49,6 +51,7 @@ class Pool:
     tokens: dict[str | int, tuple[int, ...]] = field(default_factory=dict)
     following: Request | None = None
     variants: list[Request] = field(default_factory=list)
+    musing: list[Request] = field(default_factory=list)
     growing: list[Request] = field(default_factory=list)
 
     def watched(self, setting: Setting) -> list[Request]:
@@ -59,7 +62,7 @@ class Pool:
             count = min(count, _CROWD)
         chosen = self.requests[: max(count, _FEW)]
         if self.following is not None:
-            chosen = [*chosen, self.following]
+            chosen = [*chosen, self.following, *self.musing]
         if setting.prefix_cache != "off" and not setting.preemption:
             chosen = [*chosen, *self.variants]
         if setting.preemption:
@@ -90,8 +93,9 @@ class Pool:
 
     def resampled(self, watched: list[Request], kind: str) -> list[Request]:
         """The same requests with another kind of sampling."""
+        musing = {r.id: r for r in self.musing}
         plain = [replace(r, params=SamplingParams(max_tokens=r.params.max_tokens)) for r in watched]
-        return [self._sampled(r, kind) for r in plain]
+        return [self._sampled(musing.get(r.id, r), kind) for r in plain]
 
     def learn(
         self,
@@ -117,10 +121,26 @@ class Pool:
         tokens = (*prompts[second.id], *greedy[second.id, 0].tokens)
         params = SamplingParams(max_tokens=8)
         self.following = Request(len(self.requests), "following", token_ids=tokens + tokens[:3], params=params)
+        self.musing = self._musing(greedy, prompts)
         text = [token for request in self.requests for token in prompts[request.id]]
         self.variants = self._variants(text, page)
         others = self._neighbours(Setting(neighbours="others"))
         self.growing = self._growing(text, page, max(map(size, [*self.watched(_WIDEST), *others])))
+
+    def _musing(self, greedy: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> list[Request]:
+        """Prompts that thought, continued by the tokens of the last chunk that did, in any order.
+
+        A penalty for each use has them take turns.
+        """
+        made: list[Request] = []
+        for request in self.requests:
+            seen, tokens = greedy[request.id, 0], prompts[request.id]
+            first = max((at for at, _ in seen.said or () if at + seen.chunk <= len(tokens)), default=None)
+            if first is not None and len(made) < _MUSING:
+                bias = tuple((token, 100.0) for token in sorted({*tokens[first : first + seen.chunk]}))
+                params = SamplingParams(max_tokens=_MUSED, ignore_eos=True, frequency_penalty=2.0, logit_bias=bias)
+                made.append(self._of_tokens(f"musing {len(made)}", tokens, params))
+        return made
 
     def _variants(self, text: list[int], page: int) -> list[Request]:
         """Prompts whose first two blocks are equal but for one token, or less."""

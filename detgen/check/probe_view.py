@@ -19,6 +19,7 @@ from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.kernels.attention import BLOCK, AttentionTraits
 from detgen.kernels.probe import same_bits
+from detgen.passes.forward import Forward
 from detgen.passes.hooks import hooked
 from detgen.passes.packing import Shapes, Window, Windows, pack
 from detgen.progress import Observer
@@ -72,7 +73,7 @@ def view(config: EngineConfig, observer: Observer) -> ProbeView:
     """
     engine = Engine(replace(config, drafter="none", draft=None), observer=observer)
     observer.stage("comparing and timing row counts")
-    forward, shapes = engine.canonical
+    forward, shapes = _passes(engine)
     before = torch.get_num_threads()
     threads = tuple(sorted({1, before})) if forward.device.type == "cpu" else (before,)
     rows = tuple(n for n in _ROWS if n <= max(shapes.most_rows, 16))
@@ -95,6 +96,14 @@ def view(config: EngineConfig, observer: Observer) -> ProbeView:
         torch.set_num_threads(before)
     allowed = frozenset(n for n in rows if n <= shapes.most_rows and shapes.fit_rows(n) == n)
     return ProbeView(list(operations), rows, threads, letters, milliseconds, allowed, engine.probe_report())
+
+
+def _passes(engine: Engine) -> tuple[Forward, Shapes]:
+    """The target's passes, of a model that thinks those of its backbone, to which no states are added."""
+    forward, shapes = engine.canonical
+    plain = forward.counting()
+    plain.thinking = None
+    return plain, shapes
 
 
 def _milliseconds(compute: Compute, rows: int) -> float:
@@ -127,7 +136,7 @@ def _agree(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
     """The distinct linear shapes of the model, as the innermost modules of one pass meet them."""
-    forward, shapes = engine.canonical
+    forward, shapes = _passes(engine)
     found: dict[str, Compute] = {}
 
     def take(_: str, module: nn.Module, args: tuple[Any, ...], output: object) -> None:

@@ -100,4 +100,5 @@ def _line(request: Request) -> dict[str, Any]:
 
 
 def _observed(line: dict[str, Any]) -> Observed:
-    return Observed(line["prompt_tokens"], tuple(line["token_ids"]), line["text"], line["finish_reason"])
+    said = tuple((first, text) for first, text in line["thoughts"]) if "thoughts" in line else None
+    return Observed(line["prompt_tokens"], tuple(line["token_ids"]), line["text"], line["finish_reason"], said=said)

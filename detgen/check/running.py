@@ -25,6 +25,7 @@ from detgen.passes.pages import PAGE
 from detgen.progress import Observer
 from detgen.worker import Worker
 
+_WHOLE = 1_000_000  # chunks: more than any prompt has
 _BEFORE = 16  # requests at a time of those that fill the prefix cache
 
 
@@ -39,6 +40,7 @@ class Task:
         seed: of the adversary.
         broken: a token whose embedding is NaN meanwhile; None for none.
         before: what the engine generates first, so that the prefix cache holds it.
+        thinks: whether the target thinks while it reads, so that reading ahead can be set.
     """
 
     setting: Setting
@@ -47,11 +49,14 @@ class Task:
     seed: int
     broken: int | None = None
     before: list[Request] = field(default_factory=list)
+    thinks: bool = False
 
     def engine_settings(self, config: EngineConfig) -> dict[str, Any]:
         """What the setting asks of an engine, as far as the command line has it, too."""
         setting = self.setting
+        ahead = _WHOLE if setting.speculative_prefill == "whole" else setting.speculative_prefill
         return {
+            **({"speculative_prefill": ahead} if self.thinks else {}),
             "draft_tokens": setting.draft_tokens,
             "verify_window": setting.verify_window or 8,
             "batch_size": max(len(self.queue), 1) if setting.batch == "all" else setting.batch,

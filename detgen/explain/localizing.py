@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.probe import same_bits
+from detgen.passes.exchange import Exchange
 from detgen.passes.hooks import hooked
-from detgen.passes.packing import Packed, Shapes, Window
+from detgen.passes.packing import Packed, Shapes, Windows
 
 
 @dataclass(slots=True)
@@ -34,6 +36,8 @@ class Recorded:
         row: the row's place among them.
         logits: float32 [vocabulary] of the row, if computed.
         entries: keys and values of the position when the sequence had finished.
+        thoughts: of a model that thinks: those of the chunks up to the row's own, as far as they are full.
+        chunk: tokens of a chunk; 0 if the model does not think.
     """
 
     outputs: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
@@ -41,6 +45,8 @@ class Recorded:
     row: int = 0
     logits: torch.Tensor | None = None
     entries: tuple[torch.Tensor, torch.Tensor] | None = None
+    thoughts: list[tuple[int, ...]] = field(default_factory=list)
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class Origin:
         ulp: largest distance, in representable numbers.
         elements: elements of the row that differ.
         rows: rows that the module saw in the reference and in the failing pass.
-        note: what there is to say if no module differs.
+        note: what there is to say if no module differs, or beside it.
     """
 
     module: str | None
@@ -66,10 +72,8 @@ class Origin:
     def __str__(self) -> str:
         if self.module is None:
             return self.note
-        return (
-            f"{self.module}: row {self.row}, {self.ulp:,} ulp in {self.elements:,} elements; "
-            f"shapes {self.rows[0]} and {self.rows[1]}"
-        )
+        found = f"{self.module}: row {self.row}, {self.ulp:,} ulp in {self.elements:,} elements"
+        return f"{found}; shapes {self.rows[0]} and {self.rows[1]}" + (f"; {self.note}" if self.note else "")
 
 
 class Recording:
@@ -118,13 +122,16 @@ class Recording:
             position = self._difference.position
             if position < keys.shape[1]:
                 self.found.entries = keys[:, position].clone(), values[:, position].clone()
+            if (thinking := self._engine.thinking) is not None:
+                self.found.chunk = thinking.chunk
+                self.found.thoughts = seq.thoughts[: position // thinking.chunk + 1]
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
         forward, _ = self._engine.canonical
         run, attend = forward.run, forward.attend
 
-        def run_recorded(windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
+        def run_recorded(windows: Windows, shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
             self._begin(windows, shapes)
             try:
                 return run(windows, shapes, broken)
@@ -142,15 +149,36 @@ class Recording:
         instance: Any = forward
         instance.run, instance.attend = run_recorded, attend_recorded
         try:
-            with hooked(forward.model, self._take_output):
+            with hooked(forward.model, self._take_output), self._states_taken():
                 yield
         finally:
             del instance.run, instance.attend
 
+    @contextmanager
+    def _states_taken(self) -> Iterator[None]:
+        """Keep the states that a thinking model's rows are given, too."""
+        thinking: Any = self._engine.thinking
+        if thinking is None:
+            yield
+            return
+        exchange = thinking.exchange
+
+        def exchange_recorded(windows: Windows) -> Exchange:
+            found: Exchange = exchange(windows)
+            if (now := self._now) is not None:
+                now.outputs.append(("the state that is added", found.states[now.row].clone(), len(found.states)))
+            return found
+
+        thinking.exchange = exchange_recorded
+        try:
+            yield
+        finally:
+            del thinking.exchange
+
     def _take_output(self, name: str, module: nn.Module, args: object, output: object) -> None:
         self._take(name, output[0] if isinstance(output, tuple) and output else output)
 
-    def _begin(self, windows: list[Window], shapes: Shapes) -> None:
+    def _begin(self, windows: Windows, shapes: Shapes) -> None:
         """Find the sample's row of the pass at the wanted position; a pass without it is ignored."""
         position, row = self._difference.position, 0
         self._wanted = []
@@ -190,18 +218,30 @@ def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
     rows = reference.rows, found.rows
     if not found.outputs or not reference.outputs:
         note = "no pass computed this position for this sample: another prompt with the same beginning did"
+        if apart := _thought_apart(reference, found):
+            note = f"{note}; {apart}"
         return Origin(None, 0, 0, 0, rows, note)
     for (name, a, few), (other, b, many) in zip(reference.outputs, found.outputs, strict=False):
         if name == other and a.shape == b.shape and not same_bits(a, b):
-            return Origin(name, found.row, *_distance(a, b), (few, many))
+            return Origin(name, found.row, *_distance(a, b), (few, many), _thought_apart(reference, found))
     pairs = zip(reference.entries or (), found.entries or (), strict=False)
     if not all(same_bits(a, b) for a, b in pairs):
         note = "every module agrees at this row, but its cached keys and values were changed after the pass"
     elif reference.logits is not None and found.logits is not None and not same_bits(reference.logits, found.logits):
         note = "every module agrees at this row, but other logits were handed on"
+    elif apart := _thought_apart(reference, found):
+        note = f"every module agrees at this row, but {apart}: it arises in T, or in the rows that T was given"
     else:
         note = "every module agrees at this row: the difference arises in choosing, committing or writing tokens"
     return Origin(None, found.row, 0, 0, rows, note)
+
+
+def _thought_apart(reference: Recorded, found: Recorded) -> str:
+    """The first chunk, up to that of the row, about which something else was thought; nothing if there is none."""
+    for i, (ours, theirs) in enumerate(zip_longest(reference.thoughts, found.thoughts)):
+        if ours != theirs:
+            return f"the chunk at position {i * found.chunk} thought {theirs}, in the reference {ours}"
+    return ""
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:

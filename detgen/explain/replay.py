@@ -94,7 +94,7 @@ def _setting(record: dict[str, Any]) -> Setting:
         ValueError: otherwise.
     """
     setting = Setting(**record)
-    for axis in make_axes(has_draft=True, quants=get_args(QuantName), processes=True, cores=3):
+    for axis in make_axes(has_draft=True, quants=get_args(QuantName), processes=True, cores=3, thinks=True):
         if (value := getattr(setting, axis.name)) not in axis.values:
             raise ValueError(f"there is no {TITLES[axis.name]} {value!r}")
     return setting

@@ -25,15 +25,17 @@ def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("axis")
     table.add_column("settings tried")
-    for name in ("positions", "logits equal", "KV equal", "tokens that differ"):
+    thinks = result.total.chunks > 0
+    chunks = ["chunks equal"] if thinks else []
+    for name in ("positions", "logits equal", "KV equal", *chunks, "tokens that differ"):
         table.add_column(name, justify="right")
     for axis in check.axes:
         tried = result.tried.get(axis.name, set())
         names = " ".join(name_value(axis.name, v).replace(" ", "\u00a0") for v in axis.values if v in tried)
         if tried:
-            table.add_row(TITLES[axis.name], names, *_cells(result.by_axis.get(axis.name, Tally())))
+            table.add_row(TITLES[axis.name], names, *_cells(result.by_axis.get(axis.name, Tally()), thinks=thinks))
     table.add_section()
-    table.add_row("all", f"{result.total.settings} settings", *_cells(result.total))
+    table.add_row("all", f"{result.total.settings} settings", *_cells(result.total, thinks=thinks))
     console.print(table)
     console.print()
     for note in result.notes:
@@ -63,11 +65,12 @@ def show_replay(found: Explanation | None) -> None:
         _show(found, console)
 
 
-def _cells(tally: Tally) -> list[str]:
+def _cells(tally: Tally, *, thinks: bool) -> list[str]:
     return [
         f"{tally.positions:,}",
         _share(tally.logits_equal, tally.logits),
         _share(tally.entries_equal, tally.positions),
+        *([_share(tally.chunks_equal, tally.chunks)] if thinks else []),
         f"{tally.tokens_different:,}",
     ]
 

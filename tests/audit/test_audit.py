@@ -17,8 +17,10 @@ from helpers.tampering import edit_lines, edit_manifest, renew
 from detgen import Engine, EngineConfig, Request, SamplingParams
 from detgen.audit import judging as auditing
 from detgen.audit.audit import Audit, config_of
+from detgen.audit.audited import Audited
 from detgen.audit.claims import read_manifest
 from detgen.audit.result import AuditResult
+from detgen.audit.windows import Reading, side_by_side
 from detgen.errors import CheckError
 from detgen.run import RunConfig, run
 
@@ -133,7 +135,8 @@ def test_interruption_stops_the_threads(folder: Path, engine: Engine, monkeypatc
     monkeypatch.setattr(auditing, "_pass", lambda *_: pytest.fail("a pass after the end"))
     sequence = next(engine.sequences(Request(0, 0, prompt="import os")))
     forward, shapes = engine.canonical
-    judge(forward, shapes, [auditing._Reading(auditing.Audited(sequence, [5]), 0, list(sequence.tokens))], events[0])
+    reading = Reading(Audited(sequence, [5]), 0, list(sequence.tokens))
+    judge(forward, shapes, side_by_side([reading], 64), events[0])
 
 
 @pytest.mark.parametrize("sample", [0, 1, 3, 4, 5])

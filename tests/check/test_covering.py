@@ -6,23 +6,36 @@ from itertools import combinations, islice
 
 import pytest
 
-from detgen.check.axes import Setting, allowed, alone, consistent, make_axes
+from detgen.check.axes import Axis, Setting, allowed, alone, consistent, make_axes
 from detgen.check.covering import at_random, pairwise
 
 AXES = make_axes(has_draft=True, quants=["none", "nf4", "int8"], processes=True, cores=2)
+THINKING = make_axes(has_draft=False, quants=["none"], processes=True, cores=2, thinks=True)
 
 
+@pytest.mark.parametrize("axes", [AXES, THINKING], ids=["plain", "thinking"])
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
-def test_each_pair_once(seed: int) -> None:
+def test_each_pair_once(seed: int, axes: list[Axis]) -> None:
     """Every pair of values that can stand together occurs; a run is killed and resumed in one setting."""
-    found = pairwise(AXES, seed)
-    for a, b in combinations(AXES, 2):
+    found = pairwise(axes, seed)
+    for a, b in combinations(axes, 2):
         seen = {(getattr(s, a.name), getattr(s, b.name)) for s in found}
         wanted = {(x, y) for x in a.values for y in b.values if allowed(a.name, x, b.name, y)}
         assert {pair for pair in wanted if "resumed" not in pair} <= seen, (a.name, b.name)
     assert sum(s.process == "resumed" for s in found) == 1
     assert len(found) < 120
     assert all(consistent(s) for s in found)
+
+
+def test_reading_ahead_is_an_axis_of_models_that_think() -> None:
+    """Others are tried under the settings that they always were."""
+    assert "speculative_prefill" in {axis.name for axis in THINKING}
+    assert "speculative_prefill" not in {axis.name for axis in AXES}
+    assert {s.speculative_prefill for s in pairwise(AXES, 0)} == {"off"}
+    assert len(pairwise(AXES, 0)) == 93
+    assert not consistent(Setting(speculative_prefill=3, chunk=1))
+    assert consistent(Setting(speculative_prefill="whole", chunk=7, process="resumed").turned("chunk", None))
+    assert str(Setting(speculative_prefill="whole")) == "speculative prefill whole prompt"
 
 
 def test_seed() -> None:
@@ -38,7 +51,7 @@ def test_at_random() -> None:
     assert some == list(islice(at_random(AXES, 0), 1000))
 
 
-@pytest.mark.parametrize("axis", AXES, ids=lambda a: a.name)
+@pytest.mark.parametrize("axis", [*AXES, *(a for a in THINKING if a not in AXES)], ids=lambda a: a.name)
 def test_alone(axis: object) -> None:
     """An axis by itself: each of its values, where it has an effect."""
     found = alone(axis)  # type: ignore[arg-type]

@@ -112,6 +112,7 @@ def empty_state_mixed_up(patch: Patch) -> None:
         return self.thinker.state(last)
 
     patch.setattr(Thinking, "_state", faulty)
+    _settled(patch, faulty)
 
 
 def _settled(patch: Patch, state: Callable[[Thinking, list[Thought]], torch.Tensor]) -> None:
