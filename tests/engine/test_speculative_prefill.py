@@ -100,7 +100,7 @@ def reference(engines: Callable[..., Engine], observe: Callable[..., Any]) -> Ca
 AHEAD = st.sampled_from(["auto", "off", 1, 3, 1000])
 
 
-@examples(16)
+@examples(12)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     ahead=AHEAD,

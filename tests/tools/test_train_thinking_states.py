@@ -22,7 +22,7 @@ import thinking_baselines  # noqa: E402
 import thinking_training  # noqa: E402
 import train_thinking_states  # noqa: E402
 from demo_training import Budget  # noqa: E402
-from thinking_tasks import COIN, HELD_OUT, Example, coin_flips, example_of, train_tokenizer  # noqa: E402
+from thinking_tasks import COIN, HELD_OUT, Example, coin_flips, example_of, train_tokenizer, variables  # noqa: E402
 
 FOLDER = DEMO / "thinking"
 
@@ -48,9 +48,18 @@ def test_the_folder_keeps_its_limit() -> None:
 def test_the_demo_model_is_right(kind: str, demo: Any, tokenizer: Any) -> None:
     """A sample of what its README says: twice and five times as many steps as in training."""
     draw = random.Random(kind)
-    stories = [COIN.tests[kind](draw, steps) for steps in (20, 40, 100) for _ in range(10)]
+    stories = [COIN.tests[kind](draw, steps) for steps in (20, 40, 100) for _ in range(5)]
     scored = thinking_training.score(demo, [example_of(story, tokenizer, 4) for story in stories])
     assert (scored.answers, scored.thoughts) == (1.0, 1.0)
+
+
+def test_the_demo_model_adds(demo: Any, tokenizer: Any) -> None:
+    """Variables, at as many steps as in training and at twice as many."""
+    draw = random.Random(1)
+    stories = [variables(draw, steps) for steps in (1, 10, 20) for _ in range(20)]
+    scored = thinking_training.score(demo, [example_of(story, tokenizer, 4) for story in stories])
+    assert scored.answers >= 0.98
+    assert scored.thoughts >= 0.99
 
 
 def test_reading_many_at_once_equals_reading_one(demo: Any, tokenizer: Any) -> None:
