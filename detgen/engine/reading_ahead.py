@@ -23,6 +23,7 @@ from detgen.passes.thinking import Thinking
 _MOST = 1 << 30  # chunks
 _FADE = 0.8  # weight of the chunks before against the next one in a sequence's rate of thoughts
 _RARELY = 1e-3  # rate of thoughts at least
+_DEAR = 3  # times that a row costs more than its place in the pass: T reads it too (benchmarks/reading_ahead.py)
 
 
 class ReadingAhead:
@@ -57,7 +58,7 @@ class ReadingAhead:
             ends += min(self._fixed, _MOST) * self.thinking.chunk
             return ends
         rows = others + int((ends - cached).sum())
-        least = rows / (rows + self._cost.fixed_rows())
+        least = _DEAR * rows / (_DEAR * rows + self._cost.fixed_rows())
         ahead = np.log(least) / np.log1p(-np.clip(rates, _RARELY, 1 - _RARELY))
         ends += ahead.astype(np.int64) * self.thinking.chunk
         return ends
