@@ -5,8 +5,8 @@ that did is found; what stands up to its end is kept, the rest is read again: th
 (Amos et al., arXiv 2602.08332). Decode, verify and roll back, at the level of chunks. Affects only the speed.
 
 Rows of a chunk that was right would have been read later anyway, so reading it ahead saves its share of a pass; one
-that was wrong costs its rows. With p the chance that no chunk before it thinks, it pays if p / (1 - p) is more than the
-rows that the pass has anyway, divided by the rows that cost as much as the pass itself.
+that was wrong costs its rows. With p the chance that no chunk before it thinks, it pays if p / (1 - p) is more than
+`_DEAR` times the rows that the pass has anyway, divided by the rows that cost as much as the pass itself.
 """
 
 from __future__ import annotations
