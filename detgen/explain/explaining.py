@@ -74,9 +74,11 @@ def explain(check: Check, failure: Failure, seconds: float | None = None) -> Exp
         found = check.attempt(case)
         return found is not None and (found.error is None or failure.error is not None)
 
-    case = shrink(failure.case, check.axes, check.pool, differs, deadline)
-    found = check.attempt(case)
-    if found is None:  # it comes and goes: what was seen first is all there is to say
+    smallest = shrink(failure.case, check.axes, check.pool, differs, deadline)
+    for case in (smallest, failure.case):  # what depends on what ran before comes and goes
+        if (found := check.attempt(case)) is not None:
+            break
+    else:  # what was seen first is all there is to say
         return _plain(failure, failure.case, failure.error or "it did not show again when repeated")
     if found.error is not None:
         return _plain(failure, case, found.error)

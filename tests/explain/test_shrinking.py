@@ -9,7 +9,7 @@ import pytest
 from helpers.faults import noise_keyed_by_slot
 
 from detgen.check.axes import Axis, Setting, consistent
-from detgen.check.checking import Case, Check
+from detgen.check.checking import Case, Check, Failure
 from detgen.check.pool import Pool
 from detgen.explain.explaining import explain, time_for_shrinking
 from detgen.explain.shrinking import shrink
@@ -90,3 +90,27 @@ def test_fault_of_the_sampling(monkeypatch: pytest.MonkeyPatch, make_check: Call
     assert kept.keys() == {"batch", "sampling"}
     assert kept["sampling"] != "greedy"
     assert finding.difference.what == "token"
+
+
+def test_smallest_case_differs_only_once(
+    monkeypatch: pytest.MonkeyPatch, make_check: Callable[..., Check], pool: Pool
+) -> None:
+    """Then the first case, which differs again, is what is explained."""
+    noise_keyed_by_slot(monkeypatch)
+    check = make_check(pool)
+    check.learn()
+    setting = Setting(batch=3, sampling="T=1.3 top-p")
+    failure = check.attempt(Case(setting, pool.watched(setting)))
+    assert failure is not None
+    attempt, tried = check.attempt, []
+
+    def differs_once(case: Case) -> Failure | None:
+        tried.append(case)
+        return attempt(case) if case == failure.case or tried.count(case) == 1 else None
+
+    monkeypatch.setattr(check, "attempt", differs_once)
+    finding = explain(check, failure, seconds=60)
+    assert tried[-1] == failure.case != tried[-2]
+    assert finding.case == failure.case
+    assert finding.error is None
+    assert finding.origin is not None

@@ -46,31 +46,32 @@ def padding_row_leaks(patch: Patch) -> None:
 
 def provisional_entry_stays(patch: Patch) -> None:
     """The canonical pass leaves the entries of drafted tokens as the drafting left them."""
-    _keep_old(patch, lambda w, drafted: range(w.start + 1, w.start + len(w.tokens)) if w.logits > 1 else range(0))
+    _keep_old(patch, lambda w, written: range(w.start + 1, w.start + len(w.tokens)) if w.logits > 1 else range(0))
 
 
 def draft_entry_reused_after_roll_back(patch: Patch) -> None:
     """The entry that a rejected token wrote is taken for that of the token committed in its place."""
-    _keep_old(patch, lambda w, drafted: range(w.start, w.start + 1) if w.slot in drafted else range(0))
+    _keep_old(patch, lambda w, written: range(w.start, w.start + (w.start in written.get(w.slot, ()))))
 
 
-def _keep_old(patch: Patch, kept: Callable[[Window, set[int]], range]) -> None:
+def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -> None:
+    """Keep what some positions of a window hold, given those that the last pass with drafts wrote, by slot."""
     run = Forward.run
-    drafted: set[int] = set()
+    written: dict[int, range] = {}
 
     def faulty(self: Forward, windows: Windows, shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
         if shapes is FREE_SHAPES:  # the fast path and the draft model
             return run(self, windows, shapes, broken)
         tables = self.cache.pages.tables
-        places = [(w.slot, p) for w in windows for p in kept(w, drafted)]
+        places = [(w.slot, p) for w in windows for p in kept(w, written)]
         buffer = [tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places]
         layers = [*self.cache.keys, *self.cache.values]
         before = [entries[buffer].clone() for entries in layers]
         logits = run(self, windows, shapes, broken)
         for entries, old in zip(layers, before, strict=True):
             entries[buffer] = old
-        drafted.clear()
-        drafted.update(w.slot for w in windows if w.logits > 1)
+        written.clear()
+        written.update((w.slot, range(w.start, w.start + len(w.tokens))) for w in windows if w.logits > 1)
         return logits
 
     patch.setattr(Forward, "run", faulty)
