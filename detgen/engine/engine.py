@@ -21,11 +21,10 @@ from detgen.engine.chunks import Chunk, chunks_of
 from detgen.engine.committing import Trace
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
-from detgen.engine.lengths import LeastTokens
+from detgen.engine.encoding import Encoder
 from detgen.engine.live import Live
 from detgen.engine.models import load_models
 from detgen.engine.reading_ahead import ReadingAhead
-from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Completion, Request, SamplingParams, Thought
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
@@ -33,7 +32,7 @@ from detgen.engine.showing import call
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.turns import Turns
-from detgen.errors import EngineError, RequestError
+from detgen.errors import EngineError
 from detgen.machine import cpu_name
 from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel, pick_device
@@ -42,7 +41,6 @@ from detgen.passes.preparing import Prepared, prepare
 from detgen.passes.thinking import Thinking
 from detgen.progress import Observer, Unobserved
 
-_LARGE = 1_000_000  # characters of a text from which its length is looked at first
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
@@ -155,9 +153,7 @@ class Engine:
         self.config, self.probe, self.tokenizer = config, prepared.probe, target.tokenizer
         self.deterministic = self.probe.row_invariant
         self.stats = EngineStats()
-        self._render = chat_renderer(target.tokenizer)
         self.stopping = Stopping(target.tokenizer)
-        self._least_tokens = LeastTokens(target.tokenizer)
         self._prepared, self._target = prepared, target
         self._forward, *drafting = [p.counting() for p in prepared.passes]
         ahead = None
@@ -176,6 +172,7 @@ class Engine:
             config.kv_memory and config.kv_memory // self.position_bytes,
             ahead,
         )
+        self._encoder = Encoder(target, self._scheduler)
         self._decoding = Decoding(
             *(self._forward, shapes, self._forward.counting(), self._scheduler, self.stopping, self.stats),
             ahead,
@@ -283,7 +280,7 @@ class Engine:
             torch.set_num_threads(self.config.threads or torch.get_num_threads())
             self._decoding.committing.trace = trace
             refused: list[Completion] = []
-            samples = self._samples(requests, refused)
+            samples = self._encoder.samples(requests, refused)
             more = True
             while more or scheduler.waiting or scheduler.live:
                 wanted = scheduler.wants()
@@ -303,16 +300,6 @@ class Engine:
             finally:
                 self.stats.live = 0
                 self._turns.give_back(turn)
-
-    def _samples(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence]:
-        """The samples of the requests that can run; the others go to `refused`."""
-        for request in requests:
-            if not isinstance(request, Request):
-                raise RequestError(f"stream takes Requests, got {type(request).__name__}; generate takes other prompts")
-            try:
-                yield from self.sequences(request)
-            except RequestError as e:
-                refused.append(Completion(request, error=str(e)))
 
     def _thoughts(self, seq: Sequence) -> tuple[Thought, ...] | None:
         """What the chunks of a sequence thought that did; None if the target does not think."""
@@ -335,19 +322,7 @@ class Engine:
         Raises:
             RequestError: if the request can never run.
         """
-        tokens = self.encode(request)
-        context, capacity = self._target.context, self._scheduler.capacity
-        if len(tokens) >= context:
-            raise RequestError(f"the prompt has {len(tokens)} tokens, the model's context is {context}")
-        limit = min(len(tokens) + request.params.max_tokens, context)
-        if limit > capacity:  # a lower limit would make the output depend on the memory
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and may grow to {limit}, the KV cache holds sequences of "
-                f"{capacity}; give it more with --kv-memory, or ask for fewer --max-tokens"
-            )
-        request.params.check_ids(self._target.vocabulary)
-        eos = self._target.eos
-        return (Sequence(request, i, list(tokens), len(tokens), limit, eos) for i in range(request.params.n))
+        return self._encoder.sequences(request)
 
     def encode(self, request: Request) -> list[int]:
         """The token ids of a request's prompt.
@@ -356,42 +331,7 @@ class Engine:
             RequestError: if the prompt is empty, is too long by its length alone, has unknown token ids, or is a chat
                 that cannot be rendered.
         """
-        if request.token_ids is not None:
-            tokens = list(request.token_ids)
-            if tokens and not (min(tokens) >= 0 and max(tokens) < self._target.vocabulary):
-                raise RequestError(f"token_ids must be from 0 to {self._target.vocabulary - 1}")
-        elif request.messages is not None:
-            text = render_chat(self.tokenizer, self._target.name, request, self._render)
-            self._check_length(text, request.params.max_tokens)
-            tokens = self.tokenizer(text, add_special_tokens=False).input_ids
-        else:
-            self._check_length(request.prompt or "", request.params.max_tokens)
-            tokens = self.tokenizer(request.prompt or "").input_ids if request.prompt else []
-        if not tokens:
-            raise RequestError("the prompt is empty")
-        if max(tokens) >= self._target.vocabulary:
-            raise RequestError(
-                f"the tokenizer of {self._target.name} does not fit its config.json: the prompt has the token"
-                f" {max(tokens)}, and vocab_size is {self._target.vocabulary}"
-            )
-        return list(tokens)
-
-    def _check_length(self, text: str, max_tokens: int) -> None:
-        """Refuse a text whose length says that it cannot fit; reading it would take a minute and gigabytes.
-
-        Raises:
-            RequestError: if so. Shorter texts are counted in tokens, by `sequences`.
-        """
-        if len(text) < _LARGE:
-            return
-        least, context = self._least_tokens.of(text), self._target.context
-        size = f"the prompt has {len(text)} characters, which are at least {least} tokens"
-        if least >= context:
-            raise RequestError(f"{size}, the model's context is {context}")
-        if min(least + max_tokens, context) > self._scheduler.capacity:
-            raise RequestError(
-                f"{size}, the KV cache holds sequences of {self._scheduler.capacity}; give it more with --kv-memory"
-            )
+        return self._encoder.encode(request)
 
     def profile(self) -> dict[str, Any]:
         """The numerics profile: everything an output depends on besides the request."""

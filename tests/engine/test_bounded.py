@@ -115,7 +115,7 @@ def test_a_chat_template_ends_its_own_request_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, template: str, said: str | None
 ) -> None:
     monkeypatch.setattr(engine.tokenizer, "chat_template", template)
-    monkeypatch.setattr(engine._render, "_seconds", 0.3)
+    monkeypatch.setattr(engine._encoder.render, "_seconds", 0.3)
     requests = [
         Request("chat", 1, messages=[{"role": "user", "content": "def f("}]),
         Request("text", 2, prompt="def f("),

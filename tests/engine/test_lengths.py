@@ -143,7 +143,7 @@ def test_refused_at_once(engines: Callable[..., Engine], text: str) -> None:
 
 def test_a_cache_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that fits the model and not the cache is refused with what to do; one that may fit is counted."""
-    monkeypatch.setattr("detgen.engine.engine._LARGE", 100)
+    monkeypatch.setattr("detgen.engine.encoding._LARGE", 100)
     engine = Engine(drafter="none", kv_memory=3 << 20)
     capacity = engine._scheduler.capacity
     text = "abcdefgh" * 400

@@ -1,0 +1,99 @@
+"""From requests to their samples: the token ids of the prompts, and whether model and cache have room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from detgen.engine.lengths import LeastTokens
+from detgen.engine.rendering import chat_renderer, render_chat
+from detgen.engine.request import Completion, Request
+from detgen.engine.scheduler import Scheduler
+from detgen.engine.sequence import Sequence
+from detgen.errors import RequestError
+from detgen.passes.loading import LoadedModel
+
+_LARGE = 1_000_000  # characters of a text from which its length is looked at first
+
+
+class Encoder:
+    """Encodes prompts and creates the samples of requests.
+
+    Args:
+        target: has the tokenizer, the vocabulary and the context.
+        scheduler: says how long a sequence may get in the KV caches.
+
+    Attributes:
+        render: applies the tokenizer's chat template.
+    """
+
+    def __init__(self, target: LoadedModel, scheduler: Scheduler) -> None:
+        self.render = chat_renderer(target.tokenizer)
+        self._target = target
+        self._scheduler = scheduler
+        self._least_tokens = LeastTokens(target.tokenizer)
+
+    def samples(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence]:
+        """The samples of the requests that can run; the others go to `refused`."""
+        for request in requests:
+            if not isinstance(request, Request):
+                raise RequestError(f"stream takes Requests, got {type(request).__name__}; generate takes other prompts")
+            try:
+                yield from self.sequences(request)
+            except RequestError as e:
+                refused.append(Completion(request, error=str(e)))
+
+    def sequences(self, request: Request) -> Iterator[Sequence]:
+        """As `Engine.sequences`."""
+        tokens = self.encode(request)
+        context, capacity = self._target.context, self._scheduler.capacity
+        if len(tokens) >= context:
+            raise RequestError(f"the prompt has {len(tokens)} tokens, the model's context is {context}")
+        limit = min(len(tokens) + request.params.max_tokens, context)
+        if limit > capacity:  # a lower limit would make the output depend on the memory
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and may grow to {limit}, the KV cache holds sequences of "
+                f"{capacity}; give it more with --kv-memory, or ask for fewer --max-tokens"
+            )
+        request.params.check_ids(self._target.vocabulary)
+        eos = self._target.eos
+        return (Sequence(request, i, list(tokens), len(tokens), limit, eos) for i in range(request.params.n))
+
+    def encode(self, request: Request) -> list[int]:
+        """As `Engine.encode`."""
+        tokenizer = self._target.tokenizer
+        if request.token_ids is not None:
+            tokens = list(request.token_ids)
+            if tokens and not (min(tokens) >= 0 and max(tokens) < self._target.vocabulary):
+                raise RequestError(f"token_ids must be from 0 to {self._target.vocabulary - 1}")
+        elif request.messages is not None:
+            text = render_chat(tokenizer, self._target.name, request, self.render)
+            self._check_length(text, request.params.max_tokens)
+            tokens = tokenizer(text, add_special_tokens=False).input_ids
+        else:
+            self._check_length(request.prompt or "", request.params.max_tokens)
+            tokens = tokenizer(request.prompt or "").input_ids if request.prompt else []
+        if not tokens:
+            raise RequestError("the prompt is empty")
+        if max(tokens) >= self._target.vocabulary:
+            raise RequestError(
+                f"the tokenizer of {self._target.name} does not fit its config.json: the prompt has the token"
+                f" {max(tokens)}, and vocab_size is {self._target.vocabulary}"
+            )
+        return list(tokens)
+
+    def _check_length(self, text: str, max_tokens: int) -> None:
+        """Refuse a text whose length says that it cannot fit; reading it would take a minute and gigabytes.
+
+        Raises:
+            RequestError: if so. Shorter texts are counted in tokens, by `sequences`.
+        """
+        if len(text) < _LARGE:
+            return
+        least, context = self._least_tokens.of(text), self._target.context
+        size = f"the prompt has {len(text)} characters, which are at least {least} tokens"
+        if least >= context:
+            raise RequestError(f"{size}, the model's context is {context}")
+        if min(least + max_tokens, context) > self._scheduler.capacity:
+            raise RequestError(
+                f"{size}, the KV cache holds sequences of {self._scheduler.capacity}; give it more with --kv-memory"
+            )
