@@ -19,13 +19,14 @@ from detgen.drafters.registry import Parts, make_drafter, make_drafters
 from detgen.engine.asking import Prompt, requests_of
 from detgen.engine.chunks import Chunk, chunks_of
 from detgen.engine.committing import Trace
+from detgen.engine.completing import completion_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
 from detgen.engine.live import Live
 from detgen.engine.models import load_models
 from detgen.engine.reading_ahead import ReadingAhead
-from detgen.engine.request import Completion, Request, SamplingParams, Thought
+from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.showing import call
@@ -273,7 +274,8 @@ class Engine:
         Raises:
             EngineError: if this thread is reading another stream of the engine.
         """
-        scheduler = self._scheduler
+        scheduler, thinking = self._scheduler, self._prepared.thinking
+        chunk = None if thinking is None else thinking.chunk
         turn = self._turns.take()
         try:
             # Also a thread that has run no operator yet is to have torch's number of threads.
@@ -289,7 +291,7 @@ class Engine:
                 scheduler.add(taken)
                 done = self._decoding.step()
                 self._update_stats()
-                finished = refused + [_completion(seq, self._thoughts(seq)) for seq in done]
+                finished = refused + [completion_of(seq, chunk, self.stopping.decode) for seq in done]
                 refused.clear()
                 turn.pause()
                 yield finished
@@ -300,14 +302,6 @@ class Engine:
             finally:
                 self.stats.live = 0
                 self._turns.give_back(turn)
-
-    def _thoughts(self, seq: Sequence) -> tuple[Thought, ...] | None:
-        """What the chunks of a sequence thought that did; None if the target does not think."""
-        if self._prepared.thinking is None:
-            return None
-        chunk = self._prepared.thinking.chunk
-        texts = ((i * chunk, thought, self.stopping.decode(thought)) for i, thought in enumerate(seq.thoughts))
-        return tuple(Thought(*found) for found in texts if found[1])
 
     def _update_stats(self) -> None:
         s, f = self.stats, self._forward
@@ -361,22 +355,3 @@ class Engine:
             "thinker": asdict(thinker.writer.probe),
             "compressor": asdict(thinker.compressor.probe),
         }
-
-
-def _completion(seq: Sequence, thoughts: tuple[Thought, ...] | None) -> Completion:
-    if seq.error is not None:
-        return Completion(
-            seq.request, seq.sample, finish_reason="error", prompt_tokens=seq.prompt_length, error=seq.error
-        )
-    return Completion(
-        request=seq.request,
-        sample=seq.sample,
-        text=seq.text,
-        token_ids=tuple(seq.tokens[seq.prompt_length :]),
-        finish_reason=seq.finish_reason,
-        prompt_tokens=seq.prompt_length,
-        logprobs=tuple(seq.logprobs) if seq.request.params.logprobs is not None else None,
-        records=tuple(seq.records),
-        drafts=seq.drafts,
-        thoughts=thoughts,
-    )
