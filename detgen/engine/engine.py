@@ -6,16 +6,16 @@ Together with the plain data of `request` and `config`, the public API of the pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, make_drafter, make_drafters
+from detgen.engine import profiles
 from detgen.engine.asking import Prompt, requests_of
 from detgen.engine.chunks import Chunk, chunks_of
 from detgen.engine.committing import Trace
@@ -34,7 +34,6 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.turns import Turns
 from detgen.errors import EngineError
-from detgen.machine import cpu_name
 from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel, pick_device
 from detgen.passes.packing import Shapes
@@ -329,29 +328,12 @@ class Engine:
 
     def profile(self) -> dict[str, Any]:
         """The numerics profile: everything an output depends on besides the request."""
-        device = self._forward.device
-        cpu = device.type == "cpu"
-        return {
-            "target": {"name": self._target.name, "digest": self._target.digest, "quant": self.config.target_quant},
-            "dtype": str(self._target.dtype).removeprefix("torch."),
-            "device": cpu_name() if cpu else torch.cuda.get_device_name(device),
-            "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
-            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-            "attention": self.probe.attention,
-        }
+        return profiles.numerics(self._prepared, self.config)
 
     def draft_profile(self) -> dict[str, Any] | None:
         """Name, digest and quantization of the draft model, on which no output depends; None if there is none."""
-        d = self._prepared.draft
-        return {"name": d.name, "digest": d.digest, "quant": self.config.draft_quant} if d else None
+        return profiles.draft(self._prepared, self.config)
 
     def probe_report(self) -> dict[str, Any]:
         """The result of the probe, for the manifest; of a thinking model, those of T and C too."""
-        thinking = self._prepared.thinking
-        if thinking is None:
-            return asdict(self.probe)
-        thinker = thinking.thinker
-        return asdict(self.probe) | {
-            "thinker": asdict(thinker.writer.probe),
-            "compressor": asdict(thinker.compressor.probe),
-        }
+        return profiles.probe(self._prepared)
