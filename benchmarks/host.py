@@ -75,7 +75,7 @@ class Table:
         self._fresh = torch.empty(512, VOCABULARY)
         self._calls = 0
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, states: None) -> torch.Tensor:
         """Logits of the wanted rows, which may be overwritten."""
         started = time.process_time_ns()
         self._calls += 1
