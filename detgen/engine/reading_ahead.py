@@ -106,15 +106,10 @@ def cut(
     Logits, float32 [sum of the windows' `logits`, vocabulary], are those of the last rows of each window.
     """
     asked = np.maximum(windows.logits - (windows.lengths - lengths), 0)
-    stands = _first(lengths, windows.lengths)
+    positions, end = windows.positions, windows.starts + windows.lengths
+    stands = positions < np.repeat(windows.starts + lengths, windows.lengths)
+    has_logits = positions >= np.repeat(end - windows.logits, windows.lengths)
     left = Windows(windows.slots, windows.starts, lengths, asked, windows.tokens[stands])
-    wanted = torch.from_numpy(_first(asked, windows.logits)).to(logits.device)
+    wanted = torch.from_numpy(stands[has_logits]).to(logits.device)
     places = stands.cumsum() - 1
     return left, logits[wanted], [int(places[row]) for row in broken if stands[row]]
-
-
-def _first(some: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Bool [sum of counts]: of counts[i] things, the first some[i]."""
-    inside = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
-    found: np.ndarray = inside < np.repeat(some, counts)
-    return found

@@ -70,6 +70,13 @@ class Windows:
             tokens = self.tokens[end - self.lengths[i] : end].tolist()
             yield Window(int(self.slots[i]), int(self.starts[i]), tokens, int(self.logits[i]))
 
+    @property
+    def positions(self) -> np.ndarray:
+        """int64 [sum of `lengths`], position of each token in its sequence."""
+        firsts = self.starts - (self.lengths.cumsum() - self.lengths)
+        found: np.ndarray = np.arange(len(self.tokens)) + np.repeat(firsts, self.lengths)
+        return found
+
     def part(self, first: int, last: int) -> Windows:
         """Windows first..last-1."""
         before, inside = int(self.lengths[:first].sum()), int(self.lengths[first:last].sum())
@@ -233,12 +240,10 @@ def pack(
     ends = np.cumsum(lengths)
     count, asked = int(ends[-1]), int(logits.sum())
     rows = shapes.fit_rows(count)
-    along = np.arange(count)
     # Of each row: token id, position, position in the KV buffer.
     table = np.zeros((3, rows), dtype=np.int64)
     table[0, :count] = windows.tokens
-    positions = table[1, :count]
-    np.add(along, np.repeat(windows.starts - (ends - lengths), lengths), out=positions)
+    table[1, :count] = positions = windows.positions
     blocks, inside = np.divmod(positions, BLOCK)
     table[2, :count] = tables[np.repeat(windows.slots, lengths), blocks] * BLOCK + inside
     table[2, count:] = scratch

@@ -83,17 +83,14 @@ class Thinking:
 
     def exchange(self, windows: Windows) -> Exchange:
         """What the rows of a pass bring, on the assumption that none of the chunks they begin in thinks."""
-        ends = windows.lengths.cumsum()
-        along = np.arange(len(windows.tokens)) - np.repeat(ends - windows.lengths, windows.lengths)
-        starts = np.repeat(windows.starts, windows.lengths)
-        positions = starts + along
+        positions = windows.positions
         slots, places = (
             torch.from_numpy(x).to(self._device)
             for x in (np.repeat(windows.slots, windows.lengths), positions % self.chunk)
         )
         states = self._states[slots, places]
         if not self.thinker.keeps:
-            ahead = positions // self.chunk > starts // self.chunk
+            ahead = positions // self.chunk > np.repeat(windows.starts // self.chunk, windows.lengths)
             states[torch.from_numpy(ahead).to(self._device)] = 0
         return Exchange(self.thinker.inject, self.thinker.extract, states)
 
