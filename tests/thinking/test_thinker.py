@@ -62,6 +62,11 @@ class Model(NamedTuple):
         assert self.prepared.thinking is not None
         return self.prepared.thinking.thinker
 
+    @property
+    def name(self) -> str:
+        """Its key in `models`."""
+        return "lean" if type(self.thinker.writer.forward.model) is LeanDecoder else "plain"
+
     @classmethod
     def of(cls, model: ThinkingStatesForCausalLM) -> Model:
         return cls(prepared(copy.deepcopy(model)), model)
@@ -180,67 +185,61 @@ def states_alone(models: dict[str, Model]) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-def shrink(patch: pytest.MonkeyPatch, found: Thinker, slots: int, most: int) -> None:
-    """Let a thinker have few slots, and passes of at most that many rows."""
-    patch.setattr(thinker, "SLOTS", slots)
-    for name in ("writer", "compressor"):
-        block = getattr(found, name)
-        rows = tuple(n for n in block.shapes.rows if n <= most)
-        patch.setattr(found, name, block._replace(shapes=replace(block.shapes, rows=rows)))
+class Room(NamedTuple):
+    """What a thinker runs in: of which model, by how many threads, in how many slots, passes of how many rows."""
+
+    name: str
+    threads: int
+    slots: int
+    rows: int
+
+    def lay_out(self, patch: pytest.MonkeyPatch, models: dict[str, Model]) -> Thinker:
+        """The thinker with no more room than this."""
+        torch.set_num_threads(self.threads)
+        patch.setattr(thinker, "SLOTS", self.slots)
+        found = models[self.name].thinker
+        for name in ("writer", "compressor"):
+            block = getattr(found, name)
+            rows = tuple(n for n in block.shapes.rows if n <= self.rows)
+            patch.setattr(found, name, block._replace(shapes=replace(block.shapes, rows=rows)))
+        return found
 
 
-COMPANY: dict[str, Any] = {
-    "name": st.sampled_from(["lean", "plain"]),
-    "threads": st.sampled_from([1, 2]),
-    "slots": st.sampled_from([1, 3, 7, SLOTS]),
-    "most": st.sampled_from([3, 5, 16, 511]),
-}
+ROOMS = st.builds(
+    Room,
+    *(st.sampled_from(["lean", "plain"]), st.sampled_from([1, 2])),
+    *(st.sampled_from([1, 3, 7, SLOTS]), st.sampled_from([3, 5, 16, 511])),
+)
 
 
 @examples(40)
-@given(order=st.lists(st.integers(0, COUNT - 1), min_size=1, max_size=2 * COUNT), **COMPANY)
+@given(order=st.lists(st.integers(0, COUNT - 1), min_size=1, max_size=2 * COUNT), room=ROOMS)
 def test_no_bit_of_a_thought_depends_on_others(
-    models: dict[str, Model],
-    alone: dict[str, list[torch.Tensor]],
-    order: list[int],
-    name: str,
-    threads: int,
-    slots: int,
-    most: int,
+    models: dict[str, Model], alone: dict[str, list[torch.Tensor]], order: list[int], room: Room
 ) -> None:
     """Chunks beside others in any order, in groups and passes of any size, in pages that held other chunks."""
-    torch.set_num_threads(threads)
-    found = models[name].thinker
     with pytest.MonkeyPatch.context() as patch:
-        shrink(patch, found, slots, most)
+        found = room.lay_out(patch, models)
         recording = Recording(patch)
         thoughts = found.think(CHUNKS[order], np.arange(len(order)))
         logits = recording.taken()
     assert len(logits) == len(thoughts) == len(order)
     for i, got in zip(order, logits, strict=True):
-        assert same_bits(got, alone[name][i])
+        assert same_bits(got, alone[room.name][i])
 
 
 @examples(40)
-@given(order=st.lists(st.integers(0, len(THOUGHTS) - 1), min_size=1, max_size=30), **COMPANY)
+@given(order=st.lists(st.integers(0, len(THOUGHTS) - 1), min_size=1, max_size=30), room=ROOMS)
 def test_no_bit_of_a_state_depends_on_others(
-    models: dict[str, Model],
-    states_alone: dict[str, list[torch.Tensor]],
-    order: list[int],
-    name: str,
-    threads: int,
-    slots: int,
-    most: int,
+    models: dict[str, Model], states_alone: dict[str, list[torch.Tensor]], order: list[int], room: Room
 ) -> None:
     """Thoughts beside others in any order, several times the same, some of them remembered."""
-    torch.set_num_threads(threads)
-    found = models[name].thinker
     with pytest.MonkeyPatch.context() as patch:
-        shrink(patch, found, slots, most)
+        found = room.lay_out(patch, models)
         for kept in order[: len(order) // 3]:
             found._states.pop(THOUGHTS[kept], None)
         states = found.states([THOUGHTS[i] for i in order])
-    assert all(same_bits(state, states_alone[name][i]) for i, state in zip(order, states, strict=True))
+    assert all(same_bits(state, states_alone[room.name][i]) for i, state in zip(order, states, strict=True))
 
 
 @examples(40)
@@ -315,14 +314,13 @@ def test_a_broken_chunk_harms_no_other(
     model: Model, alone: dict[str, list[torch.Tensor]], recording: Recording, value: float
 ) -> None:
     """Neither the chunks beside it nor those that get its page; it ends, whatever it thinks."""
-    name = "lean" if type(model.thinker.writer.forward.model) is LeanDecoder else "plain"
     chunks = CHUNKS.clone()
     broken = [1, COUNT - 1]
     chunks[1, 2] = value
     chunks[COUNT - 1, :, 5] = value
     thoughts = model.thinker.think(chunks, np.arange(COUNT))
     logits = recording.taken()
-    assert all(same_bits(logits[i], alone[name][i]) for i in range(COUNT) if i not in broken)
+    assert all(same_bits(logits[i], alone[model.name][i]) for i in range(COUNT) if i not in broken)
     for i in broken:
         thought = thoughts[i]
         assert thought is not None
@@ -332,16 +330,15 @@ def test_a_broken_chunk_harms_no_other(
     recording.taken()
     again = model.thinker.think(CHUNKS.flip(0), np.arange(COUNT))
     assert again == model.own.think(CHUNKS.flip(0))
-    assert all(same_bits(a, b) for a, b in zip(recording.taken(), alone[name][::-1], strict=True))
+    assert all(same_bits(a, b) for a, b in zip(recording.taken(), alone[model.name][::-1], strict=True))
 
 
 def test_a_broken_token_breaks_no_thought(model: Model, states_alone: dict[str, list[torch.Tensor]]) -> None:
     """The embedding that a check breaks is the backbone's; what is remembered meanwhile stays right."""
-    name = "lean" if type(model.thinker.writer.forward.model) is LeanDecoder else "plain"
     thought = THOUGHTS[4]
     model.thinker._states.clear()
     with broken_embedding(model.prepared.passes[0].model, thought[0]):
-        assert same_bits(model.thinker.state(thought), states_alone[name][4])
+        assert same_bits(model.thinker.state(thought), states_alone[model.name][4])
 
 
 def test_no_chunks(model: Model) -> None:
