@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from helpers import faults
+from helpers.checks import first_failure, sweep
 from helpers.faults import FAULTS, attend_by, few_rows_by_another_kernel
 
 from detgen import Engine
@@ -43,12 +44,8 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture
 def _swept(engine: Engine) -> Iterator[None]:
-    """No fault leaves anything in the cache that a sound engine would not, nor pages that two may take."""
     yield
-    cache = engine.canonical[0].cache
-    cache.pages.lay_out(0, 0)
-    for entries in (*cache.keys, *cache.values):
-        entries.nan_to_num_()
+    sweep(engine)
 
 
 @pytest.mark.usefixtures("_swept")
@@ -57,13 +54,7 @@ def test_found(fault: str, monkeypatch: Patch, make_check: Callable[..., Check],
     if fault == few_rows_by_another_kernel.__name__:
         _skip_without_passes_of_one_row(engine)
     FAULTS[fault](monkeypatch)
-    check = make_check(pool)
-    check.learn()
-    for setting in SETTINGS:
-        if failures := check.run([setting]).failures:
-            assert failures[0].error is None
-            return
-    pytest.fail("no setting differs")
+    assert first_failure(make_check(pool), SETTINGS).error is None
 
 
 def test_sound_attention_by_tiles_passes(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers.checks import Silent
+from helpers.checks import Silent, first_failure, sweep
 from helpers.thinking_faults import THINKING_FAULTS
 from helpers.thinking_models import random_model, save_model
 
@@ -53,10 +53,7 @@ def check(config: EngineConfig, thinking: Engine, prompts: list[Request]) -> Ite
     axes = make_axes(has_draft=False, quants=["none"], processes=False, cores=2, thinks=True)
     pool = make_pool(prompts[:5], ((1, 12), (2, 6), (1, 4)), longest=200, cut=60)
     yield Check(config, pool, axes, 0, Silent(), Subject(config, thinking))
-    cache = thinking.canonical[0].cache
-    cache.pages.lay_out(0, 0)
-    for entries in (*cache.keys, *cache.values):
-        entries.nan_to_num_()
+    sweep(thinking)
 
 
 def test_sound_engine_passes(check: Check) -> None:
@@ -86,21 +83,14 @@ def test_requests_muse(check: Check) -> None:
 @pytest.mark.parametrize("fault", sorted(THINKING_FAULTS))
 def test_found(fault: str, monkeypatch: Patch, check: Check) -> None:
     THINKING_FAULTS[fault](monkeypatch)
-    check.learn()
-    for setting in SETTINGS:
-        if failures := check.run([setting]).failures:
-            assert failures[0].error is None
-            return
-    pytest.fail("no setting differs")
+    assert first_failure(check, SETTINGS).error is None
 
 
 @pytest.mark.parametrize("fault", ["state_a_chunk_late", "prefix_without_thoughts"])
 def test_explained(fault: str, monkeypatch: Patch, check: Check) -> None:
     """The first thing that differs is a state or a thought, and the explanation says which."""
     THINKING_FAULTS[fault](monkeypatch)
-    check.learn()
-    failure = next(f for setting in SETTINGS for f in check.run([setting]).failures)
-    found = explain(check, failure, seconds=4)
+    found = explain(check, first_failure(check, SETTINGS), seconds=4)
     assert found.error is None
     assert found.origin is not None
     said = str(found.origin)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from detgen import Engine, EngineConfig
-from detgen.check.axes import Axis, make_axes
-from detgen.check.checking import Check
+from detgen.check.axes import Axis, Setting, make_axes
+from detgen.check.checking import Check, Failure
 from detgen.check.pool import Pool, make_pool
 from detgen.check.running import Subject
 from detgen.engine.request import Request
@@ -29,6 +29,23 @@ class Silent:
 
     def progress(self, progress: Progress) -> None:
         pass
+
+
+def first_failure(check: Check, settings: Iterable[Setting]) -> Failure:
+    """What a check finds under the first of some settings that differs; one must."""
+    check.learn()
+    for setting in settings:
+        if failures := check.run([setting]).failures:
+            return failures[0]
+    pytest.fail("no setting differs")
+
+
+def sweep(engine: Engine) -> None:
+    """Forget what a fault left in the cache that a sound engine would not, and pages that two may take."""
+    cache = engine.canonical[0].cache
+    cache.pages.lay_out(0, 0)
+    for entries in (*cache.keys, *cache.values):
+        entries.nan_to_num_()
 
 
 @pytest.fixture
