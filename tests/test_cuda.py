@@ -179,6 +179,37 @@ def test_bits_of_logits_and_kv(detgen: Command, folder: Path) -> None:
     assert found["equal"]
 
 
+# A benchmark without workers, whose processes would load the libraries and probe the kernels again, and without a copy
+# that takes seconds where the device is none.
+HERE = """
+import contextlib
+from detgen.bench import processes, roofline
+
+class Here(contextlib.AbstractContextManager):
+    alive = True
+
+    def __init__(self, *_):
+        self.call = lambda function, *arguments: function(*arguments)
+
+    def __exit__(self, *_):
+        pass
+
+    close = __exit__
+
+processes.Worker, roofline._CUDA_BYTES, roofline._SECONDS = Here, 1 << 20, 0.01
+"""
+
+
+@pytest.fixture
+def _workers_here(environment: dict[str, str], python_on_cuda: Callable[[str], str]) -> Iterator[None]:
+    """A benchmark on the stand-in runs in one process; a real device stays with the workers."""
+    if "DETGEN_CUDA_STAND_IN" in environment:
+        python_on_cuda(HERE)
+    yield
+    python_on_cuda("from detgen.bench import processes; from detgen.worker import Worker; processes.Worker = Worker")
+
+
+@pytest.mark.usefixtures("_workers_here")
 def test_a_benchmark(detgen: Command, folder: Path) -> None:
     _bench(detgen, folder, "bench")
 

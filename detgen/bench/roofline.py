@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 _SECONDS = 0.3  # for each thing that is timed
+_CPU_BYTES, _CUDA_BYTES = 1 << 28, 1 << 30  # that are copied
 _LARGEST = 8192  # rows and columns of the largest product
 _LONG = 0.02  # seconds of a product beyond which a larger one is no faster
 
@@ -35,7 +36,8 @@ def measure_roof(device: str, dtype: str, threads: int) -> Roof:
     import torch
 
     torch.set_num_threads(threads)
-    source = torch.ones((1 << 30 if device.startswith("cuda") else 1 << 28), dtype=torch.uint8, device=device)
+    count = _CUDA_BYTES if device.startswith("cuda") else _CPU_BYTES
+    source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = _best(lambda: target.copy_(source), device)
     operations, size, taken = 0.0, 256, 0.0
