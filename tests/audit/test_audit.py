@@ -24,6 +24,8 @@ from detgen.audit.windows import Reading, side_by_side
 from detgen.errors import CheckError
 from detgen.run import RunConfig, run
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 
 def edit(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
     """Change the output lines and make the manifest's digest fit, so that only the content can tell."""

@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 
 from detgen.cli import app
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 RUNNER = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "120"})
 STORIES = Path(__file__).parents[2] / "sample_prompts" / "coin_flips.jsonl"
 FLIPS = ["run", str(STORIES), "--target", "demo-thinking"]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from detgen import Engine, Request, SamplingParams
 from detgen.drafters.model import READ_ROWS, ModelDrafter
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 VOCABULARY = 50
 
 

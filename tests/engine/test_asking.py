@@ -13,6 +13,8 @@ from helpers.engine_inputs import PROMPTS
 from detgen import Completion, Engine, EngineConfig, Request, RequestError, SamplingParams
 from detgen.engine.asking import requests_of
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 CHAT = [{"role": "user", "content": "Write a function."}]
 
 

@@ -17,6 +17,8 @@ from detgen.engine import bounded
 from detgen.engine.bounded import Bounded, BoundsError
 from detgen.engine.request import Request
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 
 def loop(*_: object) -> str:
     while True:

@@ -13,6 +13,8 @@ from detgen.drafters.protocol import Draft
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 
 def test_chunks_of_prompts(engines: Callable[..., Engine]) -> None:
     """No pass reads more of a prompt than the chunk: a prompt of 50 tokens takes 50 passes of one."""

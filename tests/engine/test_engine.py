@@ -11,6 +11,8 @@ from helpers.engine_inputs import PROMPTS
 
 from detgen import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 
 def test_generate_returns_the_order_of_the_prompts(engines: Callable[..., Engine]) -> None:
     """Whatever finishes first: completions stand in the order of the prompts, and of their samples."""

@@ -20,6 +20,8 @@ from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.kernels.probe import same_bits
 from detgen.thinking.modeling import Reading
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 KINDS: dict[str, dict[str, Any]] = {
     "sometimes": {"thinks": "sometimes"},
     "zero": {"thinks": "sometimes", "empty_state": "zero", "seed": 4},

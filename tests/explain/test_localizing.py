@@ -15,6 +15,8 @@ from detgen.explain.localizing import Origin, Recorded, Recording, locate
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Packed
 
+pytestmark = pytest.mark.usefixtures("probed_once")
+
 CROWD = [
     Request(i, i, token_ids=ids(n, 30 + i), params=SamplingParams(max_tokens=40, ignore_eos=True))
     for i, n in enumerate((60, 57))
