@@ -24,18 +24,18 @@ from detgen.kernels.attention import attend_blocks
 
 ELSEWHERE = ("resume_loses_a_token", "outlier_columns_of_the_pass")  # need another process, another model
 
-SETTINGS = [
-    Setting(batch=8, drafter="oracle", draft_tokens=8, sampling="stop"),
+SETTINGS = [  # those first that find most
+    Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken"),
+    Setting(batch=8, drafter="adversary", draft_tokens=4, sampling="T=0.8 penalties"),
     Setting(batch=3, prefix_cache="cold"),
+    Setting(batch=3, preemption=True, drafter="ngram", draft_tokens=3),
+    Setting(batch=8, drafter="oracle", draft_tokens=8, sampling="stop"),
     Setting(batch=8, chunk=7, neighbours="long", drafter="adversary", draft_tokens=3, prefix_cache="shared"),
     Setting(batch=3, drafter="self", verify_window=4, neighbours="early", order="reversed", unverified=1),
     Setting(batch=3, drafter="ngram", draft_tokens=2, sampling="T=1.3 top-p"),
     Setting(batch=2, drafter="model", draft_tokens=3, neighbours="others"),
-    Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken"),
-    Setting(batch=8, drafter="adversary", draft_tokens=4, sampling="T=0.8 penalties"),
     Setting(batch=3, drafter="oracle", draft_tokens=8, sampling="T=0.8 penalties"),
     Setting(batch=3, prefix_cache="warm", drafter="ngram", draft_tokens=3),
-    Setting(batch=3, preemption=True, drafter="ngram", draft_tokens=3),
     Setting(batch=8, preemption=True, prefix_cache="shared", chunk=7, sampling="T=1.3 top-p"),
 ]
 
