@@ -201,6 +201,8 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
     for key, value in _nested(config):
         if value is None or not _COUNTS.fullmatch(key) or isinstance(value, list | dict):
             continue
+        if key == "sliding_window" and value == 0 and config.get("use_sliding_window") is False:
+            continue  # as transformers writes it for models that could have one
         if type(value) is not int or not 1 <= value <= _LARGEST:
             raise _WrongError(f"config.json: {key} must be a whole number from 1 to {_LARGEST:,}, got {_shown(value)}")
         if _LAYERS.fullmatch(key) and value > most_layers:

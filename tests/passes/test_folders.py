@@ -60,6 +60,15 @@ def test_bad_folders(folder: Path, tmp_path: Path, name: str, monkeypatch: pytes
     assert not (tmp_path / "canary").exists()
 
 
+def test_a_sliding_window_that_is_not_used(folder: Path) -> None:
+    """transformers saves a Qwen2-MoE without one as having one of 0 positions."""
+    edit(folder / "config.json", sliding_window=0, use_sliding_window=False)
+    check_folder(folder, "good", trusted=False)
+    edit(folder / "config.json", use_sliding_window=True)
+    with pytest.raises(EngineError, match="sliding_window must be a whole number from 1"):
+        check_folder(folder, "bad", trusted=False)
+
+
 def test_tokens_that_the_model_does_not_have(folder: Path, tmp_path: Path) -> None:
     """An error of the prompts that have them; the others run."""
     next(case for case in ALL if case.name == "tokens beyond the vocabulary").damage(folder, tmp_path / "canary")
