@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from detgen.kernels.exact import exponential, logarithm
+
 if TYPE_CHECKING:
     from detgen.kernels.sampling import Choice
 
@@ -17,6 +19,11 @@ def scaled(logits: np.ndarray, peaks: np.ndarray, temperature: float | np.ndarra
     """(Logits - peak) / temperature, float64."""
     quotients: np.ndarray = (logits.astype(np.float64) - peaks) / np.maximum(temperature, 1e-200)  # nothing overflows
     return quotients
+
+
+def floor_of(min_p: float) -> float:
+    """The logarithm of min_p; -inf if there is none."""
+    return float(logarithm(np.array(min_p))) if min_p else -math.inf
 
 
 def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
@@ -39,7 +46,7 @@ def kept_rows(rows: np.ndarray, peaks: np.ndarray, choice: Choice) -> tuple[np.n
     """
     vocabulary = rows.shape[1]
     width = min(choice.top_k or vocabulary, vocabulary)
-    floor = math.log(choice.min_p) if choice.min_p else -math.inf
+    floor = floor_of(choice.min_p)
     if width == vocabulary and choice.top_p == 1:
         at, ids = np.nonzero(scaled(rows, peaks, choice.temperature) >= floor)
         return at, ids
@@ -76,8 +83,9 @@ def _boundaries(
     count = width if width < vocabulary else min(width, most)
     most_likely = rows if count == vocabulary else np.partition(rows, -count, axis=1)[:, -count:]
     top = np.ascontiguousarray(np.sort(most_likely, axis=1)[:, ::-1])
-    share = np.exp(scaled(top, peaks, choice.temperature))
-    total = (share if width < vocabulary else np.exp(scaled(rows, peaks, choice.temperature))).sum(1, keepdims=True)
+    share = exponential(scaled(top, peaks, choice.temperature))
+    all_shares = share if width < vocabulary else exponential(scaled(rows, peaks, choice.temperature))
+    total = np.cumsum(all_shares, axis=1)[:, -1:]  # one by one, where a sum would take its own order
     kept = 1 + (np.cumsum(share[:, :-1], axis=1) < choice.top_p * total).sum(1)
     last = top[np.arange(len(rows)), kept - 1, None]
     short = kept == count

@@ -10,6 +10,8 @@ import sys
 
 import numpy as np
 
+from detgen.kernels.exact import logarithm
+
 _SKIP = 1000  # words that can be drawn in the time of one skip
 _LOG_OF_HALF = np.float32(32 * np.log(2))  # log of the range of half a word
 _HIGH = 1 if sys.byteorder == "little" else 0  # index of the upper half of a word
@@ -43,8 +45,7 @@ def words(seed: int, sample: int, position: int, ids: np.ndarray | int) -> np.nd
 def gumbel(words: np.ndarray) -> np.ndarray:
     """Gumbel(0, 1) noise from random words, float64 [n]."""
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    noise: np.ndarray = -np.log(-np.log(np.minimum(uniform, 1 - 2.0**-53)))
-    return noise
+    return -logarithm(-logarithm(np.minimum(uniform, 1 - 2.0**-53)))
 
 
 def most_gumbel(words: np.ndarray) -> np.ndarray:
