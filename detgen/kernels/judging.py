@@ -26,7 +26,10 @@ class Judged(NamedTuple):
 
 
 def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:
-    """Judge some rows. A log-probability has the bits of `torch.log_softmax`, whichever way it was computed.
+    """Judge some rows.
+
+    On a CPU, log-probabilities have the bits that docs/numerics.md states; elsewhere, and without a compiler, those of
+    torch.
 
     Args:
         logits: float32 [all rows, vocabulary], no longer adjusted; overwritten.
@@ -34,16 +37,16 @@ def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = N
         rows: int64 [rows], which to judge; None for all.
         full: whether the log-probabilities of whole rows are wanted.
     """
-    chosen = None if full else choosing.chosen_logprobs(logits, picked.tokens, rows)
+    found = choosing.logprobs(logits, picked.tokens, rows, full=full)
+    chosen, logprobs = found if found is not None else (None, None)
     margins = picked.leads.copy() if rows is None else picked.leads[rows]
     unknown = bool(np.isnan(margins).any())
     if chosen is not None and not unknown:
-        return Judged(None, chosen, margins)
+        return Judged(logprobs, chosen, margins)
     best = picked.tokens
     if rows is not None:
         at = torch.from_numpy(rows).to(logits.device)
         logits, best = logits.index_select(0, at), best.index_select(0, at)
-    logprobs = None
     if chosen is None:
         logprobs = torch.log_softmax(logits, dim=-1)
         chosen = logprobs.gather(-1, best[:, None])[:, 0].cpu().numpy()

@@ -16,11 +16,11 @@ def load(name: str, **sizes: int) -> ctypes.CDLL | None:
     """A library; None if it is missing or built for another processor or version.
 
     Args:
-        name: of its file beside this one, without the suffix.
+        name: of its file, from this folder on and without the suffix.
         sizes: bytes of the structures that it takes, by the name of its function that says them.
     """
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(name + suffix)
+        path = Path(__file__).parent / f"{name}{suffix}"
         if not path.is_file():
             continue
         try:

@@ -10,7 +10,6 @@ often as the two distributions allow (arXiv 2408.07978).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from detgen.kernels import choosing
-from detgen.kernels.filters import kept_rows, scaled
+from detgen.kernels.filters import floor_of, kept_rows, scaled
 from detgen.kernels.noise import gumbel
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
 from detgen.kernels.sifting import leading, sample_plain, words_of
@@ -227,7 +226,7 @@ def _sample(logits: torch.Tensor, sampled: np.ndarray, choices: Choices) -> tupl
     rows = logits.numpy()
     floors = np.full(len(sampled), -np.inf)
     for i in np.flatnonzero(choices.min_p).tolist():
-        floors[i] = math.log(choices.min_p[i])
+        floors[i] = floor_of(choices.min_p[i])
     drawn = choosing.draw(
         logits,
         sampled,

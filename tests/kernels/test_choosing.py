@@ -167,7 +167,7 @@ def test_threads_share_large_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = 3 * torch.randn(5, 4000, generator=g)
     choices = [Choice(0.7, (1.0, 0.9)[i % 2], seed=i) for i in range(5)]
     one = choose(logits, choices), choose(logits, None)
-    own = choosing.chosen_logprobs(logits, one[1].tokens, None)
+    own = choosing.logprobs(logits, one[1].tokens, None, full=False)
     monkeypatch.setattr(choosing, "_LARGE", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -176,33 +176,9 @@ def test_threads_share_large_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         for a, b in zip(one, several, strict=True):
             assert torch.equal(a.tokens, b.tokens)
             assert a.leads.tobytes() == b.leads.tobytes()
-        shared = choosing.chosen_logprobs(logits, one[1].tokens, None)
+        shared = choosing.logprobs(logits, one[1].tokens, None, full=False)
     finally:
         torch.set_num_threads(threads)
     assert own is not None
     assert shared is not None
-    assert own.tobytes() == shared.tobytes()
-
-
-def test_without_the_library_there_is_nothing_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "_library", lambda: None)
-    assert choosing._of_torch.__wrapped__() is None
-
-
-@BUILT
-def test_another_log_softmax_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should torch sum in another order, log-probabilities are torch's as well."""
-    plain = torch.log_softmax
-    monkeypatch.setattr(torch, "log_softmax", lambda x, dim: plain(x.flip(-1), dim).flip(-1))
-    assert choosing._of_torch.__wrapped__() is None
-
-
-@BUILT
-def test_the_exponential_is_torchs_everywhere() -> None:
-    """At every float32 that is not above 0; log-probabilities take no others."""
-    found = choosing._of_torch()
-    assert found is not None, "the compiled log-probabilities are not torch's"
-    library, exponential, logarithm, lanes = found
-    assert choosing.same_exponential(library, exponential, lanes, 1)
-    if lanes == 16:
-        assert not choosing.same_exponential(library, logarithm, lanes, 1)
+    assert own[0].tobytes() == shared[0].tobytes()

@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.judging import judge_rows
+from detgen.kernels.native import reference
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choice, choose
+
+
+def log_softmax(logits: torch.Tensor, *, compiled: bool) -> torch.Tensor:
+    return reference.log_softmax(logits) if compiled else torch.log_softmax(logits, -1)
 
 
 @examples(60)
@@ -29,17 +34,17 @@ from detgen.kernels.sampling import Choice, choose
 def test_they_are_those_of_all_logits(
     rows: int, width: int, spread: float, special: float | None, some: bool, seed: int
 ) -> None:
-    """The bits of `torch.log_softmax`, and the difference of the two largest logits; of all rows or of some."""
+    """Those of the reference, or torch's without a compiler, and the difference of the two largest logits."""
     g = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(rows, width, generator=g)
     if special is not None:
         logits[torch.rand(logits.shape, generator=g) < 0.05] = special
     at = torch.randperm(rows, generator=g)[: 1 + rows // 2].sort().values if some else torch.arange(rows)
-    expected = torch.log_softmax(logits, -1)[at]
-    own = expected.gather(-1, torch.from_numpy(logits.numpy().argmax(-1))[at, None])[:, 0].numpy()
     two = torch.cat([logits, torch.full((rows, 1), -torch.inf)], 1)[at].double().topk(2).values
     margins = (two[:, 0] - two[:, 1]).numpy()
-    for _ in both_ways():
+    for compiled in both_ways():
+        expected = log_softmax(logits, compiled=compiled)[at]
+        own = expected.gather(-1, torch.from_numpy(logits.numpy().argmax(-1))[at, None])[:, 0].numpy()
         for full in (False, True):
             changed = logits.clone()
             picked = choose(changed, None)
@@ -57,14 +62,14 @@ def test_the_lead_that_decided_is_the_margin(temperature: float) -> None:
     logits = torch.tensor([[3.0, 1.0, 0.5, 0.0], [3.0, 1.0, 0.5, 0.0], [3.0, 1.0, 0.5, 0.0]])
     ban = Adjustment(np.array([0]), np.array([[0], [1], [0], [0], [-np.inf]], np.float32))
     choices = [Choice(), Choice(temperature, adjustment=ban), Choice()]
-    for _ in both_ways():
+    for compiled in both_ways():
         picked = choose(logits, choices)
         judged = judge_rows(logits.clone(), picked, np.array([0, 1]))
         assert judged.margins[0] == 2.0
         assert judged.margins[1] == picked.leads[1] != 2.0
         token = int(picked.tokens[1])
         assert token != 0
-        assert judged.chosen[1] == torch.log_softmax(logits[1], -1)[token]
+        assert judged.chosen[1] == log_softmax(logits, compiled=compiled)[1, token]
 
 
 def test_the_only_candidate_has_an_infinite_margin() -> None:

@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from struct import Struct
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from detgen.kernels import choosing, compiled, library
+from detgen.kernels.native import library as native
+from detgen.kernels.native.program import Program
 
-LIBRARIES = pytest.mark.parametrize(("module", "structure"), [(compiled, "_PASS"), (choosing, "_DRAWS")])
+LIBRARIES = pytest.mark.parametrize(
+    ("module", "structure", "other", "find"),
+    [
+        (compiled, "_PASS", Struct("=2q"), compiled._library.__wrapped__),
+        (native, "Step", Program, lambda: native.build.__wrapped__("plain")),
+    ],
+)
 
 
 @LIBRARIES
 def test_a_build_for_another_processor_or_version_is_left_alone(
-    module: ModuleType, structure: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, structure: str, other: object, find: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if module._library() is None:
+    if find() is None:
         pytest.skip("it was not built")
     monkeypatch.setattr(library, "_CAPABLE", {bits: {"another"} for bits in (128, 256, 512)})
-    assert module._library.__wrapped__() is None
+    assert find() is None
     monkeypatch.setattr(library, "_CAPABLE", {})
-    assert module._library.__wrapped__() is not None
-    monkeypatch.setattr(module, structure, Struct("=2q"))
-    assert module._library.__wrapped__() is None
+    assert find() is not None
+    monkeypatch.setattr(module, structure, other)
+    assert find() is None
 
 
 @LIBRARIES
 def test_a_library_that_cannot_be_loaded_is_left_alone(
-    module: ModuleType, structure: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, structure: str, other: object, find: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: str) -> ctypes.CDLL:
         raise OSError("built for another system")
 
     monkeypatch.setattr(ctypes, "CDLL", fail)
-    assert module._library.__wrapped__() is None
+    assert find() is None
+
+
+def test_choosing_of_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "_DRAWS", Struct("=2q"))
+    assert choosing._library.__wrapped__() is None
 
 
 def test_a_library_of_an_older_version_is_left_alone() -> None:

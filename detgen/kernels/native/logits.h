@@ -1,5 +1,8 @@
 /* Rows of logits, as choosing.c and judging.c take them. */
 
+#ifndef DETGEN_LOGITS
+#define DETGEN_LOGITS
+
 #include <math.h>
 #include <stdint.h>
 
@@ -39,3 +42,5 @@ static inline float largest(const float *x, int64_t n) {
         }
     return none[0] ? NAN : top[0];
 }
+
+#endif

@@ -11,7 +11,8 @@
 #include <immintrin.h>
 #endif
 
-#include "rows.h"
+#include "logits.h"
+#include "pool.h"
 
 #define BUCKETS 1024 /* parts of a range of logits */
 #define SORTED 256   /* so few entries are sorted */
@@ -368,11 +369,18 @@ static int64_t draw(const float *x, int64_t n, float peak, double temperature, E
     return kept;
 }
 
-/* The candidates of sampled rows. */
-void draws(const Draws *d) {
-    int64_t n = d->of.vocabulary;
-#pragma omp parallel for num_threads(d->of.threads) schedule(dynamic) if (d->of.threads > 1)
-    for (int64_t i = 0; i < d->of.count; i++) {
+typedef struct {
+    const Draws *draws;
+    atomic_int next;
+} Drawing;
+
+/* The candidates of one row after the other. */
+static void draw_rows(void *of, int thread) {
+    Drawing *drawing = of;
+    const Draws *d = drawing->draws;
+    const int64_t n = d->of.vocabulary;
+    (void)thread;
+    for (int64_t i; (i = atomic_fetch_add(&drawing->next, 1)) < d->of.count;) {
         const float *x = row_of(&d->of, i);
         float peak = d->peaks[i] = largest(x, n);
         double temperature = d->temperatures[i] > 1e-200 ? d->temperatures[i] : 1e-200;
@@ -385,4 +393,10 @@ void draws(const Draws *d) {
             d->found[i] = draw(x, n, peak, temperature, edge, d->seeds[i], d->samples[i], d->positions[i],
                                d->ids + i * MOST, d->words + i * MOST);
     }
+}
+
+/* The candidates of sampled rows. */
+void draws(const Draws *d) {
+    Drawing drawing = {d, 0};
+    together(draw_rows, &drawing, (int)d->of.threads);
 }

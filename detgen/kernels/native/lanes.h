@@ -1,0 +1,286 @@
+/* Sixteen floats side by side, on whatever the processor has: one register of AVX-512, two of AVX2, four of ARM64 or of
+ * plain C. Every function here is defined for each lane by itself and by operations of IEEE 754, so all builds give the
+ * same bits; docs/numerics.md states them. The compiler contracts nothing (-ffp-contract=off): a fused multiply-add is
+ * one that is written. */
+
+#ifndef DETGEN_LANES
+#define DETGEN_LANES
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define WIDTH 16
+typedef __m512 reg;
+typedef __m512i ireg;
+INLINE reg reg_load(const float *x) { return _mm512_loadu_ps(x); }
+INLINE void reg_store(float *to, reg x) { _mm512_storeu_ps(to, x); }
+INLINE reg reg_all(float x) { return _mm512_set1_ps(x); }
+INLINE reg reg_fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE reg reg_sqrt(reg a) { return _mm512_sqrt_ps(a); }
+INLINE reg reg_bfloat(const uint16_t *x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16));
+}
+INLINE reg reg_half(const uint16_t *x) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x)); }
+INLINE reg reg_bytes(const int8_t *x) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)x)));
+}
+/* The lower or the upper halves of bytes, less 8. */
+INLINE reg reg_nibbles(const uint8_t *x, int upper) {
+    __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)x));
+    wide = upper ? _mm512_srli_epi32(wide, 4) : _mm512_and_si512(wide, _mm512_set1_epi32(15));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(8)));
+}
+/* Lanes of a where a > b, else of y. */
+INLINE reg reg_where_more(reg a, reg b, reg x, reg y) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
+}
+INLINE reg reg_shifted(reg x) { /* 2^n for whole n from -126 to 127 */
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvttps_epi32(x), _mm512_set1_epi32(127)), 23));
+}
+INLINE reg reg_bits(reg a, reg keep, reg set) { /* (a & keep) | set */
+    return _mm512_castsi512_ps(
+        _mm512_or_si512(_mm512_and_si512(_mm512_castps_si512(a), _mm512_castps_si512(keep)), _mm512_castps_si512(set)));
+}
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define WIDTH 8
+typedef __m256 reg;
+INLINE reg reg_load(const float *x) { return _mm256_loadu_ps(x); }
+INLINE void reg_store(float *to, reg x) { _mm256_storeu_ps(to, x); }
+INLINE reg reg_all(float x) { return _mm256_set1_ps(x); }
+INLINE reg reg_fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE reg reg_sqrt(reg a) { return _mm256_sqrt_ps(a); }
+INLINE reg reg_bfloat(const uint16_t *x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16));
+}
+INLINE reg reg_half(const uint16_t *x) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x)); }
+INLINE reg reg_bytes(const int8_t *x) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)x)));
+}
+INLINE reg reg_nibbles(const uint8_t *x, int upper) {
+    __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)x));
+    wide = upper ? _mm256_srli_epi32(wide, 4) : _mm256_and_si256(wide, _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(wide, _mm256_set1_epi32(8)));
+}
+INLINE reg reg_where_more(reg a, reg b, reg x, reg y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+INLINE reg reg_shifted(reg x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(x), _mm256_set1_epi32(127)), 23));
+}
+INLINE reg reg_bits(reg a, reg keep, reg set) { return _mm256_or_ps(_mm256_and_ps(a, keep), set); }
+#else
+#define WIDTH 4
+typedef float reg __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t ireg __attribute__((vector_size(16), aligned(4), may_alias));
+#define LANE for (int l = 0; l < WIDTH; l++)
+INLINE reg reg_load(const float *x) { return *(const reg *)x; }
+INLINE void reg_store(float *to, reg x) { *(reg *)to = x; }
+INLINE reg reg_all(float x) { return (reg){x, x, x, x}; }
+#if defined(__aarch64__)
+#include <arm_neon.h>
+INLINE reg reg_fma(reg a, reg b, reg c) { return (reg)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+INLINE reg reg_sqrt(reg a) { return (reg)vsqrtq_f32((float32x4_t)a); }
+#else
+INLINE reg reg_fma(reg a, reg b, reg c) {
+    LANE c[l] = __builtin_fmaf(a[l], b[l], c[l]);
+    return c;
+}
+INLINE reg reg_sqrt(reg a) {
+    LANE a[l] = __builtin_sqrtf(a[l]);
+    return a;
+}
+#endif
+INLINE reg reg_bfloat(const uint16_t *x) {
+    ireg wide = {x[0], x[1], x[2], x[3]};
+    return (reg)(wide << 16);
+}
+INLINE reg reg_half(const uint16_t *x) {
+    reg out;
+    LANE {
+        /* The exponent is rebiased by a product, which is exact, also for subnormal numbers. */
+        uint32_t sign = (uint32_t)(x[l] & 0x8000) << 16, rest = (uint32_t)(x[l] & 0x7fff) << 13;
+        float scaled;
+        memcpy(&scaled, &rest, 4);
+        scaled *= 0x1p112f;
+        memcpy(&rest, &scaled, 4);
+        if ((x[l] & 0x7c00) == 0x7c00) rest = 0x7f800000 | (uint32_t)(x[l] & 0x3ff) << 13;
+        rest |= sign;
+        memcpy(&scaled, &rest, 4);
+        out[l] = scaled;
+    }
+    return out;
+}
+INLINE reg reg_bytes(const int8_t *x) { return (reg){x[0], x[1], x[2], x[3]}; }
+INLINE reg reg_nibbles(const uint8_t *x, int upper) {
+    reg out;
+    LANE out[l] = (float)((upper ? x[l] >> 4 : x[l] & 15) - 8);
+    return out;
+}
+INLINE reg reg_where_more(reg a, reg b, reg x, reg y) {
+    ireg more = a > b;
+    return (reg)((more & (ireg)x) | (~more & (ireg)y));
+}
+INLINE reg reg_shifted(reg x) { return (reg)((__builtin_convertvector(x, ireg) + 127) << 23); }
+INLINE reg reg_bits(reg a, reg keep, reg set) { return (reg)(((ireg)a & (ireg)keep) | (ireg)set); }
+#endif
+
+#define PARTS (LANES / WIDTH)
+#define PART for (int p = 0; p < PARTS; p++)
+
+typedef struct {
+    reg r[PARTS];
+} vec;
+
+INLINE vec load(const float *x) {
+    vec v;
+    PART v.r[p] = reg_load(x + p * WIDTH);
+    return v;
+}
+INLINE void store(float *to, vec v) { PART reg_store(to + p * WIDTH, v.r[p]); }
+INLINE vec all(float x) {
+    vec v;
+    PART v.r[p] = reg_all(x);
+    return v;
+}
+INLINE vec add(vec a, vec b) {
+    PART a.r[p] = a.r[p] + b.r[p];
+    return a;
+}
+INLINE vec sub(vec a, vec b) {
+    PART a.r[p] = a.r[p] - b.r[p];
+    return a;
+}
+INLINE vec mul(vec a, vec b) {
+    PART a.r[p] = a.r[p] * b.r[p];
+    return a;
+}
+INLINE vec quotient(vec a, vec b) {
+    PART a.r[p] = a.r[p] / b.r[p];
+    return a;
+}
+/* a * b + c with one rounding. */
+INLINE vec fma3(vec a, vec b, vec c) {
+    PART a.r[p] = reg_fma(a.r[p], b.r[p], c.r[p]);
+    return a;
+}
+/* x where a > b, else y, also where one of them is no number. */
+INLINE vec where_more(vec a, vec b, vec x, vec y) {
+    PART a.r[p] = reg_where_more(a.r[p], b.r[p], x.r[p], y.r[p]);
+    return a;
+}
+INLINE float as_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+INLINE vec magnitude(vec x) {
+    PART x.r[p] = reg_bits(x.r[p], reg_all(as_float(0x7fffffff)), reg_all(0.0f));
+    return x;
+}
+/* a, which is not negative, with the sign of b. */
+INLINE vec signed_as(vec a, vec b) {
+    PART a.r[p] = reg_bits(b.r[p], reg_all(-0.0f), a.r[p]);
+    return a;
+}
+
+/* The first n of sixteen floats, zeros behind them. */
+INLINE vec load_some(const float *x, int64_t n) {
+    if (n >= LANES) return load(x);
+    float all[LANES] = {0};
+    memcpy(all, x, sizeof(float) * n);
+    return load(all);
+}
+INLINE void store_some(float *to, vec v, int64_t n) {
+    if (n >= LANES) {
+        store(to, v);
+        return;
+    }
+    float all[LANES];
+    store(all, v);
+    memcpy(to, all, sizeof(float) * n);
+}
+
+/* The sum of the lanes: those eight apart, then four, two and one. */
+INLINE float fold(vec v) {
+    float x[LANES];
+    store(x, v);
+    for (int step = LANES / 2; step; step /= 2)
+        for (int l = 0; l < step; l++) x[l] += x[l + step];
+    return x[0];
+}
+/* The largest lane; lanes that are no numbers are passed over. */
+INLINE float most_of(vec v) {
+    float x[LANES], most = -INFINITY;
+    store(x, v);
+    for (int l = 0; l < LANES; l++) most = x[l] > most ? x[l] : most;
+    return most;
+}
+
+/* e^x for x <= 88, to 2 units in the last place; 0 below -87. Cody and Waite's reduction by ln 2 in two parts, and the
+ * polynomial of Cephes' expf (Moshier, Methods and Programs for Mathematical Functions, 1989). */
+INLINE vec exponential(vec x) {
+    const vec low = all(-87.0f), magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    vec inside = where_more(low, x, low, x);
+    vec n = sub(fma3(inside, all(1.44269504f), magic), magic);
+    vec r = fma3(n, all(-0.693359375f), inside);
+    r = fma3(n, all(2.12194440e-4f), r);
+    vec p = all(1.9875691500e-4f);
+    p = fma3(p, r, all(1.3981999507e-3f));
+    p = fma3(p, r, all(8.3334519073e-3f));
+    p = fma3(p, r, all(4.1665795894e-2f));
+    p = fma3(p, r, all(1.6666665459e-1f));
+    p = fma3(p, r, all(5.0000001201e-1f));
+    p = add(fma3(mul(p, r), r, r), all(1.0f));
+    vec power;
+    for (int i = 0; i < PARTS; i++) power.r[i] = reg_shifted(n.r[i]);
+    return where_more(low, x, all(0.0f), mul(p, power));
+}
+
+/* 1 / (1 + e^-x), from e^-|x|, which cannot overflow. */
+INLINE vec sigmoid(vec x) {
+    vec e = exponential(signed_as(magnitude(x), all(-0.0f)));
+    vec one = all(1.0f);
+    return quotient(where_more(all(0.0f), x, e, one), add(one, e));
+}
+
+/* tanh x: up to 0.625 x + x^3 P(x^2), the polynomial of Cephes' tanhf; beyond (1 - e) / (1 + e) with e = e^-2|x|. */
+INLINE vec tangent(vec x) {
+    vec size = magnitude(x), square = mul(x, x), one = all(1.0f);
+    vec p = all(-5.70498872745e-3f);
+    p = fma3(p, square, all(2.06390887954e-2f));
+    p = fma3(p, square, all(-5.37397155531e-2f));
+    p = fma3(p, square, all(1.33314422036e-1f));
+    p = fma3(p, square, all(-3.33332819422e-1f));
+    p = fma3(mul(p, square), x, x);
+    vec e = exponential(mul(size, all(-2.0f)));
+    return where_more(size, all(0.625f), signed_as(quotient(sub(one, e), add(one, e)), x), p);
+}
+
+/* erf x: up to 1 x + x P(x^2), beyond 1 - e^(t R(t)) with t = |x|, at most 4; polynomials fitted for detgen, errors up to
+ * 1.1 units in the last place. */
+INLINE vec error_function(vec x) {
+    vec size = magnitude(x), square = mul(x, x), one = all(1.0f), four = all(4.0f);
+    vec p = all(7.853906573e-05f);
+    p = fma3(p, square, all(-8.010208257e-04f));
+    p = fma3(p, square, all(5.188329611e-03f));
+    p = fma3(p, square, all(-2.685381286e-02f));
+    p = fma3(p, square, all(1.128358543e-01f));
+    p = fma3(p, square, all(-3.761262596e-01f));
+    p = fma3(p, square, all(1.283791661e-01f));
+    p = fma3(p, x, x);
+    vec t = where_more(size, four, four, size), r = all(-1.413368045e-05f);
+    r = fma3(r, t, all(3.523305932e-04f));
+    r = fma3(r, t, all(-3.764653811e-03f));
+    r = fma3(r, t, all(2.402549610e-02f));
+    r = fma3(r, t, all(-1.065490916e-01f));
+    r = fma3(r, t, all(-6.349583268e-01f));
+    r = fma3(r, t, all(-1.128697157e+00f));
+    return where_more(size, one, signed_as(sub(one, exponential(mul(r, t))), x), p);
+}
+
+#endif

@@ -1,0 +1,148 @@
+"""Running a program by the build of pass.c for this processor, if there was a C compiler when detgen was installed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from detgen.kernels import library
+from detgen.kernels.finite import most
+from detgen.kernels.native.program import Builder, Kind, Pass, Program, Step
+
+BUILDS = ("avx512", "avx2", "plain")  # the fastest first
+
+
+@cache
+def build(name: str) -> ctypes.CDLL | None:
+    """A build by its name; None if it is missing or this processor cannot run it."""
+    found = library.load(
+        f"native/_{name}",
+        step_bytes=ctypes.sizeof(Step),
+        program_bytes=ctypes.sizeof(Program),
+        pass_bytes=ctypes.sizeof(Pass),
+    )
+    if found is not None:
+        found.run_pass.argtypes = [ctypes.POINTER(Program), ctypes.POINTER(Pass)]
+    return found
+
+
+def best_build() -> ctypes.CDLL | None:
+    """The fastest build that this processor can run; None if there is none."""
+    return next((found for name in BUILDS if (found := build(name)) is not None), None)
+
+
+NOT_A_NUMBER = -2  # a token id whose embedding is NaN
+
+# Called with the name of a step and what it wrote, float32 [rows, width].
+Take = Callable[[str, torch.Tensor], None]
+
+
+class Rows(NamedTuple):
+    """The rows of a pass.
+
+    Attributes:
+        ids: int64 [rows], token ids; -1 for zeros, NOT_A_NUMBER for NaN.
+        positions: int64 [rows], in their sequences.
+        places: int64 [rows], where their KV entries are stored.
+        wanted: int64 [n], rows of which logits are wanted.
+        tables: int64 [slots, blocks], the page of each block of positions of a slot.
+        pieces: int64 [pieces, 4], the result of `lay_out`.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    places: torch.Tensor
+    wanted: torch.Tensor
+    tables: torch.Tensor
+    pieces: torch.Tensor
+
+
+class Runner:
+    """Runs the steps of a builder.
+
+    Args:
+        found: the build that runs them.
+        builder: the steps; more of them are not taken up.
+
+    Attributes:
+        buffers: numbers of the buffers, by their names.
+        steps: the steps.
+    """
+
+    def __init__(self, found: ctypes.CDLL, builder: Builder) -> None:
+        self.buffers = builder.buffers
+        self._library, self._builder = found, builder
+        self.steps = builder.steps
+        self._steps = (Step * len(builder.steps))(*builder.steps)
+        self._widths = (ctypes.c_int64 * len(builder.widths))(*builder.widths)
+        self._program = self._part(0, len(builder.steps))
+
+    def _part(self, first: int, count: int) -> Program:
+        steps = ctypes.pointer(self._steps[first]) if count == 1 else self._steps
+        return Program(steps, count, len(self._widths), ctypes.addressof(self._widths))
+
+    def run(self, rows: Rows, given: Mapping[int, torch.Tensor], take: Take | None = None) -> torch.Tensor:
+        """Run a pass, by as many threads as torch has.
+
+        Args:
+            rows: those of the pass.
+            given: tensors that are buffers, float32 [rows or n, width], by the buffer's number.
+            take: is told what each step wrote.
+
+        Returns:
+            bool [rows], whether a key of the last layer is not finite.
+
+        Raises:
+            MemoryError: if there is no memory for the buffers.
+        """
+        count = len(rows.ids)
+        if take is None:
+            return self._run(self._program, rows, given)
+        broken = torch.zeros(count, dtype=torch.bool)
+        all_given = {i: torch.zeros(count, width) for i, width in enumerate(self._widths)} | dict(given)
+        for i, (step, name) in enumerate(zip(self.steps, self._builder.names, strict=True)):
+            if step.kind == Kind.LINEAR and step.experts:  # the rows of experts are known while a program runs
+                sort = max(j for j in range(i) if self.steps[j].kind == Kind.SORT)
+                both = (Step * 2)(self.steps[sort], step)
+                program = Program(both, 2, len(self._widths), ctypes.addressof(self._widths))
+            else:
+                program = self._part(i, 1)
+            broken |= self._run(program, rows, all_given)
+            take(name, all_given[step.to][: len(rows.wanted) if step.wanted else count])
+        return broken
+
+    def alone(self, step: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """What one step makes of x, float32 [rows, width]; arguments as `run`'s."""
+        made = self.steps[step]
+        out = torch.zeros(len(x), self._widths[made.to])
+        self._run(self._part(step, 1), rows, {made.source: x, made.to: out})
+        return out
+
+    def width(self, buffer: int) -> int:
+        """Floats of a row of a buffer."""
+        return int(self._widths[buffer])
+
+    def _run(self, program: Program, rows: Rows, given: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        broken = torch.zeros(len(rows.ids), dtype=torch.bool)
+        addresses = (ctypes.c_void_p * len(self._widths))()
+        for number, tensor in given.items():
+            assert tensor.dtype == torch.float32
+            assert tensor.is_contiguous()
+            assert tensor.shape[1] == self._widths[number]
+            addresses[number] = tensor.data_ptr()
+        task = self._task(rows, addresses, broken)
+        if self._library.run_pass(program, task):
+            raise MemoryError(f"no memory for a pass of {task.rows} rows")
+        return broken
+
+    def _task(self, rows: Rows, addresses: ctypes.Array[ctypes.c_void_p], broken: torch.Tensor) -> Pass:
+        """The pass as the library takes it."""
+        return Pass(
+            *(torch.get_num_threads(), len(rows.ids), len(rows.wanted), len(rows.pieces), rows.tables.shape[1]),
+            *(x.data_ptr() for x in (rows.ids, rows.positions, rows.places, rows.wanted, rows.pieces, rows.tables)),
+            *(ctypes.addressof(addresses), broken.data_ptr(), most(torch.float32)),
+        )

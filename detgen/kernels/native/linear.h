@@ -1,0 +1,147 @@
+/* Linear layers: y[column] = x[0] * w[0][column] + x[1] * w[1][column] + ..., one fused multiply-add after the other
+ * from zero, in parts of 128 inputs whose sums are added in their order, then the bias. Vectors run over the columns,
+ * tiles over the rows, and neither has a say in the order. */
+
+#ifndef DETGEN_LINEAR
+#define DETGEN_LINEAR
+
+#include "lanes.h"
+
+#define PANEL 32       /* columns that are stored together: weight[panel][input][column] */
+#define PART_INPUTS 128
+#define ROW_BLOCK 96   /* rows that read a panel while it is in the cache */
+
+#define GROUP 32       /* inputs that share a scale */
+
+/* Number formats of weights. Of BYTE, a weight is a whole number from -128 to 127 times the scale of its group, rounded
+ * to float32; of NIBBLE it is one from -8 to 7, plus 8 in half a byte: byte c of an input has column c below and column
+ * c + 16 above. */
+enum { FLOAT, BFLOAT, HALF, BYTE, NIBBLE };
+
+/* Columns are padded to whole panels. */
+typedef struct {
+    const void *weight;
+    const float *scales; /* [panels, inputs / GROUP, PANEL]; null where weights have none */
+    const float *bias;   /* null for none */
+    int64_t columns, inputs, storage;
+} Linear;
+
+/* Bytes of an input's weights in a panel. */
+static inline int64_t panel_bytes(int64_t storage) {
+    return storage == FLOAT ? 4 * PANEL : storage == BYTE ? PANEL : storage == NIBBLE ? PANEL / 2 : 2 * PANEL;
+}
+
+/* The most rows of a tile, by its registers of columns: as many as the sums have registers. */
+#if WIDTH == 16
+#define TILE_ROWS 12
+#define NARROW 2 /* registers of columns in tiles of many rows */
+#define FEW 0    /* rows up to which a tile has all columns of a panel instead */
+#elif WIDTH == 8
+#define TILE_ROWS 6
+#define NARROW 2
+#define FEW 2
+#else
+#define TILE_ROWS 4
+#define NARROW 4
+#define FEW 2
+#endif
+#define WHOLE (PANEL / WIDTH)
+
+/* A register of an input's weights, from column `c` on. */
+INLINE reg weights(const int storage, const char *input, int c) {
+    if (storage == FLOAT) return reg_load((const float *)input + c);
+    if (storage == BFLOAT) return reg_bfloat((const uint16_t *)input + c);
+    if (storage == HALF) return reg_half((const uint16_t *)input + c);
+    if (storage == BYTE) return reg_bytes((const int8_t *)input + c);
+    return reg_nibbles((const uint8_t *)input + c % 16, c >= 16);
+}
+
+/* Sums of `rows` rows and `wide` registers of columns, from column `from` on, over a part of the inputs. */
+INLINE void tile(
+    const int rows, const int wide, const int storage, int from, const char *panel, const float *scales, const float *x,
+    int64_t x_row, int64_t inputs, float *sums, int64_t sums_row, int64_t add_to) {
+    const int64_t bytes = panel_bytes(storage);
+    reg all[TILE_ROWS][WHOLE];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int c = 0; c < wide; c++) all[r][c] = reg_all(0.0f);
+    for (int64_t group = 0; group < inputs; group += GROUP) {
+        const int64_t end = inputs - group < GROUP ? inputs : group + GROUP;
+        reg scale[WHOLE];
+        if (storage >= BYTE)
+#pragma GCC unroll 16
+            for (int c = 0; c < wide; c++) scale[c] = reg_load(scales + group / GROUP * PANEL + from + c * WIDTH);
+        for (int64_t i = group; i < end; i++) {
+            reg w[WHOLE];
+#pragma GCC unroll 16
+            for (int c = 0; c < wide; c++) {
+                w[c] = weights(storage, panel + i * bytes, from + c * WIDTH);
+                if (storage >= BYTE) w[c] = w[c] * scale[c];
+            }
+            __builtin_prefetch(panel + i * bytes + 2048);
+            if (storage == FLOAT) __builtin_prefetch(panel + i * bytes + 2048 + 64);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) {
+                reg b = reg_all(x[r * x_row + i]);
+#pragma GCC unroll 16
+                for (int c = 0; c < wide; c++) all[r][c] = reg_fma(w[c], b, all[r][c]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int c = 0; c < wide; c++) {
+            float *to = sums + r * sums_row + from + c * WIDTH;
+            if (add_to) all[r][c] = reg_load(to) + all[r][c];
+            reg_store(to, all[r][c]);
+        }
+}
+
+/* One part of the inputs of one panel, for a block of rows. */
+INLINE void part(
+    const int storage, const char *panel, const float *scales, const float *x, int64_t x_row, int64_t rows,
+    int64_t inputs, float *sums, int64_t sums_row, int64_t add_to) {
+    for (int64_t r = 0; r < rows;) {
+        int64_t left = rows - r, tiles = (left + TILE_ROWS - 1) / TILE_ROWS, step = (left + tiles - 1) / tiles;
+#define TILE(R, C, c) \
+    tile(R, C, storage, (c) * WIDTH, panel, scales, x + r * x_row, x_row, inputs, sums + r * sums_row, sums_row, add_to)
+#define ROWS(R) \
+    case R: \
+        if (R <= FEW) TILE(R, WHOLE, 0); \
+        else \
+            for (int c = 0; c < WHOLE; c += NARROW) TILE(R, NARROW, c); \
+        break;
+        switch (step) {
+            ROWS(1) ROWS(2) ROWS(3) ROWS(4)
+#if TILE_ROWS > 4
+            ROWS(5) ROWS(6)
+#endif
+#if TILE_ROWS > 6
+            ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+        }
+        r += step;
+    }
+#undef ROWS
+#undef TILE
+}
+
+/* The sums of one panel for some rows, without the bias: x is [rows, inputs], sums [rows, PANEL]; their rows `x_row`
+ * and `sums_row` apart. */
+static void product(
+    const Linear *linear, int64_t panel, const float *x, int64_t x_row, int64_t rows, float *sums, int64_t sums_row) {
+    const int64_t bytes = panel_bytes(linear->storage);
+    for (int64_t first = 0; first < linear->inputs; first += PART_INPUTS) {
+        int64_t left = linear->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
+        const char *w = (const char *)linear->weight + (panel * linear->inputs + first) * bytes;
+        const float *s = linear->scales ? linear->scales + (panel * linear->inputs + first) / GROUP * PANEL : 0;
+#define STORED(KIND) \
+    case KIND: part(KIND, w, s, x + first, x_row, rows, inputs, sums, sums_row, first); break;
+        switch (linear->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) }
+#undef STORED
+    }
+}
+
+#endif

@@ -1,0 +1,92 @@
+"""Weights of linear layers as linear.h reads them: in panels of 32 columns, as they are or in few bits."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+
+from detgen.kernels.native.quantizing import fits, quantize
+
+PANEL = 32
+
+
+class Storage(IntEnum):
+    """Number formats of weights; all are widened to float32 when they are read."""
+
+    FLOAT = 0
+    BFLOAT = 1
+    HALF = 2
+    BYTE = 3
+    NIBBLE = 4
+
+
+STORAGE = {torch.float32: Storage.FLOAT, torch.bfloat16: Storage.BFLOAT, torch.float16: Storage.HALF}
+_BLOCK = 1 << 22  # entries that are rearranged at a time
+
+
+class Panels(NamedTuple):
+    """A linear layer's weight.
+
+    Attributes:
+        weight: [panels, inputs, PANEL], zeros behind the last column; of 4 bits [panels, inputs, PANEL / 2].
+        scales: float32 [panels, inputs / GROUP, PANEL]; None for weights without.
+        columns: those of all panels.
+        inputs: of the layer.
+        storage: number format.
+    """
+
+    weight: torch.Tensor
+    scales: torch.Tensor | None
+    columns: int
+    inputs: int
+    storage: Storage
+
+    def fields(self) -> dict[str, Any]:
+        """Those of a step."""
+        return self._asdict()
+
+
+def panels(weights: list[torch.Tensor], columns: int = PANEL, bits: int = 0) -> Panels:
+    """One weight of several.
+
+    Args:
+        weights: [outputs, inputs] each, of one dtype.
+        columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
+            weights one behind the other.
+        bits: 8 or 4 to quantize them, where they fit; 0 leaves them as they are.
+    """
+    if not bits or not fits(weights[0]):
+        packed = _arranged(weights, columns)
+        return Panels(packed, None, packed.shape[0] * PANEL, packed.shape[1], STORAGE[packed.dtype])
+    found = [quantize(weight, bits) for weight in weights]
+    packed = _arranged([one.whole for one in found], columns)
+    scales = _arranged([one.scales for one in found], columns)
+    count, inputs, _ = packed.shape
+    if bits == 8:
+        return Panels(packed, scales, count * PANEL, inputs, Storage.BYTE)
+    low, high = (packed + 8).to(torch.uint8).chunk(2, dim=-1)
+    return Panels(low | high << 4, scales, count * PANEL, inputs, Storage.NIBBLE)
+
+
+def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:
+    """[panels, inputs, PANEL]."""
+    if columns != PANEL:
+        count = -(-weights[0].shape[0] // columns)
+        order = [_padded(w, count * columns).reshape(count, columns, -1) for w in weights]
+        joined = torch.cat(order, dim=1)
+    else:
+        whole = torch.cat(weights) if len(weights) > 1 else weights[0]
+        joined = _padded(whole, -(-whole.shape[0] // PANEL) * PANEL).reshape(-1, PANEL, whole.shape[1])
+    count, _, inputs = joined.shape
+    packed = torch.empty(count, inputs, PANEL, dtype=joined.dtype)
+    step = max(_BLOCK // (PANEL * inputs), 1)
+    for first in range(0, count, step):
+        packed[first : first + step] = joined[first : first + step].transpose(1, 2)
+    return packed
+
+
+def _padded(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    missing = rows - weight.shape[0]
+    return torch.cat([weight, weight.new_zeros(missing, *weight.shape[1:])]) if missing else weight

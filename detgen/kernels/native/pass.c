@@ -1,0 +1,239 @@
+/* Runs a pass: step after step, the tasks of each by whichever threads are there. See program.h for what a step is, and
+ * docs/numerics.md for the order of every sum. Built once for each kind of processor; the caller takes the best build
+ * that runs, and all give the same bits. */
+
+#include <stdlib.h>
+
+#include "../built.h"
+#include "attend.h"
+#include "experts.h"
+#include "linear.h"
+#include "pool.h"
+#include "program.h"
+#include "rowwise.h"
+
+#define ROWS_A_TASK 4
+#define ALIGNED 16 /* floats; rows are not a power of two apart, or caches would keep few of them */
+
+/* For the caller to see that both mean the same structures. */
+int step_bytes(void) { return sizeof(Step); }
+int program_bytes(void) { return sizeof(Program); }
+int pass_bytes(void) { return sizeof(Pass); }
+
+typedef struct {
+    atomic_int next; /* task */
+    Tally done;
+    int total; /* tasks of experts: set by the step that sorts the rows, as a thread may come late */
+} Progress;
+
+typedef struct {
+    const Program *program;
+    const Pass *pass;
+    float **buffers;
+    Progress *progress; /* of each step */
+    float *scratch;
+    int64_t room; /* floats of a thread's scratch */
+    Lists *lists;
+} Run;
+
+static int64_t row_floats(int64_t width) { return (width + ALIGNED - 1) / ALIGNED * ALIGNED + ALIGNED; }
+
+static int64_t stride_of(const Run *run, int64_t buffer) {
+    return run->pass->given[buffer] ? run->program->widths[buffer] : row_floats(run->program->widths[buffer]);
+}
+
+static int64_t rows_of(const Step *s, const Pass *pass) { return s->wanted ? pass->wanted : pass->rows; }
+
+static int64_t tasks_of(const Step *s, const Run *run) {
+    const Pass *pass = run->pass;
+    const int64_t rows = rows_of(s, pass);
+    if (s->kind == LINEAR && s->experts) return run->progress[s - run->program->steps].total;
+    if (s->kind == SORT) return 1;
+    if (s->kind == ATTEND) return pass->pieces * s->kv_heads;
+    if (s->kind == LINEAR) return (rows + ROW_BLOCK - 1) / ROW_BLOCK * (s->columns / PANEL);
+    return (rows + ROWS_A_TASK - 1) / ROWS_A_TASK;
+}
+
+INLINE vec activated(const Step *s, vec x) {
+    vec half = all(0.5f), one = all(1.0f);
+    if (s->variant == SILU) return mul(x, sigmoid(x));
+    if (s->variant == GELU_TANH) {
+        vec inner = mul(fma3(mul(mul(x, x), x), all(0.044715f), x), all(0.7978845608f));
+        return mul(mul(half, x), add(one, tangent(inner)));
+    }
+    if (s->variant == GELU)
+        return mul(mul(half, x), add(one, error_function(mul(x, all(0.7071067812f)))));
+    if (s->variant == RELU) return where_more(x, all(0.0f), x, where_more(all(0.0f), x, all(0.0f), x));
+    return x;
+}
+
+/* What becomes of a row's sums of a panel; `width` entries of the row are no padding. */
+INLINE void finish(const Step *s, const float *sums, int64_t panel, int64_t width, float *to) {
+    const int64_t columns = s->gated ? PANEL / 2 : PANEL;
+    for (int64_t c = 0; c < columns; c += LANES) {
+        const int64_t left = width - panel * columns - c;
+        if (left <= 0) break;
+        vec x = load(sums + c);
+        if (s->bias) x = add(x, load(s->bias + panel * PANEL + c));
+        x = activated(s, x);
+        if (s->gated) {
+            vec up = load(sums + LANES);
+            if (s->bias) up = add(up, load(s->bias + panel * PANEL + LANES));
+            x = mul(x, up);
+        }
+        if (s->softcap) {
+            if (s->factor != 1.0) x = mul(x, all((float)s->factor));
+            const vec cap = all((float)s->softcap);
+            store_some(to + panel * columns + c, mul(tangent(quotient(x, cap)), cap), left);
+        } else
+            put(s, to + panel * columns + c, x, left);
+    }
+}
+
+/* A panel for a block of rows. */
+static void linear_task(const Step *s, const Run *run, int64_t task, float *sums) {
+    const int64_t panels = s->columns / PANEL, panel = task % panels, first = task / panels * ROW_BLOCK;
+    const int64_t rows = rows_of(s, run->pass), count = rows - first < ROW_BLOCK ? rows - first : ROW_BLOCK;
+    const int64_t x_row = stride_of(run, s->from), to_row = stride_of(run, s->to);
+    const Linear linear = {s->weight, s->scales, s->bias, s->columns, s->inputs, s->storage};
+    const int64_t width = run->program->widths[s->to] - s->to_at;
+    product(&linear, panel, run->buffers[s->from] + first * x_row + s->from_at, x_row, count, sums, PANEL);
+    for (int64_t r = 0; r < count; r++)
+        finish(s, sums + r * PANEL, panel, width, run->buffers[s->to] + (first + r) * to_row + s->to_at);
+}
+
+/* A panel of an expert, for all rows that take it. */
+static void expert_task(const Step *s, const Run *run, int64_t task, float *sums) {
+    const int64_t panels = s->columns / PANEL, panel = task % panels, place = task / panels;
+    const int64_t x_row = stride_of(run, s->from), to_row = stride_of(run, s->to), expert = run->lists->experts[place];
+    const int64_t entries = s->columns * s->inputs, bytes = entries / PANEL * panel_bytes(s->storage);
+    const float *scales = s->scales ? s->scales + expert * entries / GROUP : 0;
+    const Linear linear = {(const char *)s->weight + expert * bytes, scales, 0, s->columns, s->inputs, s->storage};
+    const int64_t last = run->lists->firsts[place + 1];
+    float *rows = sums + ROW_BLOCK * PANEL;
+    for (int64_t first = run->lists->firsts[place], count; first < last; first += count) {
+        const int32_t *items = run->lists->items + first;
+        count = last - first < ROW_BLOCK ? last - first : ROW_BLOCK;
+        for (int64_t r = 0; r < count; r++)
+            memcpy(rows + r * s->inputs,
+                   run->buffers[s->from] + items[r] / s->picks * x_row + items[r] % s->picks * s->from_step,
+                   sizeof(float) * s->inputs);
+        product(&linear, panel, rows, s->inputs, count, sums, PANEL);
+        for (int64_t r = 0; r < count; r++)
+            finish(s, sums + r * PANEL, panel, s->to_step,
+                   run->buffers[s->to] + items[r] / s->picks * to_row + items[r] % s->picks * s->to_step);
+    }
+}
+
+static void row_task(const Step *s, const Run *run, int64_t row) {
+    const Pass *pass = run->pass;
+    float *to = run->buffers[s->to] + row * stride_of(run, s->to) + s->to_at;
+    if (s->kind == EMBED) {
+        embed(s, s->variant ? pass->positions[row] + s->offset : pass->ids[row], to);
+        return;
+    }
+    const int64_t from = s->kind == COPY && s->variant == 1 ? pass->want[row] : row;
+    float *x = run->buffers[s->from] + from * stride_of(run, s->from) + s->from_at;
+    if (s->kind == NORM)
+        for (int64_t i = 0; i < s->inputs; i++)
+            norm(s, x + i * s->columns, s->weight ? (const float *)s->weight + i * s->weight_step : 0,
+                 s->bias ? s->bias + i * s->weight_step : 0, to + i * s->columns);
+    else if (s->kind == COPY)
+        copy_row(s, x, s->variant == 2 ? run->buffers[s->routes] + row * stride_of(run, s->routes) : 0, to);
+    else if (s->kind == ROUTE)
+        route(s, x, to);
+    else if (s->kind == COMBINE)
+        combine(s, x, run->buffers[s->routes] + row * stride_of(run, s->routes), to);
+    else if (!rotate_row(s, pass, row, x) && s->last)
+        pass->broken[row] = 1;
+}
+
+static void task_of(const Step *s, const Run *run, int64_t task, float *scratch) {
+    if (s->kind == LINEAR)
+        (s->experts ? expert_task : linear_task)(s, run, task, scratch);
+    else if (s->kind == SORT) {
+        sort_rows(s, run->buffers[s->from], stride_of(run, s->from), rows_of(s, run->pass), run->lists);
+        const Step *last = run->program->steps + run->program->count;
+        for (const Step *other = s + 1; other < last && other->kind != SORT; other++)
+            if (other->kind == LINEAR && other->experts)
+                run->progress[other - run->program->steps].total = run->lists->hit * (int)(other->columns / PANEL);
+    }
+    else if (s->kind == ATTEND)
+        attend(s, run->pass, run->pass->piece + task / s->kv_heads, task % s->kv_heads, run->buffers[s->from] + s->from_at,
+               stride_of(run, s->from), run->buffers[s->to] + s->to_at, stride_of(run, s->to), scratch);
+    else {
+        int64_t rows = rows_of(s, run->pass), end = (task + 1) * ROWS_A_TASK;
+        for (int64_t row = task * ROWS_A_TASK; row < (end < rows ? end : rows); row++) row_task(s, run, row);
+    }
+}
+
+static void work(void *of, int thread) {
+    const Run *run = of;
+    float *scratch = run->scratch + thread * run->room;
+    for (int64_t i = 0; i < run->program->count; i++) {
+        const Step *s = run->program->steps + i;
+        Progress *progress = run->progress + i;
+        const int total = (int)tasks_of(s, run);
+        for (int task; (task = atomic_fetch_add(&progress->next, 1)) < total;) {
+            task_of(s, run, task, scratch);
+            tally(&progress->done, total);
+        }
+        await(&progress->done, total);
+    }
+}
+
+/* Memory of the passes of a thread, kept from one to the next. */
+static __thread char *kept;
+static __thread int64_t kept_bytes;
+
+static char *memory(int64_t bytes) {
+    if (bytes > kept_bytes) {
+        free(kept);
+        kept_bytes = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+        kept = aligned_alloc(4096, kept_bytes);
+        if (!kept) kept_bytes = 0;
+    }
+    return kept;
+}
+
+/* 0, or 1 if there is no memory. */
+int run_pass(const Program *program, const Pass *pass) {
+    int threads = pass->threads < 1 ? 1 : pass->threads < MOST_THREADS ? (int)pass->threads : MOST_THREADS;
+    int64_t room = ROW_BLOCK * PANEL, floats = 0, experts = 0, picks = 0;
+    for (int64_t i = 0; i < program->count; i++) {
+        const Step *s = program->steps + i;
+        int64_t needed = s->experts ? ROW_BLOCK * (PANEL + s->inputs) : 0;
+        experts = s->experts > experts ? s->experts : experts;
+        picks = s->picks > picks ? s->picks : picks;
+        for (int64_t j = 0; s->kind == ATTEND && j < pass->pieces; j++) {
+            int64_t wanted = attend_room(s, pass->piece + j);
+            needed = wanted > needed ? wanted : needed;
+        }
+        room = needed > room ? needed : room;
+    }
+    room = row_floats(room);
+    for (int64_t i = 0; i < program->buffers; i++)
+        if (!pass->given[i]) floats += pass->rows * row_floats(program->widths[i]);
+    const int64_t pointers = sizeof(float *) * program->buffers, marks = sizeof(Progress) * program->count;
+    const int64_t listed = sizeof(int32_t) * (2 * experts + 1 + pass->rows * picks);
+    char *all = memory(sizeof(float) * (floats + threads * room) + pointers + marks + listed + 64);
+    if (!all) return 1;
+    Lists lists = {0};
+    Run run = {program, pass, 0, 0, 0, room, &lists};
+    float *at = (float *)all;
+    run.scratch = at + floats;
+    run.buffers = (float **)(run.scratch + threads * room);
+    run.progress = (Progress *)((char *)run.buffers + pointers);
+    memset((void *)run.progress, 0, marks);
+    lists.experts = (int32_t *)((char *)run.progress + marks);
+    lists.firsts = lists.experts + experts;
+    lists.items = lists.firsts + experts + 1;
+    for (int64_t i = 0; i < program->buffers; i++) {
+        run.buffers[i] = pass->given[i];
+        if (run.buffers[i]) continue;
+        run.buffers[i] = at;
+        at += pass->rows * row_floats(program->widths[i]);
+    }
+    together(work, &run, threads);
+    return 0;
+}

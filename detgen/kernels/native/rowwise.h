@@ -1,0 +1,110 @@
+/* Steps that compute each row by itself: embeddings, norms, rotations, copies. */
+
+#ifndef DETGEN_ROWWISE
+#define DETGEN_ROWWISE
+
+#include "linear.h"
+#include "program.h"
+
+INLINE vec widened(const void *from, int64_t at, int64_t n, int64_t storage) {
+    if (storage == FLOAT) return load_some((const float *)from + at, n);
+    uint16_t some[LANES] = {0};
+    const uint16_t *x = (const uint16_t *)from + at;
+    if (n < LANES) memcpy(some, x, sizeof(uint16_t) * n), x = some;
+    vec v;
+    PART v.r[p] = storage == BFLOAT ? reg_bfloat(x + p * WIDTH) : reg_half(x + p * WIDTH);
+    return v;
+}
+
+/* Stores or adds x * factor. */
+INLINE void put(const Step *s, float *to, vec x, int64_t n) {
+    if (s->factor != 1.0) x = mul(x, all((float)s->factor));
+    store_some(to, s->add ? add(load_some(to, n), x) : x, n);
+}
+
+static void embed(const Step *s, int64_t id, float *to) {
+    for (int64_t i = 0; i < s->columns; i += LANES)
+        put(s, to + i, id < 0 ? all(id == -1 ? 0.0f : NAN) : widened(s->weight, id * s->columns + i, s->columns - i, s->storage),
+            s->columns - i);
+}
+
+/* A root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467) or a layer norm (Ba et al., arXiv 1607.06450). Sums
+ * are made in sixteen lanes, by position, and folded. */
+static void norm(const Step *s, const float *x, const float *weight, const float *bias, float *to) {
+    const int64_t n = s->columns;
+    vec mean = all(0.0f), total = all(0.0f);
+    if (s->variant == LAYER) {
+        vec sum = all(0.0f);
+        for (int64_t i = 0; i < n; i += LANES) sum = add(sum, load_some(x + i, n - i));
+        mean = all(fold(sum) / (float)n);
+    }
+    for (int64_t i = 0; i < n; i += LANES) {
+        vec v = load_some(x + i, n - i);
+        if (s->variant == LAYER) {
+            float rest[LANES];
+            store(rest, sub(v, mean));
+            v = load_some(rest, n - i);
+        }
+        total = fma3(v, v, total);
+    }
+    vec scale = all(1.0f / sqrtf(fold(total) / (float)n + (float)s->epsilon));
+    for (int64_t i = 0; i < n; i += LANES) {
+        vec v = load_some(x + i, n - i);
+        if (s->variant == LAYER) v = sub(v, mean);
+        v = mul(v, scale);
+        if (bias) v = fma3(v, load_some(weight + i, n - i), load_some(bias + i, n - i));
+        else if (weight) v = mul(v, load_some(weight + i, n - i));
+        put(s, to + i, v, n - i);
+    }
+}
+
+/* Rotates a head's first `turned` entries by the angles of its position (Su et al., arXiv 2104.09864). */
+static void rotate(const Step *s, int64_t position, const float *x, float *to) {
+    const int64_t half = s->turned / 2;
+    const float *c = s->cosines + position * half, *d = s->sines + position * half;
+    if (s->interleaved)
+        for (int64_t i = 0; i < half; i++) {
+            float a = x[2 * i], b = x[2 * i + 1];
+            to[2 * i] = __builtin_fmaf(a, c[i], -(b * d[i]));
+            to[2 * i + 1] = __builtin_fmaf(b, c[i], a * d[i]);
+        }
+    else
+        for (int64_t i = 0; i < half; i += LANES) {
+            int64_t n = half - i;
+            vec a = load_some(x + i, n), b = load_some(x + half + i, n);
+            vec cosine = load_some(c + i, n), sine = load_some(d + i, n);
+            store_some(to + i, fma3(a, cosine, sub(all(-0.0f), mul(b, sine))), n);
+            store_some(to + half + i, fma3(b, cosine, mul(a, sine)), n);
+        }
+    if (to != x) memcpy(to + s->turned, x + s->turned, sizeof(float) * (s->size - s->turned));
+}
+
+static inline float bounded(float x, float most) { return x > most ? most : x < -most ? -most : x == x ? x : 0; }
+
+/* Rotates the queries of a row in place and stores its keys and values, bounded; whether all keys are finite. */
+static int rotate_row(const Step *s, const Pass *pass, int64_t row, float *x) {
+    const int64_t position = pass->positions[row], place = pass->places[row], page = place / PAGE, at = place % PAGE;
+    const float most = (float)pass->most;
+    int finite = 1;
+    if (s->turned)
+        for (int64_t h = 0; h < s->heads + s->kv_heads; h++) rotate(s, position, x + h * s->size, x + h * s->size);
+    const float *k = x + s->heads * s->size, *v = k + s->kv_heads * s->size;
+    float *keys = s->keys + page * s->kv_heads * s->size * PAGE + at, *values = s->kept + place * s->kv_heads * s->values;
+    for (int64_t i = 0; i < s->kv_heads * s->size; i++) {
+        finite &= k[i] - k[i] == 0;
+        keys[i * PAGE] = bounded(k[i], most);
+    }
+    for (int64_t i = 0; i < s->kv_heads * s->values; i++) values[i] = bounded(v[i], most);
+    return finite;
+}
+
+/* Copies a row; `factor` is null, or a number by whose sigmoid it is multiplied. */
+static void copy_row(const Step *s, const float *x, const float *factor, float *to) {
+    for (int64_t i = 0; i < s->columns; i += LANES) {
+        vec v = load_some(x + i, s->columns - i);
+        if (factor) v = mul(v, sigmoid(all(*factor)));
+        put(s, to + i, v, s->columns - i);
+    }
+}
+
+#endif
