@@ -75,12 +75,13 @@ def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult)
             result.add("manifest.json", what, "file")
         else:
             result.other_profile.append(line.removeprefix("profile."))
-    if own["threads"] != theirs["threads"]:
+    profile = manifest["profile"]
+    if own["threads"] != theirs["threads"] and profile["arithmetic"] == "torch":
         result.other_profile.append(f"probed threads: {theirs['threads']} -> {own['threads']}")
     if not theirs["row_invariant"]:
         result.other_profile.append("the run was not deterministic (--allow-nondeterministic)")
-    if theirs["attention"] != manifest["profile"]["attention"]:
-        result.add("manifest.json", "probe.attention is not profile.attention", "file")
+    if theirs["attention"] != profile.get("attention", profile["arithmetic"]):
+        result.add("manifest.json", "probe.attention is not what the profile says", "file")
     if result.other_profile:
         return
     _check_probe("probe", own, theirs, result)

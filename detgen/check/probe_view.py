@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from detgen.kernels.attention import BLOCK, AttentionTraits
 from detgen.kernels.probe import same_bits
 from detgen.passes.forward import Forward
 from detgen.passes.hooks import hooked
+from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import Shapes, Window, Windows, pack
 from detgen.progress import Observer
 
@@ -79,7 +81,10 @@ def view(config: EngineConfig, observer: Observer) -> ProbeView:
     rows = tuple(n for n in _ROWS if n <= max(shapes.most_rows, 16))
     forward.cache.pages.lay_out(1, shapes.fit_keys(rows[-1]))  # each pass is one window
     free = replace(shapes, rows=(1, rows[-1]), dense=True)
-    operations = {**_linears(engine, rows[-1]), "attention": _attention(engine, free)}
+    if isinstance(forward.model, NativeDecoder):
+        operations = _steps(forward, forward.model, free)
+    else:
+        operations = {**_linears(forward.model, engine, rows[-1]), "attention": _attention(engine, free)}
     tokens = torch.randint(engine.vocabulary, (rows[-1],), generator=torch.Generator().manual_seed(1)).tolist()
     operations["pass"] = lambda n: forward.run([Window(0, 0, tokens[:n], n)], free)
     letters: dict[tuple[int, int, str], str] = {}
@@ -134,7 +139,17 @@ def _agree(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_bits(a[:shared], b[:shared])
 
 
-def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
+def _steps(forward: Forward, model: NativeDecoder, free: Shapes) -> dict[str, Compute]:
+    """The distinct steps of a native decoder, of one window."""
+
+    def compute(step: int, rows: int) -> torch.Tensor:
+        windows = Windows.of([Window(0, 0, [0] * rows, rows)])
+        return model.alone(step, pack(windows, free, forward.cache.pages.tables, 0, 1, forward.device))
+
+    return {name: partial(compute, step) for name, step in model.operations().items()}
+
+
+def _linears(model: nn.Module, engine: Engine, rows: int) -> dict[str, Compute]:
     """The distinct linear shapes of the model, as the innermost modules of one pass meet them."""
     forward, shapes = _passes(engine)
     found: dict[str, Compute] = {}
@@ -150,7 +165,7 @@ def _linears(engine: Engine, rows: int) -> dict[str, Compute]:
             x = torch.randn(*x.shape[:-2], rows, x.shape[-1], generator=torch.Generator().manual_seed(2)).to(x)
             found[name] = lambda n: module(x[..., :n, :].clone()).view(n, -1)
 
-    with hooked(forward.model, take):
+    with hooked(model, take):
         forward.run([Window(0, 0, [0] * min(rows, shapes.most_rows), 1)], shapes)
     return dict(sorted(found.items()))
 

@@ -138,9 +138,10 @@ Dtype = Annotated[
         " CUDA.",
     ),
 ]
-TargetQuant = Annotated[QuantName, model_option(metavar="none|nf4|int8", help="Quantize the target with bitsandbytes.")]
+_QUANTS = "q8 and q4 keep weights in groups of 32 with the same bits on every CPU; nf4 and int8 are bitsandbytes'."
+TargetQuant = Annotated[QuantName, model_option(metavar="none|q8|q4|nf4|int8", help=f"Quantize the target. {_QUANTS}")]
 DraftQuant = Annotated[
-    QuantName, model_option(metavar="none|nf4|int8", help="Quantize the draft model with bitsandbytes.")
+    QuantName, model_option(metavar="none|q8|q4|nf4|int8", help="Quantize the draft model, likewise.")
 ]
 TrustRemoteCode = Annotated[
     bool,

@@ -10,16 +10,23 @@ import transformers
 
 from detgen.engine.config import EngineConfig
 from detgen.machine import cpu_name
+from detgen.passes.native_decoder import ARITHMETIC, NativeDecoder
 from detgen.passes.preparing import Prepared
 
 
 def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     """As `Engine.profile`."""
     target, device = prepared.target, prepared.passes[0].device
-    cpu = device.type == "cpu"
-    return {
+    profile = {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
         "dtype": str(target.dtype).removeprefix("torch."),
+    }
+    if isinstance(prepared.passes[0].model, NativeDecoder):  # the same bytes on any machine
+        return {**profile, "arithmetic": ARITHMETIC}
+    cpu = device.type == "cpu"
+    return {
+        **profile,
+        "arithmetic": "torch",
         "device": cpu_name() if cpu else torch.cuda.get_device_name(device),
         "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

@@ -14,7 +14,6 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
 
 from detgen.check.comparing import Difference
 from detgen.engine import Engine
@@ -22,7 +21,7 @@ from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.probe import same_bits
 from detgen.passes.exchange import Exchange
-from detgen.passes.hooks import hooked
+from detgen.passes.hooks import told
 from detgen.passes.packing import Packed, Shapes, Windows
 
 
@@ -149,7 +148,7 @@ class Recording:
         instance: Any = forward
         instance.run, instance.attend = run_recorded, attend_recorded
         try:
-            with hooked(forward.model, self._take_output), self._states_taken():
+            with told(forward.model, self._take_output), self._states_taken():
                 yield
         finally:
             del instance.run, instance.attend
@@ -175,7 +174,7 @@ class Recording:
         finally:
             del thinking.exchange
 
-    def _take_output(self, name: str, module: nn.Module, args: object, output: object) -> None:
+    def _take_output(self, name: str, output: object) -> None:
         self._take(name, output[0] if isinstance(output, tuple) and output else output)
 
     def _begin(self, windows: Windows, shapes: Shapes) -> None:

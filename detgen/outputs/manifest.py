@@ -278,9 +278,8 @@ _SETTINGS: dict[str, Rule] = {
     "prefix_cache": _flag,
     "speculative_prefill": _chunks,
 }
-_PROFILE: dict[str, Rule] = {
-    "target": _model,
-    "dtype": _text,
+_PROFILE: dict[str, Rule] = {"target": _model, "dtype": _text, "arithmetic": _text}
+_TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
     "device": _text,
     "capability": _or_null(_text),
     "versions": _record({"torch": _text, "transformers": _text}),
@@ -317,7 +316,7 @@ _MANIFEST = _record(
         "model": _or_null(_text),
         "model_stamp": _or_null(_text),
         "seconds": _number(),
-        "profile": _record(_PROFILE),
+        "profile": _record(_PROFILE, _TORCH),
         "probe": _record(_PROBE, dict.fromkeys(("thinker", "compressor"), _record(_PROBE))),
         "draft": _or_null(_model),
     },

@@ -10,11 +10,19 @@ import torch
 
 from detgen.passes.adapter import PlainDecoder
 from detgen.passes.lean_decoder import LeanDecoder
+from detgen.passes.native_decoder import NativeDecoder
 
 
 @contextmanager
-def broken_embedding(model: PlainDecoder | LeanDecoder, token: int) -> Iterator[None]:
+def broken_embedding(model: PlainDecoder | LeanDecoder | NativeDecoder, token: int) -> Iterator[None]:
     """While the block runs, the embedding of a token is NaN; nothing else of the model changes."""
+    if isinstance(model, NativeDecoder):
+        model.broken = token
+        try:
+            yield
+        finally:
+            model.broken = None
+        return
     embedding: Any = model.embed_tokens if isinstance(model, LeanDecoder) else model.model.get_input_embeddings()
     forward = embedding.forward
 

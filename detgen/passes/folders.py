@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from detgen.errors import DEMO, EngineError
 
@@ -72,16 +72,25 @@ def local_folder(source: str | Path, name: str) -> Path | None:
     return path
 
 
-def check_folder(folder: Path, name: str, *, trusted: bool) -> int:
+class Stored(NamedTuple):
+    """The weights in a folder.
+
+    Attributes:
+        size: bytes of their files.
+        dtypes: number formats of the tensors, as safetensors names them; empty if that is not known.
+    """
+
+    size: int
+    dtypes: frozenset[str]
+
+
+def check_folder(folder: Path, name: str, *, trusted: bool) -> Stored:
     """Check that a folder holds a model that transformers can load, without code of its own unless it is trusted.
 
     Args:
         folder: the folder.
         name: what messages call it.
         trusted: whether code in it may run.
-
-    Returns:
-        Bytes of its weights.
 
     Raises:
         EngineError: names the file and what is wrong with it.
@@ -109,7 +118,7 @@ def model_files(folder: Path, *, trusted: bool) -> list[Path]:
     return sorted(p for p in found if p.suffix in suffixes and (p.suffix == ".py" or p.parent == folder))
 
 
-def _check(folder: Path, *, trusted: bool) -> int:
+def _check(folder: Path, *, trusted: bool) -> Stored:
     try:
         files = {path.name: _size(path) for path in model_files(folder, trusted=trusted)}
     except OSError as error:
@@ -129,9 +138,9 @@ def _check(folder: Path, *, trusted: bool) -> int:
             _check_code(file, settings, trusted=trusted)
     _check_tokens("config.json", config)
     _check_code("config.json", config, trusted=trusted)
-    stored, tensors = _weights(folder, files, config)
-    _check_counts(config, _MOST_LAYERS if tensors is None else tensors)
-    return stored
+    size, tensors = _weights(folder, files, config)
+    _check_counts(config, _MOST_LAYERS if tensors is None else len(tensors))
+    return Stored(size, frozenset(tensors or ()))
 
 
 def _size(path: Path) -> int:
@@ -211,8 +220,8 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
             raise _WrongError(f"config.json: {key} must be at most {_MOST_EXPERTS:,}, got {value:,}")
 
 
-def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tuple[int, int | None]:
-    """Bytes and number of the tensors that transformers will load."""
+def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tuple[int, list[str] | None]:
+    """Bytes of the tensors that transformers will load, and the number format of each."""
     explicit = config.get("transformers_weights")
     if explicit is not None:
         if explicit not in files:
@@ -231,7 +240,7 @@ def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tup
     stored = sum(files[name] for name in names)
     if not all(name.endswith(".safetensors") for name in names):
         return stored, None
-    return stored, sum(_tensors(folder / name, files[name]) for name in names)
+    return stored, [dtype for name in names for dtype in _tensors(folder / name, files[name])]
 
 
 def _shards(index: Path, files: dict[str, int]) -> list[str]:
@@ -245,8 +254,8 @@ def _shards(index: Path, files: dict[str, int]) -> list[str]:
     return names
 
 
-def _tensors(path: Path, length: int) -> int:
-    """Number of tensors in a safetensors file, whose header must fit its length."""
+def _tensors(path: Path, length: int) -> list[str]:
+    """Number format of each tensor in a safetensors file, whose header must fit its length."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         if length < 8 or header > min(length - 8, _LARGEST_HEADER):
@@ -264,4 +273,4 @@ def _tensors(path: Path, length: int) -> int:
     if end != length - 8 - header:
         kind = "cut short" if end > length - 8 - header else "longer than its tensors"
         raise _WrongError(f"{path.name}: it is {kind}: {end:,} bytes of tensors, {length - 8 - header:,} in the file")
-    return len(found)
+    return [str(tensor.get("dtype")) for tensor in found.values()]

@@ -20,6 +20,7 @@ from detgen.passes.cost import PassCost
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import LeanDecoder
+from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows, pack
 
 _MOST_TIMED = 256  # rows of passes that are only timed
@@ -41,7 +42,7 @@ class Forward:
     """Runs packed passes of one model over one KV cache.
 
     Args:
-        model: a decoder that uses the attention of the pass in progress.
+        model: a native decoder, or one that uses the attention of the pass in progress.
         cache: its KV cache.
         group: query heads per KV head.
 
@@ -53,7 +54,7 @@ class Forward:
         thinking: brings the states of rows that bring none themselves; None if the model does not think.
     """
 
-    def __init__(self, model: PlainDecoder | LeanDecoder, cache: KVCache, group: int) -> None:
+    def __init__(self, model: PlainDecoder | LeanDecoder | NativeDecoder, cache: KVCache, group: int) -> None:
         self.model = model
         self.cache = cache
         self.device = cache.keys[0].device
@@ -112,7 +113,10 @@ class Forward:
             if exchange is None and self.thinking is not None:
                 exchange = self.thinking.exchange(windows)
             inner = None if exchange is None else exchange.padded(rows)
-            out: torch.Tensor = self.model(packed.ids, packed.positions, packed.wanted, inner)
+            if isinstance(self.model, NativeDecoder):
+                out = self.model.run(packed, inner, broken)
+            else:
+                out = self.model(packed.ids, packed.positions, packed.wanted, inner)
             logits = out[: packed.count].float()
             if exchange is not None and inner is not None and inner.hidden is not None:
                 exchange.hidden = inner.hidden[: rows - packed.padding]
@@ -121,7 +125,7 @@ class Forward:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if broken is not None:
-            broken += _not_finite(packed)
+            broken += _not_finite(packed)  # none of a native decoder, which has named them
         self.cost.update(rows, time.perf_counter() - started, packed.area)
         return logits
 

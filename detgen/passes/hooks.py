@@ -1,4 +1,4 @@
-"""Observing what a model's modules compute."""
+"""Observing what a model computes, module by module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+
+from detgen.passes.adapter import PlainDecoder
+from detgen.passes.lean_decoder import LeanDecoder
+from detgen.passes.native_decoder import NativeDecoder
 
 # Called with the name, module, arguments and output of a module.
 Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
@@ -27,6 +31,20 @@ def hooked(model: nn.Module, take: Take) -> Iterator[None]:
     finally:
         for _, module in modules:
             del module.forward
+
+
+@contextmanager
+def told(model: PlainDecoder | LeanDecoder | NativeDecoder, take: Callable[[str, object], None]) -> Iterator[None]:
+    """Call `take` with the name and the output of each module, or step of a native decoder, of the passes inside."""
+    if isinstance(model, NativeDecoder):
+        model.take = take
+        try:
+            yield
+        finally:
+            model.take = None
+    else:
+        with hooked(model, lambda name, module, args, output: take(name, output)):
+            yield
 
 
 def _telling(name: str, module: nn.Module, forward: Callable[..., Any], take: Take) -> Callable[..., Any]:

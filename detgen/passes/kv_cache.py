@@ -9,12 +9,15 @@ from __future__ import annotations
 import torch
 
 from detgen.kernels.entries import store
+from detgen.kernels.finite import bounded
 from detgen.passes.memory import zeros
 from detgen.passes.pages import PAGE, Pages
 
 
 class KVCache:
     """Keys and values of all layers, [positions + PAGE, kv_heads, head_size] each.
+
+    The native decoder reads the keys of a page side by side: [pages + 1, kv_heads, head_size, PAGE].
 
     Position p of slot s is at `pages.tables[s, p // PAGE] * PAGE + p % PAGE`. The last page is scratch: padding rows
     write there and nothing reads it unmasked. All entries are finite: the buffers start as zeros, and what is written
@@ -26,6 +29,7 @@ class KVCache:
         pages: which slot has which pages; the caches of a target and of its draft model have the same.
         dtype: of the entries.
         device: of the buffers.
+        native: whether the keys of a page stand side by side.
 
     Attributes:
         keys: a tensor for each layer.
@@ -34,12 +38,20 @@ class KVCache:
     """
 
     def __init__(
-        self, shapes: list[tuple[int, int, int]], pages: Pages, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: list[tuple[int, int, int]],
+        pages: Pages,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        native: bool = False,
     ) -> None:
         self.pages = pages
+        self._native = native
         self.positions = pages.count * PAGE
         total = self.positions + PAGE
-        self.keys = [zeros((total, h, d), dtype, device) for h, d, _ in shapes]
+        held = (total // PAGE, PAGE) if native else (total,)
+        self.keys = [zeros((held[0], h, d, *held[1:]), dtype, device) for h, d, _ in shapes]
         self.values = [zeros((total, h, d), dtype, device) for h, _, d in shapes]
 
     @property
@@ -52,24 +64,41 @@ class KVCache:
         """Bytes per position, all layers together."""
         return sum(h * (dk + dv) for h, dk, dv in shapes) * dtype.itemsize
 
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of a position, all layers together."""
+        return sum(v[0].nbytes + k.nbytes // v.shape[0] for k, v in zip(self.keys, self.values, strict=True))
+
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows].
 
         Returns:
             Whether all of their entries are known to have been within the bounds.
         """
-        return store(self.keys[layer], self.values[layer], positions, k, v)
+        if not self._native:
+            return store(self.keys[layer], self.values[layer], positions, k, v)
+        self.keys[layer][positions // PAGE, :, :, positions % PAGE] = bounded(k)
+        self.values[layer].index_copy_(0, positions, bounded(v))
+        return False
+
+    def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""
+        keys = self.keys[layer]
+        k = keys[positions // PAGE, :, :, positions % PAGE] if self._native else keys[positions]
+        return k, self.values[layer][positions]
 
     def copy(self, source: int, target: int, positions: int) -> None:
         """Copy the first `positions` positions of page `source` to page `target`."""
-        for buffer in (*self.keys, *self.values):
-            at, to = source * PAGE, target * PAGE
+        at, to = source * PAGE, target * PAGE
+        for buffer in self.values if self._native else (*self.keys, *self.values):
             buffer[to : to + positions] = buffer[at : at + positions]
+        for buffer in self.keys if self._native else ():
+            buffer[target, :, :, :positions] = buffer[source, :, :, :positions]
 
     def entries(self, slot: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each."""
         table = torch.from_numpy(self.pages.tables[slot])
         positions = torch.arange(first, last)
         at = (table[positions // PAGE] * PAGE + positions % PAGE).to(self.keys[0].device)
-        stack = lambda buffers: torch.stack([b[at].flatten(1) for b in buffers])  # noqa: E731
-        return stack(self.keys), stack(self.values)
+        keys, values = zip(*(self.read(layer, at) for layer in range(len(self.keys))), strict=True)
+        return torch.stack(keys).flatten(2), torch.stack(values).flatten(2)

@@ -26,6 +26,7 @@ from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.passes.folders import check_folder, local_folder, model_files
 from detgen.passes.hub import fetched
+from detgen.passes.native_decoder import is_native
 from detgen.progress import Observer, Unobserved
 
 DTYPES: dict[DTypeName, torch.dtype] = {
@@ -33,6 +34,13 @@ DTYPES: dict[DTypeName, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+# Number formats of checkpoints, and how their weights are kept where the native pass widens them.
+_WIDENED = {frozenset({"BF16"}): torch.bfloat16, frozenset({"F16"}): torch.float16}
+
+
+_BITS: dict[QuantName, int] = {"q8": 8, "q4": 4}  # quantizations by the native pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,8 @@ class LoadedModel:
         digest: SHA-256 over its weights, configuration and tokenizer.
         context: most positions of a sequence.
         eos: token ids that end a sequence.
-        dtype: of the weights that are not quantized.
+        dtype: of the arithmetic; weights in 16 bits may be widened to it when they are read.
+        bits: that the native pass keeps of weights, 8 or 4; 0 keeps them as they are.
         vocabulary: entries of the logits.
     """
 
@@ -57,6 +66,7 @@ class LoadedModel:
     context: int
     eos: frozenset[int]
     dtype: torch.dtype
+    bits: int = 0
     vocabulary: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,8 +111,9 @@ def load_model(
         source: folder in the Hugging Face layout, or a hub name.
         name: its name in messages and in the manifest.
         device: where to put it.
-        dtype: auto is float32 on the CPU and the checkpoint's own elsewhere.
-        quant: bitsandbytes quantization of its linear layers.
+        dtype: auto is the checkpoint's own; on the CPU it is float32, with weights in 16 bits as they are where the
+            native pass widens them.
+        quant: quantization of its linear layers, by the native pass or by bitsandbytes.
         trusted: whether the model's own code may run (`--trust-remote-code`).
         observer: is told what is being done.
 
@@ -117,14 +128,17 @@ def load_model(
     folder = local_folder(source, name) or fetched(str(source), observer, trusted=trusted)
     stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
-    chosen: Any = DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
+    chosen: Any = DTYPES.get(dtype, "auto")
+    bits = _BITS.get(quant, 0)
+    if chosen == "auto" and device.type == "cpu":
+        chosen = _WIDENED.get(stored.dtypes, torch.float32) if quant == "none" or bits else torch.float32
     options: dict[str, Any] = {"dtype": chosen}
-    if quant != "none":
+    if quant != "none" and not bits:
         options["quantization_config"] = _quantization(quant, chosen)
         options["device_map"] = {"": device}
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     with explained(name, "config.json"):
-        _check_size(stored, config, chosen, device, quant, trusted=trusted)
+        _check_size(stored.size, config, chosen, device, quant, trusted=trusted)
     with explained(name):
         # Weights of another shape are let through to be named, and refused, by `_check_weights`.
         checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -132,13 +146,21 @@ def load_model(
             folder, config=config, trust_remote_code=trusted, **checks, **options
         )
         _check_weights(loading, model)
-        if quant == "none":
+        if bits and (dtype not in ("auto", "float32") or not is_native(model)):
+            raise ValueError(
+                f"{quant} is for decoders in float32 that the native pass knows, on a CPU; nf4 and int8 are for others"
+            )
+        if dtype == "auto" and chosen in _WIDENED.values() and not is_native(model):
+            _check_size(stored.size, config, torch.float32, device, quant, trusted=trusted)
+            model = model.float()
+        if quant == "none" or bits:
             model = model.to(device)
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
         eos = _eos(model, tokenizer)
         digest = _digest(folder, trusted=trusted)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, model.dtype)
+    arithmetic = torch.float32 if dtype == "auto" and device.type == "cpu" else model.dtype
+    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, bits)
 
 
 def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:

@@ -188,6 +188,14 @@ class Packed:
     _paged: tuple[torch.Tensor, torch.Tensor] | None = None
     _tiles: Tiles | None = None
 
+    @property
+    def paged(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tables of pages, int64 [slots, blocks], and the windows as `lay_out` gives them."""
+        if self._paged is None:
+            w = self.windows
+            self._paged = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
+        return self._paged
+
     def attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, traits: AttentionTraits
     ) -> torch.Tensor:
@@ -204,10 +212,7 @@ class Packed:
         """
         implementation = self._shapes.attend
         if implementation is None and can_attend(keys.device, keys.dtype, keys.shape[2], values.shape[2]):
-            if self._paged is None:
-                w = self.windows
-                self._paged = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
-            return attend_compiled(q, keys, values, *self._paged, traits)
+            return attend_compiled(q, keys, values, *self.paged, traits)
         if self._tiles is None:
             self._tiles = self.tiles()
         return self._tiles.attend(q, keys, values, implementation or attend_fused, traits)

@@ -20,6 +20,7 @@ from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import lean_decoder
 from detgen.passes.loading import LoadedModel, explained
 from detgen.passes.memory import check_room, free_memory
+from detgen.passes.native_decoder import NativeDecoder, is_native
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.pages import PAGE, Pages
 from detgen.passes.probing import ProbeReport, probe, reference_logits
@@ -62,7 +63,7 @@ class Prepared:
     @property
     def position_bytes(self) -> int:
         """Bytes of a position in all caches together."""
-        return sum(x[0].nbytes for p in self.passes for x in (*p.cache.keys, *p.cache.values))
+        return sum(p.cache.entry_bytes for p in self.passes)
 
 
 def prepare(
@@ -96,7 +97,7 @@ def prepare(
     backbones = [_backbone(m.model) for m in models]
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(target.name):
-        reference = reference_logits(backbones[0], target.vocabulary)
+        reference = reference_logits(backbones[0], target.vocabulary, target.dtype, target.bits)
     layouts = []
     for loaded, model in zip(models, backbones, strict=True):
         with explained(loaded.name):
@@ -104,8 +105,7 @@ def prepare(
     held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in zip(models, layouts, strict=True))
     pages = Pages(_page_count(device, kv_memory, held), kept=_KEPT_PAGES if device.type == "cpu" else None)
     passes = tuple(
-        _passes(model, layout, KVCache(layout.cached, pages, m.dtype, device))
-        for m, model, layout in zip(models, backbones, layouts, strict=True)
+        _passes(m, model, layout, pages, device) for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     size, allowed = target.vocabulary, allow_nondeterministic
     shapes, report = _class(target.name, passes[0], reference, layouts[0].traits, size, allowed=allowed)
@@ -143,14 +143,18 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, *,
     name, size = f"{letter} of {target.name}", target.vocabulary
     with explained(name):
         decoder = one_layer(target.model, part)
-        reference = reference_logits(decoder, size)
+        reference = reference_logits(decoder, size, target.dtype, target.bits)
         layout = attach(decoder, name)
-    forward = _passes(decoder, layout, KVCache(layout.cached, Pages(SLOTS), target.dtype, device))
+    forward = _passes(target, decoder, layout, Pages(SLOTS), device)
     return Block(forward, *_class(name, forward, reference, layout.traits, size, allowed=allowed))
 
 
-def _passes(model: PreTrainedModel, layout: Layout, cache: KVCache) -> Forward:
-    """The passes of a model whose attention is attached; its modules are replaced."""
+def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: Pages, device: torch.device) -> Forward:
+    """The passes of a decoder, of a loaded model, whose attention is attached; its modules are replaced."""
+    native = loaded.dtype == torch.float32 and is_native(model)
+    cache = KVCache(layout.cached, pages, loaded.dtype, device, native=native)
+    if native:
+        return Forward(NativeDecoder(model, cache, layout.traits, loaded.bits), cache, layout.group)
     decoder = lean_decoder(model, attend_current, layout.traits) or _plain_decoder(model)
     return Forward(decoder, cache, layout.group)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,8 +24,10 @@ from detgen.kernels.compiled import attend_compiled, build, can_attend
 from detgen.kernels.linear import JoinedLinear, PrepackedLinear, weight_sample
 from detgen.kernels.probe import Product, key_lengths, pages_agree, same_bits
 from detgen.passes.forward import Forward
-from detgen.passes.packing import FREE_SHAPES, Shapes, Window
+from detgen.passes.native_decoder import ARITHMETIC, NativeDecoder
+from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes, Window
 from detgen.passes.pages import PAGE
+from detgen.passes.widening import widened
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
 _FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # for slow models
@@ -45,7 +48,8 @@ class ProbeReport:
 
     Attributes:
         row_invariant: whether there is a canonical class of shapes.
-        attention: "compiled" and its build, "fused" or "blocks"; "none" if there is no class.
+        attention: "compiled" and its build, "fused" or "blocks"; that of a native decoder by the name of its
+            arithmetic; "none" if there is no class.
         tile_rows: query rows of an attention tile are a multiple of this.
         rows: row counts of the canonical class, of those tried.
         dense: whether every count between the first and the last is allowed too.
@@ -87,10 +91,13 @@ class _Prober:
         self.tokens = _probed_tokens(vocabulary)
         self.positions = 0
         cache = forward.cache
-        for entries in (*cache.keys, *cache.values):
-            noise = torch.randn(3 * _SPAN, *entries.shape[1:], generator=self._random)
-            at = torch.cat([torch.arange(_SPAN) + first * PAGE for first in cache.pages.tables[:3, 0].tolist()])
-            entries[at.to(entries.device)] = noise.to(entries.device, entries.dtype)
+        at = torch.cat([torch.arange(_SPAN) + first * PAGE for first in cache.pages.tables[:3, 0].tolist()])
+        at = at.to(forward.device)
+        for layer in range(len(cache.keys)):
+            cache.write(layer, at, *(self._noise(x) for x in cache.read(layer, at)))
+
+    def _noise(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=self._random).to(like)
 
     def learn(self, rows: int) -> None:
         """Make the tail, as passes of `rows` rows compute it, the reference for the others."""
@@ -126,10 +133,10 @@ class _Prober:
 
     def _restore(self) -> None:
         cache = self.forward.cache
-        first = int(cache.pages.tables[1, 0]) * PAGE + _HEAD
-        for entries, want in ((cache.keys, self._want[1]), (cache.values, self._want[2])):
-            for layer, rows in zip(entries, want, strict=True):
-                layer[first : first + _TAIL] = rows.view(_TAIL, *layer.shape[1:])
+        at = torch.arange(_TAIL, device=self.forward.device) + int(cache.pages.tables[1, 0]) * PAGE + _HEAD
+        for layer in range(len(cache.keys)):
+            entries = zip(cache.read(layer, at), self._want[1:], strict=True)
+            cache.write(layer, at, *(want[layer].view(old.shape) for old, want in entries))
 
     def _compute(self, rows: int, start: int, width: int, before: int) -> list[torch.Tensor]:
         """Logits and KV entries of tail tokens start..start+width-1, after `before` rows of a neighbour.
@@ -171,6 +178,8 @@ def probe(
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
     """
+    if isinstance(forward.model, NativeDecoder):
+        return _confirm(forward, reference, vocabulary)
     started = time.perf_counter()
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
@@ -191,6 +200,32 @@ def probe(
             return replace(like, rows=sizes, dense=dense), report
     tried = counts, forward.passes - before, 0, 0.0, round(time.perf_counter() - started, 3)
     return None, ProbeReport(False, "none", 0, (), False, (), _SIZES, *tried)
+
+
+_CONFIRMED = (1, 2, 5, 16, 33, 128)  # row counts of passes that are compared although they cannot differ
+
+
+def _confirm(forward: Forward, reference: torch.Tensor, vocabulary: int) -> tuple[Shapes | None, ProbeReport]:
+    """What `probe` gives for a native decoder, whose rows are the same in passes of any size by construction."""
+    started = time.perf_counter()
+    cache, before = forward.cache, forward.passes
+    threads = torch.get_num_threads()
+    counts = tuple(sorted({1, threads}))
+    cache.pages.lay_out(3, min(cache.pages.count // 3 * PAGE, _LONGEST))
+    shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
+    prober = _Prober(forward, vocabulary, shapes)
+    error = _reference_error(prober, reference)
+    prober.learn(_REFERENCE_ROWS[0])
+    alike = True
+    try:
+        for count in counts:
+            torch.set_num_threads(count)
+            alike = alike and all(prober.agrees(rows) for rows in _CONFIRMED)
+    finally:
+        torch.set_num_threads(threads)
+    tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
+    report = ProbeReport(alike, ARITHMETIC, 1, shapes.rows, True, shapes.key_lengths, (), *tried)
+    return shapes if alike else None, report
 
 
 _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks}
@@ -226,7 +261,9 @@ def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[tuple[int, ...], t
     (arXiv 2601.17768, section 3).
     """
     threads = torch.get_num_threads()
-    products = _products(prober.forward.model)
+    model = prober.forward.model
+    assert not isinstance(model, NativeDecoder)
+    products = _products(model)
     held = int(prober.forward.cache.pages.held[0]) * PAGE
     try:
         for reference_rows in _REFERENCE_ROWS:
@@ -287,15 +324,22 @@ def _draw(vocabulary: int, count: int, generator: torch.Generator) -> list[int]:
 
 
 @torch.inference_mode()
-def reference_logits(model: PreTrainedModel, vocabulary: int) -> torch.Tensor:
+def reference_logits(model: PreTrainedModel, vocabulary: int, dtype: torch.dtype, bits: int = 0) -> torch.Tensor:
     """Logits of the probed tokens by the model's own eager forward; call it before replacing any module.
+
+    Args:
+        model: as it was loaded.
+        vocabulary: token ids that it reads.
+        dtype: of its arithmetic.
+        bits: see `LoadedModel`.
 
     Returns:
         float32 [tokens, vocabulary]; hidden states if the model has no output layer.
     """
     ids = torch.tensor([_probed_tokens(vocabulary)], device=model.device)
     model.set_attn_implementation("eager")
-    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+    with widened(model, bits) if dtype == torch.float32 else nullcontext():
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
     return logits
 
 
@@ -311,9 +355,11 @@ def _reference_error(prober: _Prober, reference: torch.Tensor) -> float:
     packed = prober.run([Window(0, 0, prober.tokens, _TAIL)], _SIZES[-1])
     rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)
     exact = prober.forward.cache.keys[0].dtype == torch.float32
-    experts = any("expert" in name.lower() for name, _ in prober.forward.model.named_modules())
+    model = prober.forward.model
+    modules = [] if isinstance(model, NativeDecoder) else list(model.named_modules())
+    experts = any("expert" in name.lower() for name, _ in modules)
     error = float(rows.quantile(0.75 if experts and not exact else 1.0))
-    quantized = any(type(module).__module__.startswith("bitsandbytes") for module in prober.forward.model.modules())
+    quantized = any(type(module).__module__.startswith("bitsandbytes") for _, module in modules)
     limit = 1e-3 if exact and not quantized else 0.1
     if not error <= limit:
         raise EngineError(

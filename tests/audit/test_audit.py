@@ -241,8 +241,13 @@ def test_parameters(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
 
 
 def test_other_profile(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
-    """Another library is said, and a token far from a tie differs all the same."""
-    edit_manifest(folder, lambda m: m["profile"]["versions"].update(torch="1.0"))
+    """Another arithmetic is said, and a token far from a tie differs all the same."""
+    edit_manifest(
+        folder,
+        lambda m: m["profile"].update(
+            arithmetic="torch", attention="detgen-1", versions={"torch": "1", "transformers": "1"}
+        ),
+    )
     result = audit(folder)
     assert any("torch" in line for line in result.other_profile)
     assert result.findings == []

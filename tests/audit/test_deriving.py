@@ -135,7 +135,7 @@ def test_a_draft_that_was_wrong_is_anybodys(folder: Path, audit: Judge) -> None:
         (lambda m: m["input"].update(prompts=None), "input.prompts is None, the prompts give 8"),
         (lambda m: m["probe"].update(tile_rows=m["probe"]["tile_rows"] + 1), "probe.tile_rows is"),
         (lambda m: m["probe"].update(other_rows=[m["probe"]["rows"][0]]), "probe.rows and probe.other_rows"),
-        (lambda m: m["probe"].update(attention="other"), "probe.attention is not profile.attention"),
+        (lambda m: m["probe"].update(attention="other"), "probe.attention is not what the profile says"),
     ],
 )
 def test_what_the_manifest_says(folder: Path, audit: Judge, change: Callable[[Line], Any], words: str) -> None:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from helpers import faults
 from helpers.checks import first_failure, sweep
-from helpers.faults import FAULTS, attend_by, few_rows_by_another_kernel
+from helpers.faults import BY_TORCH, FAULTS, attend_by, few_rows_by_another_kernel
+from helpers.torch_passes import decoders
 
-from detgen import Engine
+from detgen import Engine, EngineConfig
 from detgen.check import resuming
 from detgen.check.axes import Setting
 from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
+from detgen.check.running import Subject
 from detgen.explain.explaining import explain
 from detgen.kernels.attention import attend_blocks
 
@@ -42,25 +44,41 @@ SETTINGS = [  # those first that find most
 Patch = pytest.MonkeyPatch
 
 
+@pytest.fixture(scope="module")
+def by_torch(config: EngineConfig) -> Engine:
+    """An engine whose passes are made of torch's operators."""
+    with decoders("lean"):
+        return Engine(config)
+
+
 @pytest.fixture
-def _swept(engine: Engine) -> Iterator[None]:
+def _swept(engine: Engine, by_torch: Engine) -> Iterator[None]:
     yield
     sweep(engine)
+    sweep(by_torch)
 
 
 @pytest.mark.usefixtures("_swept")
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - ELSEWHERE))
-def test_found(fault: str, monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool, engine: Engine) -> None:
-    if fault == few_rows_by_another_kernel.__name__:
-        _skip_without_passes_of_one_row(engine)
+def test_found(
+    fault: str,
+    monkeypatch: Patch,
+    make_check: Callable[..., Check],
+    pool: Pool,
+    config: EngineConfig,
+    by_torch: Engine,
+) -> None:
     FAULTS[fault](monkeypatch)
-    assert first_failure(make_check(pool), SETTINGS).error is None
+    check = make_check(pool, subject=Subject(config, by_torch)) if fault in BY_TORCH else make_check(pool)
+    assert first_failure(check, SETTINGS).error is None
 
 
-def test_sound_attention_by_tiles_passes(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
+def test_sound_attention_by_tiles_passes(
+    monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool, config: EngineConfig, by_torch: Engine
+) -> None:
     """What faults of attention break is not what is found."""
     attend_by(monkeypatch, attend_blocks)
-    check = make_check(pool)
+    check = make_check(pool, subject=Subject(config, by_torch))
     check.learn()
     assert check.run(SETTINGS).failures == []
 
@@ -97,15 +115,8 @@ def test_resumed_run_that_fails(monkeypatch: Patch, make_check: Callable[..., Ch
     assert failure.error == "CheckError: detgen run ended with exit status 1: no such thing"
 
 
-def _skip_without_passes_of_one_row(engine: Engine) -> None:
-    """The fault is in passes of one row, which a processor's class may be without."""
-    if engine.canonical[1].rows[0] > 1:
-        pytest.skip("no canonical pass has one row on this machine")
-
-
-def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool, engine: Engine) -> None:
+def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
     """A fault of the linear layers is traced to the first of them, under the smallest setting."""
-    _skip_without_passes_of_one_row(engine)
     few_rows_by_another_kernel(monkeypatch)
     check = make_check(pool)
     check.learn()
@@ -118,10 +129,10 @@ def test_explained(monkeypatch: Patch, make_check: Callable[..., Check], pool: P
     assert found.case.setting.changed() == {"batch": 2}
     assert len(found.case.watched) == 2
     assert found.origin is not None
-    assert found.origin.module == "layers.5.o_proj"
+    assert found.origin.module == "layers.5.self_attn.o_proj"
     assert 1 <= found.origin.ulp < 10
     assert found.origin.rows == (1, 2)
-    assert found.as_dict()["origin"]["text"].startswith("layers.5.o_proj: row ")
+    assert found.as_dict()["origin"]["text"].startswith("layers.5.self_attn.o_proj: row ")
 
 
 @pytest.mark.usefixtures("_swept")

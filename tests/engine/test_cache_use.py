@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.engine_inputs import ids
+from helpers.torch_passes import decoders
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.drafters.protocol import Draft
@@ -140,11 +141,10 @@ def test_an_interruption_while_a_page_is_copied(
     assert (found.token_ids, found.logprobs) == (want.token_ids, want.logprobs)
 
 
-def test_what_is_broken_is_broken_however_it_is_read(
-    engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_broken_is_broken_however_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that overflow at a committed token end the request, whether its row decodes or is read again."""
-    base = engines(drafter="auto", batch_size=4)
+    with decoders("lean"):
+        base = Engine(batch_size=4, kv_memory=32 << 20)
     requests = prompts(60, 57)
     tokens = base.with_settings(drafter="none").generate(requests)[1].token_ids
     bad = tokens[3]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS
+from helpers.torch_passes import decoders
 
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import Draft
@@ -27,13 +28,13 @@ LONG = tuple(range(100, 170))
 ERROR = "the model's hidden states or logits are not finite at position {}"
 
 
-@pytest.fixture(scope="module", params=["compiled", "fused", "blocks"])
+@pytest.fixture(scope="module", params=["native", "compiled", "fused", "blocks"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """An engine whose canonical passes attend so."""
     if request.param == "compiled" and build() is None:
         pytest.skip("attention was not compiled")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param != "compiled":
+    with pytest.MonkeyPatch.context() as patch, decoders("native" if request.param == "native" else "lean"):
+        if request.param in ("fused", "blocks"):
             patch.setattr(probing, "can_attend", lambda *_: False)
             only = {"fused": attend_fused, "blocks": attend_blocks}
             patch.setattr(probing, "_ATTENTIONS", {request.param: only[request.param]})
@@ -43,7 +44,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
             if request.param == "fused":
                 pytest.skip("torch's fused attention is not row-invariant on this processor")
             raise
-    assert engine.probe.attention.startswith(request.param)
+    assert engine.probe.attention.startswith("detgen" if request.param == "native" else request.param)
     return engine
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_inputs import ids
+from helpers.torch_passes import decoders
 
 from detgen import Engine, Request, SamplingParams
 from detgen.check.comparing import Difference
@@ -27,9 +28,10 @@ AHEAD = 2  # the token of the completion whose logits are looked at
 
 
 @pytest.fixture
-def scarce(engines: Callable[..., Engine]) -> Engine:
+def scarce() -> Engine:
     """Too little room for two requests to the end: the younger one gives its pages back and is read again."""
-    base = engines(drafter="none", batch_size=1)
+    with decoders("lean"):
+        base = Engine(drafter="none", kv_memory=16 << 20)
     return base.with_settings(batch_size=2, prefix_cache=False, kv_memory=base.position_bytes * 64 * 3)
 
 

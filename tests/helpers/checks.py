@@ -90,7 +90,8 @@ def make_check(config: EngineConfig, engine: Engine, axes: list[Axis]) -> Callab
     """A check on the shared engine."""
 
     def make(pool: Pool, **changes: Any) -> Check:
-        arguments: dict[str, Any] = {"axes": axes, "seed": 0, "observer": Silent(), **changes}
-        return Check(config, pool, subject=Subject(config, engine), **arguments)
+        subject = Subject(config, engine)
+        arguments: dict[str, Any] = {"axes": axes, "seed": 0, "observer": Silent(), "subject": subject, **changes}
+        return Check(config, pool, **arguments)
 
     return make

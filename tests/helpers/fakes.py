@@ -50,6 +50,7 @@ class FakeEngine:
         return {
             "target": target,
             "dtype": "float32",
+            "arithmetic": "torch",
             "device": self._device,
             "capability": "fake",
             "versions": versions,

@@ -29,9 +29,10 @@ from detgen.kernels.linear import PrepackedLinear
 from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choice
 from detgen.outputs.journal import Journal
-from detgen.passes import kv_cache, pages
+from detgen.passes import kv_cache, loading, pages, preparing
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
+from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows
 from detgen.passes.pages import PAGE, Pages, Prefix
 
@@ -64,12 +65,12 @@ def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -
             return run(self, windows, shapes, broken)
         tables = self.cache.pages.tables
         places = [(w.slot, p) for w in windows for p in kept(w, written)]
-        buffer = [tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places]
-        layers = [*self.cache.keys, *self.cache.values]
-        before = [entries[buffer].clone() for entries in layers]
+        buffer = torch.tensor([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], dtype=torch.int64)
+        layers = range(len(self.cache.keys))
+        before = [[entries.clone() for entries in self.cache.read(layer, buffer)] for layer in layers]
         logits = run(self, windows, shapes, broken)
-        for entries, old in zip(layers, before, strict=True):
-            entries[buffer] = old
+        for layer in layers:
+            self.cache.write(layer, buffer, *before[layer])
         written.clear()
         written.update((w.slot, range(w.start, w.start + len(w.tokens))) for w in windows if w.logits > 1)
         return logits
@@ -192,8 +193,35 @@ def draft_taken_unchecked(patch: Patch) -> None:
     patch.setattr(committing, "judge", faulty)
 
 
+def _changed_steps(patch: Patch, change: Callable[[NativeDecoder, Packed, str, torch.Tensor], None]) -> None:
+    """Let a function change what the steps of a native decoder give, told the pass and the step's name."""
+    run = NativeDecoder.run
+
+    def faulty(self: NativeDecoder, packed: Packed, *args: Any) -> torch.Tensor:
+        watching = self.take
+
+        def take(name: str, out: torch.Tensor) -> None:
+            change(self, packed, name, out)
+            if watching is not None:
+                watching(name, out)
+
+        self.take = take
+        try:
+            return run(self, packed, *args)
+        finally:
+            self.take = watching
+
+    patch.setattr(NativeDecoder, "run", faulty)
+
+
 def few_rows_by_another_kernel(patch: Patch) -> None:
     """Linear layers of one row round otherwise than those of more."""
+
+    def change(decoder: NativeDecoder, packed: Packed, name: str, out: torch.Tensor) -> None:
+        if name.endswith("_proj") and len(out) == 1:
+            out.copy_((out.double() * (1 + 1e-7)).to(out.dtype))
+
+    _changed_steps(patch, change)
     forward = PrepackedLinear.forward
 
     def faulty(self: PrepackedLinear, x: torch.Tensor) -> torch.Tensor:
@@ -285,6 +313,17 @@ def outlier_columns_of_the_pass(patch: Patch) -> None:
 def broken_entry_stays(patch: Patch) -> None:
     """Entries that are not finite are stored as they are."""
 
+    def change(decoder: NativeDecoder, packed: Packed, name: str, out: torch.Tensor) -> None:
+        if name.endswith("rotated"):
+            layer, at = int(name.split(".")[1].split(",")[0]), packed.kv_positions
+            keys, values = decoder.cache.keys[layer], decoder.cache.values[layer]
+            heads, size = values.shape[1:]
+            k, v = out[:, -2 * heads * size :].view(len(out), 2, heads, size).unbind(1)
+            keys[at // PAGE, :, :, at % PAGE] = k
+            values[at] = v
+
+    _changed_steps(patch, change)
+
     def faulty(
         keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> bool:
@@ -339,6 +378,13 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
     )
 }
 
+# Of passes by torch's operators, which models have that no native decoder knows.
+BY_TORCH = {
+    tile_of_one_row.__name__,
+    key_blocks_relative_to_window.__name__,
+    softmax_unpadded.__name__,
+}
+
 # Found by few settings, which the quick check may try after its first minute: those of other models, the killed run.
 LATE = {outlier_columns_of_the_pass.__name__, resume_loses_a_token.__name__}
 
@@ -347,6 +393,8 @@ def break_engines(fault: Callable[[Patch], None]) -> None:
     """Break every engine of this process once it is ready: its probe would refuse or avoid what it can see."""
     faulty = Patch()
     prepare = engine.prepare
+    if fault.__name__ in BY_TORCH:
+        loading.is_native = preparing.is_native = lambda _: False
 
     def prepare_sound(*args: Any, **named: Any) -> Any:
         faulty.undo()

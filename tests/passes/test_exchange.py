@@ -10,11 +10,11 @@ import pytest
 import torch
 from helpers.examples import examples
 from helpers.thinking_models import HIDDEN, random_model
+from helpers.torch_passes import KINDS, decoders
 from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.probe import same_bits
-from detgen.passes import preparing
 from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel
@@ -51,12 +51,10 @@ class Model(NamedTuple):
         self.forward.cache.pages.lay_out(SLOTS, LENGTH)
 
 
-def prepared(*, lean: bool) -> Model:
+def prepared(kind: str) -> Model:
     model = random_model()
     own = copy.deepcopy(model)
-    with pytest.MonkeyPatch.context() as patch:
-        if not lean:
-            patch.setattr(preparing, "lean_decoder", lambda *_: None)
+    with decoders(kind):
         loaded = LoadedModel("a model", model, None, "", 512, frozenset({0}), torch.float32)
         settings: dict[str, Any] = {"batch_size": 4, "kv_memory": 8 << 20, "allow_nondeterministic": False}
         found = prepare(loaded, None, torch.device("cpu"), **settings)
@@ -65,13 +63,13 @@ def prepared(*, lean: bool) -> Model:
 
 
 @pytest.fixture(scope="module")
-def both() -> dict[str, Model]:
-    return {"lean": prepared(lean=True), "plain": prepared(lean=False)}
+def kinds() -> dict[str, Model]:
+    return {kind: prepared(kind) for kind in KINDS}
 
 
-@pytest.fixture(params=["lean", "plain"])
-def model(request: pytest.FixtureRequest, both: dict[str, Model]) -> Model:
-    found = both[request.param]
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest, kinds: dict[str, Model]) -> Model:
+    found = kinds[request.param]
     assert found.forward.model.__class__.__name__.lower().startswith(request.param)
     found.fresh()
     return found
@@ -96,14 +94,14 @@ def test_equals_the_models_own_forward(model: Model, inject: int, extract: int) 
     assert (exchange.hidden - hidden[0]).abs().max() < 1e-4 * hidden.abs().max()
 
 
-def test_lean_and_plain_agree(both: dict[str, Model]) -> None:
+def test_all_kinds_agree(kinds: dict[str, Model]) -> None:
     found = []
-    for model in both.values():
+    for model in kinds.values():
         model.fresh()
         exchange = Exchange(1, 2, STATES[:2, :60].flatten(0, 1))
         found.append((model.run([(0, 0, 60), (1, 0, 60)], exchange), exchange.hidden))
-    for a, b in zip(*found, strict=True):
-        assert (a - b).abs().max() < 1e-4 * a.abs().max()
+    for a, *others in zip(*found, strict=True):
+        assert all((a - b).abs().max() < 1e-4 * a.abs().max() for b in others)
 
 
 def test_zero_states_change_nothing(model: Model) -> None:
@@ -147,7 +145,7 @@ def test_padding(model: Model) -> None:
     """The caller's states are as many as the tokens, and so are the hidden states, whatever the pass has of rows."""
     shapes = model.prepared.shapes
     found = []
-    for rows in [n for n in (4, 16, 64) if n in shapes.rows]:
+    for rows in [n for n in (4, 16, 64) if n in shapes.rows or shapes.dense]:
         model.fresh()
         exchange = Exchange(1, 2, STATES[0, :3])
         logits = model.run([(0, 0, 3)], exchange, replace(shapes, rows=(rows,), dense=False))
@@ -161,7 +159,7 @@ def test_padding(model: Model) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(both: dict[str, Model]) -> dict[str, list[tuple[torch.Tensor, ...]]]:
+def alone(kinds: dict[str, Model]) -> dict[str, list[tuple[torch.Tensor, ...]]]:
     """Logits, hidden states, keys and values of each sequence, read row by row."""
 
     def read(model: Model, slot: int) -> tuple[torch.Tensor, ...]:
@@ -173,20 +171,20 @@ def alone(both: dict[str, Model]) -> dict[str, list[tuple[torch.Tensor, ...]]]:
             hidden.append(exchange.hidden)
         return torch.cat(logits), torch.cat(hidden), *entries(model, slot, LENGTH)
 
-    return {name: [read(model, slot) for slot in range(SLOTS)] for name, model in both.items()}
+    return {name: [read(model, slot) for slot in range(SLOTS)] for name, model in kinds.items()}
 
 
 @examples(25)
-@given(data=st.data(), name=st.sampled_from(["lean", "plain"]), threads=st.sampled_from([1, 2]))
+@given(data=st.data(), name=st.sampled_from(KINDS), threads=st.sampled_from([1, 2]))
 def test_no_bit_depends_on_the_packing(
-    both: dict[str, Model],
+    kinds: dict[str, Model],
     alone: dict[str, list[tuple[torch.Tensor, ...]]],
     data: st.DataObject,
     name: str,
     threads: int,
 ) -> None:
     """Sequences in windows of any length, beside each other in any order."""
-    model = both[name]
+    model = kinds[name]
     model.fresh()
     torch.set_num_threads(threads)
     done = [0] * SLOTS
@@ -236,9 +234,9 @@ def test_a_broken_state_stays_in_its_slot(model: Model) -> None:
     assert rows == [4]
 
 
-def test_a_pass_leaves_no_hooks(both: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_leaves_no_hooks(kinds: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a pass brought is gone with it, also if it fails."""
-    model = both["plain"]
+    model = kinds["plain"]
     model.fresh()
     want = model.run([(0, 0, 5)]).clone()
     model.run([(0, 0, 5)], Exchange(1, 2, STATES[0, :5]))

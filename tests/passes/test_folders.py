@@ -99,7 +99,7 @@ def test_more_memory_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch
     memory = type("Memory", (), {"total": 2**20})()
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     monkeypatch.setattr("psutil.swap_memory", lambda: memory)
-    with pytest.raises(EngineError, match=r"parameters take 0\.0 GiB as float32, and there are 0\.0 GiB of memory"):
+    with pytest.raises(EngineError, match=r"parameters take 0\.0 GiB as bfloat16, and there are 0\.0 GiB of memory"):
         load_model(folder, "large", torch.device("cpu"), "auto", "none")
 
 

@@ -12,6 +12,7 @@ import torch
 import transformers as hf
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.kernels.native.library import best_build
 from detgen.passes.embedding import broken_embedding
 
 WINDOW = 40  # of models with sliding windows: shorter than most prompts below
@@ -64,6 +65,26 @@ SUPPORTED: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: hf.GPT2Config(**GPT2),
     "olmo2": lambda: hf.Olmo2Config(**LLAMA),
     "mixtral": lambda: hf.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": lambda: hf.Qwen2MoeConfig(
+        **LLAMA,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=80,
+        mlp_only_layers=[1],
+        sliding_window=WINDOW,
+    ),
+    "qwen3_moe": lambda: hf.Qwen3MoeConfig(
+        **LLAMA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=48
+    ),
+    "smollm3": lambda: hf.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1]),
+    "granite": lambda: hf.GraniteConfig(
+        **LLAMA, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0
+    ),
+    "phi": lambda: hf.PhiConfig(**LLAMA),
+    "stablelm": lambda: hf.StableLmConfig(**LLAMA, use_parallel_residual=True, use_qkv_bias=True),
+    "cohere": lambda: hf.CohereConfig(**LLAMA, use_qk_norm=True),
+    "starcoder2": lambda: hf.Starcoder2Config(**{**LLAMA, "intermediate_size": 97}, sliding_window=WINDOW),
 }
 
 # Families that must be refused, the class and what the message says of the reason.
@@ -113,6 +134,11 @@ def engine(folder: Path) -> Engine:
 def reference(engine: Engine, observe: Callable[..., Any]) -> Any:
     """The family's requests one at a time, without drafts."""
     return observe(engine, requests())
+
+
+def test_it_is_native(engine: Engine) -> None:
+    """Its passes are those of the stated arithmetic wherever they were compiled."""
+    assert engine.profile()["arithmetic"] == ("torch" if best_build() is None else "detgen-1")
 
 
 @pytest.mark.parametrize(

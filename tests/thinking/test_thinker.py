@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,17 +11,14 @@ import pytest
 import torch
 from helpers import thinking_models
 from helpers.examples import examples
-from helpers.thinking_models import HIDDEN, save_model
+from helpers.thinking_models import HIDDEN
+from helpers.torch_passes import KINDS, decoders
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.errors import EngineError
 from detgen.kernels.probe import same_bits
-from detgen.passes import preparing, thinker
-from detgen.passes.adapter import PlainDecoder
-from detgen.passes.embedding import broken_embedding
-from detgen.passes.lean_decoder import LeanDecoder, LeanDecoderLayer
-from detgen.passes.loading import LoadedModel, load_model
+from detgen.passes import thinker
+from detgen.passes.loading import LoadedModel
 from detgen.passes.packing import Windows
 from detgen.passes.preparing import Prepared, prepare
 from detgen.passes.thinker import SLOTS, Block, Thinker
@@ -65,7 +60,7 @@ class Model(NamedTuple):
     @property
     def name(self) -> str:
         """Its key in `models`."""
-        return "lean" if type(self.thinker.writer.forward.model) is LeanDecoder else "plain"
+        return kind_of(self.thinker.writer.forward.model)
 
     @classmethod
     def of(cls, model: ThinkingStatesForCausalLM) -> Model:
@@ -74,20 +69,24 @@ class Model(NamedTuple):
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Model]:
-    """Lean, and run by transformers' modules."""
-    with pytest.MonkeyPatch.context() as patch:
-        lean = Model.of(random_model())
-        patch.setattr(preparing, "lean_decoder", lambda *_: None)
-        return {"lean": lean, "plain": Model.of(random_model())}
+    """By the kind of their decoders."""
+    made = {}
+    for kind in KINDS:
+        with decoders(kind):
+            made[kind] = Model.of(random_model())
+    return made
 
 
-@pytest.fixture(params=["lean", "plain"])
+@pytest.fixture(params=KINDS)
 def model(request: pytest.FixtureRequest, models: dict[str, Model]) -> Model:
     found = models[request.param]
-    kind = {"lean": LeanDecoder, "plain": PlainDecoder}[request.param]
     for block in (found.thinker.writer, found.thinker.compressor):
-        assert type(block.forward.model) is kind
+        assert kind_of(block.forward.model) == request.param
     return found
+
+
+def kind_of(decoder: object) -> str:
+    return type(decoder).__name__.removesuffix("Decoder").lower()
 
 
 class Recording:
@@ -200,14 +199,15 @@ class Room(NamedTuple):
         found = models[self.name].thinker
         for name in ("writer", "compressor"):
             block = getattr(found, name)
-            rows = tuple(n for n in block.shapes.rows if n <= self.rows)
-            patch.setattr(found, name, block._replace(shapes=replace(block.shapes, rows=rows)))
+            shapes = block.shapes
+            rows = sorted(n for n in {*shapes.rows, self.rows} if n <= self.rows and shapes.fit_rows(n) == n)
+            patch.setattr(found, name, block._replace(shapes=replace(shapes, rows=tuple(rows))))
         return found
 
 
 ROOMS = st.builds(
     Room,
-    *(st.sampled_from(["lean", "plain"]), st.sampled_from([1, 2])),
+    *(st.sampled_from(KINDS), st.sampled_from([1, 2])),
     *(st.sampled_from([1, 3, 7, SLOTS]), st.sampled_from([3, 5, 16, 511])),
 )
 
@@ -250,7 +250,7 @@ def test_no_bit_of_a_state_depends_on_others(
 )
 def test_each_owner_thinks_once(models: dict[str, Model], owners: list[int], order: list[int], slots: int) -> None:
     """What stands before the first chunk of an owner that thinks thinks nothing, what stands behind it is not known."""
-    model = models["lean"]
+    model = models["native"]
     chunks = order[: len(owners)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thinker, "SLOTS", slots)
@@ -285,7 +285,7 @@ def test_endless_thoughts() -> None:
 
 def test_remembered_states(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
     """C reads a thought once; those that were not used for long are forgotten, and come out the same again."""
-    found = models["lean"].thinker
+    found = models["native"].thinker
     passes = found.compressor.forward
     monkeypatch.setattr(found, "_kept", 3)
     found._states.clear()
@@ -335,114 +335,3 @@ def test_a_broken_chunk_harms_no_other(
 
 def test_a_broken_token_breaks_no_thought(model: Model, states_alone: dict[str, list[torch.Tensor]]) -> None:
     """The embedding that a check breaks is the backbone's; what is remembered meanwhile stays right."""
-    thought = THOUGHTS[4]
-    model.thinker._states.clear()
-    with broken_embedding(model.prepared.passes[0].model, thought[0]):
-        assert same_bits(model.thinker.state(thought), states_alone[model.name][4])
-
-
-def test_no_chunks(model: Model) -> None:
-    assert model.thinker.think(CHUNKS[:0], np.zeros(0, np.int64)) == []
-    assert model.thinker.states([]) == []
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("lean", [True, False])
-def test_other_backbones(monkeypatch: pytest.MonkeyPatch, kind: str, lean: bool) -> None:
-    if not lean:
-        monkeypatch.setattr(preparing, "lean_decoder", lambda *_: None)
-    settings = {"model_type": kind, **({"use_sliding_window": True} if "qwen" in kind else {})}
-    model = Model.of(random_model(backbone=settings))
-    thoughts = model.thinker.think(CHUNKS, np.arange(COUNT))
-    assert thoughts == model.own.think(CHUNKS)
-    with torch.no_grad():
-        want = model.own.compress([t for t in thoughts if t])
-    states = torch.stack(model.thinker.states([t for t in thoughts if t]))
-    assert (states - want).abs().max() < 1e-4 * want.abs().max()
-
-
-@pytest.mark.parametrize(("part", "letter"), [("writer", "T"), ("compressor", "C")])
-def test_blocks_that_mix_rows_are_refused(monkeypatch: pytest.MonkeyPatch, part: str, letter: str) -> None:
-    """As a target is; where it is allowed, nothing is guaranteed."""
-    made: list[LeanDecoder] = []
-    init, forward = LeanDecoder.__init__, LeanDecoderLayer.forward
-
-    def noted(self: LeanDecoder, *args: Any) -> None:
-        init(self, *args)
-        made.append(self)
-
-    def mixed(self: LeanDecoderLayer, x: torch.Tensor, *more: Any) -> torch.Tensor:
-        out = forward(self, x, *more)
-        which = [self in decoder.layers for decoder in made].index(True)
-        return out if which != 1 + "TC".index(letter) else out * (1 + 2.0**-22 * torch.arange(len(out))[:, None])
-
-    monkeypatch.setattr(LeanDecoder, "__init__", noted)
-    monkeypatch.setattr(LeanDecoderLayer, "forward", mixed)
-    with pytest.raises(EngineError, match=f"{letter} of a model is not row-invariant.*--allow-nondeterministic"):
-        prepared(random_model())
-    made.clear()
-    found = prepared(random_model(), allowed=True)
-    assert not found.probe.row_invariant
-    assert found.thinking is not None
-    assert not getattr(found.thinking.thinker, part).probe.row_invariant
-    assert len(found.thinking.thinker.think(CHUNKS, np.arange(COUNT))) == COUNT
-
-
-def test_the_probe_looks_at_both(model: Model) -> None:
-    for block in (model.thinker.writer, model.thinker.compressor):
-        assert block.probe.row_invariant
-        assert block.probe.positions > 0
-        assert block.shapes.most_rows >= 128
-        assert 0 < block.probe.reference_error < 1e-5
-        assert len(block.forward.cache.keys) == 1
-        assert block.forward.cache.pages.count == SLOTS
-    assert model.prepared.probe.row_invariant
-    assert not model.prepared.passes[0].model.concurrent, "the threads of an audit would share T's pages"
-
-
-@pytest.mark.parametrize("quant", ["int8", "nf4"])
-def test_quantized(demo_models: Any, tmp_path: Path, quant: Any) -> None:
-    """The backbone, T and C alike; a chunk has the same bits in any company."""
-    pytest.importorskip("bitsandbytes")
-    folder = save_model(tmp_path, random_model(backbone={"intermediate_size": 128}), demo_models.target)
-    load = partial(load_model, folder, "a model", CPU, "float32")
-    made = prepare(load(quant), None, CPU, batch_size=4, kv_memory=8 << 20, allow_nondeterministic=False)
-    assert made.thinking is not None
-    found = made.thinking.thinker
-    linears = {"int8": "Linear8bitLt", "nf4": "Linear4bit"}[quant]
-    for block in (made.passes[0], found.writer.forward, found.compressor.forward):
-        kinds = {type(m).__name__ for name, m in block.model.named_modules() if name.endswith("_proj")}
-        assert kinds == {linears}
-    with pytest.MonkeyPatch.context() as patch:
-        recording = Recording(patch)
-        found.think(CHUNKS, np.arange(COUNT))
-        together = recording.taken()
-        for i in range(0, COUNT, 5):
-            found.think(CHUNKS[i : i + 1], np.zeros(1, np.int64))
-            assert same_bits(recording.taken()[0], together[i])
-    states = [state.clone() for state in found.states(THOUGHTS)]
-    for thought, state in zip(THOUGHTS[::5], states[::5], strict=True):
-        found._states.clear()
-        assert same_bits(found.state(thought), state)
-
-
-def test_the_shipped_model_thinks_what_it_should(demo_models: Any) -> None:
-    """About the hidden states that its own plain reading finds, all chunks at a time."""
-    loaded = load_model(demo_models.target.parent / "thinking", "thinking", CPU, "float32", "none")
-    own = copy.deepcopy(loaded.model)
-    model = prepare(loaded, None, CPU, batch_size=4, kv_memory=8 << 20, allow_nondeterministic=False)
-    assert model.thinking is not None
-    found = model.thinking.thinker
-    text = "A coin's state is heads. Alice flips, then Bob flips. What's the state? A:"
-    ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
-    reading = own.read(ids[0])
-    whole = len(reading.thoughts) * found.chunk
-    with torch.no_grad():
-        _, hidden = own.decode(ids[:, :whole], reading.states[:-1].flatten(0, 1)[None])
-    chunks = hidden[0].view(-1, found.chunk, found.hidden)
-    assert found.think(chunks, np.arange(len(chunks))) == reading.thoughts
-    said = [loaded.tokenizer.decode(list(t)) for t in reading.thoughts if t]
-    assert said == [" heads", " tails", " heads"]
-    for thought, state in zip(reading.thoughts, reading.states[1:], strict=True):
-        if thought:
-            assert (found.state(thought) - state).abs().max() < 1e-4 * state.abs().max()

@@ -1,0 +1,132 @@
+"""Families of decoders, a row of traits each: what their parts are called, and in which order they follow."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Family(NamedTuple):
+    """The traits of a family; names are those of modules.
+
+    Attributes:
+        inner: the decoder without its output layer.
+        embedding: of the tokens.
+        positions: a table that is added to the embeddings, and what is added to a position to find it there.
+        layers: the layers.
+        final: the norm after them.
+        head: the output layer.
+        attention: a layer's attention.
+        qkv: its query, key and value; one name if they are one.
+        by_head: whether a joined query, key and value goes by heads: each has its own three behind each other.
+        out: what follows the attention.
+        head_norms: norms of queries and keys, as far as a model has them.
+        scaled_queries: whether queries are multiplied by the attention's `scaling` before it.
+        interleaved: which entries of a head are rotated together; see `Step`.
+        mlp: a layer's feed-forward; "" if its parts are the layer's own.
+        gate: the gate, if there is one; joined with `up` if `up` is empty.
+        up: the first linear layer, beside the gate.
+        down: the last one.
+        norms: before and after the attention, before and after the feed-forward.
+        parallel: whether the feed-forward reads what the attention reads, not what it adds; a string names the setting
+            that says so.
+    """
+
+    inner: str = "model"
+    embedding: str = "embed_tokens"
+    positions: tuple[str, int] | None = None
+    layers: str = "layers"
+    final: str = "norm"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    by_head: bool = False
+    out: str = "o_proj"
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    scaled_queries: bool = False
+    interleaved: bool = False
+    mlp: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    norms: tuple[str | None, str | None, str | None, str | None] = (
+        "input_layernorm",
+        None,
+        "post_attention_layernorm",
+        None,
+    )
+    parallel: bool | str = False
+
+
+_BOTH_SIDES = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+FAMILIES = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(),
+    "Qwen2ForCausalLM": Family(),
+    "Qwen3ForCausalLM": Family(),
+    "SmolLM3ForCausalLM": Family(),
+    "MixtralForCausalLM": Family(),
+    "Qwen2MoeForCausalLM": Family(),
+    "Qwen3MoeForCausalLM": Family(),
+    "GraniteForCausalLM": Family(),
+    "Phi3ForCausalLM": Family(qkv=("qkv_proj",), gate="gate_up_proj", up=""),
+    "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),
+    "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
+    "Olmo2ForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
+    "PhiForCausalLM": Family(
+        final="final_layernorm",
+        out="dense",
+        gate="",
+        up="fc1",
+        down="fc2",
+        norms=("input_layernorm", None, None, None),
+        parallel=True,
+    ),
+    "StableLmForCausalLM": Family(parallel="use_parallel_residual"),
+    "CohereForCausalLM": Family(interleaved=True, norms=("input_layernorm", None, None, None), parallel=True),
+    "Starcoder2ForCausalLM": Family(gate="", up="c_fc", down="c_proj"),
+    "GPTNeoXForCausalLM": Family(
+        inner="gpt_neox",
+        embedding="embed_in",
+        final="final_layer_norm",
+        head="embed_out",
+        attention="attention",
+        qkv=("query_key_value",),
+        by_head=True,
+        out="dense",
+        gate="",
+        up="dense_h_to_4h",
+        down="dense_4h_to_h",
+        parallel="use_parallel_residual",
+    ),
+    "GPT2LMHeadModel": Family(
+        inner="transformer",
+        embedding="wte",
+        positions=("wpe", 0),
+        layers="h",
+        final="ln_f",
+        attention="attn",
+        qkv=("c_attn",),
+        out="c_proj",
+        gate="",
+        up="c_fc",
+        down="c_proj",
+        norms=("ln_1", None, "ln_2", None),
+    ),
+    "OPTForCausalLM": Family(
+        inner="model.decoder",
+        positions=("embed_positions", 2),
+        final="final_layer_norm",
+        out="out_proj",
+        scaled_queries=True,
+        mlp="",
+        gate="",
+        up="fc1",
+        down="fc2",
+        norms=("self_attn_layer_norm", None, "final_layer_norm", None),
+    ),
+}
