@@ -1,0 +1,124 @@
+"""One pass of each family on every kind of processor: the same bits, with each way to store weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers.replaying import Arm, build_arm
+
+from detgen.kernels.native import library
+from detgen.kernels.native.library import BUILDS, build
+from detgen.kernels.probe import same_bits
+from detgen.passes import native_decoder
+from detgen.passes.adapter import attach
+from detgen.passes.forward import Forward
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.native_decoder import NativeDecoder, _rows
+from detgen.passes.packing import FREE_SHAPES, Window, Windows, pack
+from detgen.passes.pages import Pages
+
+if library.best_build() is None:
+    pytest.skip("the pass was not built", allow_module_level=True)
+LLAMA: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**LLAMA),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **LLAMA, head_dim=20, sliding_window=9, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "gemma2": lambda: hf.Gemma2Config(**LLAMA, head_dim=16, sliding_window=9),
+    "cohere": lambda: hf.CohereConfig(**LLAMA, use_qk_norm=True),
+    "opt": lambda: hf.OPTConfig(
+        vocab_size=97, hidden_size=64, ffn_dim=90, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
+    ),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=256),
+    "qwen2_moe": lambda: hf.Qwen2MoeConfig(**LLAMA, **EXPERTS, shared_expert_intermediate_size=40),
+}
+WINDOWS = [Window(0, 0, list(range(1, 71)), 3), Window(1, 3, [5], 1), Window(2, 0, [9, 8, 7, 6], 4)]
+
+
+class Case:
+    """A model's passes over a cache of its own.
+
+    Args:
+        family: of the model, with random weights.
+        dtype: of them.
+        bits: to which they are quantized; 0 for not at all.
+    """
+
+    def __init__(self, family: str, dtype: torch.dtype, bits: int) -> None:
+        torch.manual_seed(3)
+        model = hf.AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)  # and not the frequencies
+        layout = attach(model, family)
+        pages = Pages(8)
+        self.cache = KVCache(layout.cached, pages, torch.float32, torch.device("cpu"), native=True)
+        self.decoder = NativeDecoder(model, self.cache, layout.traits, bits)
+        self.forward = Forward(self.decoder, self.cache, layout.group)
+        pages.lay_out(3, 128)
+        self.kept = [*self.cache.keys, *self.cache.values]
+
+    def run(self) -> list[torch.Tensor]:
+        """Logits, keys and values of the windows."""
+        for entries in self.kept:
+            entries.zero_()
+        logits = self.forward.run(WINDOWS, FREE_SHAPES)
+        return [logits, *(entries.clone() for entries in self.kept)]
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Arm:
+    return build_arm(tmp_path_factory.mktemp("arm"))
+
+
+STORED = pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [(torch.float32, 0), (torch.bfloat16, 0), (torch.float16, 0), (torch.float32, 8), (torch.bfloat16, 4)],
+    ids=["float32", "bfloat16", "float16", "q8", "q4"],
+)
+
+
+@STORED
+@pytest.mark.parametrize("family", FAMILIES)
+def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype, bits: int) -> None:
+    found = []
+    for name in BUILDS:
+        library_found = build(name)
+        if library_found is not None:
+            monkeypatch.setattr(native_decoder, "best_build", lambda one=library_found: one)
+            found.append(Case(family, dtype, bits).run())
+    assert len(found) > 1 or build("avx2") is None
+    for other in found[1:]:
+        assert all(same_bits(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@STORED
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, bits: int) -> None:
+    case = Case(family, dtype, bits)
+    want = case.run()
+    for entries in case.kept:
+        entries.zero_()
+    packed = pack(
+        Windows.of(WINDOWS), FREE_SHAPES, case.cache.pages.tables, case.cache.scratch, case.forward._group,
+        torch.device("cpu"),
+    )  # fmt: skip
+    runner = case.decoder._runner(None, 128)
+    out = torch.zeros(len(packed.wanted), want[0].shape[1])
+    arm.run(runner, _rows(packed), {runner.buffers["out"]: out}, case.kept)
+    for mine, theirs in zip([out, *case.kept], want, strict=True):
+        assert same_bits(mine, theirs)
