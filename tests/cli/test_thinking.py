@@ -60,7 +60,7 @@ def test_the_first_story(flips: tuple[Path, Result]) -> None:
     assert written == sum(len(line["thoughts"]) for line in lines) > 500
     assert chunks == sum((line["prompt_tokens"] + line["completion_tokens"] - 1) // 4 for line in lines)
     assert 0 < rounds < chunks
-    assert saved > 300  # how far it reads ahead depends on what a pass costs
+    assert saved > 0  # how far it reads ahead depends on what a pass costs
     assert len(lines) == 64
     assert lines[0]["text"] == " heads"
     assert lines[0]["thoughts"] == [[4, " heads"], [8, " tails"], [12, " heads"]]
