@@ -22,7 +22,7 @@ from detgen.engine.sequence import GREEDY, Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import judge
-from detgen.kernels.judging import Judged, judge_rows
+from detgen.kernels.judging import Judged, Scores, judge_rows
 from detgen.kernels.sampling import Choice, choose
 from detgen.passes.cost import PassCost
 from detgen.passes.kv_cache import KVCache
@@ -134,10 +134,16 @@ class Committing:
         self._ahead = ahead
         self._done: list[Sequence] = []
 
+    def plain(self, windows: Windows) -> bool:
+        """Whether nobody asks more of a canonical pass with these windows than which logits are the largest."""
+        live, slots = self._scheduler.live, windows.slots[windows.logits > 0]
+        asked = live.choosy[slots].any() or live.wordy[slots].any()
+        return self.trace is None and self._ahead is None and not asked
+
     def commit(
         self,
         windows: Windows,
-        logits: torch.Tensor,
+        results: torch.Tensor | Scores,
         drafters: np.ndarray | None = None,
         broken: list[int] | None = None,
     ) -> None:
@@ -148,27 +154,34 @@ class Committing:
 
         Args:
             windows: those of a canonical pass, or those of unverified requests in a pass of the fast path.
-            logits: float32 [sum of the windows' `logits`, vocabulary] of the pass; overwritten.
+            results: logits of the pass, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their scores,
+                if these windows are `plain`.
             drafters: whose drafts they are, int64 [slots]; None if there are none.
             broken: rows of the pass whose hidden states are not finite; None of a pass of the fast path.
         """
         if broken is not None:
             if self._ahead is not None:
-                windows, logits, broken = self._ahead.settle(self._scheduler.live, windows, logits, broken, self._stats)
+                assert isinstance(results, torch.Tensor)
+                settled = self._ahead.settle(self._scheduler.live, windows, results, broken, self._stats)
+                windows, results, broken = settled
             self._read(windows, broken)
-        if not len(logits):
-            return
         live = self._scheduler.live
         rows = Rows.of(windows)
+        if not len(rows.owner):
+            return
         slots = rows.slots[rows.owner]
         started = time.perf_counter()
-        choices = self._choices(rows) if live.choosy[rows.slots].any() else None
-        picked = choose(logits, choices)
-        # Of a row that is not finite, the chosen logit is not finite either.
-        finite = np.isfinite(logits.gather(-1, picked.tokens[:, None])[:, 0].cpu().numpy())
+        if isinstance(results, Scores):
+            picked, tokens, finite = None, results.tokens, results.finite
+        else:
+            choices = self._choices(rows) if live.choosy[rows.slots].any() else None
+            picked = choose(results, choices)
+            tokens = picked.tokens.cpu().numpy()
+            # Of a row that is not finite, the chosen logit is not finite either.
+            finite = np.isfinite(results.gather(-1, picked.tokens[:, None])[:, 0].cpu().numpy())
         if broken:  # one measure for all rows: those that decode now may be read another time
             finite &= ~np.isin(rows.rows_of_pass(windows), broken)
-        chosen = np.where(finite, picked.tokens.cpu().numpy(), _BROKEN)
+        chosen = np.where(finite, tokens, _BROKEN)
         self._cost.choose(len(chosen), time.perf_counter() - started)
 
         produced = live.length[slots] - live.prompt[slots] + rows.depth + 1
@@ -182,14 +195,19 @@ class Committing:
 
         taken = rows.depth < committed[rows.owner]
         if self.trace is not None:
+            assert isinstance(results, torch.Tensor)
             for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), committed.tolist(), strict=True):
                 if count:
-                    self.trace.committed(live[slot], live[slot].generated, logits[first : first + count])
+                    self.trace.committed(live[slot], live[slot].generated, results[first : first + count])
         at = taken.nonzero()[0]
         if not len(at):
             return
-        wordy = live.wordy[rows.slots]
-        judged = judge_rows(logits, picked, None if len(at) == len(taken) else at, full=bool(wordy.any()))
+        if isinstance(results, Scores):
+            judged = Judged(None, results.logprobs[at], results.leads[at])
+        else:
+            wordy = live.wordy[rows.slots]
+            assert picked is not None
+            judged = judge_rows(results, picked, None if len(at) == len(taken) else at, full=bool(wordy.any()))
         if judged.logprobs is not None:
             self._note_logprobs(rows, committed, judged)
         codes = np.where(live.verified[rows.slots], 0 if drafters is None else drafters[rows.slots], FAST)

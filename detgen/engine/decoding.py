@@ -114,8 +114,8 @@ class Decoding:
             if not len(windows):
                 continue
             broken: list[int] = []
-            logits = self._target.run(windows, self._shapes, broken)
-            self.committing.commit(windows, logits, drafts and drafts.drafters, broken)
+            results = self._target.run(windows, self._shapes, broken, scored=self.committing.plain(windows))
+            self.committing.commit(windows, results, drafts and drafts.drafters, broken)
         return self.committing.finish()
 
     def unverified(self) -> list[Sequence]:

@@ -25,6 +25,32 @@ class Judged(NamedTuple):
     margins: np.ndarray
 
 
+class Scores(NamedTuple):
+    """What is known of some rows that take their largest logit.
+
+    Attributes:
+        tokens: int64 [rows], the largest logits, the first of ties; anything where logits are not finite.
+        leads: float64 [rows], over the next one.
+        logprobs: float32 [rows].
+        finite: bool [rows], whether the largest logit is finite and none is NaN.
+    """
+
+    tokens: np.ndarray
+    leads: np.ndarray
+    logprobs: np.ndarray
+    finite: np.ndarray
+
+    @classmethod
+    def of(cls, scored: torch.Tensor) -> Scores:
+        """From what the native pass says, float32 [rows, SCORED]."""
+        found = scored.numpy()
+        top, second, total = found[:, 0], found[:, 1], found[:, 2]
+        tokens = found.view(np.int32)[:, 3].astype(np.int64)
+        with np.errstate(invalid="ignore"):
+            leads = top.astype(np.float64) - second + 0.0
+        return cls(tokens, leads, 0 - total, np.isfinite(top) & ~np.isnan(total))
+
+
 def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:
     """Judge some rows.
 

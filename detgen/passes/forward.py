@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 
 from detgen.kernels.attention import BLOCK, AttentionTraits
+from detgen.kernels.judging import Scores
 from detgen.passes.adapter import PlainDecoder, attending
 from detgen.passes.cost import PassCost
 from detgen.passes.exchange import Exchange
@@ -82,13 +83,29 @@ class Forward:
             if not timed:
                 self.cost = PassCost()  # the first passes include one-time work
 
+    @overload
     def run(
         self,
         windows: Windows | Sequence[Window],
         shapes: Shapes,
         broken: list[int] | None = None,
         exchange: Exchange | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor: ...
+
+    @overload
+    def run(
+        self, windows: Windows | Sequence[Window], shapes: Shapes, broken: list[int] | None = None, *, scored: bool
+    ) -> torch.Tensor | Scores: ...
+
+    def run(
+        self,
+        windows: Windows | Sequence[Window],
+        shapes: Shapes,
+        broken: list[int] | None = None,
+        exchange: Exchange | None = None,
+        *,
+        scored: bool = False,
+    ) -> torch.Tensor | Scores:
         """Run one pass: write the windows' KV entries and return the logits they want.
 
         Args:
@@ -97,9 +114,11 @@ class Forward:
             broken: takes the rows whose hidden states before the last layer are not finite, ascending; known by the
                 keys that the last layer makes of them. What the last layer itself breaks shows in the logits.
             exchange: brings a state for each token of the windows, and takes their hidden states.
+            scored: whether only the largest logits are asked for.
 
         Returns:
-            float32 [sum of the windows' `logits`, vocabulary], in the order of the windows.
+            float32 [sum of the windows' `logits`, vocabulary], in the order of the windows; where only the largest are
+            asked for and the model can tell without storing all, the rows' scores.
         """
         started = time.perf_counter()
         if not isinstance(windows, Windows):
@@ -114,10 +133,11 @@ class Forward:
                 exchange = self.thinking.exchange(windows)
             inner = None if exchange is None else exchange.padded(rows)
             if isinstance(self.model, NativeDecoder):
-                out = self.model.run(packed, inner, broken)
+                out = self.model.run(packed, inner, broken, scored=scored)
             else:
+                scored = False
                 out = self.model(packed.ids, packed.positions, packed.wanted, inner)
-            logits = out[: packed.count].float()
+            results = Scores.of(out[: packed.count]) if scored else out[: packed.count].float()
             if exchange is not None and inner is not None and inner.hidden is not None:
                 exchange.hidden = inner.hidden[: rows - packed.padding]
                 if self.thinking is not None:
@@ -127,7 +147,7 @@ class Forward:
         if broken is not None:
             broken += _not_finite(packed)  # none of a native decoder, which has named them
         self.cost.update(rows, time.perf_counter() - started, packed.area)
-        return logits
+        return results
 
     def attend(
         self,

@@ -14,7 +14,7 @@ import torch
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.native.library import NOT_A_NUMBER, Rows, Runner, Take, best_build
 from detgen.kernels.native.panels import STORAGE
-from detgen.kernels.native.program import Builder, Kind
+from detgen.kernels.native.program import BLOCK, SCORED, Builder, Kind
 from detgen.passes.description import describe
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
@@ -50,7 +50,7 @@ class NativeDecoder:
         self.take: Take | None = None
         self.cache = cache
         self.broken: int | None = None
-        self._runners: dict[tuple[int, int], Runner] = {}
+        self._runners: dict[tuple[int, int, bool], Runner] = {}
         self._angles = Angles()
         self._embedding = described.embedding
         self._embedding_factor = described.embedding_factor
@@ -68,19 +68,23 @@ class NativeDecoder:
             self._layers.append(layer)
             described.release(i)
 
-    def run(self, packed: Packed, exchange: Exchange | None, broken: list[int] | None) -> torch.Tensor:
+    def run(
+        self, packed: Packed, exchange: Exchange | None, broken: list[int] | None, *, scored: bool = False
+    ) -> torch.Tensor:
         """A pass.
 
         Args:
             packed: its rows.
             exchange: brings a state for each row, and takes their hidden states.
             broken: takes the rows whose keys of the last layer are not finite, ascending.
+            scored: whether only scores of the logits are wanted, which are then not stored.
 
         Returns:
-            Logits of the rows that are wanted, float32 [n, vocabulary]; without an output layer, their hidden states.
+            Logits of the rows that are wanted, float32 [n, vocabulary], or their `Scores.of` as float32 [n, 4]; without
+            an output layer, their hidden states.
         """
-        runner = self._runner(exchange, int((packed.windows.starts + packed.windows.lengths).max()))
-        out = torch.empty(len(packed.wanted), self._outputs)
+        runner = self._runner(exchange, int((packed.windows.starts + packed.windows.lengths).max()), scored)
+        out = torch.empty(len(packed.wanted), SCORED if scored else self._outputs)
         given = {runner.buffers["out"]: out}
         if exchange is not None:
             given[runner.buffers["states"]] = exchange.states
@@ -96,7 +100,7 @@ class NativeDecoder:
 
     def operations(self) -> dict[str, int]:
         """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""
-        steps = self._runner(None, 1).steps
+        steps = self._runner(None, 1, False).steps
         found = {f"{s.inputs}→{s.columns}": i for i, s in enumerate(steps) if s.kind == Kind.LINEAR}
         attention = next(i for i, s in enumerate(steps) if s.kind == Kind.ATTEND)
         return {**dict(sorted(found.items())), "attention": attention}
@@ -108,29 +112,29 @@ class NativeDecoder:
             step: one of `operations`.
             packed: a pass all of whose rows are wanted.
         """
-        runner = self._runner(None, 1)
+        runner = self._runner(None, 1, False)
         width = runner.width(runner.steps[step].source)
         x = torch.randn(len(packed.ids), width, generator=torch.Generator().manual_seed(2))
         return runner.alone(step, x, _rows(packed))
 
-    def _runner(self, exchange: Exchange | None, positions: int) -> Runner:
-        """The steps of passes with such an exchange, up to that many positions."""
+    def _runner(self, exchange: Exchange | None, positions: int, scored: bool) -> Runner:
+        """The steps of passes with such an exchange and such results, up to that many positions."""
         if positions > self._angles.positions:
             self._angles.reach(positions)
             self._runners.clear()
-        key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)
+        key = (-1, -1, scored) if exchange is None else (exchange.inject, exchange.extract, scored)
         if key not in self._runners:
             library = best_build()
             assert library is not None, "see `is_native`"
             self._runners[key] = Runner(library, self._steps(*key))
         return self._runners[key]
 
-    def _steps(self, inject: int, extract: int) -> Builder:
-        """The steps of passes, with or without an exchange at these layers."""
+    def _steps(self, inject: int, extract: int, scored: bool) -> Builder:
+        """The steps of passes, with or without an exchange at these layers, for logits or their scores."""
         b, width = Builder(), self._hidden
         for name in ("hidden", "normed", "wanted hidden"):
             b.buffer(name, width)
-        b.buffer("out", self._outputs)
+        b.buffer("out", SCORED if scored else self._outputs)
         if inject >= 0:
             b.buffer("states", width)
         if extract >= 0:
@@ -154,8 +158,14 @@ class NativeDecoder:
         if self._head is None:
             b.step("the output", Kind.COPY, source=source, to="out", columns=width, wanted=1)
         else:
-            last: Fields = {"factor": self._head_factor, "softcap": self._softcap}
-            b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="out", wanted=1)
+            last: Fields = {"factor": self._head_factor, "softcap": self._softcap, "wanted": 1}
+            if scored:
+                blocks = -(-self._outputs // BLOCK)
+                b.buffer("blocks", SCORED * blocks)
+                b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="blocks", scored=self._outputs)
+                b.step("scores", Kind.SCORE, source="blocks", to="out", inputs=blocks, wanted=1)
+            else:
+                b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="out")
         return b
 
 

@@ -24,10 +24,12 @@ def test_windows_are_filled(
     verified: list[list[int]] = []
     run = Forward.run
 
-    def watched(self: Forward, windows: list[Window], shapes: Shapes, broken: list[int] | None = None) -> object:
+    def watched(
+        self: Forward, windows: list[Window], shapes: Shapes, broken: list[int] | None = None, **scored: bool
+    ) -> object:
         if shapes is not FREE_SHAPES:
             verified.append([w.logits - 1 for w in windows])
-        return run(self, windows, shapes, broken)
+        return run(self, windows, shapes, broken, **scored)
 
     setting = Setting(batch=2, drafter="self", verify_window=window)
     requests = pool.watched(setting)

@@ -163,7 +163,7 @@ def test_broken_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     want = tried.generate(["def f(x):"], max_tokens=4)[0].token_ids
     for value, harmless in ((-torch.inf, True), (torch.inf, False), (torch.nan, False)):
 
-        def spoiled(*args: Any, value: float = value) -> torch.Tensor:
+        def spoiled(*args: Any, value: float = value, scored: bool) -> torch.Tensor:
             logits = run(*args)
             logits[:, 17] = value
             return logits

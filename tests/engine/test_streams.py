@@ -61,8 +61,8 @@ def test_a_pass_that_fails(
             forward, left = engine.canonical[0], [after]
             run = forward.run
 
-            def fails(*args: Any, run: Any = run, left: list[int] = left) -> Any:
-                out = run(*args)
+            def fails(*args: Any, run: Any = run, left: list[int] = left, **scored: bool) -> Any:
+                out = run(*args, **scored)
                 left[0] -= 1
                 if not left[0]:
                     raise KeyboardInterrupt

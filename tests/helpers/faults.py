@@ -60,15 +60,15 @@ def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -
     run = Forward.run
     written: dict[int, range] = {}
 
-    def faulty(self: Forward, windows: Windows, shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
+    def faulty(self: Forward, windows: Windows, shapes: Shapes, broken: list[int] | None = None, **scored: bool) -> Any:
         if shapes is FREE_SHAPES:  # the fast path and the draft model
-            return run(self, windows, shapes, broken)
+            return run(self, windows, shapes, broken, **scored)
         tables = self.cache.pages.tables
         places = [(w.slot, p) for w in windows for p in kept(w, written)]
         buffer = torch.tensor([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], dtype=torch.int64)
         layers = range(len(self.cache.keys))
         before = [[entries.clone() for entries in self.cache.read(layer, buffer)] for layer in layers]
-        logits = run(self, windows, shapes, broken)
+        logits = run(self, windows, shapes, broken, **scored)
         for layer in layers:
             self.cache.write(layer, buffer, *before[layer])
         written.clear()
@@ -197,7 +197,7 @@ def _changed_steps(patch: Patch, change: Callable[[NativeDecoder, Packed, str, t
     """Let a function change what the steps of a native decoder give, told the pass and the step's name."""
     run = NativeDecoder.run
 
-    def faulty(self: NativeDecoder, packed: Packed, *args: Any) -> torch.Tensor:
+    def faulty(self: NativeDecoder, packed: Packed, *args: Any, **scored: bool) -> torch.Tensor:
         watching = self.take
 
         def take(name: str, out: torch.Tensor) -> None:
@@ -207,7 +207,7 @@ def _changed_steps(patch: Patch, change: Callable[[NativeDecoder, Packed, str, t
 
         self.take = take
         try:
-            return run(self, packed, *args)
+            return run(self, packed, *args, **scored)
         finally:
             self.take = watching
 

@@ -18,7 +18,7 @@ from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_decoder import NativeDecoder, _rows
-from detgen.passes.packing import FREE_SHAPES, Window, Windows, pack
+from detgen.passes.packing import FREE_SHAPES, Packed, Window, Windows, pack
 from detgen.passes.pages import Pages
 
 if library.best_build() is None:
@@ -72,12 +72,18 @@ class Case:
         pages.lay_out(3, 128)
         self.kept = [*self.cache.keys, *self.cache.values]
 
-    def run(self) -> list[torch.Tensor]:
-        """Logits, keys and values of the windows."""
+    @property
+    def packed(self) -> Packed:
+        """The windows."""
+        pages, group = self.cache.pages, self.forward._group
+        return pack(Windows.of(WINDOWS), FREE_SHAPES, pages.tables, self.cache.scratch, group, torch.device("cpu"))
+
+    def run(self, *, scored: bool) -> list[torch.Tensor]:
+        """Logits or their scores, keys and values of the windows."""
         for entries in self.kept:
             entries.zero_()
-        logits = self.forward.run(WINDOWS, FREE_SHAPES)
-        return [logits, *(entries.clone() for entries in self.kept)]
+        results = self.decoder.run(self.packed, None, None, scored=scored)
+        return [results, *(entries.clone() for entries in self.kept)]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +106,8 @@ def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch
         library_found = build(name)
         if library_found is not None:
             monkeypatch.setattr(native_decoder, "best_build", lambda one=library_found: one)
-            found.append(Case(family, dtype, bits).run())
+            case = Case(family, dtype, bits)
+            found.append([*case.run(scored=False), *case.run(scored=True)])
     assert len(found) > 1 or build("avx2") is None
     for other in found[1:]:
         assert all(same_bits(a, b) for a, b in zip(found[0], other, strict=True))
@@ -110,15 +117,13 @@ def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch
 @pytest.mark.parametrize("family", FAMILIES)
 def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, bits: int) -> None:
     case = Case(family, dtype, bits)
-    want = case.run()
-    for entries in case.kept:
-        entries.zero_()
-    packed = pack(
-        Windows.of(WINDOWS), FREE_SHAPES, case.cache.pages.tables, case.cache.scratch, case.forward._group,
-        torch.device("cpu"),
-    )  # fmt: skip
-    runner = case.decoder._runner(None, 128)
-    out = torch.zeros(len(packed.wanted), want[0].shape[1])
-    arm.run(runner, _rows(packed), {runner.buffers["out"]: out}, case.kept)
-    for mine, theirs in zip([out, *case.kept], want, strict=True):
-        assert same_bits(mine, theirs)
+    for scored in (False, True):
+        want = case.run(scored=scored)
+        for entries in case.kept:
+            entries.zero_()
+        packed = case.packed
+        runner = case.decoder._runner(None, 128, scored)
+        out = torch.zeros(len(packed.wanted), want[0].shape[1])
+        arm.run(runner, _rows(packed), {runner.buffers["out"]: out}, case.kept)
+        for mine, theirs in zip([out, *case.kept], want, strict=True):
+            assert same_bits(mine, theirs)

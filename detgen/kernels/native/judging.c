@@ -2,9 +2,9 @@
 
 #include <stdatomic.h>
 
-#include "lanes.h"
 #include "logits.h"
 #include "pool.h"
+#include "score.h"
 
 typedef struct {
     Rows of;
@@ -95,35 +95,25 @@ void best(const Best *b) {
     together(best_rows, &progress, (int)b->of.threads);
 }
 
-/* The logarithm of a positive finite number: that of kernels/exact.py. */
-static double logarithm(double x) {
-    static const double terms[] = {1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01,
-                                   2.222219843214978396e-01, 2.857142874366239149e-01, 3.999999999940941908e-01,
-                                   6.666666666666735130e-01};
-    int exponent;
-    double mantissa = frexp(x, &exponent), f, s, square, half, p = terms[0];
-    if (mantissa < 0.70710678118654752440) mantissa *= 2, exponent--;
-    f = mantissa - 1;
-    s = f / (2 + f);
-    square = s * s;
-    half = 0.5 * f * f;
-    for (int t = 1; t < 7; t++) p = p * square + terms[t];
-    return exponent * 6.93147180369123816490e-01 -
-           ((half - (s * (half + square * p) + exponent * 1.90821492927058770002e-10)) - f);
-}
-
-/* The logarithm of the sum of e^(x - top), made in sixteen lanes that are folded. */
+/* The logarithm of the sum of e^(x - top), as score.h adds it up. */
 static float log_sum(const float *x, int64_t n, float top) {
-    vec peak = all(top), total = all(0.0f);
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES) total = add(total, exponential(sub(load(x + j), peak)));
-    if (j < n) {
-        float rest[LANES];
-        store(rest, exponential(sub(load_some(x + j, n - j), peak)));
-        total = add(total, load_some(rest, n - j));
+    vec total = all(0.0f);
+    for (int64_t j = 0; j < n;) {
+        float tops[LANES], totals[LANES] = {0}, rest[BLOCK];
+        for (int l = 0; l < LANES; l++, j += BLOCK) {
+            const float *block = x + j;
+            tops[l] = -INFINITY;
+            if (j >= n) continue;
+            if (n - j < BLOCK) {
+                for (int i = 0; i < BLOCK; i++) rest[i] = i < n - j ? block[i] : -INFINITY;
+                block = rest;
+            }
+            const Peak peak = peak_of_block(block);
+            tops[l] = peak.top, totals[l] = peak.total;
+        }
+        total = with_blocks(total, load(tops), load(totals), top);
     }
-    float sum = fold(total);
-    return sum > 0 && sum < INFINITY ? (float)logarithm(sum) : sum - sum; /* NaN, where a logit is none */
+    return log_of(fold(total));
 }
 
 static void judge_rows(void *of, int thread) {

@@ -40,6 +40,7 @@ INLINE reg reg_nibbles(const uint8_t *x, int upper) {
 INLINE reg reg_where_more(reg a, reg b, reg x, reg y) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
 }
+INLINE uint32_t reg_equal(reg a, reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); } /* a bit a lane */
 INLINE reg reg_shifted(reg x) { /* 2^n for whole n from -126 to 127 */
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvttps_epi32(x), _mm512_set1_epi32(127)), 23));
 }
@@ -69,6 +70,7 @@ INLINE reg reg_nibbles(const uint8_t *x, int upper) {
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(wide, _mm256_set1_epi32(8)));
 }
 INLINE reg reg_where_more(reg a, reg b, reg x, reg y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+INLINE uint32_t reg_equal(reg a, reg b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
 INLINE reg reg_shifted(reg x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(x), _mm256_set1_epi32(127)), 23));
 }
@@ -125,6 +127,11 @@ INLINE reg reg_where_more(reg a, reg b, reg x, reg y) {
     ireg more = a > b;
     return (reg)((more & (ireg)x) | (~more & (ireg)y));
 }
+INLINE uint32_t reg_equal(reg a, reg b) {
+    uint32_t found = 0;
+    LANE found |= (uint32_t)(a[l] == b[l]) << l;
+    return found;
+}
 INLINE reg reg_shifted(reg x) { return (reg)((__builtin_convertvector(x, ireg) + 127) << 23); }
 INLINE reg reg_bits(reg a, reg keep, reg set) { return (reg)(((ireg)a & (ireg)keep) | (ireg)set); }
 #endif
@@ -172,6 +179,12 @@ INLINE vec fma3(vec a, vec b, vec c) {
 INLINE vec where_more(vec a, vec b, vec x, vec y) {
     PART a.r[p] = reg_where_more(a.r[p], b.r[p], x.r[p], y.r[p]);
     return a;
+}
+/* The first lane in which both are equal; LANES if there is none. */
+INLINE int first_equal(vec a, vec b) {
+    uint32_t found = 0;
+    PART found |= reg_equal(a.r[p], b.r[p]) << (p * WIDTH);
+    return found ? __builtin_ctz(found) : LANES;
 }
 INLINE float as_float(uint32_t bits) {
     float x;

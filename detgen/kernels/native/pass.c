@@ -11,8 +11,10 @@
 #include "pool.h"
 #include "program.h"
 #include "rowwise.h"
+#include "score.h"
 
 #define ROWS_A_TASK 4
+#define PANELS_A_BLOCK (BLOCK / PANEL)
 #define ALIGNED 16 /* floats; rows are not a power of two apart, or caches would keep few of them */
 
 /* For the caller to see that both mean the same structures. */
@@ -44,13 +46,16 @@ static int64_t stride_of(const Run *run, int64_t buffer) {
 
 static int64_t rows_of(const Step *s, const Pass *pass) { return s->wanted ? pass->wanted : pass->rows; }
 
+/* Blocks of a row of logits. */
+static int64_t blocks_of(const Step *s) { return (s->columns + BLOCK - 1) / BLOCK; }
+
 static int64_t tasks_of(const Step *s, const Run *run) {
     const Pass *pass = run->pass;
     const int64_t rows = rows_of(s, pass);
     if (s->kind == LINEAR && s->experts) return run->progress[s - run->program->steps].total;
     if (s->kind == SORT) return 1;
     if (s->kind == ATTEND) return pass->pieces * s->kv_heads;
-    if (s->kind == LINEAR) return (rows + ROW_BLOCK - 1) / ROW_BLOCK * (s->columns / PANEL);
+    if (s->kind == LINEAR) return (rows + ROW_BLOCK - 1) / ROW_BLOCK * (s->scored ? blocks_of(s) : s->columns / PANEL);
     return (rows + ROWS_A_TASK - 1) / ROWS_A_TASK;
 }
 
@@ -67,11 +72,10 @@ INLINE vec activated(const Step *s, vec x) {
     return x;
 }
 
-/* What becomes of a row's sums of a panel; `width` entries of the row are no padding. */
+/* What becomes of a row's sums of a panel: `width` entries, the rest is padding. */
 INLINE void finish(const Step *s, const float *sums, int64_t panel, int64_t width, float *to) {
-    const int64_t columns = s->gated ? PANEL / 2 : PANEL;
-    for (int64_t c = 0; c < columns; c += LANES) {
-        const int64_t left = width - panel * columns - c;
+    for (int64_t c = 0; c < (s->gated ? PANEL / 2 : PANEL); c += LANES) {
+        const int64_t left = width - c;
         if (left <= 0) break;
         vec x = load(sums + c);
         if (s->bias) x = add(x, load(s->bias + panel * PANEL + c));
@@ -84,9 +88,9 @@ INLINE void finish(const Step *s, const float *sums, int64_t panel, int64_t widt
         if (s->softcap) {
             if (s->factor != 1.0) x = mul(x, all((float)s->factor));
             const vec cap = all((float)s->softcap);
-            store_some(to + panel * columns + c, mul(tangent(quotient(x, cap)), cap), left);
+            store_some(to + c, mul(tangent(quotient(x, cap)), cap), left);
         } else
-            put(s, to + panel * columns + c, x, left);
+            put(s, to + c, x, left);
     }
 }
 
@@ -96,10 +100,35 @@ static void linear_task(const Step *s, const Run *run, int64_t task, float *sums
     const int64_t rows = rows_of(s, run->pass), count = rows - first < ROW_BLOCK ? rows - first : ROW_BLOCK;
     const int64_t x_row = stride_of(run, s->from), to_row = stride_of(run, s->to);
     const Linear linear = {s->weight, s->scales, s->bias, s->columns, s->inputs, s->storage};
-    const int64_t width = run->program->widths[s->to] - s->to_at;
+    const int64_t at = panel * (s->gated ? PANEL / 2 : PANEL), width = run->program->widths[s->to] - s->to_at - at;
     product(&linear, panel, run->buffers[s->from] + first * x_row + s->from_at, x_row, count, sums, PANEL);
     for (int64_t r = 0; r < count; r++)
-        finish(s, sums + r * PANEL, panel, width, run->buffers[s->to] + (first + r) * to_row + s->to_at);
+        finish(s, sums + r * PANEL, panel, width, run->buffers[s->to] + (first + r) * to_row + s->to_at + at);
+}
+
+/* A block of logits for a block of rows. What SCORE needs of them is stored: tops, nexts, totals and places of the
+ * blocks of a row. */
+static void score_task(const Step *s, const Run *run, int64_t task, float *sums) {
+    const int64_t blocks = blocks_of(s), block = task % blocks, first = task / blocks * ROW_BLOCK;
+    const int64_t rows = rows_of(s, run->pass), count = rows - first < ROW_BLOCK ? rows - first : ROW_BLOCK;
+    const int64_t x_row = stride_of(run, s->from), to_row = stride_of(run, s->to);
+    const Linear linear = {s->weight, s->scales, s->bias, s->columns, s->inputs, s->storage};
+    const float *x = run->buffers[s->from] + first * x_row + s->from_at;
+    for (int64_t p = 0; p < PANELS_A_BLOCK; p++) {
+        const int64_t panel = block * PANELS_A_BLOCK + p, width = s->scored - panel * PANEL;
+        float *at = sums + p * PANEL;
+        if (width > 0) product(&linear, panel, x, x_row, count, at, BLOCK);
+        for (int64_t r = 0; r < count; r++, at += BLOCK) {
+            if (width > 0) finish(s, at, panel, width, at);
+            for (int64_t c = width > 0 ? width : 0; c < PANEL; c++) at[c] = -INFINITY;
+        }
+    }
+    for (int64_t r = 0; r < count; r++) {
+        float *to = run->buffers[s->to] + (first + r) * to_row + block;
+        const Peak peak = peak_of_block(sums + r * BLOCK);
+        to[0] = peak.top, to[blocks] = peak.next, to[2 * blocks] = peak.total;
+        memcpy(to + 3 * blocks, &peak.at, sizeof(float));
+    }
 }
 
 /* A panel of an expert, for all rows that take it. */
@@ -109,7 +138,7 @@ static void expert_task(const Step *s, const Run *run, int64_t task, float *sums
     const int64_t entries = s->columns * s->inputs, bytes = entries / PANEL * panel_bytes(s->storage);
     const float *scales = s->scales ? s->scales + expert * entries / GROUP : 0;
     const Linear linear = {(const char *)s->weight + expert * bytes, scales, 0, s->columns, s->inputs, s->storage};
-    const int64_t last = run->lists->firsts[place + 1];
+    const int64_t last = run->lists->firsts[place + 1], at = panel * (s->gated ? PANEL / 2 : PANEL);
     float *rows = sums + ROW_BLOCK * PANEL;
     for (int64_t first = run->lists->firsts[place], count; first < last; first += count) {
         const int32_t *items = run->lists->items + first;
@@ -120,9 +149,17 @@ static void expert_task(const Step *s, const Run *run, int64_t task, float *sums
                    sizeof(float) * s->inputs);
         product(&linear, panel, rows, s->inputs, count, sums, PANEL);
         for (int64_t r = 0; r < count; r++)
-            finish(s, sums + r * PANEL, panel, s->to_step,
-                   run->buffers[s->to] + items[r] / s->picks * to_row + items[r] % s->picks * s->to_step);
+            finish(s, sums + r * PANEL, panel, s->to_step - at,
+                   run->buffers[s->to] + items[r] / s->picks * to_row + items[r] % s->picks * s->to_step + at);
     }
+}
+
+/* The largest logit of a row, the next, the logarithm of the sum of e^(x - largest), and the largest one's place. */
+static void score_row(const Step *s, const float *x, float *to) {
+    const int64_t blocks = s->inputs;
+    const Peak peak = peak_of_row(x, x + blocks, x + 2 * blocks, x + 3 * blocks, blocks);
+    to[0] = peak.top, to[1] = peak.next, to[2] = log_of(peak.total);
+    memcpy(to + 3, &peak.at, sizeof peak.at);
 }
 
 static void row_task(const Step *s, const Run *run, int64_t row) {
@@ -142,6 +179,8 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
         copy_row(s, x, s->variant == 2 ? run->buffers[s->routes] + row * stride_of(run, s->routes) : 0, to);
     else if (s->kind == ROUTE)
         route(s, x, to);
+    else if (s->kind == SCORE)
+        score_row(s, x, to);
     else if (s->kind == COMBINE)
         combine(s, x, run->buffers[s->routes] + row * stride_of(run, s->routes), to);
     else if (!rotate_row(s, pass, row, x) && s->last)
@@ -150,7 +189,7 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
 
 static void task_of(const Step *s, const Run *run, int64_t task, float *scratch) {
     if (s->kind == LINEAR)
-        (s->experts ? expert_task : linear_task)(s, run, task, scratch);
+        (s->experts ? expert_task : s->scored ? score_task : linear_task)(s, run, task, scratch);
     else if (s->kind == SORT) {
         sort_rows(s, run->buffers[s->from], stride_of(run, s->from), rows_of(s, run->pass), run->lists);
         const Step *last = run->program->steps + run->program->count;
@@ -199,7 +238,7 @@ static char *memory(int64_t bytes) {
 /* 0, or 1 if there is no memory. */
 int run_pass(const Program *program, const Pass *pass) {
     int threads = pass->threads < 1 ? 1 : pass->threads < MOST_THREADS ? (int)pass->threads : MOST_THREADS;
-    int64_t room = ROW_BLOCK * PANEL, floats = 0, experts = 0, picks = 0;
+    int64_t room = ROW_BLOCK * BLOCK, floats = 0, experts = 0, picks = 0;
     for (int64_t i = 0; i < program->count; i++) {
         const Step *s = program->steps + i;
         int64_t needed = s->experts ? ROW_BLOCK * (PANEL + s->inputs) : 0;

@@ -7,7 +7,7 @@
 
 #define PAGE 64 /* positions of a page of the KV cache */
 
-enum { EMBED, NORM, LINEAR, ROTATE, ATTEND, COPY, ROUTE, SORT, COMBINE };
+enum { EMBED, NORM, LINEAR, ROTATE, ATTEND, COPY, ROUTE, SORT, COMBINE, SCORE };
 enum { RMS, LAYER };                                /* norms */
 enum { NO_ACTIVATION, SILU, GELU_TANH, GELU, RELU }; /* activations */
 
@@ -29,6 +29,7 @@ typedef struct {
     int64_t variant; /* NORM: its kind; LINEAR: the activation; EMBED: whether by position; COPY: 1 takes wanted rows,
                       * 2 multiplies rows by factors; ROUTE: whether weights are made to add up to 1 */
     int64_t gated;           /* LINEAR: half of a panel's columns are gates of the others */
+    int64_t scored;          /* LINEAR: the results are logits, of which only what SCORE reads is stored; see score.h */
     int64_t weight_step;     /* NORM: entries from a vector's weights to the next one's */
     int64_t offset;          /* EMBED: is added to positions */
     /* Mixtures of experts. A row's routes are `picks` pairs of an expert's number and its weight, in order of the

@@ -13,6 +13,10 @@ from typing import Any
 import torch
 
 
+BLOCK = 128  # logits of a row that are scored together
+SCORED = 4  # floats of what SCORE makes of a row: the largest, the next, the logarithm of the sum, the largest's place
+
+
 class Kind(IntEnum):
     """Kinds of steps."""
 
@@ -25,6 +29,7 @@ class Kind(IntEnum):
     ROUTE = 6
     SORT = 7
     COMBINE = 8
+    SCORE = 9
 
 
 class Norm(IntEnum):
@@ -51,7 +56,8 @@ class Step(ctypes.Structure):
         *((name, c_int64) for name in ("kind", "source", "source_at", "to", "to_at", "wanted", "add")),
         *((name, c_double) for name in ("factor", "softcap")),
         *((name, c_void_p) for name in ("weight", "scales", "bias")),
-        *((name, c_int64) for name in ("columns", "inputs", "storage", "variant", "gated", "weight_step", "offset")),
+        *((name, c_int64) for name in ("columns", "inputs", "storage", "variant", "gated", "scored")),
+        *((name, c_int64) for name in ("weight_step", "offset")),
         *((name, c_int64) for name in ("experts", "picks", "routes", "source_step", "to_step")),
         ("epsilon", c_double),
         *(

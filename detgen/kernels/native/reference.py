@@ -7,11 +7,13 @@ said.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from detgen.kernels import exact
 
 LANES = 16
 PART_INPUTS = 128
+BLOCK = 128  # entries of a row of logits
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -45,7 +47,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def lanes_of(x: torch.Tensor) -> torch.Tensor:
     """[..., n] -> [..., whole vectors, LANES], zeros behind the last entry."""
-    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % LANES))
+    padded = F.pad(x, (0, -x.shape[-1] % LANES))
     return padded.view(*x.shape[:-1], -1, LANES)
 
 
@@ -183,15 +185,24 @@ def relu(x: torch.Tensor) -> torch.Tensor:
 
 
 def log_softmax(x: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities, [..., n] -> [..., n]."""
-    shifted = x - x.amax(-1, keepdim=True)
-    total = x.new_zeros(*x.shape[:-1], LANES)
-    count = x.shape[-1]
-    inside = lanes_of(torch.ones(count)).bool()
-    for v, there in zip(lanes_of(shifted).unbind(-2), inside.unbind(-2), strict=True):
-        total = total + torch.where(there, exponential(v), 0.0)
-    log = torch.from_numpy(exact.logarithm(fold(total).double().numpy())).float()
-    return shifted - log[..., None]
+    """Log-probabilities, [..., n] -> [..., n], where entries are finite or -inf."""
+    blocks = F.pad(x, (0, -x.shape[-1] % BLOCK), value=-torch.inf).unflatten(-1, (-1, BLOCK))
+    tops = blocks.amax(-1)
+    shares = exponential(blocks - tops.where(tops > -torch.inf, 0.0)[..., None]).unflatten(-1, (-1, LANES))
+    totals = fold(_one_by_one(shares))
+    top = tops.amax(-1, keepdim=True)
+    parts = lanes_of(totals * exponential(tops - top))
+    log = torch.from_numpy(exact.logarithm(fold(_one_by_one(parts)).double().numpy())).float()
+    out: torch.Tensor = x - top - log[..., None]
+    return out
+
+
+def _one_by_one(lanes: torch.Tensor) -> torch.Tensor:
+    """The sum of [..., n, LANES] over n, in order from 0."""
+    total = torch.zeros_like(lanes[..., 0, :])
+    for v in lanes.unbind(-2):
+        total = total + v
+    return total
 
 
 def route(logits: torch.Tensor, picks: int, *, normalized: bool) -> tuple[torch.Tensor, torch.Tensor]:

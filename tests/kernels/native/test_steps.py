@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.compiled import lay_out
+from detgen.kernels.judging import Scores
 from detgen.kernels.native import reference
 from detgen.kernels.native.library import BUILDS, Rows, Runner, build
 from detgen.kernels.native.panels import panels
-from detgen.kernels.native.program import Activation, Builder, Kind, Norm
+from detgen.kernels.native.program import BLOCK, SCORED, Activation, Builder, Kind, Norm
 from detgen.kernels.native.quantizing import narrowed
 from detgen.kernels.probe import same_bits
 
@@ -174,6 +175,44 @@ def test_linear_softcap(found: ctypes.CDLL) -> None:
     out = torch.empty(5, 37)
     run(found, builder, source=x, to=out)
     assert same_bits(out, reference.tangent(reference.linear(x, weight) * 0.5 / 30.0) * 30.0)
+
+
+@examples(25)
+@given(
+    rows=st.integers(1, 9) | st.sampled_from([96, 97]),
+    width=st.integers(1, 40) | st.sampled_from([127, 128, 129, 300, 2100]),
+    softcap=st.sampled_from([0.0, 30.0]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 20.0]),
+    special=st.sampled_from([None, -torch.inf, torch.inf, torch.nan]),
+    threads=st.integers(1, 3),
+)
+def test_scores(
+    found: ctypes.CDLL, rows: int, width: int, softcap: float, spread: float, special: float | None, threads: int
+) -> None:
+    """They are those of the logits that are not stored, bit for bit; in rows that are not finite, they say so."""
+    x, weight = numbers(1, rows, 20) * spread, numbers(2, width, 20)
+    if special is not None:
+        weight[torch.rand(width, generator=torch.Generator().manual_seed(width)) < 0.1, 3] = special
+        x[:, 3] = 1.0
+    blocks = -(-width // BLOCK)
+    builder = with_buffers(source=20, blocks=SCORED * blocks, to=SCORED)
+    more = {**panels([weight]).fields(), "softcap": softcap, "factor": 0.5}
+    builder.step("logits", Kind.LINEAR, **more, source="source", to="blocks", scored=width)
+    builder.step("scores", Kind.SCORE, source="blocks", to="to", inputs=blocks)
+    out = torch.empty(rows, SCORED)
+    run(found, builder, source=x, to=out, threads=threads)
+    logits = reference.linear(x, weight) * 0.5
+    if softcap:
+        logits = reference.tangent(logits / softcap) * softcap
+    tops = logits.amax(-1)
+    sound = tops.isfinite().numpy()
+    scores = Scores.of(out)
+    assert np.array_equal(scores.finite, sound)
+    assert np.array_equal(scores.tokens[sound], logits.numpy().argmax(-1)[sound])
+    two = torch.cat([logits, torch.full((rows, 1), -torch.inf)], 1).double().topk(2).values
+    assert np.array_equal(scores.leads[sound], (two[:, 0] - two[:, 1]).numpy()[sound])
+    best = reference.log_softmax(logits).gather(-1, logits.argmax(-1)[:, None])[:, 0]
+    assert same_bits(torch.from_numpy(scores.logprobs)[sound], best[sound])
 
 
 @examples(15)
