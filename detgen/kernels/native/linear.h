@@ -46,6 +46,13 @@ static inline int64_t panel_bytes(int64_t storage) {
 #define FEW 2
 #endif
 #define WHOLE (PANEL / WIDTH)
+#define WIDENED 3 /* tiles of rows from which weights in few bits are made floats once for all of them */
+
+/* Memory would rest while the tiles of many rows read a part again and again: lines behind it are fetched meanwhile, for
+ * each STRIDE inputs the same number, from NEAREST bytes away on. */
+#define LINE 64
+#define STRIDE 4
+#define NEAREST 4096
 
 /* A register of an input's weights, from column `c` on. */
 INLINE reg weights(const int storage, const char *input, int c) {
@@ -59,7 +66,7 @@ INLINE reg weights(const int storage, const char *input, int c) {
 /* Sums of `rows` rows and `wide` registers of columns, from column `from` on, over a part of the inputs. */
 INLINE void tile(
     const int rows, const int wide, const int storage, int from, const char *panel, const float *scales, const float *x,
-    int64_t x_row, int64_t inputs, float *sums, int64_t sums_row, int64_t add_to) {
+    int64_t x_row, int64_t inputs, float *sums, int64_t sums_row, int64_t add_to, const char *next, int64_t lines) {
     const int64_t bytes = panel_bytes(storage);
     reg all[TILE_ROWS][WHOLE];
 #pragma GCC unroll 16
@@ -73,14 +80,14 @@ INLINE void tile(
 #pragma GCC unroll 16
             for (int c = 0; c < wide; c++) scale[c] = reg_load(scales + group / GROUP * PANEL + from + c * WIDTH);
         for (int64_t i = group; i < end; i++) {
+            if (i % STRIDE == 0)
+                for (int64_t l = 0; l < lines; l++, next += LINE) __builtin_prefetch(next, 0, 2);
             reg w[WHOLE];
 #pragma GCC unroll 16
             for (int c = 0; c < wide; c++) {
                 w[c] = weights(storage, panel + i * bytes, from + c * WIDTH);
                 if (storage >= BYTE) w[c] = w[c] * scale[c];
             }
-            __builtin_prefetch(panel + i * bytes + 2048);
-            if (storage == FLOAT) __builtin_prefetch(panel + i * bytes + 2048 + 64);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
                 reg b = reg_all(x[r * x_row + i]);
@@ -99,19 +106,24 @@ INLINE void tile(
         }
 }
 
-/* One part of the inputs of one panel, for a block of rows. */
+/* One part of the inputs of one panel, for a block of rows; meanwhile `lines` cache lines for each STRIDE inputs are
+ * fetched from `next` on. */
 INLINE void part(
     const int storage, const char *panel, const float *scales, const float *x, int64_t x_row, int64_t rows,
-    int64_t inputs, float *sums, int64_t sums_row, int64_t add_to) {
+    int64_t inputs, float *sums, int64_t sums_row, int64_t add_to, const char *next, int64_t lines) {
     for (int64_t r = 0; r < rows;) {
         int64_t left = rows - r, tiles = (left + TILE_ROWS - 1) / TILE_ROWS, step = (left + tiles - 1) / tiles;
 #define TILE(R, C, c) \
-    tile(R, C, storage, (c) * WIDTH, panel, scales, x + r * x_row, x_row, inputs, sums + r * sums_row, sums_row, add_to)
+    { \
+        tile(R, C, storage, (c) * WIDTH, panel, scales, x + r * x_row, x_row, inputs, sums + r * sums_row, sums_row, \
+             add_to, next, lines); \
+        next += (inputs + STRIDE - 1) / STRIDE * lines * LINE; \
+    }
 #define ROWS(R) \
     case R: \
-        if (R <= FEW) TILE(R, WHOLE, 0); \
+        if (R <= FEW) TILE(R, WHOLE, 0) \
         else \
-            for (int c = 0; c < WHOLE; c += NARROW) TILE(R, NARROW, c); \
+            for (int c = 0; c < WHOLE; c += NARROW) TILE(R, NARROW, c) \
         break;
         switch (step) {
             ROWS(1) ROWS(2) ROWS(3) ROWS(4)
@@ -128,6 +140,21 @@ INLINE void part(
 #undef TILE
 }
 
+/* The weights of a part as floats, which `lines` cache lines for each STRIDE inputs from `next` on are fetched for. */
+INLINE void widen(
+    const int storage, const char *panel, const float *scales, int64_t inputs, float *to, const char *next,
+    int64_t lines) {
+    for (int64_t i = 0; i < inputs; i++) {
+        if (i % STRIDE == 0)
+            for (int64_t l = 0; l < lines; l++, next += LINE) __builtin_prefetch(next, 0, 2);
+        for (int c = 0; c < PANEL; c += WIDTH) {
+            reg w = weights(storage, panel + i * panel_bytes(storage), c);
+            if (storage >= BYTE) w = w * reg_load(scales + i / GROUP * PANEL + c);
+            reg_store(to + i * PANEL + c, w);
+        }
+    }
+}
+
 /* The sums of one panel for some rows, without the bias: x is [rows, inputs], sums [rows, PANEL]; their rows `x_row`
  * and `sums_row` apart. */
 static void product(
@@ -137,8 +164,19 @@ static void product(
         int64_t left = linear->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
         const char *w = (const char *)linear->weight + (panel * linear->inputs + first) * bytes;
         const float *s = linear->scales ? linear->scales + (panel * linear->inputs + first) / GROUP * PANEL : 0;
+        const char *next = w + (inputs * bytes < NEAREST ? NEAREST : inputs * bytes);
+        const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, calls = rows <= FEW ? 1 : tiles * (WHOLE / NARROW);
+        const int64_t lines = (STRIDE * bytes + LINE - 1) / LINE, shared = (lines + calls - 1) / calls;
 #define STORED(KIND) \
-    case KIND: part(KIND, w, s, x + first, x_row, rows, inputs, sums, sums_row, first); break;
+    case KIND: \
+        if (KIND < BYTE || tiles < WIDENED) \
+            part(KIND, w, s, x + first, x_row, rows, inputs, sums, sums_row, first, next, shared); \
+        else { \
+            float wide[PART_INPUTS * PANEL] __attribute__((aligned(64))); \
+            widen(KIND, w, s, inputs, wide, next, lines); \
+            part(FLOAT, (const char *)wide, 0, x + first, x_row, rows, inputs, sums, sums_row, first, 0, 0); \
+        } \
+        break;
         switch (linear->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) }
 #undef STORED
     }
