@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
@@ -36,6 +37,7 @@ class ModelDrafter:
         self.forward = forward
         self._vocabulary = vocabulary
         self._context = context
+        self._chains = forward.chains and forward.outputs == vocabulary
         self._held: dict[int, list[int]] = {}
 
     @property
@@ -64,7 +66,27 @@ class ModelDrafter:
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; stops after a token that ends it and at the context's end."""
         lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
+        if self._chains and all(c.temperature == 0 and c.adjustment is None for c in (s.choice() for s in seqs)):
+            reads = self._behind([s for s, n in zip(seqs, lengths, strict=True) if n > 0])
+            if 0 < sum(len(read.tokens) for read in reads) <= READ_ROWS:
+                return self._draft_at_once(seqs, lengths, reads)
         return draft_stepwise(self.name, seqs, lengths, self._decode)
+
+    def _draft_at_once(self, seqs: Sequence[Drafting], lengths: list[int], reads: list[Window]) -> list[Draft]:
+        """All drafts in one call, as nothing but the largest logits decides."""
+        drafts = [Draft([], self.name) for _ in seqs]
+        going = [i for i, n in enumerate(lengths) if n > 0]
+        wanted = np.array([lengths[i] for i in going], np.int64)
+        _, scores = self.forward.chain(Windows.of(reads), wanted)
+        for i, tokens in zip(going, np.split(scores.tokens, wanted.cumsum()[:-1]), strict=True):
+            for token in tokens.tolist():
+                drafts[i].tokens.append(token)
+                if token in seqs[i].ending:
+                    break
+        for i, read in zip(going, reads, strict=True):
+            self._held[read.slot] = seqs[i].tokens + drafts[i].tokens[:-1]
+            self._mark(read.slot, read.start, read.start + len(read.tokens))
+        return drafts
 
     def _decode(self, drafting: list[tuple[Drafting, list[int]]]) -> list[int]:
         """Run a pass, or several to catch up; return the next token of each sequence after its draft so far."""
@@ -80,13 +102,7 @@ class ModelDrafter:
 
     def _catch_up(self, seqs: list[Drafting]) -> torch.Tensor:
         """Read the tokens committed since; return the logits of each sequence's last committed token."""
-        reads = []
-        for seq in seqs:
-            # Roll back to what was accepted; the last committed token always goes through a pass, for its logits.
-            held = self._held[seq.slot]
-            at = min(common_prefix(held, seq.tokens), len(seq.tokens) - 1)
-            del held[at:]
-            reads.append(Window(seq.slot, at, seq.tokens[at:], 1))
+        reads = self._behind(seqs)
         ends: dict[int, torch.Tensor] = {}
         for batch in fill_passes(Windows.of([]), reads, READ_ROWS):
             wanted = [w.slot for w in batch if w.logits]
@@ -94,6 +110,17 @@ class ModelDrafter:
         for read in reads:
             self._mark(read.slot, read.start, read.start + len(read.tokens))
         return torch.stack([ends[s.slot] for s in seqs])
+
+    def _behind(self, seqs: Sequence[Drafting]) -> list[Window]:
+        """The tokens committed since; rolls back to what was accepted."""
+        reads = []
+        for seq in seqs:
+            # The last committed token always goes through a pass, for its logits.
+            held = self._held[seq.slot]
+            at = min(common_prefix(held, seq.tokens), len(seq.tokens) - 1)
+            del held[at:]
+            reads.append(Window(seq.slot, at, seq.tokens[at:], 1))
+        return reads
 
     def _mark(self, slot: int, first: int, end: int) -> None:
         """Note in the pages that committed tokens were read, for other sequences that share them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -146,6 +146,8 @@ class Committing:
         results: torch.Tensor | Scores,
         drafters: np.ndarray | None = None,
         broken: list[int] | None = None,
+        *,
+        chained: bool = False,
     ) -> None:
         """Choose and commit tokens for each window; roll back the rest.
 
@@ -154,10 +156,11 @@ class Committing:
 
         Args:
             windows: those of a canonical pass, or those of unverified requests in a pass of the fast path.
-            results: logits of the pass, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their scores,
-                if these windows are `plain`.
+            results: logits of the pass, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their
+                scores, if these windows are `plain`.
             drafters: whose drafts they are, int64 [slots]; None if there are none.
             broken: rows of the pass whose hidden states are not finite; None of a pass of the fast path.
+            chained: whether each row is that of a pass of its own, and read what the row before chose.
         """
         if broken is not None:
             if self._ahead is not None:
@@ -192,6 +195,8 @@ class Committing:
         there = live.busy[rows.slots]  # others broke off while their tokens were read
         committed = self._sound(rows, chosen, np.where(there, committed, 0))
         accepted = np.minimum(accepted, committed)
+        if chained:  # what agrees was no draft
+            rows = replace(rows, drafted=np.full_like(rows.drafted, NONE))
 
         taken = rows.depth < committed[rows.owner]
         if self.trace is not None:
@@ -211,13 +216,14 @@ class Committing:
         if judged.logprobs is not None:
             self._note_logprobs(rows, committed, judged)
         codes = np.where(live.verified[rows.slots], 0 if drafters is None else drafters[rows.slots], FAST)
-        self._record(rows, chosen, produced - 1, committed, codes, judged)
-        self._learn_from(rows, committed, accepted, codes)
+        self._record(rows, chosen, produced - 1, committed, codes, judged, chained=chained)
+        if not chained:
+            self._learn_from(rows, committed, accepted, codes)
 
         kept = committed > 0
         done, counts = rows.slots[kept], committed[kept]
         read = done[live.reading[done]]
-        live.commit(done, counts, chosen[at])
+        live.commit(done, counts, chosen[at], rounds=counts if chained else 1)
         if self._thinking is not None:
             self._thinking.keep(done, live.length[done] - 1)
         self._scheduler.advance(done, live.length[done] - 1)
@@ -310,6 +316,8 @@ class Committing:
         committed: np.ndarray,
         codes: np.ndarray,
         judged: Judged,
+        *,
+        chained: bool,
     ) -> None:
         """Write the acceptance log, and count what it says.
 
@@ -320,6 +328,7 @@ class Committing:
             committed: int64 [windows].
             codes: int64 [windows], drafters.
             judged: of the committed rows.
+            chained: see `commit`.
         """
         live = self._scheduler.live
         kept = committed > 0
@@ -331,7 +340,7 @@ class Committing:
             taken = rows.depth < committed[owner]
             was_drafted = rows.drafted != NONE
             agrees = np.where(rows.drafted == chosen, CODES["accepted"], CODES["corrected"])
-            others = np.where(rows.counts[owner] > 1, CODES["bonus"], statuses[owner])
+            others = np.where((rows.counts[owner] > 1) & (not chained), CODES["bonus"], statuses[owner])
             statuses = np.where(taken, np.where(was_drafted, agrees, others), CODES["rolled_back"])
             logprobs, margins = np.zeros(len(chosen), np.float32), np.full(len(chosen), np.inf)
             logprobs[taken], margins[taken] = judged.chosen, judged.margins
@@ -341,7 +350,7 @@ class Committing:
         self.log.write(
             owner=live.order[rows.slots][owner],
             position=positions[entries],
-            round=live.rounds[rows.slots][owner],
+            round=live.rounds[rows.slots][owner] + (rows.depth[entries] if chained else 0),
             token=tokens[entries],
             drafted=rows.drafted[entries],
             drafter=codes[owner],
@@ -349,7 +358,7 @@ class Committing:
             logprob=logprobs[entries],
             margin=margins[entries],
         )
-        rounds = np.bincount(codes[kept])
+        rounds = np.bincount(codes[kept], committed[kept] if chained else None)
         for code in rounds.nonzero()[0].tolist():
             counts = count_statuses(statuses[entries][codes[owner] == code], int(rounds[code]))
             self._stats.drafters[self.log.drafters[code]].add(counts)

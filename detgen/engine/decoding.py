@@ -5,6 +5,8 @@ Knows sequences and passes; knows no files and no models.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
@@ -21,6 +23,10 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Windows
+
+_CHAINED = (
+    4  # passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends
+)
 
 
 class _Drafts(NamedTuple):
@@ -73,6 +79,7 @@ class Decoding:
         self._thinking = None if ahead is None else ahead.thinking
         self._drafter: Drafter | None = None
         self._draft_tokens = 0
+        self._timed: Callable[[int, float], None] | None = None
 
     def draft_with(self, drafter: Drafter | None, draft_tokens: int) -> None:
         """Set the drafter.
@@ -85,6 +92,7 @@ class Decoding:
         most = getattr(drafter, "draft_tokens", draft_tokens)
         self._draft_tokens = min(most, self._shapes.most_rows - 1)  # a window is verified in one pass
         self.committing.learn = getattr(drafter, "learn", None)
+        self._timed = getattr(drafter, "timed", None)
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
@@ -94,8 +102,10 @@ class Decoding:
             The sequences that finished in it; their slots are free again.
         """
         scheduler, live = self._scheduler, self._scheduler.live
+        started, tokens = time.perf_counter(), self._stats.tokens
         scheduler.admit()
-        scheduler.reserve(self._draft_tokens if self._drafter is not None else 0)
+        reading = bool(len(live.still_reading()))
+        scheduler.reserve(self._draft_tokens if self._drafter is not None else _CHAINED - 1)
         self._stats.live = len(live)
         self._stats.peak_live = max(self._stats.peak_live, len(live))
         slots = live.decoding(verified=True)
@@ -105,7 +115,20 @@ class Decoding:
             self.fast.decode([])
         elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
             slots = np.concatenate([slots, live.decoding(verified=False)])
-        for windows in scheduler.passes(self._windows(slots, drafts)):
+        plain = self._windows(slots, drafts)
+        chained = _CHAINED if self._drafter is None else getattr(self._drafter, "patience", 1)
+        if chained > 1 and self._may_chain(plain):
+            self._chain(plain, chained)
+        else:
+            self._passes(plain, drafts)
+        if self._timed is not None and not reading and self._stats.tokens > tokens:
+            self._timed(self._stats.tokens - tokens, time.perf_counter() - started)
+        return self.committing.finish()
+
+    def _passes(self, decoding: Windows, drafts: _Drafts | None) -> None:
+        """Run the passes of a round, and commit what they choose."""
+        live = self._scheduler.live
+        for windows in self._scheduler.passes(decoding):
             there = live.busy[windows.slots]  # others broke off in the round's last pass
             if self._thinking is not None:  # or thought, so that what lies behind is to be read with another state
                 there &= live.cached[windows.slots] == windows.starts
@@ -116,7 +139,26 @@ class Decoding:
             broken: list[int] = []
             results = self._target.run(windows, self._shapes, broken, scored=self.committing.plain(windows))
             self.committing.commit(windows, results, drafts and drafts.drafters, broken)
-        return self.committing.finish()
+
+    def _may_chain(self, windows: Windows) -> bool:
+        """Whether these windows have no drafts, and are all that there is to do, and only the largest logits decide."""
+        live = self._scheduler.live
+        return (
+            self._target.chains
+            and 0 < len(windows.tokens) == len(windows) == len(live) <= self._shapes.most_rows
+            and bool(live.verified[windows.slots].all())
+            and self.committing.plain(windows)
+        )
+
+    def _chain(self, windows: Windows, most: int) -> None:
+        """Run up to `most` passes in one call, and commit what they choose."""
+        live, scheduler, slots = self._scheduler.live, self._scheduler, windows.slots
+        left = live.limit[slots] - live.length[slots]
+        most = min(most, int(left.min())) if scheduler.waiting else most  # nobody waits for a sample's end
+        lengths = np.minimum(np.minimum(left, scheduler.room(slots) + 1), most)
+        tokens, scores = self._target.chain(windows, lengths)
+        read = Windows(slots, windows.starts, lengths, lengths, tokens)
+        self.committing.commit(read, scores, broken=[], chained=True)
 
     def unverified(self) -> list[Sequence]:
         """Live sequences of unverified requests that have read their prompt, and have a page for their next token."""

@@ -148,18 +148,19 @@ class Live:
         slots = np.flatnonzero(self.busy)
         return int(slots[self.order[slots].argmax()])
 
-    def commit(self, slots: np.ndarray, counts: np.ndarray, tokens: np.ndarray) -> None:
+    def commit(self, slots: np.ndarray, counts: np.ndarray, tokens: np.ndarray, rounds: np.ndarray | int = 1) -> None:
         """Append committed tokens.
 
         Args:
             slots: int64 [n], each once.
             counts: int64 [n], how many of each, at least one.
             tokens: int64 [sum of counts], in the order of the slots.
+            rounds: int64 [n], how many rounds that took.
         """
         ends = counts.cumsum()
         self.last[slots] = tokens[ends - 1]
         self.length[slots] += counts
-        self.rounds[slots] += 1
+        self.rounds[slots] += rounds
         self.reading[slots] = False
         texts = self.texts[slots].tolist()
         if len(tokens) == len(slots):

@@ -130,10 +130,10 @@ class Recording:
         forward, _ = self._engine.canonical
         run, attend = forward.run, forward.attend
 
-        def run_recorded(windows: Windows, shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
+        def run_recorded(windows: Windows, shapes: Shapes, broken: list[int] | None = None, **scored: bool) -> object:
             self._begin(windows, shapes)
             try:
-                return run(windows, shapes, broken)
+                return run(windows, shapes, broken, **scored)
             finally:
                 self._now = None  # the fast path runs the same modules
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, overload
 
+import numpy as np
 import torch
 
 from detgen.kernels.attention import BLOCK, AttentionTraits
@@ -148,6 +149,52 @@ class Forward:
             broken += _not_finite(packed)  # none of a native decoder, which has named them
         self.cost.update(rows, time.perf_counter() - started, packed.area)
         return results
+
+    @property
+    def chains(self) -> bool:
+        """Whether it can run `chain`."""
+        return isinstance(self.model, NativeDecoder) and self.thinking is None and self.model.broken is None
+
+    @property
+    def outputs(self) -> int | None:
+        """Entries of a row of logits, where it can run `chain`."""
+        return self.model.outputs if isinstance(self.model, NativeDecoder) else None
+
+    def chain(self, windows: Windows, lengths: np.ndarray) -> tuple[np.ndarray, Scores]:
+        """Run passes one after the other in one call: each sequence goes on with its largest logit.
+
+        What `run` with `scored` gives for the same rows. Entries are written for all but a sequence's last token.
+
+        Args:
+            windows: those of the first pass, which want one row each.
+            lengths: int64 [windows], passes that each takes part in, at least 1; lowered where results are not finite.
+                The pages of its slot must reach to the last of them.
+
+        Returns:
+            The token that each row read, the last one of the window or what the row before chose, int64 [sum of
+            lengths], in the order of the windows, and the rows' scores. A row is not finite, either, whose last keys
+            are not.
+        """
+        assert isinstance(self.model, NativeDecoder)
+        started = time.perf_counter()
+        packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self._group, self.device)
+        with torch.inference_mode():
+            scored, broken = self.model.chain(packed, lengths)
+        rows = (lengths > np.arange(len(scored))[:, None]).sum(1)
+        rows[0] = len(windows.tokens)
+        self.passes += len(rows)
+        self.rows += int(rows.sum())
+        seconds = time.perf_counter() - started
+        for count in rows.tolist():
+            self.cost.update(count, seconds * count / rows.sum(), packed.area * count / rows[0])
+        step = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        scores = Scores.of(scored[step, owner])
+        scores.finite[broken[step, owner]] = False
+        tokens = np.empty_like(scores.tokens)
+        tokens[1:] = scores.tokens[:-1]
+        tokens[step == 0] = windows.tokens[windows.lengths.cumsum() - 1]
+        return tokens, scores
 
     def attend(
         self,

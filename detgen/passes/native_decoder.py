@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from detgen.kernels.attention import AttentionTraits
@@ -37,6 +38,7 @@ class NativeDecoder:
         kind: class name of the model.
         concurrent: whether several threads may run it at a time; it holds no state during a pass.
         cache: as above.
+        outputs: entries of a row of results.
         broken: a token whose embedding is NaN for now; None for none.
         take: is told what each step of a pass gives, where that is wanted.
     """
@@ -59,7 +61,7 @@ class NativeDecoder:
         self._final, head = described.final, described.head
         self._head = None if head is None else linear_fields([head], bits)
         self._head_factor, self._softcap = described.head_factor, described.softcap
-        self._outputs = self._hidden if head is None else head.weight.shape[0]
+        self.outputs = self._hidden if head is None else head.weight.shape[0]
         described.release_head()
         self._layers: list[LayerSteps] = []
         # Each layer is released before the next is built, so that memory holds at most one of them twice.
@@ -84,7 +86,7 @@ class NativeDecoder:
             an output layer, their hidden states.
         """
         runner = self._runner(exchange, int((packed.windows.starts + packed.windows.lengths).max()), scored)
-        out = torch.empty(len(packed.wanted), SCORED if scored else self._outputs)
+        out = torch.empty(len(packed.wanted), SCORED if scored else self.outputs)
         given = {runner.buffers["out"]: out}
         if exchange is not None:
             given[runner.buffers["states"]] = exchange.states
@@ -97,6 +99,18 @@ class NativeDecoder:
         if broken is not None and found.any():
             broken += found.nonzero()[:, 0].tolist()
         return out
+
+    def chain(self, packed: Packed, lengths: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+        """Passes one after the other, in which sequences go on with their largest logits.
+
+        Args:
+            packed: the first pass, whose windows want one row each, or none.
+            lengths: see `Runner.chain`, like the result.
+        """
+        windows = packed.windows
+        slots = windows.slots[windows.logits > 0]
+        last = int((windows.starts + windows.lengths).max() + lengths.max())
+        return self._runner(None, last, True).chain(_rows(packed), slots, lengths)
 
     def operations(self) -> dict[str, int]:
         """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""
@@ -134,7 +148,7 @@ class NativeDecoder:
         b, width = Builder(), self._hidden
         for name in ("hidden", "normed", "wanted hidden"):
             b.buffer(name, width)
-        b.buffer("out", SCORED if scored else self._outputs)
+        b.buffer("out", SCORED if scored else self.outputs)
         if inject >= 0:
             b.buffer("states", width)
         if extract >= 0:
@@ -160,9 +174,9 @@ class NativeDecoder:
         else:
             last: Fields = {"factor": self._head_factor, "softcap": self._softcap, "wanted": 1}
             if scored:
-                blocks = -(-self._outputs // BLOCK)
+                blocks = -(-self.outputs // BLOCK)
                 b.buffer("blocks", SCORED * blocks)
-                b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="blocks", scored=self._outputs)
+                b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="blocks", scored=self.outputs)
                 b.step("scores", Kind.SCORE, source="blocks", to="out", inputs=blocks, wanted=1)
             else:
                 b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="out")

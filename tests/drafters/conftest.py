@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from detgen.kernels.judging import Scores
 from detgen.kernels.sampling import Choice
 from detgen.passes.cost import PassCost
-from detgen.passes.packing import Shapes, Window
+from detgen.passes.packing import FREE_SHAPES, Shapes, Window, Windows
 from detgen.passes.pages import PAGE, Pages
 
 VOCABULARY = 50
@@ -30,9 +32,15 @@ class PredictablePasses:
     """Passes that remember which token stands at which position of the cache, page by page.
 
     Logits depend on all tokens that a row would attend to, so anything stale, missing or misplaced shows.
+
+    Args:
+        chains: whether several passes are run in one call.
     """
 
-    def __init__(self) -> None:
+    outputs = VOCABULARY
+
+    def __init__(self, chains: bool) -> None:
+        self.chains = chains
         self.pages = Pages(400)
         for slot in range(16):
             self.pages.take(slot, 0)
@@ -82,6 +90,19 @@ class PredictablePasses:
                 rows.append(row)
         return torch.stack(rows) if rows else torch.zeros(0, VOCABULARY + 3)
 
+    def chain(self, windows: Windows, lengths: np.ndarray) -> tuple[np.ndarray, Scores]:
+        going, read, chosen = list(windows), [[w.tokens[-1]] for w in windows], [[] for _ in windows]
+        for step in range(int(lengths.max())):
+            there = (lengths > step).nonzero()[0].tolist()
+            logits = self.run([going[i] for i in there], FREE_SHAPES)
+            for i, token in zip(there, logits.argmax(-1).tolist(), strict=True):
+                going[i] = Window(going[i].slot, going[i].start + len(going[i].tokens), [token], 1)
+                chosen[i].append(token)
+                read[i].append(token)
+        tokens = np.concatenate(chosen)
+        ones = np.ones(len(tokens))
+        return np.concatenate([r[:-1] for r in read]), Scores(tokens, ones, ones, ones.astype(bool))
+
 
 @dataclass(eq=False)
 class Draftable:
@@ -103,9 +124,9 @@ class Draftable:
         return found
 
 
-@pytest.fixture
-def predictable() -> PredictablePasses:
-    return PredictablePasses()
+@pytest.fixture(params=[False, True], ids=["stepwise", "at once"])
+def predictable(request: pytest.FixtureRequest) -> PredictablePasses:
+    return PredictablePasses(chains=request.param)
 
 
 @pytest.fixture(scope="session")

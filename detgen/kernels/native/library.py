@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from detgen.kernels import library
 from detgen.kernels.finite import most
-from detgen.kernels.native.program import Builder, Kind, Pass, Program, Step
+from detgen.kernels.native.program import SCORED, Builder, Chain, Kind, Pass, Program, Step
 
 BUILDS = ("avx512", "avx2", "plain")  # the fastest first
 
@@ -24,9 +25,11 @@ def build(name: str) -> ctypes.CDLL | None:
         step_bytes=ctypes.sizeof(Step),
         program_bytes=ctypes.sizeof(Program),
         pass_bytes=ctypes.sizeof(Pass),
+        chain_bytes=ctypes.sizeof(Chain),
     )
     if found is not None:
         found.run_pass.argtypes = [ctypes.POINTER(Program), ctypes.POINTER(Pass)]
+        found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
     return found
 
 
@@ -114,6 +117,34 @@ class Runner:
             broken |= self._run(program, rows, all_given)
             take(name, all_given[step.to][: len(rows.wanted) if step.wanted else count])
         return broken
+
+    def chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+        """Run passes one after the other; in each, sequences go on with the largest logit of the one before.
+
+        Args:
+            rows: those of the first pass, of which one a sequence is wanted, in their order.
+            slots: int64 [sequences], theirs.
+            lengths: int64 [sequences], passes that each takes part in, at least 1; lowered where a result is not
+                finite.
+
+        Returns:
+            What SCORE makes of the rows, float32 [passes, sequences, SCORED], and whether a key of the last layer is
+            not finite, bool [passes, sequences]; anything where a sequence takes no part.
+
+        Raises:
+            MemoryError: if there is no memory for the buffers.
+        """
+        steps, count = int(lengths.max()), len(slots)
+        scores = torch.zeros(steps, count, SCORED)
+        broken, first = np.zeros((steps, count), bool), torch.zeros(len(rows.ids), dtype=torch.bool)
+        addresses = (ctypes.c_void_p * len(self._widths))()
+        addresses[self.steps[-1].to] = scores.data_ptr()
+        task = self._task(rows, addresses, first)
+        chain = Chain(steps, *(x.ctypes.data for x in (slots, lengths)), scores.data_ptr(), broken.ctypes.data)
+        if self._library.run_chain(self._program, task, chain):
+            raise MemoryError(f"no memory for a pass of {task.rows} rows")
+        broken[0] = first[rows.wanted].numpy()
+        return scores, broken
 
     def alone(self, step: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """What one step makes of x, float32 [rows, width]; arguments as `run`'s."""

@@ -72,4 +72,15 @@ typedef struct {
     double most;                             /* bound of the cache's entries */
 } Pass;
 
+/* Passes one after the other. By sequence, of which there are as many as the first pass has wanted rows: its slot, and
+ * the number of passes that it takes part in, at least 1, lowered where a result is not finite; by pass and sequence,
+ * what SCORE makes of it, and whether a key of the last layer is not finite, which of the first pass stands there. */
+typedef struct {
+    int64_t steps;
+    const int64_t *slots;
+    int64_t *lengths;
+    float *scores;
+    uint8_t *broken;
+} Chain;
+
 #endif

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-
 BLOCK = 128  # logits of a row that are scored together
 SCORED = 4  # floats of what SCORE makes of a row: the largest, the next, the logarithm of the sum, the largest's place
 
@@ -83,6 +82,12 @@ class Pass(ctypes.Structure):
         *((name, c_void_p) for name in ("ids", "positions", "places", "want", "piece", "tables", "given", "broken")),
         ("most", c_double),
     )
+
+
+class Chain(ctypes.Structure):
+    """`Chain` of program.h."""
+
+    _fields_ = (("steps", c_int64), *((name, c_void_p) for name in ("slots", "lengths", "scores", "broken")))
 
 
 class Builder:

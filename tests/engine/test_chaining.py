@@ -1,0 +1,76 @@
+"""Passes in one call, where nothing but the largest logits decides, change nothing that a request gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.engine_inputs import code
+from helpers.examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen import Completion, Engine, Request, SamplingParams
+
+PROMPTS = code(8)
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(3, 40),
+    ignore_eos=st.booleans(),
+    min_tokens=st.sampled_from([0, 3]),
+    stop=st.sampled_from([(), ("\n",), ("self", "return")]),
+    temperature=st.sampled_from([0.0, 0.0, 0.0, 0.8]),
+    deterministic=st.sampled_from([True, True, True, False]),
+)
+
+
+def said(completion: Completion, *, rounds: bool) -> Any:
+    """All that a sample gives; `rounds`: with what the log says of each token's round."""
+    committed = [r for r in completion.records if r.token is not None]
+    found: list[Any] = [completion.text, completion.token_ids, completion.finish_reason]
+    found.append([(r.token, r.logprob, r.margin) for r in committed])
+    return [*found, completion.records, completion.drafts] if rounds else found
+
+
+class Watching:
+    """A trace, for whose sake logits are made, pass by pass."""
+
+    def committed(self, *_: Any) -> None: ...
+
+    def finished(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("drafter", ["none", "model", "auto"])
+@examples(8)
+@given(params=st.lists(PARAMS, min_size=1, max_size=8), batch=st.sampled_from([1, 3, 16]))
+def test_all_that_is_said_stays(
+    engines: Callable[..., Engine], drafter: str, params: list[SamplingParams], batch: int
+) -> None:
+    """Texts, log-probabilities and margins; without drafts, the whole log too: a round a token."""
+    requests = [Request(i, i, prompt=PROMPTS[i], params=p) for i, p in enumerate(params)]
+    engine = engines(drafter=drafter, batch_size=16).with_settings(batch_size=batch)
+    watched = {c.request.id: c for batch in engine.stream(requests, trace=Watching()) for c in batch}
+    for one in engine.generate(requests):
+        verified = one.request.params.deterministic
+        other = watched[one.request.id]
+        assert said(one, rounds=drafter == "none" and verified) == said(other, rounds=drafter == "none" and verified)
+
+
+def test_it_takes_fewer_calls(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the same passes; a slot that others wait for is free at once when its sample reaches its limit."""
+    engine = engines(drafter="none", batch_size=16).with_settings(batch_size=2)
+    forward = engine.canonical[0]
+    calls: list[str] = []
+    for name in ("run", "chain"):
+        own = getattr(forward, name)
+        monkeypatch.setattr(forward, name, lambda *a, own=own, name=name, **k: calls.append(name) or own(*a, **k))
+    requests = [
+        Request(i, i, prompt=p, params=SamplingParams(max_tokens=n, ignore_eos=True))
+        for i, (p, n) in enumerate(zip(PROMPTS[:4], (17, 18, 17, 18), strict=True))
+    ]
+    engine.generate(requests)
+    if not forward.chains:
+        pytest.skip("only the native pass chains")
+    assert calls.count("chain") < 14
+    assert engine.stats.target_passes <= 17 + 18 + 4

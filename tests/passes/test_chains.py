@@ -1,0 +1,107 @@
+"""Passes one after the other in one call give the bits of the same passes one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from helpers.examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen.kernels.judging import Scores
+from detgen.kernels.native import library
+from detgen.kernels.probe import same_bits
+from detgen.passes.adapter import attach
+from detgen.passes.forward import Forward
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.native_decoder import NativeDecoder
+from detgen.passes.packing import FREE_SHAPES, Window, Windows
+from detgen.passes.pages import Pages
+
+if library.best_build() is None:
+    pytest.skip("the pass was not built", allow_module_level=True)
+
+VOCABULARY, SLOTS = 300, 4
+
+
+@pytest.fixture(scope="module")
+def forward() -> Iterator[Forward]:
+    import transformers
+
+    torch.manual_seed(4)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    layout = attach(model, "llama")
+    cache = KVCache(layout.cached, Pages(2 * SLOTS), torch.float32, torch.device("cpu"), native=True)
+    cache.pages.lay_out(SLOTS, 128)
+    yield Forward(NativeDecoder(model, cache, layout.traits), cache, layout.group)
+
+
+def one_by_one(forward: Forward, windows: Windows, lengths: list[int]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """What each row read and what its scores are, by window and step, from passes of their own."""
+    found = {}
+    going = dict(enumerate(windows))
+    for step in range(max(lengths)):
+        going = {i: w for i, w in going.items() if lengths[i] > step}
+        if not going:
+            break
+        broken: list[int] = []
+        scores = forward.run(list(going.values()), FREE_SHAPES, broken, scored=True)
+        assert isinstance(scores, Scores)
+        rows = np.cumsum([len(w.tokens) for w in going.values()]) - 1
+        for at, (i, w) in enumerate(list(going.items())):
+            finite = bool(scores.finite[at]) and rows[at] not in broken
+            found[i, step] = (
+                (w.tokens[-1], int(scores.tokens[at]), float(scores.leads[at]), float(scores.logprobs[at]))
+                if finite
+                else (w.tokens[-1],)
+            )
+            if finite:
+                going[i] = Window(w.slot, w.start + len(w.tokens), [int(scores.tokens[at])], 1)
+            else:
+                del going[i]
+    return found
+
+
+@examples(30)
+@given(data=st.data(), threads=st.integers(1, 3), spoiled=st.booleans())
+def test_it_is_the_passes_one_by_one(forward: Forward, data: st.DataObject, threads: int, spoiled: bool) -> None:
+    """Tokens, scores and cache; sequences of any length, each as far as it is asked; one that is not finite stops."""
+    slots = data.draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, unique=True))
+    reads = [data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=70)) for _ in slots]
+    lengths = [data.draw(st.integers(1, 6)) for _ in slots]
+    windows = Windows.of(Window(slot, 0, tokens, 1) for slot, tokens in zip(slots, reads, strict=True))
+    entries = [*forward.cache.keys, *forward.cache.values]
+    torch.set_num_threads(threads)
+    model = forward.model
+    assert isinstance(model, NativeDecoder)
+    token = data.draw(st.integers(0, VOCABULARY - 1))
+    kept = model._embedding[token].clone()
+    if spoiled:
+        model._embedding[token, 0] = torch.nan
+    results = []
+    for at_once in (False, True):
+        for part in entries:
+            part.zero_()
+        if at_once:
+            asked = np.array(lengths)
+            tokens, scores = forward.chain(windows, asked)
+            step = np.arange(len(tokens)) - np.repeat(asked.cumsum() - asked, asked)
+            owner = np.repeat(np.arange(len(asked)), asked)
+            rows = zip(tokens.tolist(), *(x.tolist() for x in scores[:3]), scores.finite.tolist(), strict=True)
+            made = {
+                at: row[:4] if row[4] else row[:1]
+                for at, row in zip(zip(owner.tolist(), step.tolist(), strict=True), rows, strict=True)
+            }
+        else:
+            made = one_by_one(forward, windows, lengths)
+        results.append((made, [part.clone() for part in entries]))
+    model._embedding[token] = kept
+    assert results[0][0] == results[1][0]
+    assert all(same_bits(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
