@@ -9,10 +9,12 @@ is worth its passes. The choice depends on timing; the output does not depend on
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
+from detgen.drafters.pace import Pace
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 from detgen.passes.cost import PassCost
@@ -24,7 +26,7 @@ _MODEL_PRIOR = 0.67
 _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
 _ADAPTIVE = 8  # most tokens of an adaptive draft
 _WEIGHT = 4.0  # weight of a prior, in tokens tried
-_RECONSIDERED = 8  # rounds after which a draft model that did not pay is considered again
+_PATIENT = 4  # passes that may be run at once while nobody drafts
 _NOTHING = Draft([], "none")
 
 
@@ -78,12 +80,32 @@ class AutoDrafter:
         self._by_model = _Rate(_MODEL_PRIOR)
         self._by_match = [_Rate(prior) for prior in _NGRAM_PRIOR]
         self._matched: dict[int, int] = {}  # by slot
-        self._rounds = 0
-        self._modelled = True  # whether the draft model paid when it was last considered
+        self._ways = ("ngram", "none") if model is None else ("model", "ngram", "none")
+        self._paces: dict[int, Pace] = {}  # by the magnitude of the number of sequences
+        self._pace = Pace(self._ways, self._ways[0])  # the one of the last round
+        self._predicted = 0.0  # seconds of the last round: of its draft, as measured, and of its passes
+        self._beside = 0.0  # seconds that a round takes beside what is predicted
+        self._slower = 1.0  # times what is predicted that a draft by the model takes
+
+    @property
+    def patience(self) -> int:
+        """Passes that may be run before it is asked again."""
+        return _PATIENT if self._pace.way == "none" else 1
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
+        self._pace = self._paces.setdefault(len(seqs).bit_length(), Pace(self._ways, self._pace.best))
+        return [_NOTHING] * len(seqs) if self._pace.way == "none" else self._draft(seqs, lengths)
+
+    def timed(self, tokens: int, seconds: float) -> None:
+        """Take in what a round of nothing but decoding gave, and its time."""
+        if self._pace.way != "none":
+            self._beside = max(0.9 * self._beside + 0.1 * min(seconds - self._predicted, 2e-3), 0.0)
+        self._pace.learn(tokens, seconds)
+
+    def _draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         count, keys = len(seqs), sum(len(seq.tokens) for seq in seqs)
+        self._predicted = 0.0
         plain = self._rate(count, [0] * count, keys, 0.0)
         self._speed = max(self._speed, plain)
         least = self._least()
@@ -105,10 +127,10 @@ class AutoDrafter:
             if speed > self._speed:
                 counts, self._speed = cut, speed
         drafts = [Draft(tokens[:n], "ngram") if n else _NOTHING for tokens, n in zip(found, counts, strict=True)]
-        self._rounds += 1
-        if self._model is not None and (self._modelled or self._rounds % _RECONSIDERED == 0):
+        if self._model is not None and self._pace.way == "model":
             gains = [sum(chance[:n]) for chance, n in zip(chances, counts, strict=True)]
             self._draft_by_model(self._model, seqs, lengths, drafts, gains)
+        self._predicted += self._seconds([len(draft.tokens) for draft in drafts], keys)
         return drafts
 
     def _chances(self, matched: int, length: int, least: float) -> list[float]:
@@ -132,6 +154,7 @@ class AutoDrafter:
         least = math.log(self._least())
         worthwhile = [min(n, int(least / math.log(rate))) for n, rate in zip(lengths, rates, strict=True)]
         best: dict[int, int] = {}
+        expected = 0.0
         for most in self._choices:
             picks: dict[int, int] = {}
             tokens, read = count + sum(gains), 0.0
@@ -147,12 +170,15 @@ class AutoDrafter:
                     read += model.behind(seqs[i]) * min((gain + 1) / lengths[i], 1.0)
             if picks:
                 first = model.cost.predict(max(read, len(picks)), chosen=len(picks))
-                speed = self._rate(tokens, cut, keys, first + (most - 1) * model.cost.predict(len(picks)))
+                drafting = first + (most - 1) * model.cost.predict(len(picks))
+                speed = self._rate(tokens, cut, keys, drafting * self._slower)
                 if speed > self._speed:
-                    best, self._speed = picks, speed
-        self._modelled = bool(best)
+                    best, self._speed, expected = picks, speed, drafting
         if best:
+            started = time.perf_counter()
             written = model.draft([seqs[i] for i in best], list(best.values()))
+            self._predicted = time.perf_counter() - started
+            self._slower = 0.9 * self._slower + 0.1 * min(self._predicted / expected, 4.0)
             for i, draft in zip(best, written, strict=True):
                 drafts[i] = draft if draft.tokens else _NOTHING
 
@@ -185,11 +211,14 @@ class AutoDrafter:
             keys: tokens of the sequences.
             drafting: seconds taken to draft.
         """
+        seconds = self._seconds(drafted, keys) + drafting + self._beside
+        return tokens / seconds if seconds else 0.0
+
+    def _seconds(self, drafted: list[int], keys: int) -> float:
+        """Predicted seconds of a round's passes; arguments as above."""
         rows, width = len(drafted) + sum(drafted), 1 + max(drafted)
         passes = -(-rows // (self._most_rows // width * width))  # a window is not divided
-        area = attention_area(rows, keys)
-        seconds = passes * self._cost.predict(rows / passes, area / passes) + drafting
-        return tokens / seconds if seconds else 0.0
+        return passes * self._cost.predict(rows / passes, attention_area(rows, keys) / passes)
 
 
 def _expected(rate: float, length: int) -> float:

@@ -99,18 +99,25 @@ def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Calla
     assert len(draft.tokens) >= 6
 
 
-def test_a_draft_model_is_considered_again(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """One that did not pay is left alone for some rounds, and not for ever."""
-    auto = make(predictable, line(0.05, 0.0001), line(0.02, 0.0))
-    seq = draftable(0, [1, 2, 3], {"model": (0.0, 20.0)})
-    auto.draft([seq], [8])
-    assert predictable.passes == []
-    seq.acceptance["model"] = (20.0, 20.0)
-    for _ in range(100):
-        predictable.cost.update(1, 1e-5)  # a draft pass has become cheap
-    drafters = [auto.draft([seq], [8])[0].drafter for _ in range(9)]
-    assert "model" in drafters[1:]
-    assert drafters[0] == "none"
+def test_the_fastest_way_is_kept(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Where rounds without drafts make more tokens per second, nobody drafts, until another way has become faster."""
+    auto = make(predictable, line(0.05, 0.0001), line(0.001, 0.0))
+    seq = draftable(0, [1, 2, 3], {"model": (20.0, 20.0)})
+
+    def rounds(count: int, with_model: float) -> list[str]:
+        """The drafters of so many rounds of a second, where those of the model give so many tokens, and others 100."""
+        found = []
+        for _ in range(count):
+            found.append(auto.draft([seq], [8])[0].drafter)
+            auto.timed(round(with_model) if found[-1] == "model" else 100, 1.0)
+        return found
+
+    assert rounds(1, 60) == ["model"]
+    rounds(100, 60)
+    kept = rounds(400, 60)
+    assert kept.count("none") > 380
+    rounds(1500, 140)
+    assert rounds(400, 140).count("model") > 380
 
 
 def test_rows_that_cost_too_much(predictable: Any, draftable: Callable[..., Any]) -> None:
