@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -28,7 +26,7 @@ VOCABULARY, SLOTS = 300, 4
 
 
 @pytest.fixture(scope="module")
-def forward() -> Iterator[Forward]:
+def forward() -> Forward:
     import transformers
 
     torch.manual_seed(4)
@@ -40,7 +38,7 @@ def forward() -> Iterator[Forward]:
     layout = attach(model, "llama")
     cache = KVCache(layout.cached, Pages(2 * SLOTS), torch.float32, torch.device("cpu"), native=True)
     cache.pages.lay_out(SLOTS, 128)
-    yield Forward(NativeDecoder(model, cache, layout.traits), cache, layout.group)
+    return Forward(NativeDecoder(model, cache, layout.traits), cache, layout.group)
 
 
 def one_by_one(forward: Forward, windows: Windows, lengths: list[int]) -> dict[tuple[int, int], tuple[int, ...]]:
