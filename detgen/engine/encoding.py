@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+from detgen.engine.bounded import Bounded
 from detgen.engine.lengths import LeastTokens
 from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Completion, Request
@@ -60,26 +62,12 @@ class Encoder:
 
     def encode(self, request: Request) -> list[int]:
         """As `Engine.encode`."""
-        tokenizer = self._target.tokenizer
-        if request.token_ids is not None:
-            tokens = list(request.token_ids)
-            if tokens and not (min(tokens) >= 0 and max(tokens) < self._target.vocabulary):
-                raise RequestError(f"token_ids must be from 0 to {self._target.vocabulary - 1}")
-        elif request.messages is not None:
-            text = render_chat(tokenizer, self._target.name, request, self.render)
+        target = self._target
+
+        def check(text: str) -> None:
             self._check_length(text, request.params.max_tokens)
-            tokens = tokenizer(text, add_special_tokens=False).input_ids
-        else:
-            self._check_length(request.prompt or "", request.params.max_tokens)
-            tokens = tokenizer(request.prompt or "").input_ids if request.prompt else []
-        if not tokens:
-            raise RequestError("the prompt is empty")
-        if max(tokens) >= self._target.vocabulary:
-            raise RequestError(
-                f"the tokenizer of {self._target.name} does not fit its config.json: the prompt has the token"
-                f" {max(tokens)}, and vocab_size is {self._target.vocabulary}"
-            )
-        return list(tokens)
+
+        return prompt_tokens(request, target.tokenizer, target.name, target.vocabulary, self.render, check)
 
     def _check_length(self, text: str, max_tokens: int) -> None:
         """Refuse a text whose length says that it cannot fit; reading it would take a minute and gigabytes.
@@ -97,3 +85,45 @@ class Encoder:
             raise RequestError(
                 f"{size}, the KV cache holds sequences of {self._scheduler.capacity}; give it more with --kv-memory"
             )
+
+
+def prompt_tokens(
+    request: Request,
+    tokenizer: Any,
+    model: str,
+    vocabulary: int,
+    render: Bounded,
+    check: Callable[[str], None] = lambda text: None,
+) -> list[int]:
+    """The token ids of a request's prompt; a chat is rendered by the model's template.
+
+    Args:
+        request: a prompt, messages or token ids.
+        tokenizer: the model's.
+        model: what errors call it.
+        vocabulary: entries of its logits.
+        render: `chat_renderer` of the tokenizer.
+        check: is given the text before it is read, and refuses it if it is too long.
+
+    Raises:
+        RequestError: if the prompt is empty, a chat cannot be rendered, or there is no such token.
+    """
+    if request.token_ids is not None:
+        tokens = list(request.token_ids)
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
+            raise RequestError(f"token_ids must be from 0 to {vocabulary - 1}")
+    elif request.messages is not None:
+        text = render_chat(tokenizer, model, request, render)
+        check(text)
+        tokens = list(tokenizer(text, add_special_tokens=False).input_ids)
+    else:
+        check(request.prompt or "")
+        tokens = list(tokenizer(request.prompt or "").input_ids) if request.prompt else []
+    if not tokens:
+        raise RequestError("the prompt is empty")
+    if max(tokens) >= vocabulary:
+        raise RequestError(
+            f"the tokenizer of {model} does not fit its config.json: the prompt has the token {max(tokens)}, and"
+            f" vocab_size is {vocabulary}"
+        )
+    return tokens
