@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from statistics import median
 
+from detgen.bench.busy import busy_cells, busy_now
 from detgen.bench.cells import check, find_peers, fitted_workloads, make_cells
 from detgen.bench.figures.draw import need_matplotlib
 from detgen.bench.figures.make import MOST_REQUESTS, draw_figures, measure_figures
@@ -16,6 +17,7 @@ from detgen.bench.judging import judge
 from detgen.bench.measuring import Measuring
 from detgen.bench.models import resolve
 from detgen.bench.processes import Processes, start_worker
+from detgen.bench.processor_time import OthersClock
 from detgen.bench.results import Results, describe, save
 from detgen.bench.roofline import Roof, measure_roof, place_under_roof
 from detgen.engine.sources import check_sources
@@ -38,6 +40,7 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
         check_sources(config.engine, observer)
     if config.figures:
         need_matplotlib()
+    others = OthersClock()
     until = time.monotonic() + (float("inf") if config.full else _QUICK_SECONDS)
     logs = _logs(config.output)
     observer.stage("loading PyTorch and the models' settings")
@@ -45,8 +48,10 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
     workloads = fitted_workloads(config, target)
     with tempfile.TemporaryDirectory(prefix="detgen-bench-") as scratch:
         positions = max(w.longest for w in workloads) + 1
-        source = ModelSource(target.engine, config.random_weights, config.seed, positions, Path(scratch))
+        models = target.engine, config.random_weights, config.seed
+        source = ModelSource(*models, positions, Path(scratch), target.native, target.as_stored)
         peers, notes = find_peers(config, source)
+        notes += busy_now(before := others.read())
         for note in notes:
             observer.message(note)
         cells = make_cells(config, workloads, peers)
@@ -56,12 +61,15 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
             seconds = max(until - time.monotonic(), 0.0)
             rows, outputs = Measuring(cells, processes, observer, config.rounds, seconds).run()
             judge(rows, outputs)
+            for note in (busy := busy_cells(rows)):
+                observer.message(note)
+            notes += busy
             if config.figures:
                 of_first = [cell for cell in cells if cell.workload.name == cells[0].workload.name]
                 largest = max(of_first, key=lambda cell: cell.batch_size)
                 figures, missing = measure_figures(source, largest, outputs, rows, processes, observer, config.full)
                 notes += missing
-        environment = describe(config, source, peers)
+        environment = describe(config, source, peers) | {"others_before": before and before.share}
     if config.figures:
         draw_figures(figures, config.output / "figures", environment)
     for row in rows:

@@ -33,7 +33,8 @@ class Cell:
         """What a contender is asked to run, at the cell's batch size or another one."""
         prompts = self.workload.prompts
         share = 1.0 if contender.fraction is None else contender.fraction
-        return Job(prompts, batch_size or self.batch_size, tuple(is_verified(i, share) for i in range(len(prompts))))
+        verified = tuple(is_verified(i, share) for i in range(len(prompts)))
+        return Job(prompts, batch_size or self.batch_size, verified, self.workload.temperature)
 
 
 def is_verified(index: int, fraction: float) -> bool:
@@ -128,14 +129,14 @@ def find_peers(config: BenchConfig, source: ModelSource) -> tuple[Peers, list[st
 
 
 def contenders_at(config: BenchConfig, peers: Peers, batch_size: int) -> tuple[Contender, ...]:
-    """The rows of a cell; the quick grid has only the first contender of each other peer, unless peers are named."""
+    """The rows of a cell; the quick grid leaves some contenders out, unless peers are named."""
     found: list[Contender] = []
     for name, contenders in peers.items():
         if name == "detgen":
             found += _of_detgen(config, contenders, requests_at(config, batch_size))
             continue
-        fitting = [c for c in contenders if c.most_batch is None or batch_size <= c.most_batch]
-        found += fitting if config.full or config.peers else fitting[:1]
+        fitting = (c for c in contenders if c.most_batch is None or batch_size <= c.most_batch)
+        found += (c for c in fitting if c.quick or config.full or config.peers)
     return tuple(found)
 
 
@@ -150,7 +151,7 @@ def _of_detgen(config: BenchConfig, contenders: list[Contender], requests: int) 
         elif contender.name == SYNTHETIC:
             found += [replace(contender, fraction=1.0, acceptance=rate) for rate in config.acceptances]
         else:
-            mixed = shares if contender.name in MIXED else []
+            mixed = shares if contender.name in MIXED and contender.weights is None else []
             # All else is compared with `none` on every request, so that one is always there.
             whole = [1.0] if contender.name == "none" or 1.0 in shares else []
             found += [replace(contender, fraction=share) for share in dict.fromkeys((*mixed, *whole))]
@@ -178,8 +179,8 @@ def check(config: BenchConfig) -> None:
     engine = config.engine
     if config.random_weights is not None and (engine.target or engine.draft):
         raise BenchError("--random-weights takes the place of --target and --draft; give one or the other")
-    if config.random_weights is not None and (engine.target_quant, engine.draft_quant) != ("none", "none"):
-        raise BenchError("--random-weights are not quantized; leave out --target-quant and --draft-quant")
+    if config.random_weights is not None and {engine.target_quant, engine.draft_quant} & {"nf4", "int8"}:
+        raise BenchError("--random-weights are not quantized by bitsandbytes; leave out nf4 and int8, or take q8 or q4")
     for name in config.workloads:
         check_name(name)
     if config.random_weights is not None:

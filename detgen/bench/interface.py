@@ -59,11 +59,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts, their name, and in words where they come from."""
+    """Prompts, their name, in words where they come from, and the temperature, which is not 0 for detgen alone."""
 
     name: str
     prompts: tuple[Prompt, ...]
     origin: str
+    temperature: float = 0.0
 
     @property
     def longest(self) -> int:
@@ -81,6 +82,10 @@ class ModelSource:
         seed: of random weights.
         positions: of the longest sequence, and one to spare.
         scratch: folder for models that are written or converted on the way.
+        native: whether detgen computes the target's passes by its own kernels and float32.
+        as_stored: whether detgen keeps weights that are stored in 16 bits as they are, and widens them when it reads
+            them.
+        random_draft: draft with random weights, too; such drafts cost what a draft model costs, and are never right.
     """
 
     engine: EngineConfig
@@ -88,11 +93,16 @@ class ModelSource:
     seed: int
     positions: int
     scratch: Path
+    native: bool = False
+    as_stored: bool = False
+    random_draft: bool = False
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model that agrees with the target at times."""
-        return self.random_weights is None and (self.engine.draft is not None or self.engine.target is None)
+        """Whether there is a draft model to draft with."""
+        if self.random_weights is not None:
+            return self.random_draft
+        return self.engine.draft is not None or self.engine.target is None
 
     @property
     def on_gpu(self) -> bool:
@@ -107,8 +117,13 @@ class ModelSource:
 
     @property
     def precision(self) -> str:
-        """Of weights and arithmetic, as detgen and transformers run the target."""
+        """Of weights and arithmetic, as detgen runs the target."""
         return self.engine.dtype if self.engine.target_quant == "none" else self.engine.target_quant
+
+    @property
+    def plain_precision(self) -> str:
+        """As transformers runs it, which knows nothing of what the native pass quantizes."""
+        return self.engine.dtype if self.engine.target_quant in ("q8", "q4") else self.precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +140,10 @@ class Contender:
         self_checked: its rows say whether two batch sizes gave the same bytes.
         fraction: share of the requests that are verified, from 0 to 1; None where nothing ever is.
         acceptance: rate at which the synthetic drafter is right; None for real drafters.
+        weights: how detgen keeps the target's, where that is not as the benchmark's settings say: a number format or
+            a quantization.
+        fewer_bits: whether weights, arithmetic or cache have fewer bits than those of the rows beside it.
+        quick: whether the quick grid has a row of it.
     """
 
     peer: str
@@ -136,28 +155,40 @@ class Contender:
     self_checked: bool = False
     fraction: float | None = None
     acceptance: float | None = None
+    weights: str | None = None
+    fewer_bits: bool = False
+    quick: bool = True
 
     @property
     def label(self) -> str:
         """How tables call it, batch size aside."""
         label = f"{self.peer} {self.name}"
+        if self.weights is not None:
+            label += f", {self.weights}"
         if self.acceptance is not None:
             label += f" {self.acceptance:g}"
         if self.fraction is not None and 0 < self.fraction < 1:
             label += f", {self.fraction:.0%} verified"
         return label
 
+    @property
+    def reference(self) -> str:
+        """Label of the row whose tokens verified requests must have."""
+        return "detgen none" if self.weights is None else f"detgen none, {self.weights}"
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a peer is asked to run: all prompts at once, at most `batch_size` at a time.
 
-    `deterministic` says which prompts are to be verified; peers that verify nothing ignore it.
+    `deterministic` says which prompts are to be verified; peers that verify nothing ignore it, and all but detgen
+    ignore `temperature`.
     """
 
     prompts: tuple[Prompt, ...]
     batch_size: int
     deterministic: tuple[bool, ...]
+    temperature: float = 0.0
 
 
 @dataclass(slots=True)
@@ -172,7 +203,10 @@ class Outcome:
         passes: passes of the target model; None where the peer does not tell.
         counts: further counts: of drafts, of rows.
         memory: peak bytes of the peer's process during the job; GPU memory in `gpu_memory`.
+        cpu_seconds: of the peer's process and of those that it started, during `seconds`.
         precision: what the library chose, where the contender leaves it the choice.
+        fewer_bits: as in `Contender`, likewise.
+        weights: number format that they are kept in, where that is not the precision's.
     """
 
     tokens: list[list[int]]
@@ -183,7 +217,10 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     memory: int | None = None
     gpu_memory: int | None = None
+    cpu_seconds: float | None = None
     precision: str | None = None
+    fewer_bits: bool | None = None
+    weights: str | None = None
 
 
 class Peer(Protocol):

@@ -32,11 +32,18 @@ def judge(rows: list[Row], outputs: Outputs) -> None:
         other = max(others, key=lambda size: max(size, row.batch_size) / min(size, row.batch_size), default=None)
         if other is not None:
             row.same_bytes = (*_equal(tokens, own[other], share), other)
-        reference = outputs[row.workload, REFERENCE]
-        canonical = reference.get(row.batch_size) or next(iter(reference.values()), None)
+        canonical = _reference(outputs, row, REFERENCE)
         if canonical is not None:
             row.agreement = _equal(tokens, canonical, share)
-        row.wrong = row.wrong or _wrong(row, tokens, canonical)
+        # Weights in fewer bits have texts of their own, which all drafters must agree on.
+        expected = canonical if row.reference == REFERENCE else _reference(outputs, row, row.reference)
+        row.wrong = row.wrong or _wrong(row, tokens, expected)
+
+
+def _reference(outputs: Outputs, row: Row, label: str) -> Tokens | None:
+    """What the row of this label gave, at the batch size of another row if it ran it."""
+    found = outputs[row.workload, label]
+    return found.get(row.batch_size) or next(iter(found.values()), None)
 
 
 def _equal(a: Tokens, b: Tokens, share: float) -> tuple[int, int]:
@@ -45,16 +52,16 @@ def _equal(a: Tokens, b: Tokens, share: float) -> tuple[int, int]:
     return sum(x == y for x, y in pairs), len(pairs)
 
 
-def _wrong(row: Row, tokens: Tokens, canonical: Tokens | None) -> str | None:
+def _wrong(row: Row, tokens: Tokens, expected: Tokens | None) -> str | None:
     if row.fraction:
-        if row.agreement is not None and row.agreement[0] < row.agreement[1]:
-            same, of = row.agreement
+        same, of = (0, 0) if expected is None else _equal(tokens, expected, row.fraction)
+        if same < of:
             return f"{of - same} of {of} verified prompts differ from drafter none"
         if row.same_bytes is not None and row.same_bytes[0] < row.same_bytes[1]:
             return f"verified prompts differ between batch sizes {row.batch_size} and {row.same_bytes[2]}"
-    if canonical is None:
+    if expected is None:
         return None
-    firsts = [a[0] == b[0] for a, b in zip(tokens, canonical, strict=False)]
+    firsts = [a[0] == b[0] for a, b in zip(tokens, expected, strict=False)]
     if sum(firsts) < len(firsts) / 2:
         return f"only {sum(firsts)} of {len(firsts)} first tokens are right"
     return None

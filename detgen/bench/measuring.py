@@ -16,6 +16,7 @@ from detgen.bench.interface import Contender, Outcome
 from detgen.bench.judging import Outputs
 from detgen.bench.peers.detgen_engine import FAST
 from detgen.bench.processes import Processes
+from detgen.bench.processor_time import Others, OthersClock
 from detgen.bench.results import Row
 from detgen.progress import Observer, Progress
 from detgen.worker import WorkerError
@@ -87,11 +88,12 @@ class Measuring:
             if row.error is not None:
                 continue
             job = cell.job(contender)
+            others = OthersClock()
             try:
                 outcome = self._processes.run(contender, job)
             except WorkerError as error:
                 row.error = str(error)
-                for values in (row.seconds, row.ttft, row.tpot):
+                for values in (row.seconds, row.cpu_seconds, row.others, row.ttft, row.tpot):
                     values.clear()
                 continue
             before = self._outputs[row.workload, row.label].setdefault(row.batch_size, outcome.tokens)
@@ -99,7 +101,7 @@ class Measuring:
             if contender.fraction and any(verified and a != b for verified, a, b in pairs):
                 row.wrong = "two rounds gave different tokens"
             if measured:
-                _take(row, outcome, cell)
+                _take(row, outcome, cell, others.read())
 
     def _compare_batches(self, cell: Cell, contender: Contender) -> None:
         """Run a contender at a second batch size, if no cell has; a failure leaves the comparison out."""
@@ -130,6 +132,9 @@ def _row(cell: Cell, contender: Contender) -> Row:
         peer=contender.peer,
         label=contender.label,
         precision=contender.precision,
+        weights=contender.weights,
+        fewer_bits=contender.fewer_bits,
+        reference=contender.reference,
         synthetic=contender.acceptance is not None,
         fraction=contender.fraction,
         requests=len(prompts),
@@ -138,9 +143,13 @@ def _row(cell: Cell, contender: Contender) -> Row:
     )
 
 
-def _take(row: Row, outcome: Outcome, cell: Cell) -> None:
-    """Add one measured run to its row."""
+def _take(row: Row, outcome: Outcome, cell: Cell, others: Others | None) -> None:
+    """Add one measured run to its row, with what other processes did meanwhile."""
     row.seconds.append(outcome.seconds)
+    if outcome.cpu_seconds is not None:
+        row.cpu_seconds.append(outcome.cpu_seconds)
+    if others is not None:
+        row.others.append((others.seconds, others.there_were))
     timed = [
         (first, last, prompt.output)
         for first, last, prompt in zip(outcome.first, outcome.last, cell.workload.prompts, strict=True)
@@ -149,7 +158,8 @@ def _take(row: Row, outcome: Outcome, cell: Cell) -> None:
     row.ttft.append(_p50_p99([first for first, _, _ in timed]))
     row.tpot.append(_p50_p99([(last - first) / (n - 1) for first, last, n in timed if n > 1]))
     row.passes, row.counts = outcome.passes, outcome.counts
-    row.precision = outcome.precision or row.precision
+    row.precision, row.weights = outcome.precision or row.precision, outcome.weights or row.weights
+    row.fewer_bits = row.fewer_bits if outcome.fewer_bits is None else outcome.fewer_bits
     row.memory = max(row.memory or 0, outcome.memory or 0) or None
     row.gpu_memory = max(row.gpu_memory or 0, outcome.gpu_memory or 0) or None
 

@@ -13,12 +13,15 @@ from typing import Any
 from detgen.bench.interface import BenchConfig, ModelSource
 from detgen.bench.random_weights import config_of, random_model
 from detgen.engine.config import EngineConfig
+from detgen.engine.request import Request
 from detgen.errors import DEMO, BenchError
 from detgen.interruption import interrupted_later
 from detgen.machine import usable_cores
 from detgen.passes.folders import check_folder, local_folder
 from detgen.passes.hub import fetched
 from detgen.progress import Observer
+
+_BITS = {"q8": 8, "q4": 4}  # of weights that the native pass quantizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +33,19 @@ class Target:
         vocabulary: entries of its logits.
         context: most positions of a sequence.
         weights: parameters that a pass reads; without an untied embedding, of which it reads one row per token.
-        encode: text to token ids; with random weights, by the embedded tokenizer.
+        native: as in `ModelSource`.
+        as_stored: as in `ModelSource`.
+        encode: token ids of a request, as `detgen run` reads it, chats by the model's template; with random weights, by
+            the embedded tokenizer. Raises a RequestError for what cannot be run.
     """
 
     engine: EngineConfig
     vocabulary: int
     context: int
     weights: float
-    encode: Callable[[str], Any]
+    native: bool
+    as_stored: bool
+    encode: Callable[[Request], list[int]]
 
 
 def resolve(config: BenchConfig, observer: Observer) -> Target:
@@ -51,6 +59,10 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         import torch
         from transformers import AutoModelForCausalLM
 
+        from detgen.engine.encoding import prompt_tokens
+        from detgen.engine.rendering import chat_renderer
+        from detgen.kernels.native.library import best_build
+        from detgen.passes.families import FAMILIES
         from detgen.passes.loading import DTYPES, context_of, explained, load_settings, pick_device
         from detgen.thinking.configuration import ThinkingStatesConfig
 
@@ -80,6 +92,11 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
     if dtype == "auto":
         kind: Any = torch.float32 if device.type == "cpu" else getattr(found, "dtype", None)
         dtype = {known: name for name, known in DTYPES.items()}.get(kind, "bfloat16")
+    # What a known family has of its own is found out where the model is loaded.
+    known = type(model).__name__ in FAMILIES and best_build() is not None
+    native = known and (device.type, dtype) == ("cpu", "float32") and engine.target_quant not in ("nf4", "int8")
+    render = chat_renderer(tokenizer)
+    size = len(tokenizer) if config.random_weights is not None else int(text.vocab_size)
     tied = getattr(text, "tie_word_embeddings", False)
     embedding = 0 if tied else model.get_input_embeddings().weight.numel()
     return Target(
@@ -87,7 +104,9 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         vocabulary=int(text.vocab_size),
         context=context_of(text),
         weights=float(sum(p.numel() for p in model.parameters()) - embedding),
-        encode=lambda words: tokenizer(words).input_ids,
+        native=native,
+        as_stored=device.type == "cpu" and engine.dtype == "auto",
+        encode=lambda request: prompt_tokens(request, tokenizer, name, size, render),
     )
 
 
@@ -106,20 +125,44 @@ class TokenIds:
         return ""
 
 
-def loaded(source: ModelSource, role: str) -> Any:
-    """A `LoadedModel` that nothing ends before its number of tokens, its context cut to what the workloads need."""
+def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_stored: bool = False) -> Any:
+    """A `LoadedModel` that nothing ends before its number of tokens, its context cut to what the workloads need.
+
+    Args:
+        source: the models.
+        role: target or draft.
+        weights: how they are kept, as `Contender.weights`; None as the settings say. Those rounded to 16 bits are
+            widened when they are read, and the arithmetic stays that of the settings.
+        as_stored: as in `ModelSource`.
+    """
+    if weights in ("q8", "q4"):
+        quant: dict[str, Any] = {f"{role}_quant": weights}
+        source = replace(source, engine=replace(source.engine, **quant))
+    found = _loaded(source, role, as_stored)
+    if weights in ("bfloat16", "float16"):
+        import torch
+
+        for parameter in found.model.parameters():
+            parameter.data = parameter.data.to(getattr(torch, weights))
+    return found
+
+
+def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
     from detgen.passes.loading import DTYPES, LoadedModel, load_model, pick_device
 
     engine = source.engine
+    quant = engine.target_quant if role == "target" else engine.draft_quant
     device = pick_device(engine.device)
     if source.random_weights is not None:
         dtype = DTYPES[engine.dtype]
         model = random_model(source.random_weights, role, dtype, device, source.seed)
         name = f"random:{source.random_weights}:{role}"
-        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), dtype)
-    given, quant = _given(source, role), engine.target_quant if role == "target" else engine.draft_quant
+        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), dtype, _BITS.get(quant, 0))
+    given = _given(source, role)
     place, name = given or DEMO / role, given or f"embedded:{role}"
-    found = load_model(place, name, device, engine.dtype, quant, trusted=engine.trust_remote_code)
+    found = load_model(
+        place, name, device, "auto" if as_stored else engine.dtype, quant, trusted=engine.trust_remote_code
+    )
     return replace(found, eos=frozenset(), context=min(source.positions, found.context))
 
 

@@ -33,6 +33,9 @@ class Row:
         peer: who ran it.
         label: of the contender.
         precision: of weights and arithmetic.
+        weights: see `Outcome`.
+        fewer_bits: see `Contender`.
+        reference: label of the row whose tokens its verified requests must have.
         synthetic: whether the drafts were made to be accepted at a stated rate.
         fraction: share of requests that are verified.
         requests: how many.
@@ -41,6 +44,9 @@ class Row:
         error: why there are no measurements; the lists are empty then.
         wrong: what is wrong with its outputs; None if nothing was found.
         seconds: one run.
+        cpu_seconds: of the peer's processes in one run.
+        others: seconds of processor time that other processes took in one run, and seconds that there were; see
+            `Others`. Empty where the system does not tell.
         ttft: p50 and p99 of the time to first token, in seconds.
         tpot: p50 and p99 of the time per output token after the first, in seconds.
         over_fast: speed over that of detgen's unverified fast path in the same round.
@@ -67,7 +73,12 @@ class Row:
     output_tokens: int
     error: str | None = None
     wrong: str | None = None
+    weights: str | None = None
+    fewer_bits: bool = False
+    reference: str = "detgen none"
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    others: list[tuple[float, float]] = field(default_factory=list)
     ttft: list[tuple[float, float]] = field(default_factory=list)
     tpot: list[tuple[float, float]] = field(default_factory=list)
     over_fast: list[float] = field(default_factory=list)
@@ -184,5 +195,6 @@ def load(path: Path) -> Results:
 
 def _row(values: dict[str, Any]) -> Row:
     tuples = {name: tuple(values[name]) for name in ("same_bytes", "agreement") if values[name] is not None}
-    pairs = {name: [tuple(pair) for pair in values[name]] for name in ("ttft", "tpot")}
+    # Older files have no `others`.
+    pairs = {name: [tuple(pair) for pair in values.get(name, ())] for name in ("ttft", "tpot", "others")}
     return Row(**(values | tuples | pairs))

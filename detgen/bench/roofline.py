@@ -22,7 +22,10 @@ _WEIGHT_BYTES = {
     "bfloat16": 2.0,
     "float16": 2.0,
     "int8": 1.0,
+    "q8": 36 / 32,
     "q8_0": 34 / 32,
+    "q4": 20 / 32,
+    "q4_0": 18 / 32,
     "nf4": 0.5 + 4 / 64,
 }
 
@@ -91,7 +94,7 @@ def place_under_roof(row: Row, seconds: float, weights: float, roof: Roof, dtype
         roof: what `measure_roof` gave.
         dtype: that it was measured in.
     """
-    each = _WEIGHT_BYTES.get(row.precision)
+    each = _WEIGHT_BYTES.get(row.weights or row.precision)
     if each is not None and row.passes is not None:
         row.bandwidth_share = row.passes * weights * each / seconds / roof["copy_bytes"]
     if row.precision == dtype:

@@ -1,13 +1,13 @@
 """What the peers are given to continue: prompts as token ids, each with the number of tokens to generate.
 
-`sample` and `file:PATH` are real prompts. The synthetic ones have the shapes that the field reports, at random ids:
-fixed lengths (input x output), and mixes drawn from log-normal distributions, which are given here by median and
-spread (the standard deviation of the logarithm). Nobody's data set is needed for them, and a seed draws them again.
+`sample` and `file:PATH` are real prompts, chats among them, which the model's template renders. The synthetic ones have
+the shapes that the field reports, at random ids: fixed lengths (input x output), and mixes drawn from log-normal
+distributions, which are given here by median and spread (the standard deviation of the logarithm). Nobody's data set is
+needed for them, and a seed draws them again.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
@@ -64,19 +64,19 @@ def make_workload(name: str, requests: int, scale: float, config: BenchConfig, t
         target: the model that they are for.
 
     Raises:
-        BenchError: an unknown name, or a file without prompts.
+        BenchError: an unknown name, a file without prompts, or with one that cannot be run.
     """
     vocabulary = target.vocabulary
     if name in SYNTHETIC:
         made, shape = _synthetic(name, requests, scale, random.Random(f"{config.seed} {name}"), vocabulary)
         return Workload(name, made, f"random ids, {shape}, scale {scale:g}, seed {config.seed}")
     if name == "sample":
-        texts, origin = _sample(), "the embedded prompts"
+        place, origin = str(DEMO / "prompts.jsonl"), "the embedded prompts"
     else:
         check_name(name)
-        texts, origin = _from_file(name.removeprefix("file:")), name.removeprefix("file:")
-    ids = [tuple(int(t) % vocabulary for t in target.encode(text)) for text in texts[:requests]]
-    ids = [i for i in ids if i]
+        place = origin = name.removeprefix("file:")
+    # A random model may have a smaller vocabulary than the tokenizer.
+    ids = [tuple(t % vocabulary for t in tokens) for tokens in _from_file(place, requests, target)]
     if not ids:
         raise BenchError(f"{origin} has no prompts")
     chosen = [ids[i % len(ids)] for i in range(requests)]
@@ -99,26 +99,23 @@ def _synthetic(
     return tuple(prompts), f"log-normal lengths of median {', '.join(sides)}"
 
 
-def _sample() -> list[str]:
-    """The prompts that come with the package."""
-    lines = (DEMO / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["prompt"] for line in lines]
-
-
-def _from_file(path: str) -> list[str]:
-    """The prompts of a file that `detgen run` reads; chats and bad lines are refused."""
+def _from_file(path: str, requests: int, target: Target) -> list[list[int]]:
+    """Token ids of the first prompts of a file that `detgen run` reads; bad lines are refused, wherever they stand."""
     from detgen.engine.request import SamplingParams
-    from detgen.errors import PromptsError
+    from detgen.errors import PromptsError, RequestError
     from detgen.prompts import BadLine, open_prompts
 
-    texts = []
+    found: list[list[int]] = []
     try:
-        for item in open_prompts(path).read(SamplingParams(), None):
+        source = open_prompts(path)
+        for item in source.read(SamplingParams(), None):
             if isinstance(item, BadLine):
                 raise BenchError(f"{item.error}; a benchmark takes only files without bad lines")
-            if item.prompt is None:
-                raise BenchError(f"line {item.line} is a chat or token ids; a benchmark takes only prompts")
-            texts.append(item.prompt)
+            if len(found) < requests:
+                try:
+                    found.append(target.encode(item))
+                except RequestError as error:
+                    raise BenchError(f"{source.name}:{item.line}: {error}") from error
     except PromptsError as error:
         raise BenchError(str(error)) from error
-    return texts
+    return found

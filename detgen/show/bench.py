@@ -20,8 +20,13 @@ _NOTE = (
     "Speeds are medians of interleaved rounds, with the lowest and highest round in brackets; ratios are medians of"
     " ratios within a round. All prompts of a cell are submitted at once, so times to the first token contain waiting"
     " for a slot. Every prompt gets its number of tokens, end-of-sequence tokens included. Greedy; loading is left out;"
-    " memory is the peak of the peer's process while it ran the row. Bandwidth counts the weights once per pass;"
-    " weights that stay in the caches can exceed what a copy moves."
+    " memory is the peak of the peer's process while it ran the row, CPU seconds are of all its threads and processes"
+    " during the wall time. Weights kept in 16 bits are widened when they are read, which changes no result. Bandwidth"
+    " counts the weights once per pass; weights that stay in the caches can exceed what a copy moves."
+)
+_FEWER_BITS = (
+    "fewer bits: weights, arithmetic or cache have fewer bits than in the rows beside it, which makes another model of"
+    " it; its precision says which"
 )
 _SYNTHETIC = (
     "synthetic rows: the drafter is told the continuation and is right at the rate in the row's name, at a draft"
@@ -60,7 +65,9 @@ def _gib(number: int | None) -> str:
 
 
 _Columns = dict[str, Callable[[Row], str]]
-_LABEL: _Columns = {"setting": lambda r: f"{r.label} (WRONG)" if r.wrong else r.label}
+_LABEL: _Columns = {
+    "setting": lambda r: f"{r.label}{' (fewer bits)' if r.fewer_bits else ''}{' (WRONG)' if r.wrong else ''}"
+}
 _SPEED: _Columns = {
     **_LABEL,
     "precision": lambda r: r.precision,
@@ -72,6 +79,16 @@ _SPEED: _Columns = {
     "per token p50 / p99, ms": lambda r: _pair(r.tpot, 1e-3),
     "same bytes": lambda r: r.verdict,
 }
+_COST: _Columns = {
+    **_LABEL,
+    "wall, s": lambda r: span(r.seconds, "{:.3g}"),
+    "CPU, s": lambda r: span(r.cpu_seconds, "{:.3g}"),
+    "weights kept in": lambda r: r.weights or "-",
+    "memory, GiB": lambda r: _gib(r.memory),
+    "GPU memory, GiB": lambda r: _gib(r.gpu_memory),
+    "of bandwidth": lambda r: "-" if r.bandwidth_share is None else f"{r.bandwidth_share:.0%}",
+    "of arithmetic": lambda r: "-" if r.arithmetic_share is None else f"{r.arithmetic_share:.1%}",
+}
 _WORK: _Columns = {
     **_LABEL,
     "tokens per pass": lambda r: f"{r.output_tokens / r.passes:.2f}" if r.passes else "-",
@@ -79,10 +96,6 @@ _WORK: _Columns = {
     "roll-backs": lambda r: f"{r.counts['corrected']}" if r.counts.get("drafted") else "-",
     "recomputed tokens": _recomputed,
     "padding": lambda r: _share(r.counts.get("padding_rows"), r.counts.get("rows")),
-    "memory, GiB": lambda r: _gib(r.memory),
-    "GPU memory, GiB": lambda r: _gib(r.gpu_memory),
-    "of bandwidth": lambda r: "-" if r.bandwidth_share is None else f"{r.bandwidth_share:.0%}",
-    "of arithmetic": lambda r: "-" if r.arithmetic_share is None else f"{r.arithmetic_share:.1%}",
     "as drafter none": lambda r: "-" if r.agreement is None else "{} of {}".format(*r.agreement),
 }
 
@@ -120,7 +133,7 @@ def cells(results: Results) -> Iterator[CellTables]:
         )
         wrong = [f"WRONG {row.label}: {row.wrong}" for row in rows if row.wrong]
         failed = [f"FAILED {row.label}: {row.error}" for row in rows if row.error]
-        yield CellTables(heading, [t for t in (_table(_SPEED, rows), _table(_WORK, rows)) if t], wrong + failed)
+        yield CellTables(heading, [t for c in (_SPEED, _COST, _WORK) if (t := _table(c, rows))], wrong + failed)
 
 
 def _table(columns: _Columns, rows: list[Row]) -> list[list[str]]:
@@ -195,4 +208,5 @@ def _roof(results: Results) -> str:
 
 
 def _notes(results: Results) -> list[str]:
-    return results.notes + [_SYNTHETIC] * any(row.synthetic for row in results.rows)
+    fewer = [_FEWER_BITS] * any(row.fewer_bits for row in results.rows)
+    return results.notes + fewer + [_SYNTHETIC] * any(row.synthetic for row in results.rows)

@@ -10,6 +10,7 @@ from detgen.bench import BenchConfig, bench
 from detgen.bench.results import load
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError, EngineError
+from detgen.kernels.native.library import best_build
 
 
 def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: Any) -> None:
@@ -28,6 +29,7 @@ def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: 
     assert set(rows) == {
         "detgen fast path", "detgen none", "detgen none, 67% verified", "detgen self", "detgen self, 67% verified",
         "detgen ngram", "detgen auto", "detgen auto, 67% verified",
+        *(["detgen none, q8", "detgen auto, q8"] if best_build() else []),
     }  # fmt: skip
     for row in rows.values():
         assert row.error is None
@@ -37,11 +39,15 @@ def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: 
         assert row.same_bytes is not None
         assert row.memory is not None
         assert row.over_fast
+        assert len(row.cpu_seconds) == 1
+        assert 0 < row.cpu_seconds[0] < 100 * row.seconds[0]
+        assert row.others == [] or 0 < row.others[0][1] < 100
     assert rows["detgen none"].same_bytes == (3, 3, 1)
     assert rows["detgen none, 67% verified"].agreement == (2, 2)
     assert load(tmp_path / "out" / "bench.json").rows == results.rows
     stored = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert {"torch", "transformers"} <= stored["environment"]["versions"].keys()
+    assert 0 <= (stored["environment"]["others_before"] or 0) <= 1
     assert results.roofline
     assert told.steps[-1].done == told.steps[-1].total, "the last run was expected"
 

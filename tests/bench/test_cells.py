@@ -43,6 +43,42 @@ def test_quick_has_every_drafter_and_the_baseline(source: ModelSource) -> None:
     assert "transformers-assisted generate" in labels(BenchConfig(peers=("transformers-assisted",)), embedded, 1)
 
 
+def test_quick_has_what_users_take_by_default_beside_float32(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from detgen.bench import peers
+
+    monkeypatch.setattr(peers, "version", lambda package: "1.0")
+    embedded = replace(source, random_weights=None, native=True)
+    found = {c.label: c for c in contenders_at(BenchConfig(), find_peers(BenchConfig(), embedded)[0], 1)}
+    others = [label for label in found if not label.startswith(("detgen", "transformers"))]
+    assert others == ["openvino f32", "openvino default", "llama.cpp f32", "llama.cpp q8_0"]
+    assert [label for label in found if found[label].fewer_bits] == [
+        *("detgen none, q8", "detgen auto, q8", "openvino default", "llama.cpp q8_0")
+    ]
+    assert found["detgen auto, q8"].process == found["detgen none, q8"].process != found["detgen none"].process
+    full = labels(BenchConfig(full=True), embedded)
+    assert set(full) - set(found) >= {"openvino f32 speculative"}
+    on_gpu = replace(embedded, native=False, engine=replace(source.engine, device="cuda"))
+    gpu = labels(BenchConfig(), on_gpu)
+    assert {"vllm plain", "sglang plain", "llama.cpp f32", "llama.cpp q8_0"} < set(gpu)
+    assert not {"vllm batch-invariant", "sglang deterministic", "detgen none, q8"} & set(gpu)
+
+
+def test_beside_quantized_weights_stand_those_like_them(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    from detgen.bench import peers
+
+    monkeypatch.setattr(peers, "version", lambda package: "1.0")
+    for quant, theirs in (("q8", "q8_0"), ("q4", "q4_0")):
+        engine = replace(source.engine, target_quant=quant)
+        found = contenders_at(BenchConfig(), find_peers(BenchConfig(), replace(source, engine=engine))[0], 16)
+        precisions = {c.label: c.precision for c in found}
+        assert precisions["detgen none"] == quant
+        assert precisions["transformers generate"] == "float32", "it does not know what the native pass quantizes"
+        assert precisions[f"llama.cpp {theirs}"] == theirs
+        assert "llama.cpp f32" not in precisions
+
+
 def test_random_weights_have_no_draft_model_but_synthetic_ones(source: ModelSource) -> None:
     config = BenchConfig(peers=("detgen",), random_weights="tiny", acceptances=(0.5, 0.9))
     found = labels(config, source)
@@ -115,7 +151,7 @@ def test_requests_fill_batches() -> None:
         ({"rounds": 0}, "--rounds must be from 1"),
         ({"scale": 0.0}, "--scale must be from"),
         ({"random_weights": "tiny", "engine": EngineConfig(target="x")}, "one or the other"),
-        ({"random_weights": "tiny", "engine": EngineConfig(target_quant="int8")}, "not quantized"),
+        ({"random_weights": "tiny", "engine": EngineConfig(target_quant="int8")}, "leave out nf4 and int8"),
         ({"engine": EngineConfig(target="x"), "acceptances": (0.5,)}, "--draft"),
     ],
 )

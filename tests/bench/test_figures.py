@@ -94,6 +94,7 @@ def test_fractions_are_taken_from_the_rows() -> None:
         make_row("detgen none, 50% verified", fraction=0.5, over_fast=[0.8]),
         make_row("detgen fast path", fraction=0.0, over_fast=[1.0]),
         make_row("detgen ngram", over_fast=[2.0]),
+        make_row("detgen none, q8", over_fast=[3.0], reference="detgen none, q8"),
         make_row("transformers generate", fraction=None, over_fast=[0.5]),
     ]
     assert by_fraction(rows) == {"sample, batch 4": {"none": [[50.0, 0.8], [100.0, 1.1]]}}

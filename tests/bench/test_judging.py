@@ -39,6 +39,26 @@ def test_a_peer_may_differ_later_but_not_from_the_start() -> None:
     assert early.wrong == "only 0 of 4 first tokens are right"
 
 
+def test_rows_in_few_bits_are_held_against_their_own_reference() -> None:
+    """They have texts of their own; what they share with float32's is shown, and is nothing wrong."""
+    own = [[1, 2, 8], [4, 5, 8], [7, 8, 8], [1, 1, 8]]
+    none, good, bad = (
+        make_row(f"detgen {name}, q8", fraction=1.0, reference="detgen none, q8") for name in ("none", "auto", "ngram")
+    )
+    outputs = outputs_of(
+        {
+            "detgen none": {4: CANONICAL},
+            none.label: {4: own},
+            good.label: {4: own},
+            bad.label: {4: [*own[:3], CANONICAL[3]]},
+        }
+    )
+    judge([none, good, bad], outputs)
+    assert [row.agreement for row in (none, good, bad)] == [(0, 4), (0, 4), (1, 4)]
+    assert (none.wrong, good.wrong) == (None, None)
+    assert bad.wrong == "1 of 4 verified prompts differ from drafter none"
+
+
 def test_a_verified_row_must_not_depend_on_the_batch_size() -> None:
     row = make_row()
     judge([row], outputs_of({row.label: {4: CANONICAL, 1: LATE[:2]}}))

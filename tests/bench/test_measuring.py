@@ -2,14 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from detgen.bench import measuring
 from detgen.bench.cells import Cell
 from detgen.bench.interface import Contender, Job, Outcome, Prompt, Workload
 from detgen.bench.judging import Outputs, judge
 from detgen.bench.measuring import Measuring
+from detgen.bench.processor_time import Others
 from detgen.bench.results import Row
 from detgen.worker import WorkerError
 
@@ -39,7 +42,8 @@ class Fake:
             raise WorkerError("out of memory")
         taken = self.seconds[name] * (1 + 0.1 * len(self.calls))
         n = len(job.prompts)
-        return Outcome(self.tokens(name, job), taken, [0.1] * n, [0.3] * n, 10, {"drafted": 4}, memory=100)
+        moments = [0.1] * n, [0.3] * n
+        return Outcome(self.tokens(name, job), taken, *moments, 10, {"drafted": 4}, memory=100, cpu_seconds=2 * taken)
 
 
 def measure(
@@ -57,6 +61,36 @@ def test_contenders_take_turns_and_the_first_round_is_not_measured(told: Any) ->
     assert rows[1].ttft[0] == pytest.approx((0.1, 0.1))
     assert rows[1].tpot[0] == pytest.approx((0.1, 0.1)), "two tokens behind the first in 0.2 seconds"
     assert (rows[1].output_tokens, rows[1].passes, rows[1].memory) == (12, 10, 100)
+
+
+def test_a_row_has_its_processor_time_and_that_of_others(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(none=2.0)
+    moments = iter([Others(0.5, 4.0), None, Others(0.1, 4.0)])
+    monkeypatch.setattr(measuring, "OthersClock", lambda: SimpleNamespace(read=lambda: next(moments)))
+    ((row,), _) = measure(fake, told, NONE)
+    assert row.cpu_seconds == [2 * s for s in row.seconds]
+    assert row.others == [(0.5, 4.0), (0.1, 4.0)], "where the system tells it"
+    ((failed,), _) = measure(Fake(), told, NONE)
+    assert (failed.cpu_seconds, failed.others) == ([], [])
+
+
+def test_what_the_library_chose_replaces_what_was_known_before(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(default=1.0)
+    plain = fake.run
+    chosen: dict[str, Any] = {"precision": "f32, u8 cache", "fewer_bits": True, "weights": "bfloat16"}
+
+    def run(contender: Contender, job: Job) -> Outcome:
+        outcome = plain(contender, job)
+        for name, value in chosen.items():
+            setattr(outcome, name, value)
+        return outcome
+
+    monkeypatch.setattr(fake, "run", run)
+    ((row,), _) = measure(fake, told, replace(contender("openvino", "default"), fewer_bits=True))
+    assert (row.precision, row.fewer_bits, row.weights) == ("f32, u8 cache", True, "bfloat16")
+    chosen |= {"precision": "f32, f32 cache", "fewer_bits": False}
+    ((row,), _) = measure(fake, told, replace(contender("openvino", "default"), fewer_bits=True))
+    assert not row.fewer_bits
 
 
 def test_ratios_are_of_the_same_round(told: Any) -> None:

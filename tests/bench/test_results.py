@@ -15,6 +15,8 @@ from detgen.errors import BenchError
 
 def test_bench_json_is_read_as_it_was_written(tmp_path: Path) -> None:
     row = make_row(same_bytes=(3, 4, 1), agreement=(4, 4), counts={"drafted": 3}, over_fast=[1.0, 1.1, 0.9])
+    row.cpu_seconds, row.others = [1.5, 1.6, 1.4], [(0.1, 2.0), (0.0, 2.2), (-0.01, 1.8)]
+    row.weights, row.fewer_bits, row.reference = "q8", True, "detgen none, q8"
     results = make_results(row, make_row("vllm plain", error="it crashed", seconds=[], ttft=[], tpot=[]))
     save(results, tmp_path / "bench.json")
     assert load(tmp_path / "bench.json") == results
@@ -91,6 +93,10 @@ def test_shares_of_the_roof() -> None:
     place_under_roof(unknown, 1.0, 1e8, {"copy_bytes": 1e10, "product_operations": 1e11}, "float32")
     assert unknown.bandwidth_share is None
     assert unknown.arithmetic_share is None
+    stored = make_row(weights="bfloat16", passes=10)
+    place_under_roof(stored, median(row.seconds), 1e8, {"copy_bytes": 1e10, "product_operations": 1e11}, "float32")
+    assert stored.bandwidth_share == pytest.approx(row.bandwidth_share / 2), "half of the bytes"
+    assert stored.arithmetic_share == row.arithmetic_share
 
 
 def test_the_roof_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

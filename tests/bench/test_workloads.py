@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from statistics import mean, median
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from detgen import Engine, EngineConfig, Request
 from detgen.bench.interface import BenchConfig, Workload
+from detgen.bench.models import Target, resolve
 from detgen.bench.workloads import make_workload
-from detgen.errors import BenchError
+from detgen.errors import DEMO, BenchError
+from detgen.progress import Unobserved
 
 
 def make(name: str, *, requests: int = 8, scale: float = 1.0, seed: int = 0, vocabulary: int = 100) -> Workload:
-    target: Any = SimpleNamespace(vocabulary=vocabulary, encode=lambda text: [ord(c) for c in text])
+    target: Any = SimpleNamespace(vocabulary=vocabulary, encode=lambda request: [ord(c) for c in request.prompt])
     return make_workload(name, requests, scale, BenchConfig(seed=seed, max_tokens=5), target)
 
 
@@ -57,19 +63,52 @@ def test_a_file_gives_its_prompts(tmp_path: Path) -> None:
     assert [p.tokens for p in make(f"file:{path}", requests=2).prompts] == [(97, 98), (99, 0)]
 
 
-CHAT = '{"messages": [{"role": "user", "content": "x"}]}\n'
+MESSAGES = [{"role": "user", "content": "Name three rivers."}]
+CHAT = json.dumps({"messages": MESSAGES}) + "\n"
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Target:
+    return resolve(BenchConfig(), Unobserved())
+
+
+def test_chats_are_rendered_by_the_models_template(tmp_path: Path, embedded: Target) -> None:
+    """The ids are those of the rendered text, which has its special tokens already, and those that are given stay."""
+    path = tmp_path / "chats.jsonl"
+    tools = {"messages": MESSAGES, "chat_template_kwargs": {"no_such_variable": 1}}
+    path.write_text(CHAT + '{"prompt_token_ids": [5, 6, 7]}\n{"prompt": "def "}\n')
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    rendered = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    expected = [tokenizer(rendered, add_special_tokens=False).input_ids, [5, 6, 7], tokenizer("def ").input_ids]
+    workload = make_workload(f"file:{path}", 3, 1.0, BenchConfig(max_tokens=5), embedded)
+    assert [list(p.tokens) for p in workload.prompts] == expected
+    path.write_text(CHAT + json.dumps(tools))
+    with pytest.raises(BenchError, match=r"chats\.jsonl:2: the model's chat template has no use for no_such_variable"):
+        make_workload(f"file:{path}", 2, 1.0, BenchConfig(), embedded)
+
+
+def test_a_chat_for_a_model_without_a_template_is_refused_as_by_a_run(tmp_path: Path) -> None:
+    path, model = tmp_path / "chats.jsonl", tmp_path / "model"
+    path.write_text(CHAT)
+    shutil.copytree(DEMO / "target", model, ignore=shutil.ignore_patterns("chat_template*"))
+    target = resolve(BenchConfig(engine=EngineConfig(target=str(model))), Unobserved())
+    with pytest.raises(BenchError) as refused:
+        make_workload(f"file:{path}", 1, 1.0, BenchConfig(), target)
+    (completion,) = Engine(str(model), drafter="none").generate([Request(0, 0, messages=MESSAGES)])
+    assert str(refused.value) == f"chats.jsonl:1: {completion.error}"
+    assert "no chat template" in str(completion.error)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "missing.jsonl"), ('{"prompt": 3}\n', "without bad lines"), (CHAT, "is a chat")],
+    [(None, "missing.jsonl"), ('{"prompt": 3}\n', "without bad lines"), ('{"prompt": "a"}\n{\n', "without bad lines")],
 )
 def test_a_file_that_is_no_workload_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
     path = tmp_path / "missing.jsonl"
     if content is not None:
         path.write_text(content)
     with pytest.raises(BenchError, match=said):
-        make(f"file:{path}")
+        make(f"file:{path}", requests=1)
 
 
 def test_an_unknown_workload_is_refused_with_the_known_ones() -> None:

@@ -25,6 +25,8 @@ def test_markdown_has_every_row_its_figures_and_what_is_wrong(tmp_path: Path) ->
         over_fast=[1.2],
         memory=2**30,
         bandwidth_share=0.5,
+        cpu_seconds=[2.0, 2.2, 1.8],
+        weights="bfloat16",
     )
     bad = make_row("transformers generate", seconds=[4.0], same_bytes=(1, 4, 1), wrong="something")
     failed = make_row("vllm plain", seconds=[], error="out of memory")
@@ -33,7 +35,8 @@ def test_markdown_has_every_row_its_figures_and_what_is_wrong(tmp_path: Path) ->
     first = next(line for line in text.splitlines() if line.startswith("| detgen none"))
     assert "| 100 [91, 111] | 140 | 1.20 |" in first
     assert "| 0.1 / 0.2 | 10 / 20 | yes (with 1) |" in first
-    assert "| 2.50 | 75% | 3 | 5 (5%) | 10% | 1.00 | 50% |" in text
+    assert "| 1 [0.9, 1.1] | 2 [1.8, 2.2] | bfloat16 | 1.00 | 50% |" in text, "wall time, CPU seconds"
+    assert "| 2.50 | 75% | 3 | 5 (5%) | 10% |" in text
     assert "no: 3 of 4 (with 1)" in text
     assert "**WRONG transformers generate: something**" in text
     assert "| transformers generate (WRONG) |" in text
@@ -41,6 +44,20 @@ def test_markdown_has_every_row_its_figures_and_what_is_wrong(tmp_path: Path) ->
     assert "**FAILED vllm plain: out of memory**" in text
     assert "- vllm skipped: not installed" in text
     assert "GPU memory" not in text, "a column without values is left out"
+
+
+def test_rows_that_compute_in_fewer_bits_say_so() -> None:
+    full, less = make_row(), make_row("llama.cpp q8_0", precision="q8_0", fewer_bits=True, seconds=[2.0])
+    results = make_results(full, less)
+    ((_, (speeds, *_), _),) = cells(results)
+    assert [line[0] for line in speeds] == ["setting", "detgen none", "llama.cpp q8_0 (fewer bits)"]
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(render(results))
+    assert "fewer bits: weights, arithmetic or cache have fewer bits" in captured.get()
+    with console.capture() as captured:
+        console.print(render(make_results(full)))
+    assert "fewer bits" not in captured.get()
 
 
 def test_the_terminal_shows_the_same() -> None:

@@ -108,7 +108,7 @@ def by_fraction(rows: list[Row]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for row in rows:
         drafter = row.label.split(",")[0].removeprefix("detgen ")
-        if row.peer == "detgen" and drafter in MIXED and row.over_fast and row.fraction:
+        if row.reference == REFERENCE and row.peer == "detgen" and drafter in MIXED and row.over_fast and row.fraction:
             place = found.setdefault(f"{row.workload}, batch {row.batch_size}", {})
             place.setdefault(drafter, []).append([100 * row.fraction, median(row.over_fast)])
     return {name: {d: sorted(points) for d, points in drafters.items()} for name, drafters in found.items()}

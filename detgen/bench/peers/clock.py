@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from detgen.bench.interface import Job, Outcome
+from detgen.bench.processor_time import CpuClock
 
 
 class Clock:
@@ -20,6 +21,7 @@ class Clock:
         self._count = [0] * len(self._wanted)
         self._first: list[float | None] = [None] * len(self._wanted)
         self._last: list[float | None] = [None] * len(self._wanted)
+        self._cpu = CpuClock()
         self._started = time.perf_counter()
 
     def tokens(self, index: int, count: int, at: float | None = None) -> None:
@@ -41,11 +43,11 @@ class Clock:
         Raises:
             RuntimeError: if a prompt has not as many tokens as were asked for.
         """
-        seconds = time.perf_counter() - self._started
+        seconds, cpu_seconds = time.perf_counter() - self._started, self._cpu.seconds()
         for index, (made, wanted) in enumerate(zip(tokens, self._wanted, strict=True)):
             if len(made) != wanted:
                 raise RuntimeError(f"prompt {index} got {len(made)} tokens instead of {wanted}")
-        return Outcome(tokens, seconds, self._first, self._last, passes, counts or {})
+        return Outcome(tokens, seconds, self._first, self._last, passes, counts or {}, cpu_seconds=cpu_seconds)
 
 
 def run_stepwise(

@@ -1,4 +1,4 @@
-"""detgen itself: its drafters, its unverified fast path, and drafts of a stated acceptance.
+"""detgen itself: its drafters, its unverified fast path, drafts of a stated acceptance, and weights in 8 bits.
 
 The prefix cache is off: every round runs the same prompts, and the peers read them again too. In partly verified
 batches, the times of tokens are those of the verified requests.
@@ -35,10 +35,13 @@ class DetgenPeer:
 
         drafted = source.has_draft or contender.name == SYNTHETIC
         self.source = source
+        target = loaded(source, "target", contender.weights, as_stored=source.as_stored)
+        kept = str(target.model.dtype).removeprefix("torch.")
+        self._weights = None if source.on_gpu or target.bits or kept == source.engine.dtype else kept
         self.engine = Engine(
             source.engine,
-            target=loaded(source, "target"),
-            draft=loaded(source, "draft") if drafted else None,
+            target=target,
+            draft=loaded(source, "draft", as_stored=source.as_stored) if drafted else None,
             drafter="auto" if drafted else "none",
             batch_size=max(batch_sizes),
             prefix_cache=False,
@@ -48,13 +51,21 @@ class DetgenPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """The fast path, each drafter, and the synthetic one, which is there whenever it is asked for."""
+        """The fast path, each drafter, the synthetic one, which is there whenever it is asked for, and 8 bits."""
         names = [FAST, "none", *(["model"] if source.has_draft else []), "self", "ngram", "auto"]
         processes = dict.fromkeys(names, "detgen") | {SYNTHETIC: "detgen-synthetic"}
-        return [Contender("detgen", n, source.precision, p, self_checked=True) for n, p in processes.items()]
+        found = [Contender("detgen", n, source.precision, p, self_checked=True) for n, p in processes.items()]
+        if source.native and source.engine.target_quant == "none":
+            found += [keeping(c, "q8") for c in found if c.name in ("none", "auto")]
+        return found
 
     def run(self, contender: Contender, job: Job) -> Outcome:
         """Run a job; the fast path verifies nothing, whatever the job says."""
+        outcome = self._run(contender, job)
+        outcome.weights = self._weights
+        return outcome
+
+    def _run(self, contender: Contender, job: Job) -> Outcome:
         if contender.acceptance is not None:
             return generate(self._synthetic(job, contender.acceptance), job)
         if contender.name == FAST:
@@ -94,6 +105,18 @@ class DetgenPeer:
         return self._engines[key]
 
 
+def keeping(contender: Contender, weights: str) -> Contender:
+    """The same in a process of its own, that keeps the target's weights in another way, as `Contender.weights`."""
+    few = weights in ("q8", "q4")
+    return replace(
+        contender,
+        process=f"{contender.process}-{weights}",
+        weights=weights,
+        precision=weights if few else contender.precision,
+        fewer_bits=few,
+    )
+
+
 def generate(engine: Engine, job: Job) -> Outcome:
     """Run a job by an engine.
 
@@ -101,7 +124,11 @@ def generate(engine: Engine, job: Job) -> Outcome:
         RuntimeError: if a prompt cannot run.
     """
     requests = [
-        Request(i, i, token_ids=p.tokens, params=SamplingParams(max_tokens=p.output, deterministic=verified))
+        Request(
+            *(i, i),
+            token_ids=p.tokens,
+            params=SamplingParams(p.output, deterministic=verified, temperature=job.temperature, seed=i),
+        )
         for i, (p, verified) in enumerate(zip(job.prompts, job.deterministic, strict=True))
     ]
     tokens: list[list[int]] = [[] for _ in requests]

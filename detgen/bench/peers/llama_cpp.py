@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python: its batched decoding, driven as its server does, with continuous batching.
 
 The model is converted to a GGUF file on the fly. Keys and values are cached in float32 beside float32 weights, and in
-llama.cpp's default, float16, beside q8_0 ones.
+llama.cpp's default, float16, beside quantized ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LlamaCppPeer:
         _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it tells every tensor
         llama_cpp.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
         path = source.scratch / f"target-{contender.name}.gguf"
-        write_gguf(source, path, None if contender.name == "f32" else "Q8_0")
+        write_gguf(source, path, None if contender.name == "f32" else contender.name.upper())
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = -1 if source.on_gpu else 0
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
@@ -53,11 +53,12 @@ class LlamaCppPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """float32 and q8_0, each in a process of its own."""
-        if source.engine.target_quant != "none":
-            return []
-        precisions = {"f32": "float32", "q8_0": "q8_0"}
-        return [Contender("llama.cpp", n, precision, f"llama.cpp-{n}") for n, precision in precisions.items()]
+        """float32 and q8_0, each in a process of its own; beside quantized weights of detgen's, those like them."""
+        names = {"none": ("f32", "q8_0"), "q8": ("q8_0",), "q4": ("q4_0",)}.get(source.engine.target_quant, ())
+        return [
+            Contender("llama.cpp", n, "float32" if n == "f32" else n, f"llama.cpp-{n}", fewer_bits=n != "f32")
+            for n in names
+        ]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
         """All prompts, at most a batch of them at a time."""

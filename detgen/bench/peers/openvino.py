@@ -30,6 +30,7 @@ class OpenVinoPeer:
         core = openvino.Core()
         arithmetic, cached = (str(core.get_property("CPU", name)) for name in _F32)
         self._chosen = f"{_short(arithmetic)}, {_short(cached)} cache"
+        self._fewer_bits = not _short(arithmetic) == _short(cached) == "f32"
         self._properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": source.threads}
         if contender.name != "default":
             self._properties |= _F32
@@ -44,10 +45,13 @@ class OpenVinoPeer:
         """Two precisions; float32 with a draft model too, where there is one."""
         if source.on_gpu or source.engine.target_quant != "none":
             return []
-        names = {"f32": "float32", "default": "default"}
-        if source.has_draft:
-            names[_SPECULATIVE] = "float32"
-        return [Contender("openvino", name, precision, f"openvino-{name}") for name, precision in names.items()]
+        found = [
+            Contender("openvino", "f32", "float32", "openvino-f32"),
+            Contender("openvino", "default", "default", "openvino-default", fewer_bits=True),
+        ]
+        if source.has_draft and source.random_weights is None:  # it asks for a tokenizer, and those have none
+            found.append(Contender("openvino", _SPECULATIVE, "float32", f"openvino-{_SPECULATIVE}", quick=False))
+        return found
 
     def _pipeline(self, batch_size: int) -> Any:
         """One for each batch size, which it is built for."""
@@ -97,7 +101,7 @@ class OpenVinoPeer:
         while pipeline.has_non_finished_requests():
             pipeline.step()
         if contender.name == "default":
-            outcome.precision = self._chosen
+            outcome.precision, outcome.fewer_bits = self._chosen, self._fewer_bits
         return outcome
 
 

@@ -44,7 +44,7 @@ class SglangPeer:
         base = (("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1"),)
         return [
             Contender("sglang", "plain", source.precision, "sglang", base),
-            Contender("sglang", "deterministic", source.precision, "sglang-deterministic", base),
+            Contender("sglang", "deterministic", source.precision, "sglang-deterministic", base, quick=False),
         ]
 
     def run(self, contender: Contender, job: Job) -> Outcome:

@@ -21,4 +21,8 @@ class AssistedPeer(GeneratePeer):
         """One where there is a draft model."""
         if not source.has_draft:
             return []
-        return [Contender("transformers-assisted", "generate", source.precision, "transformers-assisted", most_batch=1)]
+        return [
+            Contender(
+                "transformers-assisted", "generate", source.plain_precision, "transformers-assisted", most_batch=1
+            )
+        ]

@@ -24,7 +24,7 @@ class ContinuousPeer:
     def contenders(source: ModelSource) -> list[Contender]:
         """One: as it comes."""
         name = "transformers-continuous"
-        return [Contender(name, "generate_batch", source.precision, name, self_checked=True)]
+        return [Contender(name, "generate_batch", source.plain_precision, name, self_checked=True)]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
         """All prompts at once; the manager batches them."""

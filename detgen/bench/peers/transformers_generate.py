@@ -24,7 +24,7 @@ class GeneratePeer:
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
         """One: as it comes."""
-        return [Contender("transformers", "generate", source.precision, "transformers", self_checked=True)]
+        return [Contender("transformers", "generate", source.plain_precision, "transformers", self_checked=True)]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
         """One batch after the other."""

@@ -39,7 +39,7 @@ class VllmPeer:
         invariant = (*base, ("VLLM_BATCH_INVARIANT", "1"))
         return [
             Contender("vllm", "plain", source.precision, "vllm", base),
-            Contender("vllm", "batch-invariant", source.precision, "vllm-invariant", invariant),
+            Contender("vllm", "batch-invariant", source.precision, "vllm-invariant", invariant, quick=False),
         ]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
