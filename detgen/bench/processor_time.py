@@ -100,14 +100,15 @@ class OthersClock:
 
     def __init__(self) -> None:
         self._cores = _cores()
-        self._busy = _busy_seconds(self._cores)
         self._cpu = CpuClock()
+        # Looking for children takes a while, so it stands outside of what is timed, here and below.
+        self._busy = _busy_seconds(self._cores)
         self._started = time.perf_counter()
 
     def read(self) -> Others | None:
         """What they did since the clock was made; None where the system does not tell."""
-        wall = time.perf_counter() - self._started
-        own, busy = self._cpu.seconds(), _busy_seconds(self._cores)
+        busy, wall = _busy_seconds(self._cores), time.perf_counter() - self._started
+        own = self._cpu.seconds()
         if self._busy is None or busy is None:
             return None
         return Others(busy - self._busy - own, wall * len(self._cores))

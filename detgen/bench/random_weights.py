@@ -25,10 +25,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {"model_type": "qwen3", "vocab_size": 151936, "rope_theta": 1000000.0}
     | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "max_position_embeddings": 40960}
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True},
+    # 29.4 million parameters, 4.2 million of them in the embedding.
+    "llama-29m": {"model_type": "llama", "vocab_size": 8192, "max_position_embeddings": 8192}
+    | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True},
     # 88.9 million parameters, 6.3 million of them in the embedding.
     "llama-89m": {"model_type": "llama", "vocab_size": 8192, "max_position_embeddings": 8192}
     | {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12}
     | {"num_attention_heads": 12, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    # 134.5 million parameters, 28.3 million of them in the embedding: the shapes of SmolLM2-135M.
+    "llama-135m": {"model_type": "llama", "vocab_size": 49152, "max_position_embeddings": 8192}
+    | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "rope_theta": 100000.0}
+    | {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    "qwen2.5-0.5b": {"model_type": "qwen2", "vocab_size": 151936, "rope_theta": 1000000.0}
+    | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "max_position_embeddings": 32768}
+    | {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "tiny": {"model_type": "llama", "vocab_size": 512, "max_position_embeddings": 2048}
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},

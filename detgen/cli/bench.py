@@ -17,8 +17,8 @@ from detgen.cli import options
 
 EPILOG = "\n".join(
     (
-        "Workloads: sample (the embedded prompts), file:PATH, and random prompts of the shapes 1024x256, 1024x1024,"
-        " 4096x1024 (tokens in x out), sharegpt and arxiv (mixed lengths).",
+        "Workloads: sample (the embedded prompts), file:PATH (prompts or chats), and random prompts of the shapes"
+        " 1024x256, 1024x1024, 4096x1024 (tokens in x out), sharegpt and arxiv (mixed lengths).",
         "",
         "Examples:",
         "  [bold]detgen bench[/]",
@@ -52,8 +52,8 @@ def bench_command(
         options.model_option(
             metavar="CONFIG",
             show_default=False,
-            help="Random weights instead of models: llama-3.1-8b, llama-3.2-1b, qwen3-0.6b, llama-89m, tiny, or the"
-            " path of a config.json.",
+            help="Random weights instead of models: llama-3.1-8b, llama-3.2-1b, qwen3-0.6b, qwen2.5-0.5b, llama-135m,"
+            " llama-89m, llama-29m, tiny, or the path of a config.json.",
         ),
     ] = None,
     synthetic_acceptance: Annotated[

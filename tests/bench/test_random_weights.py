@@ -19,7 +19,10 @@ def parameters(settings: dict) -> int:
 
 @pytest.mark.parametrize(
     ("name", "millions"),
-    [("llama-3.1-8b", 8030.3), ("llama-3.2-1b", 1235.8), ("qwen3-0.6b", 596.0), ("llama-89m", 88.9)],
+    [
+        *(("llama-3.1-8b", 8030.3), ("llama-3.2-1b", 1235.8), ("qwen3-0.6b", 596.0), ("llama-89m", 88.9)),
+        *(("llama-29m", 29.4), ("llama-135m", 134.5), ("qwen2.5-0.5b", 494.0)),
+    ],
 )
 def test_built_in_configurations_have_the_sizes_of_their_names(name: str, millions: float) -> None:
     assert parameters(settings_of(name)) / 1e6 == pytest.approx(millions, abs=0.1)
