@@ -116,9 +116,14 @@ class ModelSource:
         return self.engine.threads
 
     @property
+    def quantized(self) -> bool:
+        """Whether the target is."""
+        return self.engine.target_quant != "none"
+
+    @property
     def precision(self) -> str:
         """Of weights and arithmetic, as detgen runs the target."""
-        return self.engine.dtype if self.engine.target_quant == "none" else self.engine.target_quant
+        return self.engine.target_quant if self.quantized else self.engine.dtype
 
     @property
     def plain_precision(self) -> str:
@@ -142,7 +147,7 @@ class Contender:
         acceptance: rate at which the synthetic drafter is right; None for real drafters.
         weights: how detgen keeps the target's, where that is not as the benchmark's settings say: a number format or
             a quantization.
-        fewer_bits: whether weights, arithmetic or cache have fewer bits than those of the rows beside it.
+        fewer_bits: whether weights, arithmetic or cache have fewer bits than the model as it comes.
         quick: whether the quick grid has a row of it.
     """
 

@@ -1,8 +1,9 @@
 """Whether outputs are what they should be: between batch sizes, and beside the canonical ones.
 
 Fast and wrong is wrong: a verified row that differs from `none`, or from itself at another batch size, says so, and
-so does any row most of whose first tokens differ from the canonical ones. A float32 peer that picks another token at a
-near-tie later on is not wrong; how many of its prompts are equal is shown.
+so does any row most of whose first tokens differ from the canonical ones, or all of them where it computes in fewer
+bits. A float32 peer that picks another token at a near-tie later on is not wrong; how many of its prompts are equal is
+shown.
 """
 
 from __future__ import annotations
@@ -62,6 +63,6 @@ def _wrong(row: Row, tokens: Tokens, expected: Tokens | None) -> str | None:
     if expected is None:
         return None
     firsts = [a[0] == b[0] for a, b in zip(tokens, expected, strict=False)]
-    if sum(firsts) < len(firsts) / 2:
+    if sum(firsts) < (1 if row.fewer_bits else len(firsts) / 2):
         return f"only {sum(firsts)} of {len(firsts)} first tokens are right"
     return None

@@ -25,7 +25,7 @@ _NOTE = (
     " counts the weights once per pass; weights that stay in the caches can exceed what a copy moves."
 )
 _FEWER_BITS = (
-    "fewer bits: weights, arithmetic or cache have fewer bits than in the rows beside it, which makes another model of"
+    "fewer bits: weights, arithmetic or cache have fewer bits than the model as it comes, which makes another model of"
     " it; its precision says which"
 )
 _SYNTHETIC = (

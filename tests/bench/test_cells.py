@@ -74,6 +74,9 @@ def test_beside_quantized_weights_stand_those_like_them(source: ModelSource, mon
         found = contenders_at(BenchConfig(), find_peers(BenchConfig(), replace(source, engine=engine))[0], 16)
         precisions = {c.label: c.precision for c in found}
         assert precisions["detgen none"] == quant
+        assert {c.label for c in found if not c.fewer_bits} == {
+            *("transformers generate", "transformers-continuous generate_batch")
+        }
         assert precisions["transformers generate"] == "float32", "it does not know what the native pass quantizes"
         assert precisions[f"llama.cpp {theirs}"] == theirs
         assert "llama.cpp f32" not in precisions

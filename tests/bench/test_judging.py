@@ -39,6 +39,17 @@ def test_a_peer_may_differ_later_but_not_from_the_start() -> None:
     assert early.wrong == "only 0 of 4 first tokens are right"
 
 
+def test_fewer_bits_may_give_other_first_tokens_but_not_all_others() -> None:
+    one, none = [[1, 0, 0], [0], [0], [0]], [[0], [0], [0], [0]]
+    plain = make_row("llama.cpp f32", fraction=None)
+    few, wrong = (make_row(f"llama.cpp {name}", fraction=None, fewer_bits=True) for name in ("q4_0", "q8_0"))
+    outputs = {"detgen none": {4: CANONICAL}, plain.label: {4: one}, few.label: {4: one}, wrong.label: {4: none}}
+    judge([plain, few, wrong], outputs_of(outputs))
+    assert plain.wrong == "only 1 of 4 first tokens are right"
+    assert few.wrong is None
+    assert wrong.wrong == "only 0 of 4 first tokens are right"
+
+
 def test_rows_in_few_bits_are_held_against_their_own_reference() -> None:
     """They have texts of their own; what they share with float32's is shown, and is nothing wrong."""
     own = [[1, 2, 8], [4, 5, 8], [7, 8, 8], [1, 1, 8]]

@@ -4,12 +4,14 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
+import torch
 import transformers
 
-from detgen.bench.interface import Job, ModelSource, Outcome
+from detgen.bench.interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers import NAMES, peer_class
 from detgen.bench.peers.clock import Clock, run_stepwise
-from detgen.bench.peers.detgen_engine import best_draft_tokens
+from detgen.bench.peers.detgen_engine import DetgenPeer, best_draft_tokens, keeping
+from detgen.kernels.native.library import best_build
 from detgen.passes.cost import PassCost
 
 Run = Callable[..., Outcome]
@@ -148,3 +150,54 @@ def test_openvino_tells_the_precision_that_it_chose(source: ModelSource, job: Jo
     chosen = run_peer("openvino", "default", source, job).precision
     assert chosen is not None
     assert chosen.endswith(" cache")
+
+
+needs_native = pytest.mark.skipif(best_build() is None, reason="nothing was compiled")
+
+
+def detgen_row(source: ModelSource, name: str, weights: str | None) -> tuple[DetgenPeer, Contender]:
+    """A peer that keeps weights in this way, and the contender."""
+    found = {(c.name, c.weights): c for c in DetgenPeer.contenders(source)}
+    contender = found.get((name, weights)) or keeping(found[name, None], str(weights))
+    return DetgenPeer(source, contender, (2,)), contender
+
+
+@needs_native
+def test_detgens_rows_in_8_bits_quantize_the_target(source: ModelSource, job: Job, run_peer: Run) -> None:
+    peer, contender = detgen_row(replace(source, native=True), "none", "q8")
+    assert (contender.label, contender.precision, contender.fewer_bits) == ("detgen none, q8", "q8", True)
+    assert peer.engine.config.target.bits == 8
+    outcome = peer.run(contender, job)
+    assert [len(t) for t in outcome.tokens] == [p.output for p in job.prompts]
+    assert outcome.tokens == peer.run(replace(contender, name="auto"), job).tokens
+    as_asked = replace(source, engine=replace(source.engine, target_quant="q8"))
+    assert outcome.tokens == detgen_row(as_asked, "none", None)[0].run(contender, job).tokens
+    assert not any(c.weights for c in DetgenPeer.contenders(source)), "no native pass, no such rows"
+    assert not any(c.weights for c in DetgenPeer.contenders(replace(as_asked, native=True)))
+
+
+@needs_native
+def test_weights_that_are_stored_in_16_bits_are_kept_in_them(source: ModelSource, job: Job, run_peer: Run) -> None:
+    embedded = replace(source, random_weights=None, native=True)
+    plain = run_peer("detgen", "none", embedded, job)
+    assert plain.weights is None
+    for where, weights in ((replace(embedded, as_stored=True), None), (embedded, "bfloat16")):
+        peer, contender = detgen_row(where, "none", weights)
+        outcome = peer.run(contender, job)
+        assert peer.engine.config.target.model.dtype == torch.bfloat16
+        assert (outcome.weights, outcome.tokens) == ("bfloat16", plain.tokens), "the same results"
+        assert not contender.fewer_bits
+
+
+def test_a_temperature_is_that_of_all_drafters(source: ModelSource, job: Job, run_peer: Run) -> None:
+    hot = replace(job, temperature=1.2)
+    tokens = run_peer("detgen", "none", source, hot).tokens
+    assert tokens != run_peer("detgen", "none", source, job).tokens
+    assert tokens == run_peer("detgen", "ngram", source, hot).tokens
+
+
+def test_processor_time_is_taken_with_the_wall_time(source: ModelSource, job: Job, run_peer: Run) -> None:
+    for peer, name in (("detgen", "none"), ("transformers", "generate")):
+        outcome = run_peer(peer, name, source, job)
+        assert outcome.cpu_seconds is not None
+        assert 0.01 * outcome.seconds < outcome.cpu_seconds < (2 + 1) * outcome.seconds + 0.1

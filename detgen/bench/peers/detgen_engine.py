@@ -54,8 +54,11 @@ class DetgenPeer:
         """The fast path, each drafter, the synthetic one, which is there whenever it is asked for, and 8 bits."""
         names = [FAST, "none", *(["model"] if source.has_draft else []), "self", "ngram", "auto"]
         processes = dict.fromkeys(names, "detgen") | {SYNTHETIC: "detgen-synthetic"}
-        found = [Contender("detgen", n, source.precision, p, self_checked=True) for n, p in processes.items()]
-        if source.native and source.engine.target_quant == "none":
+        found = [
+            Contender("detgen", n, source.precision, p, self_checked=True, fewer_bits=source.quantized)
+            for n, p in processes.items()
+        ]
+        if source.native and not source.quantized:
             found += [keeping(c, "q8") for c in found if c.name in ("none", "auto")]
         return found
 
