@@ -2,18 +2,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from detgen.bench import BenchConfig, bench
+from detgen.bench import BenchConfig, bench, benchmark, measuring
+from detgen.bench.processor_time import Others
 from detgen.bench.results import load
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError, EngineError
 from detgen.kernels.native.library import best_build
 
 
-def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: Any) -> None:
+def test_a_small_benchmark_from_its_settings_to_its_files(
+    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine of which others take a half."""
+    for module in (benchmark, measuring):
+        monkeypatch.setattr(module, "OthersClock", lambda: SimpleNamespace(read=lambda: Others(1.0, 2.0)))
     config = BenchConfig(
         output=tmp_path / "out",
         random_weights="tiny",
@@ -41,13 +48,18 @@ def test_a_small_benchmark_from_its_settings_to_its_files(tmp_path: Path, told: 
         assert row.over_fast
         assert len(row.cpu_seconds) == 1
         assert 0 < row.cpu_seconds[0] < 100 * row.seconds[0]
-        assert row.others == [] or 0 < row.others[0][1] < 100
+        assert row.others == [(1.0, 2.0)]
     assert rows["detgen none"].same_bytes == (3, 3, 1)
     assert rows["detgen none, 67% verified"].agreement == (2, 2)
     assert load(tmp_path / "out" / "bench.json").rows == results.rows
     stored = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert {"torch", "transformers"} <= stored["environment"]["versions"].keys()
-    assert 0 <= (stored["environment"]["others_before"] or 0) <= 1
+    assert stored["environment"]["others_before"] == 0.5
+    before, after = (note for note in results.notes if "other processes" in note)
+    assert "this machine is busy" in before
+    assert "sample, batch 2 (50% of" in after
+    assert [told.messages.count(note) for note in (before, after)] == [1, 1]
+    assert stored["notes"] == results.notes
     assert results.roofline
     assert told.steps[-1].done == told.steps[-1].total, "the last run was expected"
 

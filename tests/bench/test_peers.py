@@ -144,6 +144,14 @@ def test_peers_beside_torch_give_the_same_tokens_in_float32(
     assert run_peer(peer, "f32", source, job).tokens == expected.tokens
 
 
+def test_llama_cpp_gets_weights_in_8_bits(source: ModelSource, job: Job, run_peer: Run) -> None:
+    pytest.importorskip("llama_cpp")
+    for name in ("f32", "q8_0"):
+        assert [len(t) for t in run_peer("llama.cpp", name, source, job).tokens] == [p.output for p in job.prompts]
+    full, less = ((source.scratch / f"target-{name}.gguf").stat().st_size for name in ("f32", "q8_0"))
+    assert less < 0.4 * full
+
+
 def test_openvino_tells_the_precision_that_it_chose(source: ModelSource, job: Job, run_peer: Run) -> None:
     pytest.importorskip("openvino_genai")
     assert run_peer("openvino", "f32", source, job).precision is None
