@@ -10,6 +10,7 @@ import transformers
 
 from detgen.engine.config import EngineConfig
 from detgen.machine import cpu_name
+from detgen.passes.adapter import PlainDecoder
 from detgen.passes.native_decoder import ARITHMETIC, NativeDecoder
 from detgen.passes.preparing import Prepared
 
@@ -17,21 +18,28 @@ from detgen.passes.preparing import Prepared
 def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     """As `Engine.profile`."""
     target, device = prepared.target, prepared.passes[0].device
-    profile = {
+    profile: dict[str, Any] = {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
         "dtype": str(target.dtype).removeprefix("torch."),
     }
-    if isinstance(prepared.passes[0].model, NativeDecoder):  # the same bytes on any machine
+    model = prepared.passes[0].model
+    if isinstance(model, NativeDecoder):  # the same bytes on any machine
         return {**profile, "arithmetic": ARITHMETIC}
+    # The model's own forward says in which order functions are called.
+    profile["versions"] = versions = {"transformers": transformers.__version__}
+    census = model.census if isinstance(model, PlainDecoder) else None
+    if census is not None and not census.proved:
+        return {**profile, "arithmetic": ARITHMETIC}
+    versions["torch"] = torch.__version__
     cpu = device.type == "cpu"
-    return {
-        **profile,
-        "arithmetic": "torch",
+    profile |= {
         "device": cpu_name() if cpu else torch.cuda.get_device_name(device),
         "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "attention": prepared.probe.attention,
     }
+    if census is not None:
+        return {**profile, "arithmetic": f"{ARITHMETIC} and torch", "operators": list(census.proved)}
+    return {**profile, "arithmetic": "torch"}
 
 
 def draft(prepared: Prepared, config: EngineConfig) -> dict[str, Any] | None:

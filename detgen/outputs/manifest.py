@@ -282,8 +282,9 @@ _PROFILE: dict[str, Rule] = {"target": _model, "dtype": _text, "arithmetic": _te
 _TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
     "device": _text,
     "capability": _or_null(_text),
-    "versions": _record({"torch": _text, "transformers": _text}),
+    "versions": _record({"transformers": _text}, {"torch": _text}),
     "attention": _text,
+    "operators": _list(_text),
 }
 _PROBE: dict[str, Rule] = {
     "row_invariant": _flag,

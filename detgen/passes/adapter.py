@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, PreTrainedModel
 
 from detgen.errors import EngineError
@@ -23,27 +24,48 @@ from detgen.passes.lean_decoder import AttendRows
 ATTENTION_NAME = "detgen"
 
 
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What a model's own forward runs beside native functions.
+
+    Attributes:
+        proved: operators whose rows were compared, by their names; the bits rest on torch's kernels for them.
+        refused: why the model is not row-invariant, as a clause; "" if it is.
+    """
+
+    proved: tuple[str, ...]
+    refused: str
+
+
 class PlainDecoder(nn.Module):
     """Any transformers decoder, run by its own forward.
 
+    Args:
+        model: a transformers decoder.
+        native: whether its modules were replaced by native ones.
+
     Attributes:
         kind: class name of the model.
-        concurrent: whether several threads may run it at a time; joined and quantized layers hold state during a pass.
+        concurrent: whether several threads may run it at a time; its layers hold state during a pass.
+        functions: replaces functions that its forward calls; None where that is not needed.
+        census: what its operators are; None before there was a census.
     """
 
     concurrent = False
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, native: bool = False) -> None:
         super().__init__()
         self.kind = type(model).__name__
-        self.model = model
+        self.model, self.native = model, native
+        self.functions: TorchFunctionMode | None = None
+        self.census: Census | None = None
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, exchange: Exchange | None = None
     ) -> torch.Tensor:
         """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
         layers: Any = self.model.model.layers if exchange else ()
-        with exchanging(layers, exchange) if exchange else nullcontext():
+        with exchanging(layers, exchange) if exchange else nullcontext(), self.functions or nullcontext():
             logits: torch.Tensor = self.model(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -129,6 +151,8 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
     traits: dict[int, AttentionTraits] = {}
 
     def note(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionTraits) -> torch.Tensor:
+        if layer in sizes:
+            raise NotImplementedError(f"layer {layer} has several attentions, and detgen's KV cache keeps one")
         sizes[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
         traits[layer] = asked
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])

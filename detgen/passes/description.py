@@ -16,8 +16,8 @@ from detgen.kernels.native.program import Activation
 from detgen.passes.families import FAMILIES, Family
 from detgen.passes.rotary import Rotary, rotary_of
 
-# Classes of activation modules.
-_ACTIVATIONS = {
+# What classes of activation modules compute.
+ACTIVATIONS = {
     "SiLU": Activation.SILU,
     "SiLUActivation": Activation.SILU,
     "GELUTanh": Activation.GELU_TANH,
@@ -353,9 +353,9 @@ def describe(model: Any) -> Description | None:
 def _activation(module: Any) -> Activation:
     found = next(getattr(module, name) for name in ("act_fn", "activation_fn", "act") if hasattr(module, name))
     name = type(found).__name__
-    if name not in _ACTIVATIONS:
+    if name not in ACTIVATIONS:
         raise UnknownError(f"activation {name}")
-    return _ACTIVATIONS[name]
+    return ACTIVATIONS[name]
 
 
 def _module(module: Any, path: str) -> Any:

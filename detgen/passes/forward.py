@@ -22,6 +22,7 @@ from detgen.passes.cost import PassCost
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import LeanDecoder
+from detgen.passes.native_attention import NativeAttention
 from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows, pack
 
@@ -53,6 +54,7 @@ class Forward:
         rows: rows of these passes, padding included.
         padding: padding rows among them.
         cost: cost of the passes and of choosing their tokens.
+        group: query heads per KV head.
         thinking: brings the states of rows that bring none themselves; None if the model does not think.
     """
 
@@ -63,11 +65,12 @@ class Forward:
         self.cost = PassCost()
         self.passes = self.rows = self.padding = 0
         self.thinking: Exchanging | None = None
-        self._group = group
+        self.group = group
+        self._attention = NativeAttention(cache) if cache.native else None
 
     def counting(self) -> Forward:
         """The same model, cache, cost and states with counters of its own."""
-        other = Forward(self.model, self.cache, self._group)
+        other = Forward(self.model, self.cache, self.group)
         other.cost, other.thinking = self.cost, self.thinking
         return other
 
@@ -124,7 +127,7 @@ class Forward:
         started = time.perf_counter()
         if not isinstance(windows, Windows):
             windows = Windows.of(windows)
-        packed = pack(windows, shapes, self.cache.pages.tables, self.cache.scratch, self._group, self.device)
+        packed = pack(windows, shapes, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
         rows = len(packed.ids)
         self.passes += 1
         self.rows += rows
@@ -218,6 +221,9 @@ class Forward:
         Returns:
             [rows, heads, value head_size].
         """
+        if self._attention is not None:
+            packed.last_keys = k
+            return self._attention.attend(layer, q, k, v, packed, traits)
         within = self.cache.write(layer, packed.kv_positions, k, v)
         if not within and layer == len(self.cache.keys) - 1:
             packed.last_keys = k

@@ -34,6 +34,7 @@ class KVCache:
     Attributes:
         keys: a tensor for each layer.
         values: likewise.
+        native: as given.
         positions: size of a KV buffer in token positions, without the scratch page.
     """
 
@@ -47,7 +48,7 @@ class KVCache:
         native: bool = False,
     ) -> None:
         self.pages = pages
-        self._native = native
+        self.native = native
         self.positions = pages.count * PAGE
         total = self.positions + PAGE
         held = (total // PAGE, PAGE) if native else (total,)
@@ -75,7 +76,7 @@ class KVCache:
         Returns:
             Whether all of their entries are known to have been within the bounds.
         """
-        if not self._native:
+        if not self.native:
             return store(self.keys[layer], self.values[layer], positions, k, v)
         self.keys[layer][positions // PAGE, :, :, positions % PAGE] = bounded(k)
         self.values[layer].index_copy_(0, positions, bounded(v))
@@ -84,15 +85,15 @@ class KVCache:
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""
         keys = self.keys[layer]
-        k = keys[positions // PAGE, :, :, positions % PAGE] if self._native else keys[positions]
+        k = keys[positions // PAGE, :, :, positions % PAGE] if self.native else keys[positions]
         return k, self.values[layer][positions]
 
     def copy(self, source: int, target: int, positions: int) -> None:
         """Copy the first `positions` positions of page `source` to page `target`."""
         at, to = source * PAGE, target * PAGE
-        for buffer in self.values if self._native else (*self.keys, *self.values):
+        for buffer in self.values if self.native else (*self.keys, *self.values):
             buffer[to : to + positions] = buffer[at : at + positions]
-        for buffer in self.keys if self._native else ():
+        for buffer in self.keys if self.native else ():
             buffer[target, :, :, :positions] = buffer[source, :, :, :positions]
 
     def entries(self, slot: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -161,6 +161,7 @@ class LeanDecoder(nn.Module):
     """
 
     concurrent = True
+    native = False  # by torch's operators
 
     def __init__(self, model: Any, attend: AttendRows, traits: Sequence[AttentionTraits]) -> None:
         super().__init__()

@@ -26,8 +26,9 @@ from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.passes.folders import check_folder, local_folder, model_files
 from detgen.passes.hub import fetched
-from detgen.passes.native_decoder import is_native
+from detgen.passes.native_decoder import is_native, runs_natively
 from detgen.progress import Observer, Unobserved
+from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -150,7 +151,8 @@ def load_model(
             raise ValueError(
                 f"{quant} is for decoders in float32 that the native pass knows, on a CPU; nf4 and int8 are for others"
             )
-        if dtype == "auto" and chosen in _WIDENED.values() and not is_native(model):
+        thinks = isinstance(model, ThinkingStatesForCausalLM)
+        if dtype == "auto" and chosen in _WIDENED.values() and (thinks or not runs_natively(device)):
             _check_size(stored.size, config, torch.float32, device, quant, trusted=trusted)
             model = model.float()
         if quant == "none" or bits:

@@ -92,7 +92,7 @@ class NativeDecoder:
             given[runner.buffers["states"]] = exchange.states
             if exchange.extract >= 0:
                 exchange.hidden = given[runner.buffers["extracted"]] = torch.empty(len(packed.ids), self._hidden)
-        rows = _rows(packed)
+        rows = rows_of(packed)
         if self.broken is not None:
             rows = rows._replace(ids=rows.ids.masked_fill(rows.ids == self.broken, NOT_A_NUMBER))
         found = runner.run(rows, given, self.take)
@@ -129,7 +129,7 @@ class NativeDecoder:
         runner = self._runner(None, 1, False)
         width = runner.width(runner.steps[step].source)
         x = torch.randn(len(packed.ids), width, generator=torch.Generator().manual_seed(2))
-        return runner.alone(step, x, _rows(packed))
+        return runner.alone(step, x, rows_of(packed))
 
     def _runner(self, exchange: Exchange | None, positions: int, scored: bool) -> Runner:
         """The steps of passes with such an exchange and such results, up to that many positions."""
@@ -183,7 +183,8 @@ class NativeDecoder:
         return b
 
 
-def _rows(packed: Packed) -> Rows:
+def rows_of(packed: Packed) -> Rows:
+    """The rows of a pass, as programs take them."""
     return Rows(packed.ids, packed.positions, packed.kv_positions, packed.wanted, *packed.paged)
 
 
@@ -193,4 +194,9 @@ def is_native(model: Any) -> bool:
     Args:
         model: a transformers decoder; with the identity for its norm and its output layer, it gives hidden states.
     """
-    return best_build() is not None and model.device.type == "cpu" and describe(model) is not None
+    return runs_natively(model.device) and describe(model) is not None
+
+
+def runs_natively(device: torch.device) -> bool:
+    """Whether programs run on a device: on a CPU for which they were compiled."""
+    return device.type == "cpu" and best_build() is not None

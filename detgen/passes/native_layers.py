@@ -8,7 +8,7 @@ import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.native.angles import turns
-from detgen.kernels.native.panels import PANEL, panels
+from detgen.kernels.native.panels import PANEL, joined, stacked
 from detgen.kernels.native.program import Builder, Kind
 from detgen.kernels.native.program import Norm as KindOfNorm
 from detgen.passes.description import Experts, FeedForward, Layer, Linear, Norm, UnknownError
@@ -169,9 +169,9 @@ class _Experts:
         self._route: Fields = {**count, "variant": mlp.normalized}
         self._count = count
         gate: Fields = {"gated": 1, "variant": mlp.activation, "to_step": self._inner}
-        self._up = {**_stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, bits), **count, **gate}
+        self._up = {**stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, bits), **count, **gate}
         steps = {"source_step": self._inner, "to_step": self._width}
-        self._down = {**_stacked([[weight] for weight in mlp.down], PANEL, bits), **count, **steps}
+        self._down = {**stacked([[weight] for weight in mlp.down], PANEL, bits), **count, **steps}
         self._shared = (
             None
             if mlp.shared is None
@@ -211,19 +211,6 @@ class _Experts:
             b.step(f"{name}.shared_expert", Kind.COPY, **gated, **more, source="branch")
 
 
-def _stacked(experts: list[list[torch.Tensor]], columns: int, bits: int) -> Fields:
-    """The weights of experts, one behind the other."""
-    first = panels(experts[0], columns, bits)
-    weight = first.weight.new_empty(len(experts), *first.weight.shape)
-    scales = None if first.scales is None else first.scales.new_empty(len(experts), *first.scales.shape)
-    for i, weights in enumerate(experts):
-        packed = panels(weights, columns, bits)
-        weight[i] = packed.weight
-        if scales is not None and packed.scales is not None:
-            scales[i] = packed.scales
-    return {**first.fields(), "weight": weight, "scales": scales}
-
-
 def norm_fields(norm: Norm, entries: int | None = None) -> Fields:
     """A norm of a row with that many entries, of each head if it is one of heads; without a number, of a whole row."""
     made: Fields = {"epsilon": norm.epsilon, "variant": KindOfNorm.LAYER if norm.centred else KindOfNorm.RMS}
@@ -243,12 +230,4 @@ def linear_fields(linears: list[Linear], bits: int, *, gated: bool = False) -> F
     With 8 or 4 bits they are quantized where they fit, with 0 they stay as they are.
     """
     weights, biases = [one.weight for one in linears], [one.bias for one in linears if one.bias is not None]
-    columns = PANEL
-    if gated:
-        columns = PANEL // 2
-        if len(weights) == 1:
-            weights, biases = list(weights[0].chunk(2)), [part for bias in biases for part in bias.chunk(2)]
-    packed = panels(weights, columns, bits)
-    if not biases:
-        return packed.fields()
-    return {**packed.fields(), "bias": panels([bias[:, None] for bias in biases], columns).weight.float().flatten()}
+    return joined(weights, biases, bits, gated=gated)

@@ -15,15 +15,17 @@ from transformers import PreTrainedModel
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.passes.adapter import Layout, PlainDecoder, attach, attend_current
+from detgen.passes.census import take_census
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import lean_decoder
 from detgen.passes.loading import LoadedModel, explained
 from detgen.passes.memory import check_room, free_memory
-from detgen.passes.native_decoder import NativeDecoder, is_native
+from detgen.passes.native_decoder import NativeDecoder, is_native, runs_natively
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.pages import PAGE, Pages
 from detgen.passes.probing import ProbeReport, probe, reference_logits
+from detgen.passes.replacing import replace_modules
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
 from detgen.passes.thinker import SLOTS, Block, Thinker, one_layer
 from detgen.passes.thinking import Thinking
@@ -102,7 +104,9 @@ def prepare(
     for loaded, model in zip(models, backbones, strict=True):
         with explained(loaded.name):
             layouts.append(attach(model, loaded.name))
-    held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in zip(models, layouts, strict=True))
+    held = sum(
+        KVCache.position_bytes(layout.cached, _cached(m, device)) for m, layout in zip(models, layouts, strict=True)
+    )
     pages = Pages(_page_count(device, kv_memory, held), kept=_KEPT_PAGES if device.type == "cpu" else None)
     passes = tuple(
         _passes(m, model, layout, pages, device) for m, model, layout in zip(models, backbones, layouts, strict=True)
@@ -151,12 +155,21 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, *,
 
 def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: Pages, device: torch.device) -> Forward:
     """The passes of a decoder, of a loaded model, whose attention is attached; its modules are replaced."""
-    native = loaded.dtype == torch.float32 and is_native(model)
-    cache = KVCache(layout.cached, pages, loaded.dtype, device, native=native)
-    if native:
-        return Forward(NativeDecoder(model, cache, layout.traits, loaded.bits), cache, layout.group)
+    native = runs_natively(device)
+    cache = KVCache(layout.cached, pages, _cached(loaded, device), device, native=native)
+    if native and loaded.dtype == torch.float32:
+        if is_native(model):
+            return Forward(NativeDecoder(model, cache, layout.traits, loaded.bits), cache, layout.group)
+        if not getattr(model, "is_quantized", False):
+            replace_modules(model)
+            return Forward(PlainDecoder(model, native=True), cache, layout.group)
     decoder = lean_decoder(model, attend_current, layout.traits) or _plain_decoder(model)
     return Forward(decoder, cache, layout.group)
+
+
+def _cached(loaded: LoadedModel, device: torch.device) -> torch.dtype:
+    """Number format of a model's keys and values: the native attention's is float32."""
+    return torch.float32 if runs_natively(device) else loaded.dtype
 
 
 def _class(
@@ -167,15 +180,27 @@ def _class(
     Raises:
         EngineError: if the passes are not row-invariant and that is not allowed.
     """
+    why = "on this device: in passes of any size a row's bits depend on the others"
+    model, refused = forward.model, False
+    if isinstance(model, PlainDecoder) and model.native:
+        model.census = take_census(forward, size)
+        refused = bool(model.census.refused)
+        why = f"by its own forward: {model.census.refused}" if refused else why
+        if refused and not allowed:
+            raise _not_row_invariant(name, why)
     shapes, report = probe(forward, reference, traits, size)
-    if shapes is None:
+    if shapes is None or refused:
         if not allowed:
-            raise EngineError(
-                f"{name} is not row-invariant on this device: in passes of any size a row's bits depend on the "
-                "others. Its outputs would depend on the batch; --allow-nondeterministic runs it without the guarantee"
-            )
-        shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
+            raise _not_row_invariant(name, why)
+        shapes, report = replace(FREE_SHAPES, rows=(1, READ_ROWS)), replace(report, row_invariant=False)
     return shapes, report
+
+
+def _not_row_invariant(name: str, why: str) -> EngineError:
+    return EngineError(
+        f"{name} is not row-invariant {why}. Its outputs would depend on the batch; "
+        "--allow-nondeterministic runs it without the guarantee"
+    )
 
 
 def _plain_decoder(model: PreTrainedModel) -> PlainDecoder:

@@ -178,7 +178,7 @@ def probe(
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
     """
-    if isinstance(forward.model, NativeDecoder):
+    if isinstance(forward.model, NativeDecoder) or forward.model.native:
         return _confirm(forward, reference, vocabulary)
     started = time.perf_counter()
     cache, before = forward.cache, forward.passes

@@ -50,7 +50,9 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
         found = _llama3(found, settings)
     elif type_ == "yarn":
         found = _yarn(found, base, settings)
-    elif type_ != "default":
+    elif type_ == "longrope":  # within the original context, where passes stay
+        found = one / (np.array(settings["short_factor"], dtype=np.float32) * (one / found))
+    elif type_ not in ("default", "dynamic"):
         return None
     if not np.allclose(found, own, rtol=_CLOSE, atol=0):
         return None

@@ -395,6 +395,7 @@ def break_engines(fault: Callable[[Patch], None]) -> None:
     prepare = engine.prepare
     if fault.__name__ in BY_TORCH:
         loading.is_native = preparing.is_native = lambda _: False
+        loading.runs_natively = preparing.runs_natively = lambda _: False
 
     def prepare_sound(*args: Any, **named: Any) -> Any:
         faulty.undo()

@@ -19,6 +19,7 @@ def decoders(kind: str) -> Iterator[None]:
         if kind != "native":
             for module in (loading, preparing):
                 patch.setattr(module, "is_native", lambda _: False)
+                patch.setattr(module, "runs_natively", lambda _: False)
         if kind == "plain":
             patch.setattr(preparing, "lean_decoder", lambda *_: None)
         yield

@@ -17,7 +17,7 @@ from detgen.passes import native_decoder
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.native_decoder import NativeDecoder, _rows
+from detgen.passes.native_decoder import NativeDecoder, rows_of
 from detgen.passes.packing import FREE_SHAPES, Packed, Window, Windows, pack
 from detgen.passes.pages import Pages
 
@@ -75,7 +75,7 @@ class Case:
     @property
     def packed(self) -> Packed:
         """The windows."""
-        pages, group = self.cache.pages, self.forward._group
+        pages, group = self.cache.pages, self.forward.group
         return pack(Windows.of(WINDOWS), FREE_SHAPES, pages.tables, self.cache.scratch, group, torch.device("cpu"))
 
     def run(self, *, scored: bool) -> list[torch.Tensor]:
@@ -124,6 +124,6 @@ def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, bits: int) -> Non
         packed = case.packed
         runner = case.decoder._runner(None, 128, scored)
         out = torch.zeros(len(packed.wanted), want[0].shape[1])
-        arm.run(runner, _rows(packed), {runner.buffers["out"]: out}, case.kept)
+        arm.run(runner, rows_of(packed), {runner.buffers["out"]: out}, case.kept)
         for mine, theirs in zip([out, *case.kept], want, strict=True):
             assert same_bits(mine, theirs)

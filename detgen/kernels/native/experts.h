@@ -18,17 +18,8 @@ typedef struct {
 
 static void route(const Step *s, float *x, float *routes) {
     const int64_t n = s->experts;
-    float most = -INFINITY, sum = 0;
-    vec total = all(0.0f);
-    for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
-    for (int64_t i = 0; i < n; i += LANES) {
-        float e[LANES];
-        store(e, exponential(sub(load_some(x + i, n - i), all(most))));
-        total = add(total, load_some(e, n - i));
-        memcpy(x + i, e, sizeof(float) * (n - i < LANES ? n - i : LANES));
-    }
-    const float all_of = fold(total);
-    for (int64_t i = 0; i < n; i++) x[i] /= all_of;
+    float sum = 0;
+    softmax(x, n, x);
     int64_t taken[64];
     for (int64_t p = 0; p < s->picks; p++) {
         int64_t best = -1;

@@ -170,6 +170,10 @@ INLINE vec quotient(vec a, vec b) {
     PART a.r[p] = a.r[p] / b.r[p];
     return a;
 }
+INLINE vec root(vec a) {
+    PART a.r[p] = reg_sqrt(a.r[p]);
+    return a;
+}
 /* a * b + c with one rounding. */
 INLINE vec fma3(vec a, vec b, vec c) {
     PART a.r[p] = reg_fma(a.r[p], b.r[p], c.r[p]);

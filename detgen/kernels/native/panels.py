@@ -70,6 +70,41 @@ def panels(weights: list[torch.Tensor], columns: int = PANEL, bits: int = 0) -> 
     return Panels(low | high << 4, scales, count * PANEL, inputs, Storage.NIBBLE)
 
 
+def joined(
+    weights: list[torch.Tensor], biases: list[torch.Tensor], bits: int = 0, *, gated: bool = False
+) -> dict[str, Any]:
+    """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
+
+    Args:
+        weights: [outputs, inputs] each.
+        biases: [outputs] each; none if they have none.
+        bits: 8 or 4 to quantize them, where they fit; 0 leaves them as they are.
+        gated: whether there is a gate and what it opens, one of both if there is one weight.
+    """
+    columns = PANEL
+    if gated:
+        columns = PANEL // 2
+        if len(weights) == 1:
+            weights, biases = list(weights[0].chunk(2)), [part for bias in biases for part in bias.chunk(2)]
+    packed = panels(weights, columns, bits)
+    if not biases:
+        return packed.fields()
+    return {**packed.fields(), "bias": panels([bias[:, None] for bias in biases], columns).weight.float().flatten()}
+
+
+def stacked(experts: list[list[torch.Tensor]], columns: int, bits: int = 0) -> dict[str, Any]:
+    """The weights of experts, one behind the other; arguments of each as `panels`'."""
+    first = panels(experts[0], columns, bits)
+    weight = first.weight.new_empty(len(experts), *first.weight.shape)
+    scales = None if first.scales is None else first.scales.new_empty(len(experts), *first.scales.shape)
+    for i, weights in enumerate(experts):
+        packed = panels(weights, columns, bits)
+        weight[i] = packed.weight
+        if scales is not None and packed.scales is not None:
+            scales[i] = packed.scales
+    return {**first.fields(), "weight": weight, "scales": scales}
+
+
 def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:
     """[panels, inputs, PANEL]."""
     if columns != PANEL:

@@ -59,19 +59,6 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     return (rows + ROWS_A_TASK - 1) / ROWS_A_TASK;
 }
 
-INLINE vec activated(const Step *s, vec x) {
-    vec half = all(0.5f), one = all(1.0f);
-    if (s->variant == SILU) return mul(x, sigmoid(x));
-    if (s->variant == GELU_TANH) {
-        vec inner = mul(fma3(mul(mul(x, x), x), all(0.044715f), x), all(0.7978845608f));
-        return mul(mul(half, x), add(one, tangent(inner)));
-    }
-    if (s->variant == GELU)
-        return mul(mul(half, x), add(one, error_function(mul(x, all(0.7071067812f)))));
-    if (s->variant == RELU) return where_more(x, all(0.0f), x, where_more(all(0.0f), x, all(0.0f), x));
-    return x;
-}
-
 /* What becomes of a row's sums of a panel: `width` entries, the rest is padding. */
 INLINE void finish(const Step *s, const float *sums, int64_t panel, int64_t width, float *to) {
     for (int64_t c = 0; c < (s->gated ? PANEL / 2 : PANEL); c += LANES) {
@@ -79,7 +66,7 @@ INLINE void finish(const Step *s, const float *sums, int64_t panel, int64_t widt
         if (left <= 0) break;
         vec x = load(sums + c);
         if (s->bias) x = add(x, load(s->bias + panel * PANEL + c));
-        x = activated(s, x);
+        x = activated(s->variant, x);
         if (s->gated) {
             vec up = load(sums + LANES);
             if (s->bias) up = add(up, load(s->bias + panel * PANEL + LANES));
@@ -181,6 +168,12 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
         route(s, x, to);
     else if (s->kind == SCORE)
         score_row(s, x, to);
+    else if (s->kind == ACTIVATE)
+        activate(s, x, to);
+    else if (s->kind == SOFTMAX)
+        softmax(x, s->columns, to);
+    else if (s->kind == SUM)
+        *to = sum(x, s->columns);
     else if (s->kind == COMBINE)
         combine(s, x, run->buffers[s->routes] + row * stride_of(run, s->routes), to);
     else if (!rotate_row(s, pass, row, x) && s->last)

@@ -7,9 +7,10 @@
 
 #define PAGE 64 /* positions of a page of the KV cache */
 
-enum { EMBED, NORM, LINEAR, ROTATE, ATTEND, COPY, ROUTE, SORT, COMBINE, SCORE };
+enum { EMBED, NORM, LINEAR, ROTATE, ATTEND, COPY, ROUTE, SORT, COMBINE, SCORE, ACTIVATE, SOFTMAX, SUM };
 enum { RMS, LAYER };                                /* norms */
 enum { NO_ACTIVATION, SILU, GELU_TANH, GELU, RELU }; /* activations */
+enum { SIGMOID = RELU + 1, TANH, ROOT, RECIPROCAL_ROOT }; /* other functions of ACTIVATE */
 
 /* A step. What a kind has no use for is 0. Places are in floats from the beginning of a row. */
 typedef struct {
@@ -24,10 +25,12 @@ typedef struct {
     const void *weight;
     const float *scales; /* LINEAR: of weights in few bits */
     const float *bias;
-    int64_t columns, inputs; /* EMBED: entries of a row, rows of the table; NORM: entries, vectors in a row */
+    int64_t columns, inputs; /* EMBED: entries of a row, rows of the table; NORM: entries, vectors in a row;
+                              * ACTIVATE, SOFTMAX, SUM: entries of a row */
     int64_t storage;
-    int64_t variant; /* NORM: its kind; LINEAR: the activation; EMBED: whether by position; COPY: 1 takes wanted rows,
-                      * 2 multiplies rows by factors; ROUTE: whether weights are made to add up to 1 */
+    int64_t variant; /* NORM: its kind; LINEAR: the activation; ACTIVATE: the function; EMBED: whether by position;
+                      * COPY: 1 takes wanted rows, 2 multiplies rows by factors; ROUTE: whether weights are made to add
+                      * up to 1 */
     int64_t gated;           /* LINEAR: half of a panel's columns are gates of the others */
     int64_t scored;          /* LINEAR: the results are logits, of which only what SCORE reads is stored; see score.h */
     int64_t weight_step;     /* NORM: entries from a vector's weights to the next one's */

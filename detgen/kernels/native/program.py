@@ -29,6 +29,9 @@ class Kind(IntEnum):
     SORT = 7
     COMBINE = 8
     SCORE = 9
+    ACTIVATE = 10
+    SOFTMAX = 11
+    SUM = 12
 
 
 class Norm(IntEnum):
@@ -39,13 +42,17 @@ class Norm(IntEnum):
 
 
 class Activation(IntEnum):
-    """What becomes of a linear layer's results."""
+    """What becomes of a linear layer's results, up to `RELU`; a step of its own has all of them."""
 
     NONE = 0
     SILU = 1
     GELU_TANH = 2
     GELU = 3
     RELU = 4
+    SIGMOID = 5
+    TANH = 6
+    ROOT = 7
+    RECIPROCAL_ROOT = 8
 
 
 class Step(ctypes.Structure):

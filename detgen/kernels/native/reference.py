@@ -78,7 +78,7 @@ def norm(
     squares = x.new_zeros(*x.shape[:-1], LANES)
     for v in lanes_of(x).unbind(-2):
         squares = fma(v, v, squares)
-    scale = 1 / (fold(squares) / n + torch.tensor(epsilon)).double().sqrt().float()  # torch's may be off in float32
+    scale = 1 / root(fold(squares) / n + torch.tensor(epsilon))
     out = x * scale[..., None]
     if weight is None:
         return out
@@ -184,6 +184,25 @@ def relu(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x, torch.where(x < 0, 0.0, x))
 
 
+def root(x: torch.Tensor) -> torch.Tensor:
+    """The square root; torch's may be off in float32, and float64's rounds to the right one."""
+    return x.double().sqrt().float()
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the last axis, [..., n] -> [...]."""
+    lanes = x.new_zeros(*x.shape[:-1], LANES)
+    for v in lanes_of(x).unbind(-2):
+        lanes = lanes + v
+    return fold(lanes)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """Probabilities, [..., n] -> [..., n]."""
+    powers = exponential(x - x.amax(-1, keepdim=True))
+    return powers / total(powers)[..., None]
+
+
 def log_softmax(x: torch.Tensor) -> torch.Tensor:
     """Log-probabilities, [..., n] -> [..., n], where entries are finite or -inf."""
     blocks = F.pad(x, (0, -x.shape[-1] % BLOCK), value=-torch.inf).unflatten(-1, (-1, BLOCK))
@@ -207,12 +226,7 @@ def _one_by_one(lanes: torch.Tensor) -> torch.Tensor:
 
 def route(logits: torch.Tensor, picks: int, *, normalized: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts of rows, int64 [rows, picks] ascending, and their weights, from logits [rows, experts]."""
-    shifted = logits - logits.amax(-1, keepdim=True)
-    inside = lanes_of(torch.ones(logits.shape[1])).bool()
-    total = logits.new_zeros(len(logits), LANES)
-    for v, there in zip(lanes_of(shifted).unbind(-2), inside.unbind(-2), strict=True):
-        total = total + torch.where(there, exponential(v), 0.0)
-    chances = exponential(shifted) / fold(total)[:, None]
+    chances = softmax(logits)
     experts = torch.sort(chances, dim=-1, descending=True, stable=True).indices[:, :picks].sort(-1).values
     weights = chances.gather(-1, experts)
     if normalized:

@@ -98,6 +98,51 @@ static int rotate_row(const Step *s, const Pass *pass, int64_t row, float *x) {
     return finite;
 }
 
+INLINE vec activated(int64_t kind, vec x) {
+    vec half = all(0.5f), one = all(1.0f);
+    if (kind == SILU) return mul(x, sigmoid(x));
+    if (kind == GELU_TANH) {
+        vec inner = mul(fma3(mul(mul(x, x), x), all(0.044715f), x), all(0.7978845608f));
+        return mul(mul(half, x), add(one, tangent(inner)));
+    }
+    if (kind == GELU) return mul(mul(half, x), add(one, error_function(mul(x, all(0.7071067812f)))));
+    if (kind == RELU) return where_more(x, all(0.0f), x, where_more(all(0.0f), x, all(0.0f), x));
+    return x;
+}
+
+/* A function of each entry of a row. */
+static void activate(const Step *s, const float *x, float *to) {
+    const int64_t n = s->columns;
+    for (int64_t i = 0; i < n; i += LANES) {
+        vec v = load_some(x + i, n - i);
+        if (s->variant == SIGMOID) v = sigmoid(v);
+        else if (s->variant == TANH) v = tangent(v);
+        else if (s->variant >= ROOT) v = root(v);
+        else v = activated(s->variant, v);
+        if (s->variant == RECIPROCAL_ROOT) v = quotient(all(1.0f), v);
+        put(s, to + i, v, n - i);
+    }
+}
+
+/* e^(x - largest) of n entries, divided by their sum, which is made in sixteen lanes and folded. */
+static void softmax(const float *x, int64_t n, float *to) {
+    float most = -INFINITY;
+    vec total = all(0.0f);
+    for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
+    for (int64_t i = 0; i < n; i += LANES) {
+        store_some(to + i, exponential(sub(load_some(x + i, n - i), all(most))), n - i);
+        total = add(total, load_some(to + i, n - i));
+    }
+    total = all(fold(total));
+    for (int64_t i = 0; i < n; i += LANES) store_some(to + i, quotient(load_some(to + i, n - i), total), n - i);
+}
+
+static float sum(const float *x, int64_t n) {
+    vec total = all(0.0f);
+    for (int64_t i = 0; i < n; i += LANES) total = add(total, load_some(x + i, n - i));
+    return fold(total);
+}
+
 /* Copies a row; `factor` is null, or a number by whose sigmoid it is multiplied. */
 static void copy_row(const Step *s, const float *x, const float *factor, float *to) {
     for (int64_t i = 0; i < s->columns; i += LANES) {

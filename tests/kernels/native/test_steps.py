@@ -30,6 +30,13 @@ ACTIVATIONS = {
     Activation.GELU: reference.gelu,
     Activation.RELU: reference.relu,
 }
+FUNCTIONS = {
+    **ACTIVATIONS,
+    Activation.SIGMOID: reference.sigmoid,
+    Activation.TANH: reference.tangent,
+    Activation.ROOT: lambda x: reference.root(x.abs()),
+    Activation.RECIPROCAL_ROOT: lambda x: 1 / reference.root(x.abs()),
+}
 
 if not any(build(name) for name in BUILDS):
     pytest.skip("the pass was not built", allow_module_level=True)
@@ -86,7 +93,7 @@ PARTIAL = st.one_of(st.integers(1, 40), st.integers(120, 135), st.sampled_from([
     outputs=st.integers(1, 70),
     storage=storages,
     bits=st.sampled_from([0, 0, 8, 4]),
-    activation=st.sampled_from(Activation),
+    activation=st.sampled_from(list(ACTIVATIONS)),
     biased=st.booleans(),
     add=st.booleans(),
     factor=st.sampled_from([1.0, 0.3]),
@@ -267,6 +274,29 @@ def test_embedding(found: ctypes.CDLL, rows: int, width: int, storage: torch.dty
     Runner(found, builder).run(Rows(ids, along, along, along, none, none), {0: out})
     read = table[ids.clamp(min=0)].float().masked_fill((ids < 0)[:, None], 0)
     assert same_bits(out, (read * torch.tensor(factor) if factor != 1 else read) + places[along + 2])
+
+
+@examples(20)
+@given(rows=st.integers(1, 30), width=st.integers(1, 70), kind=st.sampled_from(Activation), threads=st.integers(1, 3))
+def test_functions_of_entries(found: ctypes.CDLL, rows: int, width: int, kind: Activation, threads: int) -> None:
+    x, out = numbers(1, rows, width), torch.empty(rows, width)
+    x = x.abs() if kind >= Activation.ROOT else x
+    builder = with_buffers(source=width, to=width)
+    builder.step("step", Kind.ACTIVATE, source="source", to="to", columns=width, variant=kind)
+    run(found, builder, source=x, to=out, threads=threads)
+    assert same_bits(out, FUNCTIONS[kind](x))
+
+
+@examples(20)
+@given(rows=st.integers(1, 30), width=st.integers(1, 70), threads=st.integers(1, 3))
+def test_softmax_and_sum(found: ctypes.CDLL, rows: int, width: int, threads: int) -> None:
+    x, chances, totals = numbers(1, rows, width), torch.empty(rows, width), torch.empty(rows, 1)
+    builder = with_buffers(source=width, chances=width, totals=1)
+    builder.step("softmax", Kind.SOFTMAX, source="source", to="chances", columns=width)
+    builder.step("sum", Kind.SUM, source="source", to="totals", columns=width)
+    run(found, builder, source=x, chances=chances, totals=totals, threads=threads)
+    assert same_bits(chances, reference.softmax(x))
+    assert same_bits(totals[:, 0].contiguous(), reference.total(x))
 
 
 def test_copies(found: ctypes.CDLL) -> None:

@@ -1,0 +1,67 @@
+"""Attention in the arithmetic `detgen-1` for forwards that are not native themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.native.call import Call
+from detgen.kernels.native.program import Builder, Kind
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.native_decoder import rows_of
+from detgen.passes.packing import Packed
+
+
+class NativeAttention:
+    """Stores keys and values in place and attends over pages; one pass at a time.
+
+    Args:
+        cache: a native one.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._calls: dict[tuple[int, int, AttentionTraits], Call] = {}
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: Packed, traits: AttentionTraits
+    ) -> torch.Tensor:
+        """Attention of the rows of a pass in one layer; computed in float32 whatever they are in.
+
+        Args:
+            layer: its index.
+            q: [rows, heads, head_size].
+            k: [rows, kv_heads, head_size].
+            v: [rows, kv_heads, value head_size].
+            packed: the pass.
+            traits: the layer's attention traits.
+
+        Returns:
+            [rows, heads, value head_size]; of padding rows, zeros.
+        """
+        rows, heads, _ = q.shape
+        key = layer, heads, traits
+        if key not in self._calls:
+            self._calls[key] = self._steps(layer, heads, traits)
+        x = torch.cat([part.reshape(rows, -1) for part in (q, k, v)], dim=1).float()
+        (out,) = self._calls[key](x, of=rows_of(packed))
+        if packed.padding:
+            out[rows - packed.padding :] = 0
+        return out.to(q.dtype).view(rows, heads, -1)
+
+    def _steps(self, layer: int, heads: int, traits: AttentionTraits) -> Call:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        _, kv_heads, size, _ = keys.shape
+        width = values.shape[2]
+        builder = Builder()
+        builder.buffer("qkv", (heads + kv_heads) * size + kv_heads * width)
+        builder.buffer("attended", heads * width)
+        fields: dict[str, Any] = {
+            **{"heads": heads, "kv_heads": kv_heads, "size": size, "values": width, "keys": keys, "kept": values},
+            **{"scale": traits.scale, "window": traits.window or 0, "softcap": traits.softcap or 0.0},
+        }
+        builder.step("stored", Kind.ROTATE, **fields, source="qkv", to="qkv")
+        builder.step("attended", Kind.ATTEND, **fields, source="qkv", to="attended")
+        return Call(builder, ("qkv",), ("attended",))

@@ -1,0 +1,180 @@
+"""Replaces the modules of a transformers model by those of the arithmetic `detgen-1`, whatever the model is.
+
+What a module computes is guessed from its parts and checked: the replacement must give what the module's own forward
+gives. What is not recognized stays as it is, and the census judges it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import nn
+
+from detgen.kernels.native.modules import (
+    NativeActivation,
+    NativeAngles,
+    NativeExperts,
+    NativeFeedForward,
+    NativeLinear,
+    NativeNorm,
+)
+from detgen.kernels.native.panels import STORAGE
+from detgen.kernels.native.program import Activation
+from detgen.passes.description import ACTIVATIONS
+from detgen.passes.rotary import rotary_of
+from detgen.passes.widening import widened
+
+_CLOSE = 1e-4  # of the largest entry; both round
+_ROWS = 5  # of the inputs that are compared
+_POSITIONS = 40
+# What feed-forwards call their linear layers: a gate, what it opens and the last one; one of both first; no gate.
+_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_UNGATED = (("gate_up_proj", "down_proj"), ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj"))
+_EPSILONS = ("variance_epsilon", "eps", "epsilon")
+_ACTIVATIONS = {**ACTIVATIONS, "Sigmoid": Activation.SIGMOID, "Tanh": Activation.TANH}
+
+# What may stand for a module: made when it is asked for, and the inputs for which both must give the same.
+_Candidate = tuple[Callable[[], nn.Module], list[tuple[Any, ...]]]
+
+
+@torch.no_grad()
+def replace_modules(model: nn.Module) -> None:
+    """Replace what is recognized, in place; what is left of the model in 16 bits is widened to float32.
+
+    Args:
+        model: on the CPU, its weights in float32 or in 16 bits.
+    """
+    chosen: dict[object, int | None] = {}  # of modules of one class and of equal shapes, which candidate
+    for find in (_feed_forwards, _experts, _linears, _norms, _activations, _angles):
+        gone = "no module's parts"
+        for name in [name for name, _ in model.named_modules() if name]:
+            if name.startswith(gone):
+                continue
+            module = model.get_submodule(name)
+            candidates = list(find(module))
+            key = find, type(module), *((n, p.shape) for n, p in module.named_parameters())
+            if key not in chosen or find is _angles:
+                chosen[key] = next((i for i, one in enumerate(candidates) if _alike(module, *one)), None)
+            index = chosen[key]
+            if index is not None:
+                model.set_submodule(name, candidates[index][0]())
+                gone = f"{name}."
+    model.float()
+
+
+def _alike(module: nn.Module, make: Callable[[], nn.Module], inputs: list[tuple[Any, ...]]) -> bool:
+    """Whether a module's own forward gives what the candidate gives."""
+    made = make()
+    with widened(module):
+        for args in inputs:
+            try:
+                own = module(*args)
+            except (TypeError, ValueError, RuntimeError, AttributeError):  # it wants other arguments
+                return False
+            pairs = (x if isinstance(x, tuple) else (x,) for x in (own, made(*args)))
+            for a, b in zip_longest(*pairs):
+                if a is None or b is None or a.shape != b.shape or not (a - b).abs().max() <= _CLOSE * a.abs().max():
+                    return False
+    return True
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+def _weight(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Weight [outputs, inputs] and bias of a plain linear layer, GPT-2's transposed `Conv1D` among them."""
+    found: Any = module
+    transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    if (type(module) is not nn.Linear and not transposed) or found.weight.dtype not in STORAGE:
+        return None
+    return found.weight.t() if transposed else found.weight, found.bias
+
+
+def _activation(module: nn.Module) -> Activation | None:
+    return _ACTIVATIONS.get(type(module).__name__)
+
+
+def _feed_forwards(module: nn.Module) -> Iterator[_Candidate]:
+    children = {n: m for n, m in module.named_children() if type(m) is not nn.Dropout}
+    activations = [a for m in children.values() if (a := _activation(m)) is not None]
+    linears = {name: found for name, m in children.items() if (found := _weight(m)) is not None}
+    plain = len(children) == len(linears) + 1 and not list(module.parameters(recurse=False))
+    names = next((names for names in (*_GATED, *_UNGATED) if set(names) == linears.keys()), None)
+    if len(activations) != 1 or not plain or names is None:
+        return
+    *first, down = (linears[name] for name in names)
+    up = [w for w, _ in first], [b for _, b in first if b is not None]
+    if len({b is None for _, b in first}) > 1:
+        return
+    x = _random(1, _ROWS, up[0][0].shape[1])
+    for gated in (False, True):
+        inner = sum(len(w) for w in up[0])
+        if inner == (1 + gated) * down[0].shape[1] and (gated or len(first) == 1):
+            yield partial(NativeFeedForward, up, down, activations[0], gated=gated), [(x,)]
+
+
+def _experts(module: nn.Module) -> Iterator[_Candidate]:
+    parameters = dict(module.named_parameters())
+    activations = [a for m in module.children() if (a := _activation(m)) is not None]
+    if parameters.keys() != {"gate_up_proj", "down_proj"} or len(activations) != 1:
+        return
+    up, down = parameters["gate_up_proj"], parameters["down_proj"]
+    if up.ndim != 3 or down.ndim != 3 or up.shape != (down.shape[0], 2 * down.shape[2], down.shape[1]):
+        return
+    if up.dtype not in STORAGE:
+        return
+    count, width, _ = down.shape
+    picks = min(2, count)
+    chosen = torch.stack([torch.arange(picks).add(row).remainder(count) for row in range(_ROWS)])
+    inputs = [(_random(_ROWS, width), chosen, _random(_ROWS, picks).abs())]
+    yield partial(NativeExperts, up, down, activations[0]), inputs
+
+
+def _linears(module: nn.Module) -> Iterator[_Candidate]:
+    if (found := _weight(module)) is not None:
+        yield partial(NativeLinear, *found), []
+
+
+def _norms(module: nn.Module) -> Iterator[_Candidate]:
+    epsilon = next(
+        (getattr(module, name) for name in _EPSILONS if isinstance(getattr(module, name, None), float)), None
+    )
+    parameters = dict(module.named_parameters())
+    if "norm" not in type(module).__name__.lower() or epsilon is None or parameters.keys() - {"weight", "bias"}:
+        return
+    if len(inspect.signature(module.forward).parameters) != 1:
+        return
+    weight = None if "weight" not in parameters else parameters["weight"].float()
+    bias = parameters.get("bias")
+    shape = tuple(getattr(module, "normalized_shape", ()))[-1:] if weight is None else tuple(weight.shape)
+    if not 1 <= len(shape) <= 2:
+        return
+    x = _random(1, _ROWS, *shape) + 0.5
+    for centred in (False, True):
+        for one in (weight,) if weight is None else (weight, 1 + weight):
+            if bias is None or one is not None:
+                yield partial(NativeNorm, shape[-1], one, bias, epsilon, centred=centred), [(x,), (x * 1e-3,)]
+
+
+def _activations(module: nn.Module) -> Iterator[_Candidate]:
+    if (found := _activation(module)) is not None:
+        yield partial(NativeActivation, found), [(_random(1, _ROWS, 64) * 3,)]
+
+
+def _angles(module: nn.Module) -> Iterator[_Candidate]:
+    kinds = getattr(module, "rope_type", ())
+    kinds = (None,) if isinstance(kinds, str) else tuple(kinds)
+    found = {kind: rotary for kind in kinds if (rotary := rotary_of(module, kind)) is not None}
+    if not found or len(found) < len(kinds) or len({len(rotary.frequencies) for rotary in found.values()}) > 1:
+        return
+    along = torch.arange(len(found[kinds[0]].frequencies))
+    x, positions = _random(1, _POSITIONS, 2), torch.arange(_POSITIONS)[None]
+    inputs: list[tuple[Any, ...]] = [(x, positions) if kind is None else (x, positions, kind) for kind in kinds]
+    for order in (torch.cat([along, along]), along.repeat_interleave(2), along):
+        yield partial(NativeAngles, found, order), inputs

@@ -1,0 +1,91 @@
+"""Native modules give the bits of the stated arithmetic, and tell who watches what they read and write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from detgen.kernels.native import modules, reference
+from detgen.kernels.native.call import watching
+from detgen.kernels.native.library import best_build
+from detgen.kernels.native.program import Activation, Kind
+from detgen.kernels.probe import same_bits
+
+if best_build() is None:
+    pytest.skip("the pass was not built", allow_module_level=True)
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear(dtype: torch.dtype) -> None:
+    x, weight, bias = numbers(1, 2, 3, 21), numbers(2, 37, 21).to(dtype), numbers(3, 37)
+    out = modules.NativeLinear(weight, bias)(x)
+    assert same_bits(out, reference.linear(x.view(6, 21), weight, bias).view(2, 3, 37))
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_norm(centred: bool) -> None:
+    x, weight, bias = numbers(1, 4, 3, 20), numbers(2, 20), numbers(3, 20)
+    for own in ((None, None), (weight, None), (weight, bias)):
+        out = modules.NativeNorm(20, *own, 1e-5, centred=centred)(x)
+        assert same_bits(out, reference.norm(x, *own, 1e-5, centred=centred))
+    each = numbers(4, 3, 20)  # each head has its own
+    out = modules.NativeNorm(20, each, None, 1e-5, centred=centred)(x)
+    assert same_bits(out, reference.norm(x, each, None, 1e-5, centred=centred))
+
+
+def test_rows_of_any_width() -> None:
+    for width in (1, 5, 40):
+        x = numbers(1, 2, 3, width)
+        assert same_bits(modules.ByRow(Kind.SOFTMAX)(x), reference.softmax(x))
+        assert same_bits(modules.ByRow(Kind.SUM)(x), reference.total(x)[..., None])
+        assert same_bits(modules.NativeActivation(Activation.GELU)(x), reference.gelu(x))
+    turned = numbers(1, 7, 6).t()
+    assert same_bits(modules.ByRow(Kind.SUM)(turned), reference.total(turned.contiguous())[..., None])
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_feed_forward(joined: bool) -> None:
+    x, gate, up, down = numbers(1, 1, 5, 12), numbers(2, 20, 12), numbers(3, 20, 12), numbers(4, 12, 20)
+    first = [torch.cat([gate, up])] if joined else [gate, up]
+    out = modules.NativeFeedForward((first, []), (down, None), Activation.SILU, gated=True)(x)
+    inner = reference.silu(reference.linear(x[0], gate)) * reference.linear(x[0], up)
+    assert same_bits(out[0], reference.linear(inner, down))
+
+
+def test_experts() -> None:
+    """In order of their numbers, whatever the order in which they were chosen."""
+    x, up, down = numbers(1, 5, 12), numbers(2, 4, 16, 12), numbers(3, 4, 12, 8)
+    chosen, weights = torch.tensor([[2, 0], [3, 1], [0, 1], [1, 2], [3, 0]]), numbers(4, 5, 2).abs()
+    out = modules.NativeExperts(up, down, Activation.SILU)(x, chosen, weights)
+    order = chosen.sort(-1)
+    assert same_bits(out, reference.mixture(x, order.values, weights.gather(-1, order.indices), up, down))
+
+
+def test_angles_of_any_position() -> None:
+    """Tables grow with what is asked of them."""
+    one = modules.NativeAngles({None: (torch.tensor([1.0, 0.01]).numpy(), 1.0)}, torch.tensor([0, 1, 0, 1]))
+    positions = torch.tensor([[3, 5000, 0]])
+    cosines, sines = one(torch.empty(0), positions)
+    angles = positions[..., None] * torch.tensor([1.0, 0.01, 1.0, 0.01])
+    assert (cosines - angles.cos()).abs().max() < 1e-5
+    assert (sines - angles.sin()).abs().max() < 1e-5
+
+
+def test_no_rows() -> None:
+    assert modules.NativeLinear(numbers(1, 4, 3))(torch.empty(0, 3)).shape == (0, 4)
+
+
+def test_who_watches_is_told() -> None:
+    told = []
+    layer, x = modules.NativeLinear(numbers(1, 4, 3)), numbers(2, 5, 3)
+    with watching(lambda *args: told.append(args)):
+        out = layer(x)
+    layer(x)
+    ((reads, writes, rows),) = told
+    assert same_bits(reads[0], x)
+    assert same_bits(writes[0], out)
+    assert rows is None

@@ -1,0 +1,75 @@
+"""Modules are replaced where their replacement gives what they give, and left alone where it does not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from detgen.kernels.native.library import best_build
+from detgen.passes.replacing import replace_modules
+
+if best_build() is None:
+    pytest.skip("the pass was not built", allow_module_level=True)
+
+
+class FeedForward(nn.Module):
+    """Gated, unless it is told otherwise; `odd` ones do something else with the same parts."""
+
+    def __init__(self, *, gated: bool = True, odd: bool = False) -> None:
+        super().__init__()
+        self.gated, self.odd = gated, odd
+        if gated:
+            self.gate_proj = nn.Linear(12, 20)
+        self.up_proj, self.down_proj, self.act_fn = nn.Linear(12, 20), nn.Linear(20, 12), ACT2FN["silu"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.act_fn(self.gate_proj(x)) * self.up_proj(x) if self.gated else self.act_fn(self.up_proj(x))
+        return self.down_proj(inner + 0.01 if self.odd else inner)
+
+
+class OwnNorm(nn.Module):
+    def __init__(self, added: float, *, odd: bool = False) -> None:
+        super().__init__()
+        self.weight, self.eps, self.added, self.odd = nn.Parameter(torch.randn(12)), 1e-5, added, odd
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + (1e-3 if self.odd else self.eps))
+        return x * scale * (self.added + self.weight)
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (lambda: FeedForward(), "NativeFeedForward"),
+        (lambda: FeedForward(gated=False), "NativeFeedForward"),
+        (lambda: OwnNorm(0), "NativeNorm"),
+        (lambda: OwnNorm(1), "NativeNorm"),
+        (lambda: nn.LayerNorm(12), "NativeNorm"),
+        (lambda: nn.Linear(12, 7), "NativeLinear"),
+        (lambda: nn.GELU(), "NativeActivation"),
+        (lambda: nn.Sigmoid(), "NativeActivation"),
+        (lambda: OwnNorm(0, odd=True), "OwnNorm"),
+        (lambda: FeedForward(odd=True), "FeedForward"),
+        (lambda: nn.Softplus(), "Softplus"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_by_what_it_computes(made: Any, kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(made()).to(dtype).requires_grad_(False)
+    x, own = torch.randn(1, 5, 12), copy.deepcopy(model).float()
+    replace_modules(model)
+    assert type(model[0]).__name__ == kind
+    assert (model(x) - own(x)).abs().max() <= 1e-4 * own(x).abs().max()
+
+
+def test_parts_of_what_stays_are_replaced() -> None:
+    model = nn.Sequential(FeedForward(odd=True)).requires_grad_(False)
+    replace_modules(model)
+    kinds = [type(m).__name__ for m in model[0].children()]
+    assert kinds == ["NativeLinear", "NativeLinear", "NativeLinear", "NativeActivation"]
