@@ -17,8 +17,8 @@ from detgen.prompts import Inspection, Prompts
 if TYPE_CHECKING:  # the manifest is read before torch is imported
     from detgen.engine import Engine
 
-# What the probe must find again under the same profile; the rest depends on how much time it had.
-_PROBED = ("row_invariant", "attention", "tile_rows", "key_lengths")
+# What the probe must find again under the same profile; the rest may depend on the memory.
+_PROBED = ("row_invariant", "attention", "tile_rows", "reference_rows", "key_lengths")
 _PARTS = ("thinker", "compressor")  # of a model that thinks, probed too
 _COUNTS = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
 

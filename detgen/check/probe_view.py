@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
-from detgen.kernels.attention import BLOCK, AttentionTraits
+from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.probe import same_bits
 from detgen.passes.forward import Forward
 from detgen.passes.hooks import hooked
@@ -171,18 +170,19 @@ def _linears(model: nn.Module, engine: Engine, rows: int) -> dict[str, Compute]:
 
 
 def _attention(engine: Engine, free: Shapes) -> Compute:
-    """Attention of one window of n tokens behind as many positions as a pass may have rows."""
-    cache = engine.canonical[0].cache
-    keys, values = cache.keys[0], cache.values[0]
-    rows, size = free.most_rows, keys.shape[2]
-    blocks = -(-2 * rows // BLOCK)
+    """Attention of one window of n tokens, whose rows are the same in each call."""
+    forward, _ = _passes(engine)
+    cache = forward.cache
     g = torch.Generator().manual_seed(3)
-    k, v = (torch.randn((blocks + 1) * BLOCK, *x.shape[1:], generator=g).to(x) for x in (keys, values))
-    q = torch.randn(rows, *keys.shape[1:], generator=g).to(keys)
+    sizes = (cache.keys[0].shape[2], cache.values[0].shape[2])
+    heads = cache.values[0].shape[1]
+    dtype, device = cache.keys[0].dtype, forward.device
+    k, v = (torch.randn(free.most_rows, heads, size, generator=g).to(device, dtype) for size in sizes)
+    q = torch.randn(k.shape, generator=g).to(k)
 
     def compute(n: int) -> torch.Tensor:
-        window = Windows.of([Window(0, rows, [0] * n, 0)])
-        packed = pack(window, free, np.arange(blocks)[None], blocks * BLOCK, 1, keys.device)
-        return packed.attend(q[:n], k, v, AttentionTraits(size**-0.5)).flatten(1)
+        windows = Windows.of([Window(0, 0, [0] * n, 0)])
+        packed = pack(windows, free, cache.pages.tables, cache.scratch, 1, device)
+        return forward.attend(packed, 0, q[:n], k[:n], v[:n], AttentionTraits(sizes[0] ** -0.5)).flatten(1)
 
     return compute

@@ -39,7 +39,7 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     }
     if census is not None:
         return {**profile, "arithmetic": f"{ARITHMETIC} and torch", "operators": list(census.proved)}
-    return {**profile, "arithmetic": "torch"}
+    return {**profile, "arithmetic": "torch", "reference_rows": prepared.probe.reference_rows}
 
 
 def draft(prepared: Prepared, config: EngineConfig) -> dict[str, Any] | None:

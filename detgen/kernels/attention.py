@@ -5,8 +5,8 @@ nothing else: not on the other rows of its tile, nor on their number, nor on how
 
 A *tile* is [members, KV heads, rows, head size], where rows are the query heads of a group times a window's tokens.
 Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros, which
-takes that all entries are finite, as the cache keeps them (`finite`). There are two implementations here, and in
-`compiled` a third that needs no tiles; the probe picks the first that keeps the promise on this machine:
+takes that all entries are finite, as the cache keeps them (`finite`). Native attention needs no tiles. Where it does
+not run, the probe picks the first of two that keeps the promise on this machine:
 
 - `attend_fused`: torch's scaled_dot_product_attention. Its products over keys change their order of summation at
   some key lengths, so the probe also finds which lengths agree, and tiles read only those.
@@ -28,6 +28,7 @@ from detgen.kernels.finite import most
 BLOCK = 64  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
 MOST_TILE_ROWS = 184  # most rows of a tile; from 192 torch's fused kernel takes queries 64 at a time instead of 32
 PERIOD = 8 * BLOCK  # keys that torch's fused kernel takes at a time
+_SHARING = 64  # query rows per KV head that share what is read of keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,23 @@ def cut_pieces(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, most:
         at = most * (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts))
         slots, starts, rows, lengths = slots[of], starts[of] + at, rows[of] + at, np.minimum(lengths[of] - at, most)
     return np.stack((slots, starts, lengths, rows), axis=1)
+
+
+def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: int) -> torch.Tensor:
+    """Windows as native attention takes them: cut into pieces, for threads to take one after the other.
+
+    Args:
+        slots: int64 [windows].
+        starts: int64 [windows], position of the first token.
+        lengths: int64 [windows], number of tokens; the rows of the pass are those of the windows in order.
+        group: query heads per KV head.
+
+    Returns:
+        int64 [pieces, 4]; see `cut_pieces`. The longest come first, so that no thread is left with one at the end.
+    """
+    pieces = cut_pieces(slots, starts, lengths, max(_SHARING // group, 1))
+    work = (pieces[:, 1] + pieces[:, 2]) * (pieces[:, 2] + 1)
+    return torch.from_numpy(pieces[np.argsort(-work, kind="stable")])
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]

@@ -6,28 +6,13 @@ Assumes nothing about a library's kernels: runs the function at the shapes to be
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import torch
 
 from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, AttentionTraits
-from detgen.kernels.compiled import AttendPages, lay_out
 
 _CROWD = 32  # slots of a large tile: enough work that a GPU kernel does not split a row's keys among its processors
-
-_BLOCKS = PERIOD // BLOCK + 1  # of each slot in `pages_agree`
-# The windows of its passes, (start, tokens) in slots 0, 1 and 2; they end inside, before and behind a block.
-_PASSES = (
-    ((0, 1), (63, 1), (64, 1)),
-    ((500, 3), (0, 2), (130, 40)),
-    ((0, 150), (40, 7), (62, 2)),
-    ((1, 64), (300, 65), (575, 1)),
-    ((449, 127), (5, 33), (190, 5)),
-)
-_GROUPS = (1, 3)  # query heads per KV head there
-_REACH = 90  # a sliding window that these rows feel
 
 _CANCELLING = 16  # rows of a product that are compared
 
@@ -42,78 +27,6 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(bits(a), bits(b)))
-
-
-def pages_agree(
-    attend: AttendPages,
-    heads: int,
-    sizes: tuple[int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-    traits: AttentionTraits,
-) -> bool:
-    """Whether a row has the same bits alone, over pages in order, as beside any others, over pages in any order.
-
-    Args:
-        attend: an attention over pages.
-        heads: KV heads.
-        sizes: head size of queries and keys, and that of values.
-        dtype: of queries, keys and values.
-        device: where to run; on a CPU by one thread and by torch's present number.
-        traits: that a layer asks for.
-    """
-    tried = {dtype, torch.float32}  # as in `key_lengths`
-    reaches = {traits.window, None if traits.window is None else min(traits.window, _REACH)}
-    return all(
-        _pages_agree(attend, heads, sizes, kind, device, replace(traits, window=window), group)
-        for kind in tried
-        for window in reaches
-        for group in _GROUPS
-    )
-
-
-def _pages_agree(
-    attend: AttendPages,
-    heads: int,
-    sizes: tuple[int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-    traits: AttentionTraits,
-    group: int,
-) -> bool:
-    g = torch.Generator().manual_seed(0)
-    slots = len(_PASSES[0])
-    in_order = torch.arange(slots * _BLOCKS).view(slots, _BLOCKS)
-    pages = in_order.numel() + 1  # one that no slot has
-    keys, values = (torch.randn(pages, BLOCK, heads, size, generator=g).to(device, dtype) for size in sizes)
-    queries = torch.randn(slots, _BLOCKS * BLOCK, heads * group, sizes[0], generator=g).to(device, dtype)
-
-    def result(spans: list[tuple[int, int, int]], places: torch.Tensor) -> torch.Tensor:
-        """Rows of windows (slot, start, tokens), and one of padding, with what page i holds at places[i]."""
-        at = places.to(device)
-        k, v = (torch.empty_like(x).index_copy_(0, at, x).flatten(0, 1) for x in (keys, values))
-        q = torch.cat([queries[slot, start : start + n] for slot, start, n in spans] + [queries[0, :1]])
-        which, starts, tokens = np.array(spans).T
-        return attend(q, k, v, at[in_order.to(device)], lay_out(which, starts, tokens, group).to(device), traits)
-
-    @cache
-    def alone(slot: int, position: int) -> torch.Tensor:
-        return result([(slot, position, 1)], torch.arange(pages))[0]
-
-    threads = torch.get_num_threads()
-    try:
-        for count in sorted({1, threads}) if device.type == "cpu" else (threads,):
-            torch.set_num_threads(count)
-            for windows in _PASSES:
-                spans = [(slot, *window) for slot, window in enumerate(windows)]
-                rows = [(slot, p) for slot, start, tokens in spans for p in range(start, start + tokens)]
-                found = result(spans, torch.randperm(pages, generator=g))
-                compared = {*range(0, len(rows), 7), *(i for i, row in enumerate(rows) if row[1] % BLOCK in (0, 63))}
-                if not all(same_bits(found[i], alone(*rows[i])) for i in compared):
-                    return False
-    finally:
-        torch.set_num_threads(threads)
-    return True
 
 
 def key_lengths(

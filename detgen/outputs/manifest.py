@@ -285,11 +285,13 @@ _TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
     "versions": _record({"transformers": _text}, {"torch": _text}),
     "attention": _text,
     "operators": _list(_text),
+    "reference_rows": _count,
 }
 _PROBE: dict[str, Rule] = {
     "row_invariant": _flag,
     "attention": _text,
     "tile_rows": _count,
+    "reference_rows": _count,
     "rows": _rows,
     "dense": _flag,
     "key_lengths": _rows,

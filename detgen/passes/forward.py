@@ -180,7 +180,7 @@ class Forward:
         """
         assert isinstance(self.model, NativeDecoder)
         started = time.perf_counter()
-        packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self._group, self.device)
+        packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
         with torch.inference_mode():
             scored, broken = self.model.chain(packed, lengths)
         rows = (lengths > np.arange(len(scored))[:, None]).sum(1)
@@ -221,12 +221,11 @@ class Forward:
         Returns:
             [rows, heads, value head_size].
         """
+        if layer == len(self.cache.keys) - 1:
+            packed.last_keys = k
         if self._attention is not None:
-            packed.last_keys = k
             return self._attention.attend(layer, q, k, v, packed, traits)
-        within = self.cache.write(layer, packed.kv_positions, k, v)
-        if not within and layer == len(self.cache.keys) - 1:
-            packed.last_keys = k
+        self.cache.write(layer, packed.kv_positions, k, v)
         return packed.attend(q, self.cache.keys[layer], self.cache.values[layer], traits)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from detgen.kernels.entries import store
 from detgen.kernels.finite import bounded
 from detgen.passes.memory import zeros
 from detgen.passes.pages import PAGE, Pages
@@ -70,17 +69,13 @@ class KVCache:
         """Bytes of a position, all layers together."""
         return sum(v[0].nbytes + k.nbytes // v.shape[0] for k, v in zip(self.keys, self.values, strict=True))
 
-    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-        """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows].
-
-        Returns:
-            Whether all of their entries are known to have been within the bounds.
-        """
-        if not self.native:
-            return store(self.keys[layer], self.values[layer], positions, k, v)
-        self.keys[layer][positions // PAGE, :, :, positions % PAGE] = bounded(k)
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows], bounded."""
+        if self.native:
+            self.keys[layer][positions // PAGE, :, :, positions % PAGE] = bounded(k)
+        else:
+            self.keys[layer].index_copy_(0, positions, bounded(k))
         self.values[layer].index_copy_(0, positions, bounded(v))
-        return False
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""

@@ -110,7 +110,7 @@ class NativeDecoder:
         windows = packed.windows
         slots = windows.slots[windows.logits > 0]
         last = int((windows.starts + windows.lengths).max() + lengths.max())
-        return self._runner(None, last, True).chain(_rows(packed), slots, lengths)
+        return self._runner(None, last, True).chain(rows_of(packed), slots, lengths)
 
     def operations(self) -> dict[str, int]:
         """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""

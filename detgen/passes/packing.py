@@ -12,8 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from detgen.kernels.attention import BLOCK, MOST_TILE_ROWS, PERIOD, Attend, AttentionTraits, attend_fused, cut_pieces
-from detgen.kernels.compiled import attend_compiled, can_attend, lay_out
+from detgen.kernels.attention import (
+    BLOCK,
+    MOST_TILE_ROWS,
+    PERIOD,
+    Attend,
+    AttentionTraits,
+    attend_fused,
+    cut_pieces,
+    lay_out,
+)
 from detgen.passes.tiles import Tiles, attention_area
 
 
@@ -103,8 +111,7 @@ class Shapes:
         dense: see rows.
         tile_rows: the query rows of an attention tile, with padding, are a multiple of this.
         key_lengths: remainders, in (BLOCK, ..., PERIOD), of the key lengths a tile may read.
-        attend: computes the attention of a tile; None for the compiled attention, or if it does not support the cache,
-            `attend_fused`.
+        attend: computes the attention of a tile; None for `attend_fused`. Native attention needs none.
     """
 
     rows: tuple[int, ...]
@@ -210,12 +217,9 @@ class Packed:
         Returns:
             [rows, heads, value head_size]; of padding rows, something finite.
         """
-        implementation = self._shapes.attend
-        if implementation is None and can_attend(keys.device, keys.dtype, keys.shape[2], values.shape[2]):
-            return attend_compiled(q, keys, values, *self.paged, traits)
         if self._tiles is None:
             self._tiles = self.tiles()
-        return self._tiles.attend(q, keys, values, implementation or attend_fused, traits)
+        return self._tiles.attend(q, keys, values, self._shapes.attend or attend_fused, traits)
 
     def tiles(self) -> Tiles:
         """The windows laid out in tiles, for attention by torch's operators."""

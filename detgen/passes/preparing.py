@@ -33,6 +33,10 @@ from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
 _ROOM = 384  # MiB that libraries take while a small model is probed, KV buffers included
+_NOT_COMPILED = (
+    "detgen was installed without a C compiler: passes run by torch's operators, slower, and give the same bytes "
+    "on this machine only"
+)
 _LEAST_POSITIONS = 3 * 128  # the probe needs them
 # On a CPU, pages that hold something but that nobody uses, 16,384 positions: what was touched stays taken from the
 # machine, and memory must not grow with the number of prompts.
@@ -95,6 +99,8 @@ def prepare(
     observer = observer or Unobserved()
     models = [target] + ([draft] if draft else [])
     check_room(_ROOM, "probe a model")
+    if device.type == "cpu" and not runs_natively(device):
+        observer.message(_NOT_COMPILED)
     observer.stage(f"probing {target.name}")
     backbones = [_backbone(m.model) for m in models]
     # Some settings turn out to be impossible in a model's first pass only.
@@ -112,7 +118,8 @@ def prepare(
         _passes(m, model, layout, pages, device) for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     size, allowed = target.vocabulary, allow_nondeterministic
-    shapes, report = _class(target.name, passes[0], reference, layouts[0].traits, size, allowed=allowed)
+    asked = layouts[0].traits, size, target.dtype
+    shapes, report = _class(target.name, passes[0], reference, *asked, allowed=allowed)
     thinking = None
     if isinstance(target.model, ThinkingStatesForCausalLM):
         blocks = (
@@ -150,7 +157,7 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, *,
         reference = reference_logits(decoder, size, target.dtype, target.bits)
         layout = attach(decoder, name)
     forward = _passes(target, decoder, layout, Pages(SLOTS), device)
-    return Block(forward, *_class(name, forward, reference, layout.traits, size, allowed=allowed))
+    return Block(forward, *_class(name, forward, reference, layout.traits, size, target.dtype, allowed=allowed))
 
 
 def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: Pages, device: torch.device) -> Forward:
@@ -173,7 +180,14 @@ def _cached(loaded: LoadedModel, device: torch.device) -> torch.dtype:
 
 
 def _class(
-    name: str, forward: Forward, reference: torch.Tensor, traits: Sequence[AttentionTraits], size: int, *, allowed: bool
+    name: str,
+    forward: Forward,
+    reference: torch.Tensor,
+    traits: Sequence[AttentionTraits],
+    size: int,
+    dtype: torch.dtype,
+    *,
+    allowed: bool,
 ) -> tuple[Shapes, ProbeReport]:
     """The shapes of canonical passes, and the report of the probe.
 
@@ -188,7 +202,7 @@ def _class(
         why = f"by its own forward: {model.census.refused}" if refused else why
         if refused and not allowed:
             raise _not_row_invariant(name, why)
-    shapes, report = probe(forward, reference, traits, size)
+    shapes, report = probe(forward, reference, traits, size, dtype)
     if shapes is None or refused:
         if not allowed:
             raise _not_row_invariant(name, why)

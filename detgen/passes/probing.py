@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.attention import Attend, AttentionTraits, attend_blocks, attend_fused
-from detgen.kernels.compiled import attend_compiled, build, can_attend
 from detgen.kernels.linear import JoinedLinear, PrepackedLinear, weight_sample
-from detgen.kernels.probe import Product, key_lengths, pages_agree, same_bits
+from detgen.kernels.probe import Product, key_lengths, same_bits
 from detgen.passes.forward import Forward
 from detgen.passes.native_decoder import ARITHMETIC, NativeDecoder
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes, Window
@@ -30,14 +29,14 @@ from detgen.passes.pages import PAGE
 from detgen.passes.widening import widened
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
-_FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # for slow models
-_LARGE = ((0.02, 511), (0.025, 256))  # (seconds per pass, rows): faster passes are also tried with that many rows
+_FEW = (1, 2, 4, 8, 16, 33, 64, 128)  # for large models on a CPU
+_LARGE = ((5e7, 511), (1e8, 256))  # (parameters, rows): smaller models are also tried with that many rows on a CPU
 _BETWEEN = (192, 256, 384)  # also tried on a GPU, where row counts that were not tried are not used
 _REFERENCE_ROWS = (64, 128, 16, 4)  # reference row counts; the first that agrees with itself defines the class
 _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and the tokens after them that every shape computes
 # Multiples tried for a tile's query rows: few rows may have a kernel of their own; 128 leaves a single number of rows.
 _TILE_ROWS = (1, 4, 16, 64, 128)
-_SLOW = 0.1  # seconds per pass from which fewer shapes are tried
+_MANY = 1e9  # parameters from which fewer shapes are tried there
 _LONGEST = 512  # positions of a slot
 _SPAN = 128  # positions of a slot that passes up to that size use
 
@@ -48,9 +47,9 @@ class ProbeReport:
 
     Attributes:
         row_invariant: whether there is a canonical class of shapes.
-        attention: "compiled" and its build, "fused" or "blocks"; that of a native decoder by the name of its
-            arithmetic; "none" if there is no class.
+        attention: "fused" or "blocks"; native attention by the name of its arithmetic; "none" if there is no class.
         tile_rows: query rows of an attention tile are a multiple of this.
+        reference_rows: row count whose bits all of the class have; 0 where any number of rows gives the same.
         rows: row counts of the canonical class, of those tried.
         dense: whether every count between the first and the last is allowed too.
         key_lengths: remainders modulo 512 of the key lengths that attention may read.
@@ -66,6 +65,7 @@ class ProbeReport:
     row_invariant: bool
     attention: str
     tile_rows: int
+    reference_rows: int
     rows: tuple[int, ...]
     dense: bool
     key_lengths: tuple[int, ...]
@@ -83,8 +83,8 @@ class _Prober:
     Its cached entries are restored before each pass, so that a pass is judged by its own results alone.
     """
 
-    def __init__(self, forward: Forward, vocabulary: int, like: Shapes) -> None:
-        self.forward = forward
+    def __init__(self, forward: Forward, vocabulary: int, like: Shapes, dtype: torch.dtype) -> None:
+        self.forward, self.dtype = forward, dtype
         self._like = like
         self._random = torch.Generator().manual_seed(20)
         self._vocabulary = vocabulary
@@ -162,7 +162,7 @@ class _Prober:
 
 
 def probe(
-    forward: Forward, reference: torch.Tensor, traits: Sequence[AttentionTraits], vocabulary: int
+    forward: Forward, reference: torch.Tensor, traits: Sequence[AttentionTraits], vocabulary: int, dtype: torch.dtype
 ) -> tuple[Shapes | None, ProbeReport]:
     """Find the canonical class of a model's passes.
 
@@ -171,6 +171,7 @@ def probe(
         reference: the result of `reference_logits`.
         traits: attention traits of each layer.
         vocabulary: token ids that it reads.
+        dtype: of its arithmetic.
 
     Returns:
         The shapes of canonical passes, None if the model is not row-invariant; and the report.
@@ -179,7 +180,7 @@ def probe(
         EngineError: if packed passes do not compute what the model's own forward does.
     """
     if isinstance(forward.model, NativeDecoder) or forward.model.native:
-        return _confirm(forward, reference, vocabulary)
+        return _confirm(forward, reference, vocabulary, dtype)
     started = time.perf_counter()
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
@@ -187,33 +188,31 @@ def probe(
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
     for name, like in _attentions(forward, traits):
         cache.pages.lay_out(3, min(cache.pages.count // 3 * PAGE, _LONGEST))
-        prober = _Prober(forward, vocabulary, like)
+        prober = _Prober(forward, vocabulary, like, dtype)
         error = _reference_error(prober, reference)
-        sizes, others = _class(prober, counts)
-        if sizes:
-            # A GPU's library, and a CPU's in 16 bits, may use another kernel at any row count, so only counts that were
-            # tried are allowed there.
-            exact = forward.device.type == "cpu" and cache.keys[0].dtype == torch.float32
-            dense = exact and not any(sizes[0] < n < sizes[-1] for n in others)
+        rows, sizes, others = _class(prober, counts)
+        if sizes:  # a library may use another kernel at any row count, so only those that were tried are allowed
             tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
-            report = ProbeReport(True, name, like.tile_rows, sizes, dense, like.key_lengths, others, *tried)
-            return replace(like, rows=sizes, dense=dense), report
+            report = ProbeReport(True, name, like.tile_rows, rows, sizes, False, like.key_lengths, others, *tried)
+            return replace(like, rows=sizes, dense=False), report
     tried = counts, forward.passes - before, 0, 0.0, round(time.perf_counter() - started, 3)
-    return None, ProbeReport(False, "none", 0, (), False, (), _SIZES, *tried)
+    return None, ProbeReport(False, "none", 0, 0, (), False, (), _SIZES, *tried)
 
 
 _CONFIRMED = (1, 2, 5, 16, 33, 128)  # row counts of passes that are compared although they cannot differ
 
 
-def _confirm(forward: Forward, reference: torch.Tensor, vocabulary: int) -> tuple[Shapes | None, ProbeReport]:
-    """What `probe` gives for a native decoder, whose rows are the same in passes of any size by construction."""
+def _confirm(
+    forward: Forward, reference: torch.Tensor, vocabulary: int, dtype: torch.dtype
+) -> tuple[Shapes | None, ProbeReport]:
+    """What `probe` gives where rows are the same in passes of any size by construction."""
     started = time.perf_counter()
     cache, before = forward.cache, forward.passes
     threads = torch.get_num_threads()
     counts = tuple(sorted({1, threads}))
     cache.pages.lay_out(3, min(cache.pages.count // 3 * PAGE, _LONGEST))
     shapes = replace(FREE_SHAPES, rows=(1, READ_ROWS))
-    prober = _Prober(forward, vocabulary, shapes)
+    prober = _Prober(forward, vocabulary, shapes, dtype)
     error = _reference_error(prober, reference)
     prober.learn(_REFERENCE_ROWS[0])
     alike = True
@@ -224,7 +223,7 @@ def _confirm(forward: Forward, reference: torch.Tensor, vocabulary: int) -> tupl
     finally:
         torch.set_num_threads(threads)
     tried = counts, forward.passes - before, prober.positions, error, round(time.perf_counter() - started, 3)
-    report = ProbeReport(alike, ARITHMETIC, 1, shapes.rows, True, shapes.key_lengths, (), *tried)
+    report = ProbeReport(alike, ARITHMETIC, 1, 0, shapes.rows, True, shapes.key_lengths, (), *tried)
     return shapes if alike else None, report
 
 
@@ -234,16 +233,13 @@ _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks
 def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator[tuple[str, Shapes]]:
     """Name of each attention that keeps its promise here, and shapes with its tile rows and key lengths; best first."""
     cache = forward.cache
+    if cache.native:
+        yield ARITHMETIC, replace(FREE_SHAPES, rows=(_SIZES[-1],), dense=False)
+        return
     layers = {
         (k.shape[1], (k.shape[2], v.shape[2]), k.dtype, asked)
         for k, v, asked in zip(cache.keys, cache.values, traits, strict=True)
     }
-    if all(
-        can_attend(forward.device, dtype, *sizes)
-        and pages_agree(attend_compiled, heads, sizes, dtype, forward.device, asked)
-        for heads, sizes, dtype, asked in layers
-    ):
-        yield str(build()), replace(FREE_SHAPES, rows=(_SIZES[-1],), dense=False)
     tiled = {(heads, size, dtype, replace(asked, window=None)) for heads, (size, _), dtype, asked in layers}
     for name, attend in _ATTENTIONS.items():
         for rows in _TILE_ROWS:
@@ -253,45 +249,53 @@ def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator
                 break
 
 
-def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Row counts that give the same bits in all packings and at all thread counts, and the others that were tried.
+def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Row counts that give the bits of a reference row count in all packings and at all thread counts.
 
-    All of a class agree with its reference row count, so that its bits do not depend on which others there was time to
-    try. A class of that count alone is enough: every pass is padded to it, like the fixed shape of LLM-42's verifier
-    (arXiv 2601.17768, section 3).
+    The reference is the first that agrees with itself by one thread, so that it depends on the model alone: not on the
+    run's threads, and not on which others there are. One row count is enough for a class: every pass is padded to it,
+    like the fixed shape of LLM-42's verifier (arXiv 2601.17768, section 3).
+
+    Args:
+        prober: computes the passes.
+        counts: thread counts, one thread first on a CPU.
+
+    Returns:
+        The reference; the class, empty if there is none; and the other row counts that were tried.
     """
     threads = torch.get_num_threads()
     model = prober.forward.model
     assert not isinstance(model, NativeDecoder)
     products = _products(model)
-    held = int(prober.forward.cache.pages.held[0]) * PAGE
+    tried = _tried(prober.forward, model)
     try:
+        torch.set_num_threads(counts[0])
         for reference_rows in _REFERENCE_ROWS:
             prober.learn(reference_rows)
             for product in products:
                 product.learn(reference_rows)
-            started = time.perf_counter()
-            if not prober.agrees(reference_rows):
-                continue
-            seconds = (time.perf_counter() - started) / 4
-            if not prober.agrees_everywhere(reference_rows):
-                continue
-            tried: tuple[int, ...] = _SIZES if seconds < _SLOW else _FEW
-            large = [n for limit, n in _LARGE if seconds < limit and n <= held][:1]
-            if large and prober.forward.device.type != "cpu":
-                large += [n for n in _BETWEEN if n < large[0]]
-            tried += tuple(large)
-            agreeing = set(tried)
-            for count in counts:
-                torch.set_num_threads(count)
-                agreeing -= {n for n in agreeing if not prober.agrees(n)}
-                agreeing -= {n for n in agreeing if not all(p.agrees(n) for p in products)}
-            torch.set_num_threads(threads)
-            if reference_rows in agreeing:
-                return tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
-        return (), _SIZES
+            if prober.agrees(reference_rows) and prober.agrees_everywhere(reference_rows):
+                break
+        else:
+            return 0, (), tried
+        agreeing = set(tried)
+        for count in counts:
+            torch.set_num_threads(count)
+            agreeing -= {n for n in agreeing if not prober.agrees(n)}
+            agreeing -= {n for n in agreeing if not all(p.agrees(n) for p in products)}
+        return reference_rows, tuple(sorted(agreeing)), tuple(n for n in tried if n not in agreeing)
     finally:
         torch.set_num_threads(threads)
+
+
+def _tried(forward: Forward, model: nn.Module) -> tuple[int, ...]:
+    """Row counts to try, by the model's size and never by the time that it takes."""
+    held = int(forward.cache.pages.held[0]) * PAGE
+    if forward.device.type != "cpu":
+        return _SIZES + tuple(n for n in (*_BETWEEN, _LARGE[0][1]) if n <= held)
+    size = sum(p.numel() for p in (*model.parameters(), *model.buffers()))
+    large = [n for limit, n in _LARGE if size < limit and n <= held][:1]
+    return (_SIZES if size < _MANY else _FEW) + tuple(large)
 
 
 def _products(model: nn.Module) -> list[Product]:
@@ -354,7 +358,7 @@ def _reference_error(prober: _Prober, reference: torch.Tensor) -> float:
     """
     packed = prober.run([Window(0, 0, prober.tokens, _TAIL)], _SIZES[-1])
     rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)
-    exact = prober.forward.cache.keys[0].dtype == torch.float32
+    exact = prober.dtype == torch.float32
     model = prober.forward.model
     modules = [] if isinstance(model, NativeDecoder) else list(model.named_modules())
     experts = any("expert" in name.lower() for name, _ in modules)

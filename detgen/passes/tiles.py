@@ -1,7 +1,7 @@
 """Lays the rows of a pass out in attention tiles, for attention by torch's operators, and attends tile by tile.
 
 A tile is a set of pieces of windows; its attention is one call. One gather brings the pages of all tiles together, one
-moves the rows of all heads into the tiles, another moves the results back. The compiled attention needs none of this.
+moves the rows of all heads into the tiles, another moves the results back. Native attention needs none of this.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import Draft
 from detgen.errors import EngineError
 from detgen.kernels.attention import attend_blocks, attend_fused
-from detgen.kernels.compiled import build
 from detgen.passes import probing
 from detgen.passes.embedding import broken_embedding
 from detgen.passes.kv_cache import KVCache
@@ -28,14 +27,11 @@ LONG = tuple(range(100, 170))
 ERROR = "the model's hidden states or logits are not finite at position {}"
 
 
-@pytest.fixture(scope="module", params=["native", "compiled", "fused", "blocks"])
+@pytest.fixture(scope="module", params=["native", "fused", "blocks"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """An engine whose canonical passes attend so."""
-    if request.param == "compiled" and build() is None:
-        pytest.skip("attention was not compiled")
     with pytest.MonkeyPatch.context() as patch, decoders("native" if request.param == "native" else "lean"):
-        if request.param in ("fused", "blocks"):
-            patch.setattr(probing, "can_attend", lambda *_: False)
+        if request.param != "native":
             only = {"fused": attend_fused, "blocks": attend_blocks}
             patch.setattr(probing, "_ATTENTIONS", {request.param: only[request.param]})
         try:

@@ -64,6 +64,7 @@ class FakeEngine:
             "tile_rows": 1,
             "rows": (4, 8),
             "dense": True,
+            "reference_rows": 0,
             "key_lengths": (64,),
             "other_rows": (),
             "threads": (1,),

@@ -12,17 +12,14 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.attention import BLOCK, Attend, AttentionTraits, attend_blocks, attend_fused
-from detgen.kernels.compiled import attend_compiled, build
-from detgen.kernels.probe import key_lengths, pages_agree, same_bits
-from detgen.passes.packing import FREE_SHAPES, Shapes, Window, Windows, pack
+from detgen.kernels.attention import BLOCK, Attend, AttentionTraits, attend_blocks, attend_fused, lay_out
+from detgen.kernels.probe import key_lengths, same_bits
+from detgen.passes.packing import Shapes, Window, Windows, pack
 from detgen.passes.probing import _TILE_ROWS as TILE_ROWS
 
 SLOTS, BLOCKS, KV_HEADS = 5, 10, 2
 SLOT_SIZE, PAGES = BLOCKS * BLOCK, SLOTS * BLOCKS
 CPU = torch.device("cpu")
-BUILT = pytest.mark.skipif(build() is None, reason="the compiled attention was not built")
-ALL = pytest.mark.parametrize("attend", [attend_fused, attend_blocks, pytest.param(None, marks=BUILT, id="compiled")])
 TILED = pytest.mark.parametrize("attend", [attend_fused, attend_blocks])
 
 
@@ -73,23 +70,34 @@ def queries(size: int, group: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @functools.cache
-def allowed(attend: Attend | None, size: int, dtype: torch.dtype, softcap: float | None) -> Shapes | None:
+def allowed(attend: Attend, size: int, dtype: torch.dtype, softcap: float | None) -> Shapes | None:
     """Shapes that detgen would hold this attention to on this machine; None if it would not use it."""
     traits = AttentionTraits(size**-0.5, softcap=softcap)
-    if attend is None:
-        agree = pages_agree(attend_compiled, KV_HEADS, (size, size), dtype, CPU, traits)
-        return FREE_SHAPES if agree else None
     for rows in TILE_ROWS:
         if lengths := key_lengths(attend, KV_HEADS, size, dtype, CPU, rows, traits):
             return Shapes(rows=(1, 512), dense=True, tile_rows=rows, key_lengths=lengths, attend=attend)
     return None
 
 
-def shapes(
-    attend: Attend | None, size: int, dtype: torch.dtype = torch.float32, softcap: float | None = None
-) -> Shapes:
+def shapes(attend: Attend, size: int, dtype: torch.dtype = torch.float32, softcap: float | None = None) -> Shapes:
     """Those shapes; skips the test if there are none."""
     return allowed(attend, size, dtype, softcap) or pytest.skip("not row-invariant here, so detgen does not use it")
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 300)), min_size=1, max_size=9),
+    group=st.integers(1, 80),
+)
+def test_pieces(spans: list[tuple[int, int]], group: int) -> None:
+    """Each row of each window is in one piece, of at most 64 query rows or one token, the longest first."""
+    starts, lengths = np.array(spans).T
+    found = lay_out(np.arange(len(spans)), starts, lengths, group)
+    rows = [(row + i, slot, start + i) for slot, start, tokens, row in found.tolist() for i in range(tokens)]
+    places = [(slot, p) for slot, (start, tokens) in enumerate(spans) for p in range(start, start + tokens)]
+    assert sorted(rows) == [(row, *place) for row, place in enumerate(places)]
+    assert all(tokens == 1 or tokens * group <= 64 for tokens in found[:, 2].tolist())
+    work = [(tokens + 1) * (start + tokens) for _, start, tokens, _ in found.tolist()]
+    assert work == sorted(work, reverse=True)
 
 
 IN_ORDER = np.arange(PAGES).reshape(SLOTS, BLOCKS)
@@ -140,7 +148,7 @@ def page_tables(draw: st.DrawFn) -> np.ndarray:
     return found
 
 
-@ALL
+@TILED
 @pytest.mark.parametrize(
     ("size", "group", "dtype"),
     [(16, 1, torch.float32), (64, 2, torch.float32), (32, 3, torch.float32), (64, 2, torch.bfloat16)],
@@ -155,7 +163,7 @@ def page_tables(draw: st.DrawFn) -> np.ndarray:
     data=st.data(),
 )
 def test_a_row_is_the_same_in_every_packing(
-    attend: Attend | None,
+    attend: Attend,
     size: int,
     group: int,
     dtype: torch.dtype,
@@ -188,8 +196,8 @@ def test_a_row_is_the_same_in_every_packing(
 
 
 @pytest.mark.parametrize(("size", "group"), [(64, 1), (64, 2), (16, 3), (128, 5), (16, 71)])
-@ALL
-def test_every_width(attend: Attend | None, size: int, group: int) -> None:
+@TILED
+def test_every_width(attend: Attend, size: int, group: int) -> None:
     """A window of each width from 1 to 128 gives each of its rows the bits that the widest gives it."""
     like, q, cached = shapes(attend, size), queries(size, group, torch.float32), buffers(size, torch.float32)
     widest = run([Window(1, 7, [0] * 128, 0)], like, q, cached)[0]
@@ -197,10 +205,10 @@ def test_every_width(attend: Attend | None, size: int, group: int) -> None:
     assert not wrong, f"widths {wrong}"
 
 
-@ALL
+@TILED
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 1, 40])
-def test_packed_rows_have_the_right_values(attend: Attend | None, softcap: float | None, window: int | None) -> None:
+def test_packed_rows_have_the_right_values(attend: Attend, softcap: float | None, window: int | None) -> None:
     """Rows land where they belong: each one's attention is that of its own slot and position."""
     size, group = 32, 2
     windows = [Window(3, 0, [0] * 3, 0), Window(0, 500, [0] * 40, 0), Window(4, 90, [0], 0), Window(2, 63, [0] * 2, 0)]
@@ -219,7 +227,7 @@ def test_packed_rows_have_the_right_values(attend: Attend | None, softcap: float
                 torch.testing.assert_close(out[i, rows].double(), want, rtol=1e-5, atol=1e-6)
 
 
-@ALL
+@TILED
 def test_keys_that_a_row_does_not_see_weigh_nothing(attend: Attend | None) -> None:
     """What stands behind a row's position or before its window, however large, has no influence on a bit."""
     like, q = shapes(attend, 16), queries(16, 2, torch.float32)

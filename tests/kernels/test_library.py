@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from detgen.kernels import choosing, compiled, library
+from detgen.kernels import choosing, library
 from detgen.kernels.native import library as native
 from detgen.kernels.native.program import Program
 
 LIBRARIES = pytest.mark.parametrize(
     ("module", "structure", "other", "find"),
     [
-        (compiled, "_PASS", Struct("=2q"), compiled._library.__wrapped__),
         (native, "Step", Program, lambda: native.build.__wrapped__("plain")),
     ],
 )
@@ -55,5 +54,5 @@ def test_choosing_of_another_version_is_left_alone(monkeypatch: pytest.MonkeyPat
 
 def test_a_library_of_an_older_version_is_left_alone() -> None:
     """One that lacks a function, and one that is not there."""
-    assert library.load("_attention", bytes_of_what_came_later=8) is None
+    assert library.load("native/_plain", bytes_of_what_came_later=8) is None
     assert library.load("_never_built") is None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from detgen.kernels.attention import BLOCK, PERIOD, AttentionTraits
-from detgen.kernels.compiled import AttendPages
+from detgen.kernels.attention import BLOCK, PERIOD
 from detgen.kernels.linear import weight_sample
-from detgen.kernels.probe import Product, bits, key_lengths, pages_agree, same_bits
+from detgen.kernels.probe import Product, bits, key_lengths, same_bits
 
 CPU = torch.device("cpu")
 ALL = tuple(range(BLOCK, PERIOD + 1, BLOCK))
@@ -36,7 +34,6 @@ def test_same_bits_is_stricter_than_equality() -> None:
 
 
 Twist = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
-Fault = Callable[..., torch.Tensor | float]
 
 
 def found(twist: Twist) -> tuple[int, ...]:
@@ -102,63 +99,6 @@ def test_a_dependence_on_the_threads_is_found() -> None:
 def test_a_dependence_on_the_slots_is_found(splits: Callable[[int], bool]) -> None:
     """An implementation that shares a row's keys out where a tile has few slots, as kernels of GPUs do."""
     assert found(lambda q, k: 1 + ULP * splits(q.shape[0])) == ()
-
-
-def paged(fault: Fault) -> AttendPages:
-    """An attention over pages that is exact but for what a fault does to it: it returns queries and a key's content.
-
-    Args:
-        fault: factor of the rows, from their places in the pass, positions, pages of their last key, slots, and traits.
-    """
-
-    def attend(q: torch.Tensor, *others: Any) -> torch.Tensor:
-        _, values, tables, pieces, traits = others
-        rows = sorted((row + i, slot, start + i) for slot, start, n, row in pieces.tolist() for i in range(n))
-        row, slot, position = torch.tensor(rows).T
-        page = tables[slot, position // BLOCK]
-        content = values[page * BLOCK + position % BLOCK].repeat_interleave(q.shape[1] // values.shape[1], 1)
-        factor = torch.as_tensor(1 + ULP * fault(row, position, page, slot, traits))
-        return (q[: len(rows)] + content) * factor.view(-1, 1, 1)
-
-    return attend
-
-
-FAULTS: dict[str, Fault] = {
-    "place": lambda row, *_: row % 4 == 3,
-    "few rows": lambda row, *_: len(row) > 3,
-    "many rows": lambda row, *_: len(row) > 128,
-    "page": lambda row, position, page, *_: page == 5,
-    "order of pages": lambda row, position, page, slot, _: page != slot * (PERIOD // BLOCK + 1) + position // BLOCK,
-    "neighbours": lambda row, position, *_: position < position.max(),
-    "threads": lambda *_: torch.get_num_threads(),
-}
-
-
-def agree(fault: Fault, window: int | None = None) -> bool:
-    return pages_agree(paged(fault), 1, (16, 16), torch.bfloat16, CPU, AttentionTraits(1.0, window))
-
-
-def test_an_exact_attention_over_pages_agrees() -> None:
-    assert agree(lambda *_: 0)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_over_pages_is_found(fault: str) -> None:
-    torch.set_num_threads(2)
-    assert not agree(FAULTS[fault])
-    assert torch.get_num_threads() == 2
-
-
-def test_a_fault_of_sliding_windows_is_found() -> None:
-    """Of long ones too, though no row of the probe is behind so many others."""
-
-    def fault(row: torch.Tensor, position: torch.Tensor, *others: AttentionTraits) -> torch.Tensor:
-        window = others[-1].window
-        return (row % 2 == 1) & (position >= (window or PERIOD * 9))
-
-    assert agree(fault)
-    assert not agree(fault, 20)
-    assert not agree(fault, 4096)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

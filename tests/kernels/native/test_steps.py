@@ -13,7 +13,7 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.compiled import lay_out
+from detgen.kernels.attention import lay_out
 from detgen.kernels.judging import Scores
 from detgen.kernels.native import reference
 from detgen.kernels.native.library import BUILDS, Rows, Runner, build
