@@ -236,8 +236,7 @@ EXAMPLES = {
     "An argument of attention": {
         "detgen/kernels/attention.py",
         "detgen/passes/adapter.py",
-        "detgen/passes/packing.py",
-        "detgen/passes/probing.py",
+        "detgen/passes/preparing.py",
     },
 }
 
