@@ -126,13 +126,13 @@ def probed_once(_probes: dict[Any, tuple[Any, ...]]) -> Iterator[None]:
     A model is known by the logits that it gives as it is loaded. What its passes cost is remembered, too.
     """
 
-    def once(forward: Forward, reference: torch.Tensor, traits: Any, vocabulary: int) -> Any:
+    def once(forward: Forward, reference: torch.Tensor, traits: Any, vocabulary: int, dtype: torch.dtype) -> Any:
         cache = forward.cache
         room = min(cache.pages.count // 3 * PAGE, probing._LONGEST)
         logits = hashlib.sha256(bits(reference).numpy().tobytes()).digest()
-        key = logits, torch.get_num_threads(), type(forward.model), cache.keys[0].dtype, room, tuple(traits)
+        key = logits, torch.get_num_threads(), type(forward.model), dtype, cache.native, room, tuple(traits)
         if key not in _probes:
-            _probes[key] = probing.probe(forward, reference, traits, vocabulary), copy(forward.cost)
+            _probes[key] = probing.probe(forward, reference, traits, vocabulary, dtype), copy(forward.cost)
         found, cost = _probes[key]
         forward.cost = copy(cost)
         return found

@@ -73,8 +73,13 @@ def using(threads: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def engine(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> Engine:
-    return make(random_model(FAMILIES[request.param]()))
+def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> Path:
+    return random_model(FAMILIES[request.param]())
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return make(folder)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +104,14 @@ def test_its_bits_rest_on_nothing_else(engine: Engine) -> None:
     assert profile.keys() == {"target", "dtype", "arithmetic", "versions"}
     assert profile["versions"] == {"transformers": hf.__version__}
     assert engine.probe_report()["reference_error"] < 1e-5
+
+
+@torch.no_grad()
+def test_logits_are_those_of_transformers(folder: Path, alone: Any) -> None:
+    """But for rounding, beyond sliding windows too."""
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    own = model(torch.tensor([SEQUENCE])).logits[0]
+    assert (alone[0] - own).abs().max() <= 1e-5 * own.abs().max()
 
 
 @examples(12)

@@ -56,6 +56,17 @@ SUPPORTED: dict[str, Callable[[], Any]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
     "phi3": lambda: hf.Phi3Config(**LLAMA),
+    "longrope": lambda: hf.Phi3Config(
+        **{**LLAMA, "max_position_embeddings": 1024},
+        original_max_position_embeddings=512,
+        rope_parameters={
+            **{"rope_type": "longrope", "rope_theta": 1e4},
+            **{"short_factor": [1.1] * 8, "long_factor": [2.0] * 8},
+        },
+    ),
+    "dynamic": lambda: hf.LlamaConfig(
+        **LLAMA, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    ),
     "gpt_neox": lambda: hf.GPTNeoXConfig(
         **COMMON, intermediate_size=96, max_position_embeddings=512, bos_token_id=0, eos_token_id=0
     ),
