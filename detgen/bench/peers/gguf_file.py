@@ -1,31 +1,36 @@
-"""A model as a GGUF file, without a vocabulary: llama.cpp is given token ids."""
+"""A model as a GGUF file; without a vocabulary where llama.cpp is given token ids."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from detgen.bench.interface import ModelSource
-from detgen.bench.models import loaded
 
 # Model types of transformers, and what GGUF calls them.
 _KINDS = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 
 
-def write_gguf(source: ModelSource, path: Path, quantized: str | None) -> None:
-    """Write the target.
+def no_vocabulary(writer: Any) -> None:
+    """Write that there is no tokenizer."""
+    writer.add_tokenizer_model("none")
+
+
+def write_gguf(
+    model: Any, path: Path, kind_of: Callable[[str], str], vocabulary: Callable[[Any], None] = no_vocabulary
+) -> None:
+    """Write a model.
 
     Args:
-        source: the models.
+        model: one of transformers.
         path: of the file.
-        quantized: name of the type that matrices get; None leaves float32.
+        kind_of: type that a matrix gets, such as "F32" or "Q8_0", by what GGUF calls it.
+        vocabulary: writes the tokenizer.
 
     Raises:
         ValueError: if the kind of model cannot be converted here.
     """
     import gguf
 
-    model = loaded(source, "target").model
     config = model.config
     if config.model_type not in _KINDS:
         raise ValueError(f"models of type {config.model_type} are not converted to GGUF, only {', '.join(_KINDS)}")
@@ -36,6 +41,7 @@ def write_gguf(source: ModelSource, path: Path, quantized: str | None) -> None:
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     _write_settings(writer, config, rope.get("rope_theta", 10000.0))
+    vocabulary(writer)
     tied = config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
         if tied and name == "lm_head.weight":
@@ -44,11 +50,8 @@ def write_gguf(source: ModelSource, path: Path, quantized: str | None) -> None:
         if target is None:
             raise ValueError(f"GGUF has no name for {name}")
         values = _rotated(name, tensor.float().cpu(), config, kind == gguf.MODEL_ARCH.LLAMA).contiguous().numpy()
-        if quantized is not None and values.ndim > 1:
-            type_ = gguf.GGMLQuantizationType[quantized]
-            writer.add_tensor(target, gguf.quants.quantize(values, type_), raw_dtype=type_)
-        else:
-            writer.add_tensor(target, values)
+        type_ = gguf.GGMLQuantizationType[kind_of(target) if values.ndim > 1 else "F32"]
+        writer.add_tensor(target, gguf.quants.quantize(values, type_), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -69,7 +72,6 @@ def _write_settings(writer: Any, config: Any, theta: float) -> None:
     writer.add_rope_freq_base(theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
 
 
 def _rotated(name: str, weight: Any, config: Any, interleaved: bool) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from detgen.bench.interface import Contender, Job, ModelSource, Outcome
+from detgen.bench.models import loaded
 from detgen.bench.peers.clock import run_stepwise
 
 _KEPT: list[object] = []  # a callback must live as long as the library
@@ -30,7 +31,8 @@ class LlamaCppPeer:
         _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it tells every tensor
         llama_cpp.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
         path = source.scratch / f"target-{contender.name}.gguf"
-        write_gguf(source, path, None if contender.name == "f32" else contender.name.upper())
+        kind = contender.name.upper()
+        write_gguf(loaded(source, "target").model, path, lambda _: kind)
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = -1 if source.on_gpu else 0
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
