@@ -17,7 +17,7 @@ from detgen.engine.request import Request
 from detgen.errors import DEMO, BenchError
 from detgen.interruption import interrupted_later
 from detgen.machine import usable_cores
-from detgen.passes.folders import check_folder, local_folder
+from detgen.passes.folders import check_folder, local_place
 from detgen.passes.hub import fetched
 from detgen.progress import Observer
 
@@ -74,7 +74,9 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
     if config.random_weights is not None:
         _, tokenizer = load_settings(DEMO / "target", "embedded:target", trusted=False)
     else:
-        place = local_folder(place, name) or fetched(name, observer, trusted=trusted)
+        place = local_place(place, name) or fetched(name, observer, trusted=trusted)
+        if place.is_file():
+            raise BenchError(f"{name} is a file, and most peers take folders; give one in the Hugging Face layout")
         check_folder(place, name, trusted=trusted)
         found, tokenizer = load_settings(place, name, trusted=trusted)
         if isinstance(found, ThinkingStatesConfig):

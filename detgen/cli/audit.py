@@ -38,7 +38,7 @@ def audit_command(
             metavar="MODEL",
             show_default="the run's own",
             rich_help_panel="Models",
-            help="The model that wrote the run: a folder or a Hugging Face name.",
+            help="The model that wrote the run: a folder, a GGUF file or a Hugging Face name.",
         ),
     ] = None,
     device: options.Device = "auto",

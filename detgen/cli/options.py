@@ -115,8 +115,8 @@ Target = Annotated[
         "--model",
         metavar="MODEL",
         show_default="the embedded one",
-        help="The model whose text you want: a folder, a Hugging Face name, or demo-thinking, the embedded one that"
-        " thinks while it reads.",
+        help="The model whose text you want: a folder, a GGUF file, a Hugging Face name, or demo-thinking, the"
+        " embedded one that thinks while it reads.",
     ),
 ]
 Draft = Annotated[

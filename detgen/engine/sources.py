@@ -7,7 +7,8 @@ from pathlib import Path
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.config import EngineConfig
 from detgen.errors import EngineError
-from detgen.passes.folders import check_folder, local_folder
+from detgen.passes.folders import check_folder, local_place
+from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
 from detgen.progress import Observer
 
@@ -37,11 +38,14 @@ def check_sources(config: EngineConfig, observer: Observer | None = None) -> Non
     Raises:
         EngineError: a model cannot be loaded; names it, the file and the reason.
     """
-    for model in (config.target, config.draft if uses_draft(config) else None):
+    draft = config.draft if uses_draft(config) else None
+    for model, quant in ((config.target, config.target_quant), (draft, config.draft_quant)):
         if isinstance(model, str | Path):
             name, trusted = str(model), config.trust_remote_code
-            folder = local_folder(model, name)
-            if folder is None and observer is not None:
-                folder = fetched(name, observer, trusted=trusted)
-            if folder is not None:
-                check_folder(folder, name, trusted=trusted)
+            place = local_place(model, name)
+            if place is None and observer is not None:
+                place = fetched(name, observer, trusted=trusted)
+            if place is not None and place.is_file():
+                check_gguf(place, name, quant)
+            elif place is not None:
+                check_folder(place, name, trusted=trusted)

@@ -60,6 +60,8 @@ def model_stamp(config: EngineConfig) -> str | None:
         files = _files(EMBEDDED[config.target])
     elif Path(config.target).is_dir():
         files = _files(Path(config.target))
+    elif Path(config.target).is_file():
+        files = _stats(Path(config.target).parent, [Path(config.target)])
     else:
         files = _cached(str(config.target))
     if not files:
@@ -71,7 +73,11 @@ def model_stamp(config: EngineConfig) -> str | None:
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
-    stats = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+    return _stats(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+
+
+def _stats(folder: Path, files: list[Path]) -> list[tuple[str, int, int]]:
+    stats = ((path, path.stat()) for path in files)
     return [(path.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 

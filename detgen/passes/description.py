@@ -13,8 +13,10 @@ from torch import nn
 
 from detgen.kernels.native.panels import STORAGE
 from detgen.kernels.native.program import Activation
+from detgen.kernels.native.quantizing import Quantized
 from detgen.passes.families import FAMILIES, Family
 from detgen.passes.rotary import Rotary, rotary_of
+from detgen.passes.stored import Read, Weight, held, whole
 
 # What classes of activation modules compute.
 ACTIVATIONS = {
@@ -64,7 +66,7 @@ class Norm:
 class Linear(NamedTuple):
     """A linear layer: weight [outputs, inputs], bias [outputs] or None."""
 
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor | None
 
 
@@ -151,11 +153,13 @@ class Description:
     Attributes:
         model: the transformers model.
         family: its family's traits.
+        read: gives the weight of a parameter.
         used: ids of the parameters that have been described.
     """
 
     model: Any
     family: Family
+    read: Read = held
     used: set[int] = field(default_factory=set)
 
     @property
@@ -171,7 +175,7 @@ class Description:
     @property
     def embedding(self) -> torch.Tensor:
         """[vocabulary, hidden]."""
-        return self._parameter(getattr(self.inner, self.family.embedding).weight)
+        return self._tensor(getattr(self.inner, self.family.embedding).weight)
 
     @property
     def embedding_factor(self) -> float:
@@ -185,7 +189,7 @@ class Description:
         if self.family.positions is None:
             return None
         name, offset = self.family.positions
-        return self._parameter(getattr(self.inner, name).weight), offset
+        return self._tensor(getattr(self.inner, name).weight), offset
 
     @property
     def final(self) -> Norm | None:
@@ -271,9 +275,9 @@ class Description:
         if hasattr(mlp, "shared_expert"):
             shared = self._feed_forward(mlp.shared_expert), self._linear(mlp.shared_expert_gate)
         return Experts(
-            router=Linear(self._parameter(gate.weight), None),
-            up=self._parameter(experts.gate_up_proj),
-            down=self._parameter(experts.down_proj),
+            router=Linear(self._tensor(gate.weight), None),
+            up=self._tensor(experts.gate_up_proj),
+            down=self._tensor(experts.down_proj),
             activation=_activation(experts),
             picks=int(gate.top_k),
             normalized=bool(getattr(gate, "norm_topk_prob", True)),
@@ -294,9 +298,9 @@ class Description:
             return None
         name = type(norm).__name__
         if type(norm) is nn.LayerNorm:
-            weight, bias = (None if p is None else self._parameter(p).float() for p in (norm.weight, norm.bias))
+            weight, bias = (None if p is None else self._tensor(p).float() for p in (norm.weight, norm.bias))
             return Norm(weight, bias, norm.eps, centred=True)
-        weight = self._parameter(norm.weight).float()
+        weight = self._tensor(norm.weight).float()
         if name in _ADDED_TO_ONE:
             return Norm(1 + weight, None, norm.eps, centred=False)
         if name.endswith("RMSNorm"):
@@ -309,16 +313,20 @@ class Description:
         transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
         if type(module) is not nn.Linear and not transposed:
             raise UnknownError(f"linear layer {type(module).__name__}")
-        weight = self._parameter(module.weight)
+        bias = None if module.bias is None else self._tensor(module.bias)
+        weight = self._weight(module.weight)
+        if isinstance(weight, Quantized):
+            return Linear(weight, bias)
         if weight.dtype not in STORAGE:
             raise UnknownError(f"weights in {weight.dtype}")
-        return Linear(
-            weight.t() if transposed else weight, None if module.bias is None else self._parameter(module.bias)
-        )
+        return Linear(weight.t() if transposed else weight, bias)
 
-    def _parameter(self, parameter: nn.Parameter) -> torch.Tensor:
+    def _weight(self, parameter: nn.Parameter) -> Weight:
         self.used.add(id(parameter))
-        return parameter.detach()
+        return self.read(parameter)
+
+    def _tensor(self, parameter: nn.Parameter) -> torch.Tensor:
+        return whole(self._weight(parameter))
 
     def check(self) -> None:
         """Describe all of the model.
@@ -338,7 +346,10 @@ class Description:
 
 
 def describe(model: Any) -> Description | None:
-    """The description of a model; None if its family is not known, or it is not what the family's row says."""
+    """The description of a model; None if its family is not known, or it is not what the family's row says.
+
+    Its parameters may be on torch's `meta` device; then `read` has to be set before it is asked for weights.
+    """
     family = FAMILIES.get(type(model).__name__)
     if family is None:
         return None
@@ -370,4 +381,4 @@ def _by_kind(linear: Linear, heads: int, size: int) -> Linear:
     def sorted_rows(x: torch.Tensor) -> torch.Tensor:
         return x.view(heads, 3, size, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
-    return Linear(sorted_rows(linear.weight), None if linear.bias is None else sorted_rows(linear.bias))
+    return Linear(sorted_rows(whole(linear.weight)), None if linear.bias is None else sorted_rows(linear.bias))

@@ -38,15 +38,15 @@ _LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers")
 _EXPERTS = re.compile(r"num_experts|num_local_experts|n_routed_experts")
 
 
-def local_folder(source: str | Path, name: str) -> Path | None:
-    """The folder that a model's name stands for; None for a name on the hub.
+def local_place(source: str | Path, name: str) -> Path | None:
+    """The folder or the GGUF file that a model's name stands for; None for a name on the hub.
 
     Args:
         source: as the user gave it.
         name: what messages call it.
 
     Raises:
-        EngineError: if it is neither a folder nor a name that the hub could have.
+        EngineError: if it is neither a folder, nor a file, nor a name that the hub could have.
     """
     path, given = Path(source), str(source)
     if not given.strip():
@@ -67,8 +67,10 @@ def local_folder(source: str | Path, name: str) -> Path | None:
                 " (NAME or OWNER/NAME)"
             ) from None
         return None
-    if not stat.S_ISDIR(kind):
-        raise EngineError(f"cannot load the model {name}: it is a file; give a folder in the Hugging Face layout")
+    if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
+        raise EngineError(
+            f"cannot load the model {name}: it is neither a folder in the Hugging Face layout nor a GGUF file"
+        )
     return path
 
 

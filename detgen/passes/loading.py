@@ -24,9 +24,12 @@ from transformers import PreTrainedModel
 
 from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
-from detgen.passes.folders import check_folder, local_folder, model_files
+from detgen.passes import gguf_models
+from detgen.passes.folders import check_folder, local_place, model_files
+from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
 from detgen.passes.native_decoder import is_native, runs_natively
+from detgen.passes.stored import Read, fill, held
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
@@ -50,13 +53,14 @@ class LoadedModel:
 
     Attributes:
         name: the folder or hub name it was loaded from; "embedded:target" and "embedded:draft" for the demo models.
-        model: the transformers module, in evaluation mode.
+        model: the transformers module, in evaluation mode; its parameters are on `meta` where they are read later.
         tokenizer: its tokenizer.
-        digest: SHA-256 over its weights, configuration and tokenizer.
+        digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
         context: most positions of a sequence.
         eos: token ids that end a sequence.
         dtype: of the arithmetic; weights in 16 bits may be widened to it when they are read.
         bits: that the native pass keeps of weights, 8 or 4; 0 keeps them as they are.
+        read: gives the weight of a parameter.
         vocabulary: entries of the logits.
     """
 
@@ -68,6 +72,7 @@ class LoadedModel:
     eos: frozenset[int]
     dtype: torch.dtype
     bits: int = 0
+    read: Read = held
     vocabulary: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +114,7 @@ def load_model(
     """Load a decoder with transformers.
 
     Args:
-        source: folder in the Hugging Face layout, or a hub name.
+        source: folder in the Hugging Face layout, GGUF file, or a hub name.
         name: its name in messages and in the manifest.
         device: where to put it.
         dtype: auto is the checkpoint's own; on the CPU it is float32, with weights in 16 bits as they are where the
@@ -126,7 +131,10 @@ def load_model(
 
     observer = observer or Unobserved()
     _quiet()
-    folder = local_folder(source, name) or fetched(str(source), observer, trusted=trusted)
+    folder = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
+    if folder.is_file():
+        observer.stage(f"loading {name}")
+        return _load_gguf(folder, name, device, dtype, quant)
     stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
     chosen: Any = DTYPES.get(dtype, "auto")
@@ -163,6 +171,30 @@ def load_model(
         digest = _digest(folder, trusted=trusted)
     arithmetic = torch.float32 if dtype == "auto" and device.type == "cpu" else model.dtype
     return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, bits)
+
+
+def _load_gguf(path: Path, name: str, device: torch.device, dtype: DTypeName, quant: QuantName) -> LoadedModel:
+    """A model in a GGUF file; arguments and errors as `load_model`.
+
+    Its weights stay as they are stored where the native pass reads them; elsewhere they are widened.
+    """
+    header = check_gguf(path, name, quant)
+    with explained(name):
+        config, tokenizer = gguf_models.settings(path, header)
+        _check_size(path.stat().st_size, config, None, device, quant, trusted=False)
+        model, read = gguf_models.empty_model(config, header, path)
+        model.eval().requires_grad_(False)
+        arithmetic = DTYPES.get(dtype, torch.float32)
+        if device.type == "cpu" and arithmetic == torch.float32 and is_native(model):
+            reading: Read = read
+        else:
+            _check_size(path.stat().st_size, config, arithmetic, device, quant, trusted=False)
+            fill(model, read, arithmetic)
+            model, reading = model.to(device), held
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    context, eos = context_of(config), gguf_models.ends(header, tokenizer)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, read=reading)
 
 
 def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
@@ -230,7 +262,7 @@ def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, quan
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
     elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
-        raise ValueError(f"it describes {elements:,} parameters, and the weights in the folder are {stored:,} bytes")
+        raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
     if quant == "none" and isinstance(dtype, torch.dtype):
         there = psutil.virtual_memory().total + psutil.swap_memory().total
         if device.type == "cuda":

@@ -21,6 +21,7 @@ from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_layers import Angles, Fields, LayerSteps, linear_fields, norm_fields
 from detgen.passes.packing import Packed
+from detgen.passes.stored import Read, held
 
 ARITHMETIC = "detgen-1"  # the name of what docs/numerics.md states
 
@@ -33,6 +34,7 @@ class NativeDecoder:
         cache: where its keys and values are stored.
         traits: attention traits of each layer.
         bits: 8 or 4 to quantize its linear layers; 0 leaves them as they are.
+        read: gives the weight of a parameter.
 
     Attributes:
         kind: class name of the model.
@@ -45,9 +47,12 @@ class NativeDecoder:
 
     concurrent = True
 
-    def __init__(self, model: Any, cache: KVCache, traits: Sequence[AttentionTraits], bits: int = 0) -> None:
+    def __init__(
+        self, model: Any, cache: KVCache, traits: Sequence[AttentionTraits], bits: int = 0, read: Read = held
+    ) -> None:
         described = describe(model)
         assert described is not None, "see `is_native`"
+        described.read = read
         self.kind = type(model).__name__
         self.take: Take | None = None
         self.cache = cache
@@ -192,11 +197,12 @@ def is_native(model: Any) -> bool:
     """Whether there is a native decoder of a loaded model here.
 
     Args:
-        model: a transformers decoder; with the identity for its norm and its output layer, it gives hidden states.
+        model: a transformers decoder, whose parameters may be on `meta`; with the identity for its norm and its output
+            layer, it gives hidden states.
     """
     return runs_natively(model.device) and describe(model) is not None
 
 
 def runs_natively(device: torch.device) -> bool:
-    """Whether programs run on a device: on a CPU for which they were compiled."""
-    return device.type == "cpu" and best_build() is not None
+    """Whether programs run on a device: on a CPU for which they were compiled; weights on `meta` will be there."""
+    return device.type in ("cpu", "meta") and best_build() is not None

@@ -105,7 +105,7 @@ def prepare(
     backbones = [_backbone(m.model) for m in models]
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(target.name):
-        reference = reference_logits(backbones[0], target.vocabulary, target.dtype, target.bits)
+        reference = reference_logits(backbones[0], target.vocabulary, target.dtype, target.bits, target.read)
     layouts = []
     for loaded, model in zip(models, backbones, strict=True):
         with explained(loaded.name):
@@ -166,7 +166,7 @@ def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: 
     cache = KVCache(layout.cached, pages, _cached(loaded, device), device, native=native)
     if native and loaded.dtype == torch.float32:
         if is_native(model):
-            return Forward(NativeDecoder(model, cache, layout.traits, loaded.bits), cache, layout.group)
+            return Forward(NativeDecoder(model, cache, layout.traits, loaded.bits, loaded.read), cache, layout.group)
         if not getattr(model, "is_quantized", False):
             replace_modules(model)
             return Forward(PlainDecoder(model, native=True), cache, layout.group)

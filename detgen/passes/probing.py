@@ -26,6 +26,7 @@ from detgen.passes.forward import Forward
 from detgen.passes.native_decoder import ARITHMETIC, NativeDecoder
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes, Window
 from detgen.passes.pages import PAGE
+from detgen.passes.stored import Read, held
 from detgen.passes.widening import widened
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 23, 32, 33, 47, 64, 97, 128)
@@ -328,7 +329,9 @@ def _draw(vocabulary: int, count: int, generator: torch.Generator) -> list[int]:
 
 
 @torch.inference_mode()
-def reference_logits(model: PreTrainedModel, vocabulary: int, dtype: torch.dtype, bits: int = 0) -> torch.Tensor:
+def reference_logits(
+    model: PreTrainedModel, vocabulary: int, dtype: torch.dtype, bits: int = 0, read: Read = held
+) -> torch.Tensor:
     """Logits of the probed tokens by the model's own eager forward; call it before replacing any module.
 
     Args:
@@ -336,13 +339,15 @@ def reference_logits(model: PreTrainedModel, vocabulary: int, dtype: torch.dtype
         vocabulary: token ids that it reads.
         dtype: of its arithmetic.
         bits: see `LoadedModel`.
+        read: likewise.
 
     Returns:
         float32 [tokens, vocabulary]; hidden states if the model has no output layer.
     """
-    ids = torch.tensor([_probed_tokens(vocabulary)], device=model.device)
+    device = "cpu" if model.device.type == "meta" else model.device
+    ids = torch.tensor([_probed_tokens(vocabulary)], device=device)
     model.set_attn_implementation("eager")
-    with widened(model, bits) if dtype == torch.float32 else nullcontext():
+    with widened(model, read, bits) if dtype == torch.float32 else nullcontext():
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
     return logits
 

@@ -54,6 +54,8 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
         found = one / (np.array(settings["short_factor"], dtype=np.float32) * (one / found))
     elif type_ not in ("default", "dynamic"):
         return None
+    if "frequency_factors" in settings:  # of a GGUF file
+        found = found / np.asarray(settings["frequency_factors"], dtype=np.float32)
     if not np.allclose(found, own, rtol=_CLOSE, atol=0):
         return None
     return Rotary(found, float(getattr(module, f"{prefix}attention_scaling")))

@@ -1,4 +1,4 @@
-"""Lets a model compute in float32 whose weights are stored in fewer bits, or will be."""
+"""Lets a model compute in float32 whose weights are stored in fewer bits, or will be, or lie in a file."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ import torch
 from torch import nn
 
 from detgen.kernels.native.quantizing import narrowed
+from detgen.passes.stored import Read, whole
 
 
 @contextmanager
-def widened(model: nn.Module, bits: int = 0) -> Iterator[None]:
+def widened(model: nn.Module, read: Read, bits: int = 0) -> Iterator[None]:
     """Inside the block, each module's own parameters are float32 while it runs: one module's at a time.
 
     Args:
         model: a decoder.
+        read: gives the weight of a parameter.
         bits: 8 or 4 for linear layers and experts as they will be quantized; 0 leaves them as they are.
     """
     with ExitStack() as hooks:
         for module in model.modules():
-            own = [(p, p.data) for p in module.parameters(recurse=False) if p.dtype.itemsize == 2 or bits]
-            if own:
-                widen = partial(_widen, own, bits if _has_products(module) else 0)
+            own = dict(module.named_parameters(recurse=False))
+            if any(p.dtype.itemsize == 2 or p.device.type == "meta" or bits for p in own.values()):
+                widen = partial(_widen, own, read, bits if _has_products(module) else 0)
                 hooks.callback(module.register_forward_pre_hook(widen).remove)
                 hooks.callback(module.register_forward_hook(partial(_restore, own), always_call=True).remove)
         yield
@@ -37,9 +39,10 @@ def _has_products(module: nn.Module) -> bool:
     return type(module) is nn.Linear or name == "Conv1D" or name.endswith("Experts")
 
 
-def _widen(own: list[tuple[nn.Parameter, torch.Tensor]], bits: int, module: nn.Module, args: Any) -> None:
-    for parameter, data in own:
-        parameter.data = _widened(data, bits, transposed=type(module).__name__ == "Conv1D")
+def _widen(own: dict[str, nn.Parameter], read: Read, bits: int, module: nn.Module, args: Any) -> None:
+    for name, parameter in own.items():
+        data = _widened(whole(read(parameter)), bits, transposed=type(module).__name__ == "Conv1D")
+        setattr(module, name, nn.Parameter(data, requires_grad=False))
 
 
 def _widened(data: torch.Tensor, bits: int, *, transposed: bool) -> torch.Tensor:
@@ -50,6 +53,6 @@ def _widened(data: torch.Tensor, bits: int, *, transposed: bool) -> torch.Tensor
     return narrowed(data, bits)
 
 
-def _restore(own: list[tuple[nn.Parameter, torch.Tensor]], module: nn.Module, args: Any, output: Any) -> None:
-    for parameter, data in own:
-        parameter.data = data
+def _restore(own: dict[str, nn.Parameter], module: nn.Module, args: Any, output: Any) -> None:
+    for name, parameter in own.items():
+        setattr(module, name, parameter)

@@ -20,7 +20,7 @@ from detgen.engine.models import load_models
 from detgen.engine.sources import check_sources
 from detgen.errors import DEMO, EngineError
 from detgen.passes import hub
-from detgen.passes.folders import local_folder
+from detgen.passes.folders import local_place
 from detgen.passes.hub import fetched
 from detgen.progress import Observer, Unobserved
 
@@ -167,18 +167,18 @@ def test_a_network_that_swallows_everything() -> None:
 def test_names_that_no_model_has(name: str) -> None:
     """Refused at once: nothing is asked of anybody."""
     with pytest.raises(EngineError, match="cannot load the model"):
-        local_folder(name, name)
+        local_place(name, name)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "a/b", "Qwen/Qwen3-0.6B", "some_one/model.v1_2-x"])
 def test_names_that_a_model_may_have(name: str) -> None:
-    assert local_folder(name, name) is None
+    assert local_place(name, name) is None
 
 
 def test_a_shipped_model_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert local_folder("demo-thinking", "demo-thinking") == DEMO / "thinking"
+    assert local_place("demo-thinking", "demo-thinking") == DEMO / "thinking"
     (tmp_path / "demo-thinking").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert local_folder("demo-thinking", "demo-thinking") == DEMO / "thinking"
+    assert local_place("demo-thinking", "demo-thinking") == DEMO / "thinking"
     for mine in ("./demo-thinking", Path("demo-thinking")):
-        assert local_folder(mine, "mine") == Path("demo-thinking")
+        assert local_place(mine, "mine") == Path("demo-thinking")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
 
-from detgen.kernels.native.quantizing import fits, quantize
+from detgen.kernels.native.quantizing import Quantized, fits, quantize
 
 PANEL = 32
 
@@ -48,30 +49,30 @@ class Panels(NamedTuple):
         return self._asdict()
 
 
-def panels(weights: list[torch.Tensor], columns: int = PANEL, bits: int = 0) -> Panels:
+def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bits: int = 0) -> Panels:
     """One weight of several.
 
     Args:
-        weights: [outputs, inputs] each, of one dtype.
+        weights: [outputs, inputs] each; what is quantized stays as it is if all of them are so.
         columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
             weights one behind the other.
         bits: 8 or 4 to quantize them, where they fit; 0 leaves them as they are.
     """
-    if not bits or not fits(weights[0]):
-        packed = _arranged(weights, columns)
+    found = _quantized(weights, bits)
+    if not found:
+        packed = _arranged(_alike(weights), columns)
         return Panels(packed, None, packed.shape[0] * PANEL, packed.shape[1], STORAGE[packed.dtype])
-    found = [quantize(weight, bits) for weight in weights]
     packed = _arranged([one.whole for one in found], columns)
     scales = _arranged([one.scales for one in found], columns)
     count, inputs, _ = packed.shape
-    if bits == 8:
+    if found[0].bits == 8:
         return Panels(packed, scales, count * PANEL, inputs, Storage.BYTE)
     low, high = (packed + 8).to(torch.uint8).chunk(2, dim=-1)
     return Panels(low | high << 4, scales, count * PANEL, inputs, Storage.NIBBLE)
 
 
 def joined(
-    weights: list[torch.Tensor], biases: list[torch.Tensor], bits: int = 0, *, gated: bool = False
+    weights: Sequence[torch.Tensor | Quantized], biases: list[torch.Tensor], bits: int = 0, *, gated: bool = False
 ) -> dict[str, Any]:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 
@@ -85,7 +86,7 @@ def joined(
     if gated:
         columns = PANEL // 2
         if len(weights) == 1:
-            weights, biases = list(weights[0].chunk(2)), [part for bias in biases for part in bias.chunk(2)]
+            weights, biases = _halves(weights[0]), [part for bias in biases for part in bias.chunk(2)]
     packed = panels(weights, columns, bits)
     if not biases:
         return packed.fields()
@@ -103,6 +104,26 @@ def stacked(experts: list[list[torch.Tensor]], columns: int, bits: int = 0) -> d
         if scales is not None and packed.scales is not None:
             scales[i] = packed.scales
     return {**first.fields(), "weight": weight, "scales": scales}
+
+
+def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+    if isinstance(weight, Quantized):
+        return [weight.rows(part) for part in torch.arange(weight.shape[0]).chunk(2)]
+    return list(weight.chunk(2))
+
+
+def _quantized(weights: Sequence[torch.Tensor | Quantized], bits: int) -> list[Quantized]:
+    """All of the weights in the same few bits; empty if they are not to be."""
+    found = [w for w in weights if isinstance(w, Quantized)]
+    if found:
+        return found if len(found) == len(weights) and len({w.bits for w in found}) == 1 else []
+    return [quantize(w, bits) for w in weights if isinstance(w, torch.Tensor)] if bits and fits(weights[0]) else []
+
+
+def _alike(weights: Sequence[torch.Tensor | Quantized]) -> list[torch.Tensor]:
+    """The weights in one dtype, as they are if they have one."""
+    found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
+    return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
 
 
 def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:

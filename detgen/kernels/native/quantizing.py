@@ -25,6 +25,15 @@ class Quantized(NamedTuple):
     scales: torch.Tensor
     bits: int
 
+    @property
+    def shape(self) -> torch.Size:
+        """That of the weights."""
+        return self.whole.shape
+
+    def rows(self, chosen: slice | torch.Tensor) -> Quantized:
+        """Some outputs."""
+        return Quantized(self.whole[chosen], self.scales[chosen], self.bits)
+
     def weight(self) -> torch.Tensor:
         """float32 [outputs, inputs]."""
         groups = self.whole.float().view(*self.scales.shape, GROUP) * self.scales[..., None]
@@ -46,9 +55,9 @@ def quantize(weight: torch.Tensor, bits: int) -> Quantized:
     return Quantized(whole.to(torch.int8).view(weight.shape), scales, bits)
 
 
-def fits(weight: torch.Tensor) -> bool:
+def fits(weight: torch.Tensor | Quantized) -> bool:
     """Whether a weight, [outputs, inputs], has whole groups of inputs."""
-    return weight.ndim == 2 and weight.shape[1] % GROUP == 0
+    return len(weight.shape) == 2 and weight.shape[1] % GROUP == 0
 
 
 def narrowed(weight: torch.Tensor, bits: int) -> torch.Tensor:

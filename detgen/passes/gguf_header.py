@@ -1,0 +1,200 @@
+"""The header of a GGUF file, llama.cpp's format of a model in one file: its settings, and where its tensors lie.
+
+A file may come from a stranger: what is wrong with it is said in one line. Nothing but the header is read here, and
+neither torch nor a library is imported.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from detgen.errors import EngineError, QuantName
+
+MAGIC = b"GGUF"
+
+# Types of tensors that are read, by their numbers.
+KINDS = {0: "F32", 1: "F16", 2: "Q4_0", 8: "Q8_0", 14: "Q6_K", 30: "BF16"}
+# Entries and bytes of a block of each.
+BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q8_0": (32, 34), "Q6_K": (256, 210)}
+
+_VERSIONS = (2, 3)
+_PLAIN = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_LARGEST = 2**31 - 1  # of any size of a tensor: what fits the int32 of kernels
+
+
+class Entry(NamedTuple):
+    """A tensor.
+
+    Attributes:
+        kind: its type, one of `BLOCKS`.
+        shape: its sizes, the last one being that of entries that lie side by side.
+        at: its first byte in the file.
+        size: bytes.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    at: int
+    size: int
+
+
+class Header(NamedTuple):
+    """What a file says of itself.
+
+    Attributes:
+        architecture: what llama.cpp calls the family of the model.
+        settings: numbers and texts by their names; of a list only its length, as a range.
+        tensors: by their names.
+    """
+
+    architecture: str
+    settings: dict[str, Any]
+    tensors: dict[str, Entry]
+
+
+def check_gguf(path: Path, name: str, quant: QuantName) -> Header:
+    """The header of a file whose weights are to be taken as they are stored; arguments and errors as `read_header`.
+
+    Args:
+        quant: quantization that is asked for beside it; there can be none.
+    """
+    if quant != "none":
+        raise EngineError(
+            f"cannot load the model {name}: a GGUF file's weights are taken as they are, and not quantized to {quant};"
+            " leave out that option"
+        )
+    return read_header(path, name)
+
+
+def read_header(path: Path, name: str) -> Header:
+    """The header of a file.
+
+    Args:
+        path: of the file.
+        name: what messages call the model.
+
+    Raises:
+        EngineError: the file is no GGUF file, is damaged, or has tensors that are not read here.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != MAGIC:
+                raise _WrongError("it is no GGUF file; give one, or a folder in the Hugging Face layout")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return _Reader(content).header()
+    except OSError as error:
+        raise EngineError(f"cannot load the model {name}: {error.strerror}") from None
+    except (struct.error, _EndError):
+        raise EngineError(f"cannot load the model {name}: the file is cut short; fetch it again") from None
+    except _WrongError as error:
+        raise EngineError(f"cannot load the model {name}: {error}") from None
+
+
+class _WrongError(Exception):
+    """What is wrong with a file."""
+
+
+class _EndError(Exception):
+    """The file ends too early."""
+
+
+class _Reader:
+    """Reads a header from its beginning to its end."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content, self._at = content, len(MAGIC)
+
+    def header(self) -> Header:
+        version = self._number("<I")
+        if version not in _VERSIONS:
+            raise _WrongError(f"it is GGUF {version}, and versions 2 and 3 are read; convert the model again")
+        tensors, count = self._number("<Q"), self._number("<Q")
+        settings: dict[str, Any] = {}
+        for _ in range(count):
+            key, kind = self._string(), self._number("<I")
+            settings[key] = self._value(kind)
+        architecture = settings.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise _WrongError("its header has no general.architecture")
+        if settings.get("split.count", 1) not in (0, 1):
+            raise _WrongError("it is one of several parts; join them with llama-gguf-split --merge")
+        entries = [(self._string(), self._entry()) for _ in range(tensors)]
+        layers = settings.get(f"{architecture}.block_count")
+        if type(layers) is not int or not 1 <= layers <= tensors:
+            raise _WrongError(f"its {architecture}.block_count is {layers}, and it has {tensors:,} tensors")
+        step = settings.get("general.alignment", 32)
+        if type(step) is not int or not 1 <= step <= 1 << 20:
+            raise _WrongError("its general.alignment makes no sense")
+        first = -(-self._at // step) * step
+        found = {name: entry._replace(at=first + entry.at) for name, entry in entries}
+        if any(entry.at + entry.size > len(self._content) for entry in found.values()):
+            raise _EndError
+        return Header(architecture, settings, found)
+
+    def _take(self, count: int) -> int:
+        """Where the next bytes begin."""
+        first, self._at = self._at, self._at + count
+        if self._at > len(self._content):
+            raise _EndError
+        return first
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack_from(form, self._content, self._take(struct.calcsize(form)))[0]
+
+    def _string(self) -> str:
+        length = self._number("<Q")
+        first = self._take(length)
+        try:
+            return self._content[first : first + length].decode()
+        except UnicodeDecodeError:
+            raise _WrongError("a text of its header is not UTF-8") from None
+
+    def _value(self, kind: int) -> Any:
+        """A value; a list is passed over."""
+        if kind in _PLAIN:
+            return self._number(_PLAIN[kind])
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            raise _WrongError(f"a setting of its header has the unknown type {kind}")
+        inner, count = self._number("<I"), self._number("<Q")
+        if inner in _PLAIN:
+            self._take(struct.calcsize(_PLAIN[inner]) * count)
+        elif inner == _STRING:
+            for _ in range(count):
+                self._take(self._number("<Q"))
+        else:
+            raise _WrongError(f"a list of its header has the unknown type {inner}")
+        return range(count)
+
+    def _entry(self) -> Entry:
+        """A tensor, by its place behind the header."""
+        dimensions = self._number("<I")
+        sizes = [self._number("<Q") for _ in range(min(dimensions, 5))]
+        number, at = self._number("<I"), self._number("<Q")
+        if number not in KINDS:
+            raise _WrongError(
+                f"it has tensors of type {_type_name(number)}, and F32, F16, BF16, Q8_0, Q4_0 and Q6_K are read; make"
+                " one with llama-quantize --pure and the type Q8_0 or Q4_0"
+            )
+        kind = KINDS[number]
+        entries, size = BLOCKS[kind]
+        count = math.prod(sizes)
+        if not sizes or not all(1 <= n <= _LARGEST for n in sizes) or sizes[0] % entries or len(sizes) > 4:
+            raise _WrongError(f"a tensor has sizes that make no sense: {sizes[:4]}")
+        return Entry(kind, tuple(reversed(sizes)), at, count // entries * size)
+
+
+def _type_name(number: int) -> str:
+    """What llama.cpp calls a type of tensors."""
+    from gguf import GGMLQuantizationType
+
+    try:
+        return str(GGMLQuantizationType(number).name)
+    except ValueError:
+        return str(number)

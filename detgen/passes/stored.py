@@ -1,0 +1,140 @@
+"""Weights that are read from their file when they are wanted, a parameter at a time.
+
+The parameters of such a model are on torch's `meta` device: they have shapes, and no memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import nn
+
+from detgen.errors import EngineError
+from detgen.kernels.native.quantizing import GROUP, Quantized
+from detgen.passes.gguf_header import BLOCKS
+
+Weight = torch.Tensor | Quantized
+Read = Callable[[nn.Parameter], Weight]
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_WIDENED_AT_A_TIME = 1 << 22  # entries
+
+
+def held(parameter: nn.Parameter) -> torch.Tensor:
+    """The weight of a parameter that has one."""
+    return parameter.detach()
+
+
+def whole(weight: Weight) -> torch.Tensor:
+    """A weight as a tensor, in float32 if it is kept in few bits."""
+    return weight.weight() if isinstance(weight, Quantized) else weight
+
+
+class Place(NamedTuple):
+    """Where a weight lies in a file.
+
+    Attributes:
+        path: of the file.
+        kind: number format, one of `BLOCKS`.
+        shape: as it is stored.
+        at: its first byte.
+        order: which of its rows comes first, second and so on; None leaves them.
+        change: makes float32 numbers, as they are stored, what the model takes; None leaves them.
+    """
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
+    at: int
+    order: np.ndarray | None = None
+    change: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def read(self) -> Weight:
+        """The weight.
+
+        Raises:
+            EngineError: if the file has become shorter.
+        """
+        entries, size = BLOCKS[self.kind]
+        data = torch.empty(math.prod(self.shape) // entries, size, dtype=torch.uint8)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.at)
+            left = data.view(-1).numpy()
+            while len(left):
+                count = file.readinto(left.data)
+                if not count:
+                    raise EngineError(f"{self.path.name} has become shorter since it was looked at")
+                left = left[count:]
+        weight = self._made(data)
+        if self.change is not None:
+            return torch.from_numpy(np.ascontiguousarray(self.change(whole(weight).float().numpy())))
+        if self.order is None:
+            return weight
+        order = torch.from_numpy(self.order)
+        return weight.rows(order) if isinstance(weight, Quantized) else weight[order]
+
+    def _made(self, data: torch.Tensor) -> Weight:
+        """The weight of bytes, [blocks, bytes of a block]."""
+        if self.kind in _PLAIN:
+            return data.view(-1).view(_PLAIN[self.kind]).view(self.shape)
+        if self.kind == "Q6_K":
+            return _widened(data).view(self.shape)
+        scales = data[:, :2].contiguous().view(torch.float16).float()
+        if self.kind == "Q8_0":
+            found, bits = data[:, 2:].contiguous().view(torch.int8), 8
+        else:  # of 32 inputs, the first half is in the lower halves of the bytes
+            found, bits = torch.cat([data[:, 2:] & 15, data[:, 2:] >> 4], dim=1).to(torch.int8) - 8, 4
+        rows, inputs = math.prod(self.shape[:-1]), self.shape[-1]
+        made = Quantized(found.view(rows, inputs), scales.view(rows, inputs // GROUP), bits)
+        return made if len(self.shape) == 2 else made.weight().view(self.shape)
+
+
+def _widened(blocks: torch.Tensor) -> torch.Tensor:
+    """Numbers of Q6_K, float32: a scale in float16 times two whole numbers of 8 and 6 bits is exact."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    made = torch.empty(len(blocks), BLOCKS["Q6_K"][0])
+    step = _WIDENED_AT_A_TIME // made.shape[1]
+    for first in range(0, len(blocks), step):
+        part = dequantize(blocks[first : first + step].numpy(), GGMLQuantizationType.Q6_K)
+        made[first : first + step] = torch.from_numpy(part)
+    return made
+
+
+class Stored:
+    """Reads the weights of a model; what somebody still holds is not read again.
+
+    Args:
+        model: with parameters on `meta`.
+        places: of its parameters, by their names.
+    """
+
+    def __init__(self, model: nn.Module, places: Mapping[str, Place]) -> None:
+        self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
+        self._read: WeakValueDictionary[nn.Parameter, torch.Tensor] = WeakValueDictionary()
+
+    def __call__(self, parameter: nn.Parameter) -> Weight:
+        """The weight of a parameter."""
+        found = self._read.get(parameter)
+        if found is None:
+            weight = self._places[parameter].read()
+            if isinstance(weight, Quantized):
+                return weight
+            found = self._read[parameter] = weight
+        return found
+
+
+def fill(model: Any, read: Read, dtype: torch.dtype) -> None:
+    """Give a model its weights, in memory and in that number format."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in made:
+                made[parameter] = nn.Parameter(whole(read(parameter)).to(dtype), requires_grad=False)
+            setattr(module, name, made[parameter])

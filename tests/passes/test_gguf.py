@@ -1,0 +1,313 @@
+"""GGUF files: the bits of the weights that they hold, what runs make of them, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from helpers.commands import invoke
+from helpers.gguf_files import made, plain_model, plain_tokenizer
+from safetensors.torch import load_file, save_file
+
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import SamplingParams
+from detgen.errors import EngineError
+from detgen.kernels.native.library import best_build
+from detgen.kernels.native.quantizing import Quantized
+from detgen.kernels.probe import same_bits
+from detgen.passes.gguf_header import check_gguf, read_header
+from detgen.passes.loading import LoadedModel, load_model
+from detgen.passes.packing import FREE_SHAPES, Window
+from detgen.passes.preparing import prepare
+from detgen.passes.stored import Place, whole
+from detgen.progress import Progress, Unobserved
+from detgen.run import RunConfig, run
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "eos_token_id": 0,
+}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**SIZES),
+    "llama, tied": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "qwen2": lambda: hf.Qwen2Config(**SIZES),
+    "qwen3": lambda: hf.Qwen3Config(**SIZES, head_dim=32),
+}
+LINES = (
+    {"prompt": "def add(a, b):\n", "max_tokens": 12},
+    {"messages": [{"role": "user", "content": "Name three rivers."}], "temperature": 0.9, "logprobs": 2},
+)
+
+
+def bits_of(loaded: LoadedModel) -> torch.Tensor:
+    """Logits of a pass of two windows."""
+    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20, allow_nondeterministic=False).passes[0]
+    forward.cache.pages.lay_out(2, 128)
+    windows = [Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]
+    return forward.run(windows, FREE_SHAPES).clone()
+
+
+def loaded(path: Path) -> LoadedModel:
+    return load_model(path, path.name, CPU, "auto", "none")
+
+
+@pytest.fixture(scope="module")
+def folder(demo_models: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded draft model, with a tokenizer that a GGUF file can hold."""
+    return plain_model(demo_models.draft, tmp_path_factory.mktemp("plain") / "model")
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path) -> Path:
+    return made(folder, folder.with_name("model.gguf"))
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs a few lines with a model, into a folder of the given name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+
+    def go(model: Path, output: str, *options: str) -> Any:
+        return invoke("run", "prompts.jsonl", "--target", str(model), "-o", output, *options)
+
+    return go
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"])
+def test_each_type_of_tensor(tmp_path: Path, kind: str) -> None:
+    """What is read, widened, has the bits that the gguf package gives; of Q6_K it is whole numbers times a scale."""
+    random = np.random.default_rng(1)
+    type_ = gguf.GGMLQuantizationType[kind]
+    if kind == "Q6_K":
+        blocks = random.integers(0, 256, (6, 210), dtype=np.uint8)
+        blocks[:, 208:] = random.standard_normal((6, 1)).astype(np.float16).view(np.uint8)
+        data = blocks.reshape(3, 420)
+    else:
+        data = gguf.quants.quantize(random.standard_normal((3, 512)).astype(np.float32), type_)
+    path = tmp_path / "weights"
+    path.write_bytes(b"before" + data.tobytes() + b"behind")
+    for order in (None, np.array([2, 0, 1])):
+        found = Place(path, kind, (3, 512), 6, order).read()
+        want = gguf.dequantize(data, type_)[slice(None) if order is None else order]
+        assert same_bits(whole(found).float(), torch.from_numpy(want))
+        assert isinstance(found, Quantized) == (kind in ("Q8_0", "Q4_0"))
+    if kind == "Q6_K":
+        scales = np.ascontiguousarray(data.reshape(3, 2, 210)[order, :, 208:]).view(np.float16)
+        numbers = want.reshape(3, 2, 256).astype(np.float64) / scales.astype(np.float64)
+        assert np.array_equal(numbers, np.round(numbers))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_gives_the_bits_of_the_folder(family: str, random_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Rows in llama.cpp's order, heads of another size, biases, a tied output layer."""
+    model = plain_tokenizer(random_model(FAMILIES[family]()))
+    file = loaded(made(model, tmp_path / "model.gguf"))
+    folder = loaded(model)
+    assert file.tokenizer.get_vocab() == folder.tokenizer.get_vocab()
+    assert (file.context, file.eos, file.vocabulary) == (folder.context, folder.eos, folder.vocabulary)
+    assert same_bits(bits_of(file), bits_of(folder))
+
+
+@pytest.mark.parametrize("kinds", [("Q8_0",), ("Q4_0",), ("F16",), ("BF16",), ("Q8_0", "Q4_0", "F32", "F16", "BF16")])
+def test_stored_weights_give_the_bits_of_what_they_stand_for(
+    kinds: tuple[str, ...], random_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Those of a folder in float32 with the weights that the gguf package makes of the file's."""
+    model = plain_tokenizer(random_model(FAMILIES["llama"]()))
+    given: dict[str, str] = {}
+
+    def kind_of(name: str) -> str:
+        return given.setdefault(name, kinds[len(given) % len(kinds)])
+
+    path = made(model, tmp_path / "model.gguf", kind_of)
+    tensors = load_file(model / "model.safetensors")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, weight in tensors.items():
+        kind = given.get(str(names.get_name(name, try_suffixes=(".weight",))), "F32")
+        type_ = gguf.GGMLQuantizationType[kind]
+        tensors[name] = torch.from_numpy(gguf.dequantize(gguf.quants.quantize(weight.numpy(), type_), type_).copy())
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    assert same_bits(bits_of(loaded(path)), bits_of(loaded(model)))
+
+
+def test_without_the_native_pass(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are widened, and PyTorch computes about the same."""
+    if best_build() is None:
+        pytest.skip("the pass was not built")
+    native = bits_of(loaded(file))
+    for module in ("loading", "preparing"):
+        monkeypatch.setattr(f"detgen.passes.{module}.is_native", lambda _: False)
+    torch.testing.assert_close(bits_of(loaded(file)), native, rtol=1e-3, atol=1e-3)
+
+
+def test_a_stretched_rotary_embedding(file: Path, folder: Path, tmp_path: Path) -> None:
+    """The factors of Llama 3.1's frequencies are a tensor of the file; the folder has what they are made from."""
+    stretched = Path(shutil.copytree(folder, tmp_path / "model"))
+    content = json.loads((stretched / "config.json").read_text())
+    content["rope_parameters"] |= {
+        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 64,
+    }
+    (stretched / "config.json").write_text(json.dumps(content))
+    settings = load_model(stretched, "stretched", CPU, "auto", "none").model.model.rotary_emb
+    plain = load_model(folder, "plain", CPU, "auto", "none").model.model.rotary_emb
+    factors = (plain.inv_freq / settings.inv_freq).numpy()
+    assert factors.max() > 7
+    path = made(folder, tmp_path / "model.gguf", more=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
+    found, want = bits_of(loaded(path)), bits_of(loaded(stretched))
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found, bits_of(loaded(file)), rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_writes_what_it_writes_with_the_folder(
+    folder: Path, file: Path, go: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Byte for byte, texts and chats; it is known again, is audited, and drafts for others."""
+    assert go(folder, "ours").exit_code == 0
+    done = go(file, "out", "--draft", str(file), "--drafter", "model")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "out/outputs.jsonl").read_bytes() == (tmp_path / "ours/outputs.jsonl").read_bytes()
+    assert "text" in (tmp_path / "out/outputs.jsonl").read_text()
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    with file.open("rb") as content:
+        assert manifest["profile"]["target"]["digest"] == hashlib.file_digest(content, "sha256").hexdigest()
+    again = go(file, "out", "--draft", str(file), "--drafter", "model")
+    assert "already" in again.stderr + again.stdout
+    audited = invoke("audit", "out")
+    assert (audited.exit_code, "nothing differs" in audited.stdout) == (0, True), audited.output
+    other = go(folder, "out")
+    assert (other.exit_code, "digest" in other.stderr) == (2, True), other.output
+
+
+def test_an_interrupted_run_is_resumed(file: Path, go: Callable[..., Any], tmp_path: Path) -> None:
+    class Stopping(Unobserved):
+        def progress(self, progress: Progress) -> None:
+            if progress.done and not stopped:
+                stopped.append(True)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    stopped: list[bool] = []
+    engine = EngineConfig(target=str(file), drafter="none", batch_size=1, kv_memory=8 << 20)
+    assert go(file, "whole").exit_code == 0
+    config = RunConfig("prompts.jsonl", tmp_path / "out", SamplingParams(), engine)
+    assert run(config, Stopping()).status == "interrupted"
+    finished = run(config, Unobserved())
+    assert (finished.status, finished.resumed > 0) == ("finished", True)
+    assert (tmp_path / "out/outputs.jsonl").read_bytes() == (tmp_path / "whole/outputs.jsonl").read_bytes()
+
+
+def test_quantizing_it_again_is_refused(file: Path, go: Callable[..., Any]) -> None:
+    for quant in ("q8", "nf4"):
+        refused = go(file, "out", "--target-quant", quant)
+        assert (refused.exit_code, "are taken as they are" in refused.stderr) == (2, True), refused.output
+
+
+def damaged(content: bytes, what: str) -> bytes:
+    """A file in which something is wrong."""
+    name = b"blk.0.attn_q.weight"
+    at = content.index(name) + len(name)  # behind it: its dimensions, its sizes, its type and its place
+    if what == "type":
+        return content[: at + 20] + struct.pack("<I", 12) + content[at + 24 :]
+    if what == "unknown type":
+        return content[: at + 20] + struct.pack("<I", 999) + content[at + 24 :]
+    if what == "sizes":
+        return content[: at + 4] + struct.pack("<Q", 2**40) + content[at + 12 :]
+    if what == "name":
+        return content.replace(name, b"blk.0.attn_x.weight")
+    if what == "another name":
+        return content.replace(b"blk.0.attn_q.weight", b"blk.9.attn_q.weight")
+    if what == "version":
+        return content[:4] + struct.pack("<I", 1) + content[8:]
+    if what == "architecture":
+        key = b"general.architecture" + struct.pack("<IQ", 8, 5)
+        return content.replace(key + b"llama", key + b"lama2").replace(b"llama.block_count", b"lama2.block_count")
+    if what == "layers":
+        key = b"llama.block_count"
+        at = content.index(key) + len(key) + 4
+        return content[:at] + struct.pack("<I", 2**31) + content[at + 4 :]
+    return {"end": content[:-1000], "header": content[:3000], "magic": b"GGML" + content[4:], "nothing": b""}[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("end", "cut short"),
+        ("header", "cut short"),
+        ("magic", "no GGUF file"),
+        ("nothing", "no GGUF file"),
+        ("version", "GGUF 1"),
+        ("type", "type Q4_K"),
+        ("unknown type", "type 999"),
+        ("sizes", "sizes that make no sense"),
+        ("name", "describe no such weights as blk.0.attn_x.weight"),
+        ("another name", "describe no such weights as blk.9.attn_q.weight"),
+        ("architecture", "lama2"),
+        ("layers", "block_count"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path, what: str, said: str) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(damaged(file.read_bytes(), what))
+    with pytest.raises(EngineError) as refusal:
+        load_model(path, "bad", CPU, "auto", "none")
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_settings_that_are_not_understood(folder: Path, tmp_path: Path) -> None:
+    """A file whose frequencies are stretched as nothing here is told would give other outputs than llama.cpp's."""
+
+    def stretched(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+
+    path = made(folder, tmp_path / "model.gguf", more=stretched)
+    with pytest.raises(EngineError, match=r"llama\.rope\.scaling\.type = yarn is not understood"):
+        loaded(path)
+    path = made(folder, tmp_path / "model.gguf", more=lambda writer: writer.add_uint16("split.count", 3))
+    with pytest.raises(EngineError, match="one of several parts"):
+        loaded(path)
+
+
+def test_nothing_beside_the_file_has_a_say(folder: Path, file: Path, tmp_path: Path) -> None:
+    """A tokenizer in the same folder is another model's."""
+    path = Path(shutil.copy(file, tmp_path / "model.gguf"))
+    for other in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        (tmp_path / other).write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("nonsense")
+    (tmp_path / "chat_template.jinja").write_text("nonsense")
+    found, want = loaded(path), loaded(file)
+    assert found.tokenizer.chat_template == want.tokenizer.chat_template != "nonsense"
+    assert found.digest == want.digest
+    ids = [one.tokenizer("def f(").input_ids for one in (found, want, loaded(folder))]
+    assert ids[0] == ids[1] == ids[2]
+
+
+def test_the_header_is_read_without_the_weights(file: Path) -> None:
+    header = read_header(file, "x")
+    assert header == check_gguf(file, "x", "none")
+    assert header.architecture == "llama"
+    assert header.settings["tokenizer.ggml.tokens"] == range(4096)
+    assert header.tensors["blk.0.attn_norm.weight"].kind == "F32"
+    ends = [entry.at + entry.size for entry in header.tensors.values()]
+    assert 0 <= file.stat().st_size - max(ends) < 32
