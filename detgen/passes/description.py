@@ -155,12 +155,14 @@ class Description:
         family: its family's traits.
         read: gives the weight of a parameter.
         used: ids of the parameters that have been described.
+        table: the embedding's parameter and weight, once it was read; the output layer may have the same.
     """
 
     model: Any
     family: Family
     read: Read = held
     used: set[int] = field(default_factory=set)
+    table: tuple[nn.Parameter, torch.Tensor] | None = None
 
     @property
     def inner(self) -> Any:
@@ -175,7 +177,11 @@ class Description:
     @property
     def embedding(self) -> torch.Tensor:
         """[vocabulary, hidden]."""
-        return self._tensor(getattr(self.inner, self.family.embedding).weight)
+        parameter = getattr(self.inner, self.family.embedding).weight
+        weight = self._weight(parameter)
+        if isinstance(weight, torch.Tensor):
+            self.table = parameter, weight
+        return whole(weight)
 
     @property
     def embedding_factor(self) -> float:
@@ -323,6 +329,8 @@ class Description:
 
     def _weight(self, parameter: nn.Parameter) -> Weight:
         self.used.add(id(parameter))
+        if self.table is not None and self.table[0] is parameter:
+            return self.table[1]
         return self.read(parameter)
 
     def _tensor(self, parameter: nn.Parameter) -> torch.Tensor:

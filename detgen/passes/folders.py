@@ -74,16 +74,41 @@ def local_place(source: str | Path, name: str) -> Path | None:
     return path
 
 
+class Tensor(NamedTuple):
+    """A tensor in a safetensors file.
+
+    Attributes:
+        name: of the weight.
+        file: its name.
+        dtype: number format, as safetensors names it.
+        shape: as the file says it.
+        at: its first byte.
+        size: bytes.
+    """
+
+    name: str
+    file: str
+    dtype: str
+    shape: Any
+    at: int
+    size: int
+
+
 class Stored(NamedTuple):
     """The weights in a folder.
 
     Attributes:
         size: bytes of their files.
-        dtypes: number formats of the tensors, as safetensors names them; empty if that is not known.
+        tensors: those in safetensors files; empty if they are in others.
     """
 
     size: int
-    dtypes: frozenset[str]
+    tensors: list[Tensor]
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """Number formats of the tensors, as safetensors names them; empty if that is not known."""
+        return frozenset(tensor.dtype for tensor in self.tensors)
 
 
 def check_folder(folder: Path, name: str, *, trusted: bool) -> Stored:
@@ -142,7 +167,7 @@ def _check(folder: Path, *, trusted: bool) -> Stored:
     _check_code("config.json", config, trusted=trusted)
     size, tensors = _weights(folder, files, config)
     _check_counts(config, _MOST_LAYERS if tensors is None else len(tensors))
-    return Stored(size, frozenset(tensors or ()))
+    return Stored(size, tensors or [])
 
 
 def _size(path: Path) -> int:
@@ -222,8 +247,8 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
             raise _WrongError(f"config.json: {key} must be at most {_MOST_EXPERTS:,}, got {value:,}")
 
 
-def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tuple[int, list[str] | None]:
-    """Bytes of the tensors that transformers will load, and the number format of each."""
+def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tuple[int, list[Tensor] | None]:
+    """Bytes of the tensors that transformers will load, and each of them if they are in safetensors files."""
     explicit = config.get("transformers_weights")
     if explicit is not None:
         if explicit not in files:
@@ -242,7 +267,7 @@ def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tup
     stored = sum(files[name] for name in names)
     if not all(name.endswith(".safetensors") for name in names):
         return stored, None
-    return stored, [dtype for name in names for dtype in _tensors(folder / name, files[name])]
+    return stored, [tensor for name in names for tensor in _tensors(folder / name, files[name])]
 
 
 def _shards(index: Path, files: dict[str, int]) -> list[str]:
@@ -256,8 +281,8 @@ def _shards(index: Path, files: dict[str, int]) -> list[str]:
     return names
 
 
-def _tensors(path: Path, length: int) -> list[str]:
-    """Number format of each tensor in a safetensors file, whose header must fit its length."""
+def _tensors(path: Path, length: int) -> list[Tensor]:
+    """The tensors of a safetensors file, whose header must fit its length."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         if length < 8 or header > min(length - 8, _LARGEST_HEADER):
@@ -275,4 +300,9 @@ def _tensors(path: Path, length: int) -> list[str]:
     if end != length - 8 - header:
         kind = "cut short" if end > length - 8 - header else "longer than its tensors"
         raise _WrongError(f"{path.name}: it is {kind}: {end:,} bytes of tensors, {length - 8 - header:,} in the file")
-    return [str(tensor.get("dtype")) for tensor in found.values()]
+    first = 8 + header
+    return [
+        Tensor(name, path.name, str(tensor.get("dtype")), tensor.get("shape"), first + begin, end - begin)
+        for name, tensor in found.items()
+        for begin, end in [tensor["data_offsets"]]
+    ]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from detgen.passes.description import describe
 from detgen.passes.gguf_header import Header
-from detgen.passes.stored import Place, Stored, whole
+from detgen.passes.stored import Place, Reader, whole, without_weights
 
 # Settings that transformers does not take over, and what its configurations call them.
 _LEFT_OUT = {
@@ -71,23 +71,19 @@ def _complete(config: Any, header: Header) -> None:
             raise ValueError(f"its setting {key} = {value} is not understood here; {_ELSE}")
 
 
-def empty_model(config: Any, header: Header, path: Path) -> tuple[PreTrainedModel, Stored]:
+def empty_model(config: Any, header: Header, path: Path) -> tuple[PreTrainedModel, Reader]:
     """The model without its weights, and what reads them.
 
     Raises:
         ValueError: if the model is none that is known here, or the weights are not those that its settings describe.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import (
         TENSOR_PROCESSORS,
         TensorProcessor,
         get_gguf_hf_weights_map,
     )
 
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.tie_weights()
+    model = without_weights(config, torch.float32)
     known = describe(model)
     if known is None or any(hasattr(getattr(layer, known.family.mlp, None), "experts") for layer in known.layers):
         raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {_ELSE}")
@@ -110,7 +106,7 @@ def empty_model(config: Any, header: Header, path: Path) -> tuple[PreTrainedMode
     if missing := sorted(wanted.keys() - places.keys()):
         raise ValueError(f"weights are missing: {missing[0]}")
     _check_rotation(model, header)
-    return model, Stored(model, places)
+    return model, Reader(model, places)
 
 
 def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[int, ...]]:

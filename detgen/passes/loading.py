@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
-from detgen.passes import gguf_models
+from detgen.passes import gguf_models, lazily
 from detgen.passes.folders import check_folder, local_place, model_files
 from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
@@ -78,6 +78,12 @@ class LoadedModel:
     def __post_init__(self) -> None:
         # Asking the configuration takes microseconds, each time.
         object.__setattr__(self, "vocabulary", int(self.model.config.get_text_config().vocab_size))
+
+    def whole(self) -> PreTrainedModel:
+        """The model with its weights in memory, for those who run it by transformers."""
+        if self.read is not held:
+            fill(self.model, self.read)
+        return self.model
 
 
 def pick_device(name: str) -> torch.device:
@@ -148,13 +154,20 @@ def load_model(
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     with explained(name, "config.json"):
         _check_size(stored.size, config, chosen, device, quant, trusted=trusted)
+    read: Read = held
     with explained(name):
-        # Weights of another shape are let through to be named, and refused, by `_check_weights`.
-        checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, trust_remote_code=trusted, **checks, **options
-        )
-        _check_weights(loading, model)
+        native = device.type == "cpu" and dtype in ("auto", "float32") and (quant == "none" or bits)
+        empty = lazily.empty_model(folder, stored, config, chosen) if native else None
+        lazy = empty is not None and is_native(empty[0])
+        if empty is not None and lazy:
+            model, read = empty
+        else:
+            # Weights of another shape are let through to be named, and refused, by `_check_weights`.
+            checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                folder, config=config, trust_remote_code=trusted, **checks, **options
+            )
+            _check_weights(loading, model)
         if bits and (dtype not in ("auto", "float32") or not is_native(model)):
             raise ValueError(
                 f"{quant} is for decoders in float32 that the native pass knows, on a CPU; nf4 and int8 are for others"
@@ -163,14 +176,14 @@ def load_model(
         if dtype == "auto" and chosen in _WIDENED.values() and (thinks or not runs_natively(device)):
             _check_size(stored.size, config, torch.float32, device, quant, trusted=trusted)
             model = model.float()
-        if quant == "none" or bits:
+        if not lazy and (quant == "none" or bits):
             model = model.to(device)
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
         eos = _eos(model, tokenizer)
         digest = _digest(folder, trusted=trusted)
     arithmetic = torch.float32 if dtype == "auto" and device.type == "cpu" else model.dtype
-    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, bits)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, bits, read)
 
 
 def _load_gguf(path: Path, name: str, device: torch.device, dtype: DTypeName, quant: QuantName) -> LoadedModel:

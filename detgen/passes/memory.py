@@ -1,7 +1,8 @@
-"""Memory for KV buffers: zeros that take none until they are written."""
+"""Memory for KV buffers: zeros that take none until they are written; and how much there is."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import resource
@@ -32,6 +33,13 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
             f"no memory for a KV buffer of {size:,.0f} MiB ({e}); give the KV cache less with --kv-memory"
         ) from e
     return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)
+
+
+def give_back() -> None:
+    """Give the machine what is free between what is in use; the GNU C library keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def check_room(mebibytes: int, purpose: str) -> None:

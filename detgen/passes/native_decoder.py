@@ -19,6 +19,7 @@ from detgen.kernels.native.program import BLOCK, SCORED, Builder, Kind
 from detgen.passes.description import describe
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
+from detgen.passes.memory import give_back
 from detgen.passes.native_layers import Angles, Fields, LayerSteps, linear_fields, norm_fields
 from detgen.passes.packing import Packed
 from detgen.passes.stored import Read, held
@@ -52,7 +53,7 @@ class NativeDecoder:
     ) -> None:
         described = describe(model)
         assert described is not None, "see `is_native`"
-        described.read = read
+        described.read, described.table = read, None
         self.kind = type(model).__name__
         self.take: Take | None = None
         self.cache = cache
@@ -74,6 +75,7 @@ class NativeDecoder:
             layer = LayerSteps(described.layer(i), cache.keys[i], cache.values[i], traits[i], self._hidden, bits)
             self._layers.append(layer)
             described.release(i)
+            give_back()
 
     def run(
         self, packed: Packed, exchange: Exchange | None, broken: list[int] | None, *, scored: bool = False

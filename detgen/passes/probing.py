@@ -158,8 +158,8 @@ class _Prober:
         return [logits[skip : skip + width].clone(), keys, values]
 
     def run(self, windows: list[Window], rows: int) -> torch.Tensor:
-        """A pass of exactly `rows` rows."""
-        return self.forward.run(windows, replace(self._like, rows=(rows,)))
+        """A pass of exactly `rows` rows; where any count will do, of those of the windows."""
+        return self.forward.run(windows, self._like if self._like.dense else replace(self._like, rows=(rows,)))
 
 
 def probe(

@@ -27,6 +27,7 @@ from detgen.kernels.native.panels import STORAGE
 from detgen.kernels.native.program import Activation
 from detgen.passes.description import ACTIVATIONS
 from detgen.passes.rotary import rotary_of
+from detgen.passes.stored import held
 from detgen.passes.widening import widened
 
 _CLOSE = 1e-4  # of the largest entry; both round
@@ -70,7 +71,7 @@ def replace_modules(model: nn.Module) -> None:
 def _alike(module: nn.Module, make: Callable[[], nn.Module], inputs: list[tuple[Any, ...]]) -> bool:
     """Whether a module's own forward gives what the candidate gives."""
     made = make()
-    with widened(module):
+    with widened(module, held):
         for args in inputs:
             try:
                 own = module(*args)

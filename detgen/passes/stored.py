@@ -8,27 +8,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.native.quantizing import GROUP, Quantized
 from detgen.passes.gguf_header import BLOCKS
 
 Weight = torch.Tensor | Quantized
-Read = Callable[[nn.Parameter], Weight]
+ALL = slice(None)
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WIDENED_AT_A_TIME = 1 << 22  # entries
 
 
-def held(parameter: nn.Parameter) -> torch.Tensor:
+class Read(Protocol):
+    """Gives weights."""
+
+    def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
+        """The weight of a parameter, or some consecutive rows of it."""
+
+
+def held(parameter: nn.Parameter, rows: slice = ALL) -> torch.Tensor:
     """The weight of a parameter that has one."""
-    return parameter.detach()
+    return parameter.detach()[rows]
 
 
 def whole(weight: Weight) -> torch.Tensor:
@@ -55,27 +62,42 @@ class Place(NamedTuple):
     order: np.ndarray | None = None
     change: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def read(self) -> Weight:
-        """The weight.
+    def read(self, rows: slice = ALL) -> Weight:
+        """The weight, or some consecutive rows of it.
 
         Raises:
             EngineError: if the file has become shorter.
         """
+        if self.order is not None or self.change is not None:
+            weight = self._changed(self._made(self._bytes()))
+            return weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
+        first, last, _ = rows.indices(self.shape[0])
+        row = self._size // self.shape[0]
+        part = self._replace(shape=(last - first, *self.shape[1:]), at=self.at + first * row)
+        return part._made(part._bytes())
+
+    @property
+    def _size(self) -> int:
         entries, size = BLOCKS[self.kind]
-        data = torch.empty(math.prod(self.shape) // entries, size, dtype=torch.uint8)
+        return math.prod(self.shape) // entries * size
+
+    def _bytes(self) -> torch.Tensor:
+        """As they are stored, [blocks, bytes of a block]."""
+        data = torch.empty(self._size, dtype=torch.uint8)
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.at)
-            left = data.view(-1).numpy()
+            left = data.numpy()
             while len(left):
                 count = file.readinto(left.data)
                 if not count:
                     raise EngineError(f"{self.path.name} has become shorter since it was looked at")
                 left = left[count:]
-        weight = self._made(data)
+        return data.view(-1, BLOCKS[self.kind][1])
+
+    def _changed(self, weight: Weight) -> Weight:
+        """The weight in the model's order, as the model takes it."""
         if self.change is not None:
             return torch.from_numpy(np.ascontiguousarray(self.change(whole(weight).float().numpy())))
-        if self.order is None:
-            return weight
         order = torch.from_numpy(self.order)
         return weight.rows(order) if isinstance(weight, Quantized) else weight[order]
 
@@ -107,34 +129,41 @@ def _widened(blocks: torch.Tensor) -> torch.Tensor:
     return made
 
 
-class Stored:
-    """Reads the weights of a model; what somebody still holds is not read again.
+class Reader:
+    """Reads the weights of a model.
 
     Args:
         model: with parameters on `meta`.
         places: of its parameters, by their names.
+        wide: whether tensors in 16 bits are widened.
     """
 
-    def __init__(self, model: nn.Module, places: Mapping[str, Place]) -> None:
+    def __init__(self, model: nn.Module, places: Mapping[str, Place], *, wide: bool = False) -> None:
         self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
-        self._read: WeakValueDictionary[nn.Parameter, torch.Tensor] = WeakValueDictionary()
+        self._wide = wide
 
-    def __call__(self, parameter: nn.Parameter) -> Weight:
-        """The weight of a parameter."""
-        found = self._read.get(parameter)
-        if found is None:
-            weight = self._places[parameter].read()
-            if isinstance(weight, Quantized):
-                return weight
-            found = self._read[parameter] = weight
-        return found
+    def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
+        """The weight of a parameter, or some consecutive rows of it."""
+        weight = self._places[parameter].read(rows)
+        return weight.float() if self._wide and isinstance(weight, torch.Tensor) else weight
 
 
-def fill(model: Any, read: Read, dtype: torch.dtype) -> None:
-    """Give a model its weights, in memory and in that number format."""
+def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:
+    """Give a model its weights, in memory and in that number format; None leaves those in which they are read."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter not in made:
                 made[parameter] = nn.Parameter(whole(read(parameter)).to(dtype), requires_grad=False)
             setattr(module, name, made[parameter])
+
+
+def without_weights(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """A decoder whose parameters are on `meta`, and have that number format; its buffers are there."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()  # which making them empty undoes
+    return model

@@ -32,7 +32,7 @@ class LlamaCppPeer:
         llama_cpp.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
         path = source.scratch / f"target-{contender.name}.gguf"
         kind = contender.name.upper()
-        write_gguf(loaded(source, "target").model, path, lambda _: kind)
+        write_gguf(loaded(source, "target").whole(), path, lambda _: kind)
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = -1 if source.on_gpu else 0
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)

@@ -31,7 +31,7 @@ def write_model(source: ModelSource, role: str) -> Path:
     if (folder / "openvino_model.bin").is_file():
         return folder
     found = loaded(source, role)
-    model = found.model.float()  # what OpenVINO computes in is its own choice or the variant's
+    model = found.whole().float()  # what OpenVINO computes in is its own choice or the variant's
     exported, caches = _traceable(model)
     converted = openvino.convert_model(exported, example_input=_example(model, caches))
     names = {}

@@ -12,7 +12,7 @@ class AssistedPeer(GeneratePeer):
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         super().__init__(source, contender, batch_sizes)
-        assistant = loaded(source, "draft").model
+        assistant = loaded(source, "draft").whole()
         assistant.generation_config.eos_token_id = None
         self._options = {"assistant_model": assistant}
 

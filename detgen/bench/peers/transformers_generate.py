@@ -76,6 +76,6 @@ def greedy(source: ModelSource) -> Any:
     from transformers import GenerationConfig
 
     torch.set_num_threads(source.threads)
-    model = loaded(source, "target").model
+    model = loaded(source, "target").whole()
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
     return model

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from detgen.kernels.native.quantizing import Quantized, fits, quantize
+from detgen.kernels.native.quantizing import GROUP, Quantized, fits, quantize
 
 PANEL = 32
 
@@ -24,7 +24,7 @@ class Storage(IntEnum):
 
 
 STORAGE = {torch.float32: Storage.FLOAT, torch.bfloat16: Storage.BFLOAT, torch.float16: Storage.HALF}
-_BLOCK = 1 << 22  # entries that are rearranged at a time
+_BLOCK = 1 << 18  # entries that are rearranged at a time
 
 
 class Panels(NamedTuple):
@@ -58,17 +58,35 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
             weights one behind the other.
         bits: 8 or 4 to quantize them, where they fit; 0 leaves them as they are.
     """
-    found = _quantized(weights, bits)
-    if not found:
-        packed = _arranged(_alike(weights), columns)
-        return Panels(packed, None, packed.shape[0] * PANEL, packed.shape[1], STORAGE[packed.dtype])
-    packed = _arranged([one.whole for one in found], columns)
-    scales = _arranged([one.scales for one in found], columns)
-    count, inputs, _ = packed.shape
-    if found[0].bits == 8:
-        return Panels(packed, scales, count * PANEL, inputs, Storage.BYTE)
-    low, high = (packed + 8).to(torch.uint8).chunk(2, dim=-1)
-    return Panels(low | high << 4, scales, count * PANEL, inputs, Storage.NIBBLE)
+    found: Sequence[torch.Tensor | Quantized] = _alike(weights)
+    if columns == PANEL:
+        found = [_joined(found)]
+    one = found[0]
+    (outputs, inputs), count = one.shape, -(-one.shape[0] // columns)
+    if isinstance(one, Quantized):
+        bits = one.bits
+    elif not fits(one):
+        bits = 0
+    if not bits and isinstance(one, torch.Tensor):
+        dtype, width, storage = one.dtype, PANEL, STORAGE[one.dtype]
+    elif bits == 8:
+        dtype, width, storage = torch.int8, PANEL, Storage.BYTE
+    else:
+        dtype, width, storage = torch.uint8, PANEL // 2, Storage.NIBBLE
+    weight = torch.empty(count, inputs, width, dtype=dtype)
+    scales = torch.empty(count, inputs // GROUP, PANEL) if bits else None
+    step = max(_BLOCK // (PANEL * inputs), 1)
+    for first in range(0, count, step):
+        rows = slice(first * columns, min((first + step) * columns, outputs))
+        parts = [w.rows(rows) if isinstance(w, Quantized) else w[rows] for w in found]
+        if scales is None:
+            weight[first : first + step] = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
+            continue
+        few = [part if isinstance(part, Quantized) else quantize(part, bits) for part in parts]
+        block = _arranged([part.whole for part in few], columns)
+        scales[first : first + step] = _arranged([part.scales for part in few], columns)
+        weight[first : first + step] = block if bits == 8 else _halved(block)
+    return Panels(weight, scales, count * PANEL, inputs, storage)
 
 
 def joined(
@@ -112,35 +130,36 @@ def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
     return list(weight.chunk(2))
 
 
-def _quantized(weights: Sequence[torch.Tensor | Quantized], bits: int) -> list[Quantized]:
-    """All of the weights in the same few bits; empty if they are not to be."""
-    found = [w for w in weights if isinstance(w, Quantized)]
-    if found:
-        return found if len(found) == len(weights) and len({w.bits for w in found}) == 1 else []
-    return [quantize(w, bits) for w in weights if isinstance(w, torch.Tensor)] if bits and fits(weights[0]) else []
-
-
-def _alike(weights: Sequence[torch.Tensor | Quantized]) -> list[torch.Tensor]:
-    """The weights in one dtype, as they are if they have one."""
+def _alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
+    """The weights in one form, as they are if they have one."""
+    few = [w for w in weights if isinstance(w, Quantized)]
+    if len(few) == len(weights) and len({w.bits for w in few}) == 1:
+        return few
     found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
     return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
 
 
+def _joined(weights: Sequence[torch.Tensor | Quantized]) -> torch.Tensor | Quantized:
+    """The weights, one behind the other."""
+    if len(weights) == 1:
+        return weights[0]
+    few = [w for w in weights if isinstance(w, Quantized)]
+    if few:
+        return Quantized(torch.cat([w.whole for w in few]), torch.cat([w.scales for w in few]), few[0].bits)
+    return torch.cat([w for w in weights if isinstance(w, torch.Tensor)])
+
+
+def _halved(block: torch.Tensor) -> torch.Tensor:
+    """Numbers from -8 to 7 in half a byte each; the first half of the columns below."""
+    low, high = (block + 8).view(torch.uint8).chunk(2, dim=-1)
+    return low | high << 4
+
+
 def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:
-    """[panels, inputs, PANEL]."""
-    if columns != PANEL:
-        count = -(-weights[0].shape[0] // columns)
-        order = [_padded(w, count * columns).reshape(count, columns, -1) for w in weights]
-        joined = torch.cat(order, dim=1)
-    else:
-        whole = torch.cat(weights) if len(weights) > 1 else weights[0]
-        joined = _padded(whole, -(-whole.shape[0] // PANEL) * PANEL).reshape(-1, PANEL, whole.shape[1])
-    count, _, inputs = joined.shape
-    packed = torch.empty(count, inputs, PANEL, dtype=joined.dtype)
-    step = max(_BLOCK // (PANEL * inputs), 1)
-    for first in range(0, count, step):
-        packed[first : first + step] = joined[first : first + step].transpose(1, 2)
-    return packed
+    """Rows of as many weights as a panel has parts, [panels, inputs, PANEL]."""
+    padded = [_padded(w, -(-w.shape[0] // columns) * columns) for w in weights]
+    parts = [w.reshape(-1, columns, w.shape[1]) for w in padded]
+    return (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).transpose(1, 2)
 
 
 def _padded(weight: torch.Tensor, rows: int) -> torch.Tensor:

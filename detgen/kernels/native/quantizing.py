@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 GROUP = 32  # inputs that share a scale
+_AT_A_TIME = 1 << 18  # entries that are quantized while they are in a processor's cache
 
 
 class Quantized(NamedTuple):
@@ -45,14 +46,30 @@ def quantize(weight: torch.Tensor, bits: int) -> Quantized:
 
     With 8 bits, that becomes 127 or -127; with 4, it becomes -8, so that 7 is the largest number of the other sign.
     """
-    groups = weight.float().view(weight.shape[0], -1, GROUP)
-    place = groups.abs().argmax(-1, keepdim=True)
-    most = groups.gather(-1, place)[..., 0]
-    scales = (most.abs() / 127 if bits == 8 else most / -8).half().float()
-    inverse = torch.where(scales == 0, 0.0, 1 / scales)
-    whole = (groups * inverse[..., None]).round()
-    whole = whole.clamp(-127, 127) if bits == 8 else whole.clamp(-8, 7)
-    return Quantized(whole.to(torch.int8).view(weight.shape), scales, bits)
+    outputs, inputs = weight.shape
+    whole = torch.empty(outputs, inputs, dtype=torch.int8)
+    scales = torch.empty(outputs, inputs // GROUP)
+    step = max(_AT_A_TIME // inputs, 1)
+    for first in range(0, outputs, step):
+        rows = slice(first, first + step)
+        groups = weight[rows].float().reshape(-1, inputs // GROUP, GROUP)
+        scale = (_largest(groups, bits) / (127 if bits == 8 else -8)).half().float()
+        made = (groups * torch.where(scale == 0, 0.0, 1 / scale)[..., None]).round_()
+        whole[rows] = (made.clamp_(-127, 127) if bits == 8 else made.clamp_(-8, 7)).view(-1, inputs)
+        scales[rows] = scale
+    return Quantized(whole, scales, bits)
+
+
+def _largest(groups: torch.Tensor, bits: int) -> torch.Tensor:
+    """Of each group, the largest magnitude; with 4 bits the first number that has it."""
+    high, low = groups.amax(-1), groups.amin(-1)
+    if bits == 8:
+        return torch.maximum(high, -low).abs()
+    found = torch.where(high > -low, high, low)
+    equal = (high == -low).nonzero(as_tuple=True)
+    some = groups[equal]
+    found[equal] = some.gather(-1, some.abs().argmax(-1, keepdim=True))[:, 0]
+    return found
 
 
 def fits(weight: torch.Tensor | Quantized) -> bool:

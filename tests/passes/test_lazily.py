@@ -1,0 +1,187 @@
+"""Models that are read while they are packed: the bits of those that transformers loads, and memory for little more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from detgen.errors import DTypeName, QuantName
+from detgen.kernels.native.library import best_build
+from detgen.kernels.probe import same_bits
+from detgen.passes import lazily
+from detgen.passes.loading import load_model
+from detgen.passes.packing import FREE_SHAPES, Window
+from detgen.passes.preparing import prepare
+
+if best_build() is None:
+    pytest.skip("the pass was not built", allow_module_level=True)
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "eos_token_id": 0,
+}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**SIZES),
+    "llama, tied": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "gemma3": lambda: hf.Gemma3TextConfig(**SIZES, head_dim=16),
+    "phi3": lambda: hf.Phi3Config(**SIZES),
+    "cohere": lambda: hf.CohereConfig(**SIZES),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=256),
+    "opt": lambda: hf.OPTConfig(
+        vocab_size=320, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
+    ),
+}
+MEASURED = """
+import sys
+from pathlib import Path
+import torch
+from detgen.passes.loading import load_model
+from detgen.passes.preparing import prepare
+
+def kibibytes(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+def prepared(folder, quant):
+    cpu = torch.device("cpu")
+    loaded = load_model(Path(folder), folder, cpu, "auto", quant)
+    return prepare(loaded, None, cpu, batch_size=1, kv_memory=32 << 20, allow_nondeterministic=False)
+
+prepared(sys.argv[1], "none")
+before = kibibytes("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+kept = prepared(sys.argv[2], sys.argv[3])
+print(kibibytes("VmHWM") - before)
+"""
+
+
+def bits_of(folder: Path, dtype: DTypeName = "auto", quant: QuantName = "none") -> torch.Tensor:
+    """Logits of a pass of two windows."""
+    loaded = load_model(folder, folder.name, CPU, dtype, quant)
+    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20, allow_nondeterministic=False).passes[0]
+    forward.cache.pages.lay_out(2, 128)
+    return forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)], FREE_SHAPES).clone()
+
+
+def is_lazy(folder: Path) -> bool:
+    return bool(load_model(folder, folder.name, CPU, "auto", "none").model.device.type == "meta")
+
+
+def by_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazily, "empty_model", lambda *_: None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bits_of_what_transformers_loads(
+    family: str, random_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = random_model(FAMILIES[family]())
+    kinds: tuple[QuantName, ...] = ("none", "q8", "q4")
+    assert is_lazy(folder)
+    found = [bits_of(folder, quant=quant) for quant in kinds]
+    by_transformers(monkeypatch)
+    assert not is_lazy(folder)
+    assert all(same_bits(a, bits_of(folder, quant=quant)) for a, quant in zip(found, kinds, strict=True))
+
+
+def change(folder: Path, changed: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Other weights in the same file."""
+    tensors = load_file(folder / "model.safetensors")
+    changed(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def halved(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.update({name: tensor.bfloat16() for name, tensor in tensors.items()})
+
+
+def halved_matrices(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.update({name: tensor.half() for name, tensor in tensors.items() if tensor.dim() > 1})
+
+
+@pytest.mark.parametrize("changed", [halved, halved_matrices])
+def test_weights_in_16_bits(
+    changed: Callable[[dict[str, torch.Tensor]], Any],
+    random_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As they are, or widened where the formats are mixed or `--dtype float32` asks for it."""
+    folder = random_model(FAMILIES["llama, tied"]())
+    change(folder, changed)
+    wanted: tuple[tuple[DTypeName, QuantName], ...] = (("auto", "none"), ("float32", "none"), ("auto", "q8"))
+    found = [bits_of(folder, *how) for how in wanted]
+    by_transformers(monkeypatch)
+    assert all(same_bits(a, bits_of(folder, *how)) for a, how in zip(found, wanted, strict=True))
+
+
+def test_several_files(random_model: Callable[..., Path]) -> None:
+    folder = random_model(FAMILIES["llama"]())
+    want = bits_of(folder)
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    files = {name: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({n: tensors[n] for n in names if files[n] == file}, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert is_lazy(folder)
+    assert same_bits(bits_of(folder), want)
+
+
+def test_what_transformers_has_to_load(random_model: Callable[..., Path]) -> None:
+    """A tied weight that is there twice, a layer by another name, experts by themselves."""
+    folder = random_model(FAMILIES["llama, tied"]())
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    assert not is_lazy(folder)
+    neox = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    for config in (hf.GPTNeoXConfig(**neox, num_attention_heads=4), hf.MixtralConfig(**SIZES, num_local_experts=4)):
+        folder = random_model(config)
+        assert not is_lazy(folder)
+        bits_of(folder)
+
+
+def test_ends_come_from_the_generation_settings(random_model: Callable[..., Path]) -> None:
+    folder = random_model(FAMILIES["llama"]())
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    loaded = load_model(folder, "x", CPU, "auto", "none")
+    assert loaded.model.device.type == "meta"
+    assert {5, 7} <= loaded.eos
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak of memory")
+@pytest.mark.parametrize(("quant", "bytes_of"), [("none", 2), ("q4", 0.625)])
+def test_memory(demo_models: Any, tmp_path: Path, quant: str, bytes_of: float) -> None:
+    """At most 1.2 times what is stored, and 24 MiB for passes and libraries, which do not grow with a model."""
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
+    config = hf.LlamaConfig(
+        **SIZES | sizes | {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 4096}
+    )
+    with torch.device("meta"):
+        empty = hf.AutoModelForCausalLM.from_config(config)
+    shapes = {name: parameter.shape for name, parameter in empty.named_parameters()}
+    tensors = {name: torch.rand(shape, dtype=torch.bfloat16).sub_(0.5).mul_(0.05) for name, shape in shapes.items()}
+    config.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_models.target / name, tmp_path / name)
+    matrices = [shape.numel() for shape in shapes.values() if len(shape) == 2]
+    stored = shapes["model.embed_tokens.weight"].numel() * 2 + sum(matrices) * bytes_of
+    command = [sys.executable, "-c", MEASURED, str(demo_models.draft), str(tmp_path), quant]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) * 1024 <= 1.2 * stored + (24 << 20)
