@@ -11,10 +11,8 @@ from detgen.kernels.native.angles import turns
 from detgen.kernels.native.panels import PANEL, joined, stacked
 from detgen.kernels.native.program import Builder, Kind
 from detgen.kernels.native.program import Norm as KindOfNorm
-from detgen.kernels.native.quantizing import Quantized
 from detgen.passes.description import Experts, FeedForward, Layer, Linear, Norm, UnknownError
 from detgen.passes.rotary import Rotary
-from detgen.passes.stored import Weight
 
 _POSITIONS = 2048  # for which angles are worked out at first
 
