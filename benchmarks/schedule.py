@@ -109,10 +109,14 @@ class Simulated(NamedTuple):
 class Table:
     """In the place of the target's passes: logits by which each sequence ends when its request's length says.
 
+    It runs no chains.
+
     Args:
         requests: by index.
         scheduler: says which sequence has which slot.
     """
+
+    chains = False
 
     def __init__(self, requests: list[Lengths], cache: KVCache, scheduler: Scheduler) -> None:
         self.cache = cache
@@ -121,7 +125,7 @@ class Table:
         self._requests = requests
         self._scheduler = scheduler
 
-    def run(self, windows: Windows, shapes: Shapes, broken: list[int]) -> torch.Tensor:
+    def run(self, windows: Windows, shapes: Shapes, broken: list[int], *, scored: bool) -> torch.Tensor:
         """Like `Forward.run`."""
         self.passes += 1
         self.rows += len(windows.tokens)

@@ -323,15 +323,7 @@ def broken_entry_stays(patch: Patch) -> None:
             values[at] = v
 
     _changed_steps(patch, change)
-
-    def faulty(
-        keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> bool:
-        keys.index_copy_(0, positions, k)
-        values.index_copy_(0, positions, v)
-        return False
-
-    patch.setattr(kv_cache, "store", faulty)
+    patch.setattr(kv_cache, "bounded", lambda x: x)
 
 
 def broken_draft_ends_request(patch: Patch) -> None:

@@ -137,20 +137,20 @@ def generate(engine: Engine, job: Job) -> Outcome:
     tokens: list[list[int]] = [[] for _ in requests]
     before = _counts(engine)
     mixed = any(job.deterministic) and not all(job.deterministic)
-    moments: list[float] = []  # the end of each round
-    clock = Clock(job)
+    firsts: dict[int, float] = {}  # when the first token was there, by the request's index
+    clock, live = Clock(job), engine.live
     for completions in engine.stream(requests):
-        moments.append(time.perf_counter())
+        now = time.perf_counter()
+        for slot in (live.busy & (live.length > live.prompt)).nonzero()[0].tolist():
+            firsts.setdefault(live[slot].request.index, now)
         for completion in completions:
             if completion.error is not None:
                 raise RuntimeError(completion.error)
             index = completion.request.index
             tokens[index] = list(completion.token_ids)
             if job.deterministic[index] or not mixed:
-                # A request commits in every round from its first token on, so its rounds tell when.
-                rounds = completion.records[-1].round - completion.records[0].round
-                clock.tokens(index, 1, moments[-1 - rounds])
-                clock.tokens(index, len(tokens[index]) - 1, moments[-1])
+                clock.tokens(index, 1, firsts.get(index, now))
+                clock.tokens(index, len(tokens[index]) - 1, now)
     counts = {name: n - before[name] for name, n in _counts(engine).items()}
     return clock.outcome(tokens, counts["target_passes"] + counts["fast_passes"], counts)
 
