@@ -17,7 +17,7 @@ from detgen.progress import Progress
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     """Random weights of the tiny configuration, on the CPU."""
-    engine = EngineConfig(device="cpu", dtype="float32", threads=2)
+    engine = EngineConfig(device="cpu", dtype="float32", threads=2, kv_memory=64 << 20)
     return ModelSource(engine, random_weights="tiny", seed=0, positions=64, scratch=tmp_path_factory.mktemp("models"))
 
 

@@ -1,0 +1,66 @@
+"""The outputs of the sample prompts are these bytes: on every kind of processor, with every drafter, in every version.
+
+Whoever changes one of them has changed the arithmetic, a model or what an output line says, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from detgen.cli import app
+from detgen.kernels import choosing
+from detgen.kernels.native import library
+
+PROMPTS = Path(__file__).parents[2] / "sample_prompts"
+# SHA-256 of outputs.jsonl with 32 tokens a sample, by the file and the temperature.
+KNOWN = {
+    ("code.jsonl", "0"): "f0287f841f3ff64be05297fa4f4943f5ded70c8b4fcf0dae1f10b1422e86f833",
+    ("code.jsonl", "0.8"): "318b57f4d76a80d982e900d53e91f17672166b18a68906117753252f2e4ad86f",
+    ("mistakes.jsonl", "0"): "2abd2957f31158275428bbe043c3a5905f05843bd94e8be9c482eba607b12154",
+    ("parameters.jsonl", "0"): "1d61aa6edc80f3e97eff8a8b370b8ed8a97b72dabf97a3ca4627594fd0b9a1b1",
+    ("prompts.csv", "0.8"): "3870399cb4d0e270462ed06f7984451c9125a7315f56bcdb4aaf65f1d068a6ea",
+    ("prompts.json", "0.8"): "48b1cfbd565cc06ae03fd709f75e6bc097765da4d03f94edb60a58037365da27",
+    ("prompts.txt", "0.8"): "c326d633c886ed1114b9676b8f7598f9fc026d3d724f41134c001cb7fb9e4ebe",
+    ("chat.jsonl", "0.8"): "9487db59ad586dff29986daa927825bb32d91e51f9e0de2dba938e6b370911f6",
+    ("coin_flips.jsonl", "0"): "e8a1fc002ae8b4c7a17ad4d554b65dd5c8b28822986ae83da9239118afe577b1",
+}
+
+if library.best_build() is None:
+    pytest.skip("the pass was not built", allow_module_level=True)
+
+
+@pytest.fixture(params=library.BUILDS)
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """One kind of processor, for everything that was compiled."""
+    if library.build(request.param) is None:
+        pytest.skip(f"this processor has no {request.param}, or it was not built")
+    choosing._library.cache_clear()
+    monkeypatch.setattr(library, "BUILDS", (request.param,))
+    yield request.param
+    choosing._library.cache_clear()
+
+
+def digest(folder: Path, file: str, *options: str) -> str:
+    target = ["--target", "demo-thinking"] if file == "coin_flips.jsonl" else []
+    arguments = ["run", str(PROMPTS / file), "-o", str(folder), "-q", "--kv-memory", "128MiB", *target, *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return hashlib.sha256((folder / "outputs.jsonl").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("file", "temperature"), KNOWN)
+def test_outputs_are_known(tmp_path: Path, build: str, file: str, temperature: str) -> None:
+    if build == "plain" and (file, temperature) not in (("mistakes.jsonl", "0"), ("prompts.txt", "0.8")):
+        pytest.skip("takes long without vectors")
+    assert digest(tmp_path, file, "--max-tokens", "32", "--temperature", temperature) == KNOWN[file, temperature]
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "self"])
+def test_they_are_those_of_all_drafters(tmp_path: Path, drafter: str) -> None:
+    known = KNOWN["code.jsonl", "0"]
+    assert digest(tmp_path, "code.jsonl", "--max-tokens", "32", "--drafter", drafter, "--batch-size", "5") == known
