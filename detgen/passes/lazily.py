@@ -36,12 +36,19 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
         return None
-    if not type(model).__module__.startswith("transformers."):
+    if not type(model).__module__.startswith("transformers.") or _looks_at_positions(model):
         return None
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     places = {t.name: Place(folder / t.file, t.dtype, tuple(t.shape), t.at) for t in stored.tensors}
     return model, Reader(model, places, wide=dtype == torch.float32)
+
+
+def _looks_at_positions(model: PreTrainedModel) -> bool:
+    """Whether a rotary embedding asks how long its input is, which has no answer before there are weights."""
+    found = [getattr(module, "rope_type", None) for module in model.modules()]
+    kinds = {kind for one in found for kind in (one.values() if isinstance(one, dict) else [one])}
+    return bool(kinds & {"dynamic", "longrope"})
 
 
 def _plain(tensor: Tensor) -> bool:
