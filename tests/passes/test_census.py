@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.examples import examples
+from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
@@ -60,16 +60,6 @@ MOST = 512
 
 def make(folder: Path, **settings: Any) -> Engine:
     return Engine(target=folder, drafter="none", kv_memory=32 << 20, **settings)
-
-
-@contextmanager
-def using(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from helpers.threads import using
 
 from detgen import Engine
 from detgen.kernels.native.library import best_build
@@ -54,16 +54,6 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 }
 TOKENS = [(11 * i + i * i) % 61 + 2 for i in range(128)]
 BROKEN = 1
-
-
-@contextmanager
-def using(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from helpers.examples import examples
+from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,16 +47,6 @@ def found(request: pytest.FixtureRequest) -> ctypes.CDLL:
     if library is None:
         pytest.skip(f"this processor has no {request.param}, or it was not built")
     return library
-
-
-@contextmanager
-def using(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
