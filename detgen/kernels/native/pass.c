@@ -14,6 +14,8 @@
 #include "score.h"
 
 #define ROWS_A_TASK 4
+#define FEW_ROWS 8
+#define MOST_PANELS 8
 #define PANELS_A_BLOCK (BLOCK / PANEL)
 #define ALIGNED 16 /* floats; rows are not a power of two apart, or caches would keep few of them */
 
@@ -49,13 +51,24 @@ static int64_t rows_of(const Step *s, const Pass *pass) { return s->wanted ? pas
 /* Blocks of a row of logits. */
 static int64_t blocks_of(const Step *s) { return (s->columns + BLOCK - 1) / BLOCK; }
 
+/* Panels of a task of a linear layer. Where few rows leave most of the time to memory, a thread reads long stretches of
+ * it: what it fetches ahead is its own then. */
+static int64_t panels_of(const Step *s, const Run *run, int64_t rows) {
+    const int64_t panels = s->columns / PANEL, shared = panels / (4 * run->pass->threads);
+    return rows > FEW_ROWS || shared < 2 ? 1 : shared < MOST_PANELS ? shared : MOST_PANELS;
+}
+
 static int64_t tasks_of(const Step *s, const Run *run) {
     const Pass *pass = run->pass;
     const int64_t rows = rows_of(s, pass);
     if (s->kind == LINEAR && s->experts) return run->progress[s - run->program->steps].total;
     if (s->kind == SORT) return 1;
     if (s->kind == ATTEND) return pass->pieces * s->kv_heads;
-    if (s->kind == LINEAR) return (rows + ROW_BLOCK - 1) / ROW_BLOCK * (s->scored ? blocks_of(s) : s->columns / PANEL);
+    if (s->kind == LINEAR && s->scored) return (rows + ROW_BLOCK - 1) / ROW_BLOCK * blocks_of(s);
+    if (s->kind == LINEAR) {
+        const int64_t some = panels_of(s, run, rows);
+        return (rows + ROW_BLOCK - 1) / ROW_BLOCK * ((s->columns / PANEL + some - 1) / some);
+    }
     return (rows + ROWS_A_TASK - 1) / ROWS_A_TASK;
 }
 
@@ -81,16 +94,19 @@ INLINE void finish(const Step *s, const float *sums, int64_t panel, int64_t widt
     }
 }
 
-/* A panel for a block of rows. */
+/* Some panels for a block of rows. */
 static void linear_task(const Step *s, const Run *run, int64_t task, float *sums) {
-    const int64_t panels = s->columns / PANEL, panel = task % panels, first = task / panels * ROW_BLOCK;
-    const int64_t rows = rows_of(s, run->pass), count = rows - first < ROW_BLOCK ? rows - first : ROW_BLOCK;
+    const int64_t panels = s->columns / PANEL, rows = rows_of(s, run->pass), some = panels_of(s, run, rows);
+    const int64_t tasks = (panels + some - 1) / some, first = task / tasks * ROW_BLOCK, begin = task % tasks * some;
+    const int64_t count = rows - first < ROW_BLOCK ? rows - first : ROW_BLOCK;
     const int64_t x_row = stride_of(run, s->from), to_row = stride_of(run, s->to);
     const Linear linear = {s->weight, s->scales, s->bias, s->columns, s->inputs, s->storage};
-    const int64_t at = panel * (s->gated ? PANEL / 2 : PANEL), width = run->program->widths[s->to] - s->to_at - at;
-    product(&linear, panel, run->buffers[s->from] + first * x_row + s->from_at, x_row, count, sums, PANEL);
-    for (int64_t r = 0; r < count; r++)
-        finish(s, sums + r * PANEL, panel, width, run->buffers[s->to] + (first + r) * to_row + s->to_at + at);
+    for (int64_t panel = begin; panel < panels && panel < begin + some; panel++) {
+        const int64_t at = panel * (s->gated ? PANEL / 2 : PANEL), width = run->program->widths[s->to] - s->to_at - at;
+        product(&linear, panel, run->buffers[s->from] + first * x_row + s->from_at, x_row, count, sums, PANEL);
+        for (int64_t r = 0; r < count; r++)
+            finish(s, sums + r * PANEL, panel, width, run->buffers[s->to] + (first + r) * to_row + s->to_at + at);
+    }
 }
 
 /* A block of logits for a block of rows. What SCORE needs of them is stored: tops, nexts, totals and places of the
