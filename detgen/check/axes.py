@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args
 
+from detgen.errors import QuantName
 from detgen.machine import usable_cores
 
 Value = str | int | bool | None
@@ -32,6 +33,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     },
 }
 
+QUANTS: tuple[str, ...] = get_args(QuantName)  # the first is none
 _WORDS: dict[tuple[str, Value], str] = {
     ("draft_tokens", None): "adaptive",
     ("verify_window", None): "-",
@@ -90,7 +92,7 @@ class Setting:
     process: str = _axis("process", "this", "fresh", "resumed")
     sampling: str = _axis("sampling", *SAMPLING)
     unverified: int = _axis("unverified requests", 0, 1, 4)
-    quant: str = _axis("quantization", "none", "nf4", "int8")
+    quant: str = _axis("quantization", *QUANTS)
 
     def changed(self) -> dict[str, Value]:
         """The axes on which it differs from the reference, and its values there."""
@@ -137,7 +139,7 @@ def make_axes(
         cores: CPU cores; None asks the machine.
         thinks: whether the target thinks while it reads.
     """
-    missing: set[tuple[str, Value]] = {("quant", quant) for quant in ("nf4", "int8") if quant not in quants}
+    missing: set[tuple[str, Value]] = {("quant", quant) for quant in QUANTS if quant not in quants}
     missing |= {("threads", n) for n in (1, 2) if n >= (cores or usable_cores())}
     if not has_draft:
         missing.add(("drafter", "model"))

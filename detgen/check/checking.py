@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from detgen.check.axes import Axis, Setting, Value, make_axes, name_value
+from detgen.check.axes import QUANTS, Axis, Setting, Value, make_axes, name_value
 from detgen.check.comparing import Comparison, Difference, Key, Observed, Tally, compare
 from detgen.check.plan import FULL, QUICK, embedded_prompts, read_axes, read_pool, select
 from detgen.check.pool import Pool
@@ -327,7 +327,7 @@ def run_check(
 def _quants(subject: Subject, notes: list[str]) -> list[str]:
     """Other quantizations of the target that can be tried here."""
     found = []
-    for quant in ("nf4", "int8"):
+    for quant in QUANTS[1:]:
         try:
             subject.engine(quant)
         except (EngineError, RuntimeError, ValueError) as error:

@@ -6,10 +6,10 @@ from itertools import combinations, islice
 
 import pytest
 
-from detgen.check.axes import Axis, Setting, allowed, alone, consistent, make_axes
+from detgen.check.axes import QUANTS, Axis, Setting, allowed, alone, consistent, make_axes
 from detgen.check.covering import at_random, pairwise
 
-AXES = make_axes(has_draft=True, quants=["none", "nf4", "int8"], processes=True, cores=2)
+AXES = make_axes(has_draft=True, quants=QUANTS, processes=True, cores=2)
 THINKING = make_axes(has_draft=False, quants=["none"], processes=True, cores=2, thinks=True)
 
 
@@ -32,7 +32,7 @@ def test_reading_ahead_is_an_axis_of_models_that_think() -> None:
     assert "speculative_prefill" in {axis.name for axis in THINKING}
     assert "speculative_prefill" not in {axis.name for axis in AXES}
     assert {s.speculative_prefill for s in pairwise(AXES, 0)} == {"off"}
-    assert len(pairwise(AXES, 0)) == 93
+    assert len(pairwise(AXES, 0)) == 95
     assert not consistent(Setting(speculative_prefill=3, chunk=1))
     assert consistent(Setting(speculative_prefill="whole", chunk=7, process="resumed").turned("chunk", None))
     assert str(Setting(speculative_prefill="whole")) == "speculative prefill whole prompt"

@@ -7,12 +7,10 @@ from itertools import groupby
 
 import pytest
 
-from detgen.check.axes import Setting, make_axes
+from detgen.check.axes import QUANTS, Setting, make_axes
 from detgen.check.covering import pairwise
 from detgen.check.plan import QUICK, ordered, read_axes, select
 from detgen.errors import CheckError
-
-QUANTS = ["none", "nf4", "int8"]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -23,7 +21,7 @@ def test_order(seed: int) -> None:
     found = ordered(pairs, axes)
     assert Counter(found) == Counter(pairs)
     assert found[-1].process == "resumed"
-    assert [quant for quant, _ in groupby(found[:-1], key=lambda s: s.quant)] == QUANTS
+    assert [quant for quant, _ in groupby(found[:-1], key=lambda s: s.quant)] == list(QUANTS)
     kinds = [s.process == "this" for s in found[:-1] if s.quant == "nf4"]
     assert kinds == sorted(kinds)
     assert 0 < sum(kinds) < len(kinds)
