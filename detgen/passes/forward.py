@@ -185,6 +185,7 @@ class Forward:
             scored, broken = self.model.chain(packed, lengths)
         rows = (lengths > np.arange(len(scored))[:, None]).sum(1)
         rows[0] = len(windows.tokens)
+        rows = rows[rows > 0]  # all may have stopped before the last pass
         self.passes += len(rows)
         self.rows += int(rows.sum())
         seconds = time.perf_counter() - started
