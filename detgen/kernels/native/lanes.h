@@ -238,7 +238,7 @@ INLINE float most_of(vec v) {
     return most;
 }
 
-/* e^x for x <= 88, to 2 units in the last place; 0 below -87. Cody and Waite's reduction by ln 2 in two parts, and the
+/* e^x for x <= 88, to about one unit in the last place; 0 below -87. Cody and Waite's reduction by ln 2 in two parts, and the
  * polynomial of Cephes' expf (Moshier, Methods and Programs for Mathematical Functions, 1989). */
 INLINE vec exponential(vec x) {
     const vec low = all(-87.0f), magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
