@@ -105,3 +105,16 @@ def test_it_is_the_passes_one_by_one(forward: Forward, data: st.DataObject, thre
     model._embedding[token] = kept
     assert results[0][0] == results[1][0]
     assert all(same_bits(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_passes_that_nobody_needs_are_not_run(forward: Forward) -> None:
+    """Where all sequences stop early, the rest of the chain counts for nothing."""
+    model = forward.model
+    assert isinstance(model, NativeDecoder)
+    kept = model._embedding[5].clone()
+    model._embedding[5, 0] = torch.nan
+    before, lengths = forward.passes, np.array([4])
+    tokens, scores = forward.chain(Windows.of([Window(0, 0, [5], 1)]), lengths)
+    model._embedding[5] = kept
+    assert (tokens.tolist(), scores.finite.tolist(), lengths.tolist()) == ([5], [False], [1])
+    assert forward.passes == before + 1
