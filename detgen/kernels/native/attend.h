@@ -10,7 +10,8 @@
 #include "lanes.h"
 #include "program.h"
 
-#define QUERIES 4 /* rows that share what is read */
+#define QUERIES 4 /* rows that share what is read from the cache */
+#define BATCH 32  /* rows that share a page while it is there */
 #if WIDTH == 16
 #define KEY_REGS 4
 #define VALUE_REGS 4
@@ -127,65 +128,81 @@ INLINE int64_t span(const Step *s, const Piece *p) {
 
 /* Floats that a piece needs. */
 static int64_t attend_room(const Step *s, const Piece *p) {
-    int64_t rows = p->tokens * (s->heads / s->kv_heads);
-    return rows * (s->size + s->values + span(s, p) + 1) + 4 * LANES;
+    const int64_t rows = p->tokens * (s->heads / s->kv_heads);
+    return (rows < BATCH ? rows : BATCH) * (s->size + s->values + span(s, p) + 1) + 4 * LANES;
+}
+
+/* The keys that any of some rows sees, from `low` to `high` - 1. */
+typedef struct {
+    int64_t low, high;
+} Seen;
+
+INLINE Seen seen(const Step *s, const Piece *p, int64_t row, int64_t rows) {
+    const int64_t group = s->heads / s->kv_heads;
+    return (Seen){first_seen(s, p->start + row / group), p->start + (row + rows - 1) / group + 1};
+}
+
+#define EACH_QUERIES(CALL, ...) \
+    if (step == 4) CALL(4, __VA_ARGS__); \
+    else if (step == 3) CALL(3, __VA_ARGS__); \
+    else if (step == 2) CALL(2, __VA_ARGS__); \
+    else CALL(1, __VA_ARGS__)
+
+/* One head's keys and values, for some queries of a piece that read them: `row` of them are before these. */
+static void attend_batch(const Step *s, const Pass *pass, const Piece *p, int64_t head, int64_t row, int64_t rows,
+                         const float *x, int64_t x_row, float *to, int64_t to_row, float *scratch) {
+    const int64_t size = s->size, values = s->values, group = s->heads / s->kv_heads, v_key = s->kv_heads * values;
+    const Seen any = seen(s, p, row, rows);
+    const int64_t first = any.low / PAGE * PAGE, stride = rounded_up(any.high) - first;
+    const int64_t *table = pass->tables + p->slot * pass->blocks;
+    float *queries = scratch, *sums = queries + rows * size, *weights = sums + rows * values;
+    float *totals = weights + rows * stride;
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(queries + r * size, x + (p->row + (row + r) / group) * x_row + (head * group + (row + r) % group) * size,
+               sizeof(float) * size);
+    memset(sums, 0, sizeof(float) * rows * values);
+    for (int64_t j = first; j < any.high; j += PAGE) {
+        const float *keys = s->keys + (table[j / PAGE] * s->kv_heads + head) * size * PAGE;
+        for (int64_t r = 0, step; r < rows; r += step) {
+            step = rows - r < QUERIES ? rows - r : QUERIES;
+            const int64_t left = seen(s, p, row + r, step).high - j, count = left < PAGE ? left : PAGE;
+            for (int64_t c = 0; c < count; c += KEY_REGS * WIDTH)
+                EACH_QUERIES(score, queries + r * size, size, keys + c, size, weights + r * stride + j - first + c, stride);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        const Seen keys = seen(s, p, row + r, 1);
+        const int64_t from = keys.low / LANES * LANES, end = (keys.high + LANES - 1) / LANES * LANES;
+        float *w = weights + r * stride - first;
+        totals[r] = weigh(s, w + from, from, end, keys.low, keys.high);
+        memset(w + first, 0, sizeof(float) * (from - first));
+        memset(w + end, 0, sizeof(float) * (first + stride - end));
+    }
+    for (int64_t j = first; j < any.high; j += PAGE) {
+        const float *v = s->kept + (table[j / PAGE] - j / PAGE) * PAGE * v_key + head * values;
+        for (int64_t r = 0, step; r < rows; r += step) {
+            step = rows - r < QUERIES ? rows - r : QUERIES;
+            const Seen keys = seen(s, p, row + r, step);
+            const int64_t from = keys.low < j ? j : keys.low, end = j + PAGE < keys.high ? j + PAGE : keys.high;
+            if (from >= end) continue;
+            EACH_QUERIES(mix_page, sums + r * values, values, weights + r * stride + from - first, stride,
+                         v + from * v_key, v_key, end - from);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        float *out = to + (p->row + (row + r) / group) * to_row + (head * group + (row + r) % group) * values;
+        for (int64_t c = 0; c < values; c += LANES) /* 0 is all there is: a weight of 0 would turn -0 to 0 */
+            store_some(out + c, add(quotient(load_some(sums + r * values + c, values - c), all(totals[r])), all(0.0f)),
+                       values - c);
+    }
 }
 
 /* One head's keys and values, for all queries of a piece that read them. */
 static void attend(const Step *s, const Pass *pass, const Piece *p, int64_t head, const float *x, int64_t x_row, float *to,
                    int64_t to_row, float *scratch) {
-    const int64_t size = s->size, values = s->values, group = s->heads / s->kv_heads, rows = p->tokens * group;
-    const int64_t first = first_seen(s, p->start) / PAGE * PAGE, stride = span(s, p), last = first + stride;
-    const int64_t *table = pass->tables + p->slot * pass->blocks, v_key = s->kv_heads * values;
-    float *queries = scratch, *sums = queries + rows * size, *weights = sums + rows * values;
-    for (int64_t r = 0; r < rows; r++)
-        memcpy(queries + r * size, x + (p->row + r / group) * x_row + (head * group + r % group) * size,
-               sizeof(float) * size);
-    memset(sums, 0, sizeof(float) * rows * values);
-    for (int64_t j = first; j < last; j += PAGE) {
-        const float *keys = s->keys + (table[j / PAGE] * s->kv_heads + head) * size * PAGE;
-        int64_t count = p->start + p->tokens - j < PAGE ? p->start + p->tokens - j : PAGE;
-        for (int64_t r = 0, step; r < rows; r += step) {
-            step = rows - r < QUERIES ? rows - r : QUERIES;
-            for (int64_t c = 0; c < count; c += KEY_REGS * WIDTH) {
-                float *scores = weights + r * stride + j - first + c;
-                const float *q = queries + r * size;
-                if (step == 4) score(4, q, size, keys + c, size, scores, stride);
-                else if (step == 3) score(3, q, size, keys + c, size, scores, stride);
-                else if (step == 2) score(2, q, size, keys + c, size, scores, stride);
-                else score(1, q, size, keys + c, size, scores, stride);
-            }
-        }
-    }
-    float *totals = weights + rows * stride;
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t here = p->start + r / group, low = first_seen(s, here), from = low / LANES * LANES, high = here + 1;
-        int64_t end = (high + LANES - 1) / LANES * LANES;
-        float *w = weights + r * stride;
-        totals[r] = weigh(s, w + from - first, from, end, low, high);
-        memset(w, 0, sizeof(float) * (from - first));
-        memset(w + end - first, 0, sizeof(float) * (last - end));
-    }
-    for (int64_t r = 0, step; r < rows; r += step) {
-        step = rows - r < QUERIES ? rows - r : QUERIES;
-        int64_t low = first_seen(s, p->start + r / group), high = p->start + (r + step - 1) / group + 1;
-        for (int64_t j = low, end; j < high; j = end) {
-            end = (j / PAGE + 1) * PAGE < high ? (j / PAGE + 1) * PAGE : high;
-            const float *v = s->kept + (table[j / PAGE] * PAGE + j % PAGE) * v_key + head * values;
-            const float *w = weights + r * stride + j - first;
-            float *sum = sums + r * values;
-            if (step == 4) mix_page(4, sum, values, w, stride, v, v_key, end - j);
-            else if (step == 3) mix_page(3, sum, values, w, stride, v, v_key, end - j);
-            else if (step == 2) mix_page(2, sum, values, w, stride, v, v_key, end - j);
-            else mix_page(1, sum, values, w, stride, v, v_key, end - j);
-        }
-    }
-    for (int64_t r = 0; r < rows; r++) {
-        float *out = to + (p->row + r / group) * to_row + (head * group + r % group) * values;
-        for (int64_t c = 0; c < values; c += LANES) /* 0 is all there is: a weight of 0 would turn -0 to 0 */
-            store_some(out + c, add(quotient(load_some(sums + r * values + c, values - c), all(totals[r])), all(0.0f)),
-                       values - c);
-    }
+    const int64_t all = p->tokens * (s->heads / s->kv_heads);
+    for (int64_t row = 0; row < all; row += BATCH)
+        attend_batch(s, pass, p, head, row, all - row < BATCH ? all - row : BATCH, x, x_row, to, to_row, scratch);
 }
 
 #endif
