@@ -155,18 +155,16 @@ INLINE void widen(
     }
 }
 
-/* The sums of one panel for some rows, without the bias: x is [rows, inputs], sums [rows, PANEL]; their rows `x_row`
- * and `sums_row` apart. */
-static void product(
-    const Linear *linear, int64_t panel, const float *x, int64_t x_row, int64_t rows, float *sums, int64_t sums_row) {
-    const int64_t bytes = panel_bytes(linear->storage);
-    for (int64_t first = 0; first < linear->inputs; first += PART_INPUTS) {
-        int64_t left = linear->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
-        const char *w = (const char *)linear->weight + (panel * linear->inputs + first) * bytes;
-        const float *s = linear->scales ? linear->scales + (panel * linear->inputs + first) / GROUP * PANEL : 0;
-        const char *next = w + (inputs * bytes < NEAREST ? NEAREST : inputs * bytes);
-        const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, calls = rows <= FEW ? 1 : tiles * (WHOLE / NARROW);
-        const int64_t lines = (STRIDE * bytes + LINE - 1) / LINE, shared = (lines + calls - 1) / calls;
+/* One part of the inputs of one panel, for a block of rows. What is read next, at `next`, is fetched meanwhile. */
+static void piece(
+    const Linear *linear, int64_t panel, int64_t first, const float *x, int64_t x_row, int64_t rows, float *sums,
+    int64_t sums_row, const char *next) {
+    const int64_t bytes = panel_bytes(linear->storage), at = panel * linear->inputs + first;
+    const int64_t left = linear->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
+    const char *w = (const char *)linear->weight + at * bytes;
+    const float *s = linear->scales ? linear->scales + at / GROUP * PANEL : 0;
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, calls = rows <= FEW ? 1 : tiles * (WHOLE / NARROW);
+    const int64_t lines = (STRIDE * bytes + LINE - 1) / LINE, shared = (lines + calls - 1) / calls;
 #define STORED(KIND) \
     case KIND: \
         if (KIND < BYTE || tiles < WIDENED) \
@@ -177,9 +175,22 @@ static void product(
             part(FLOAT, (const char *)wide, 0, x + first, x_row, rows, inputs, sums, sums_row, first, 0, 0); \
         } \
         break;
-        switch (linear->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) }
+    switch (linear->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) }
 #undef STORED
-    }
+}
+
+/* The sums of some panels for some rows, without the bias: x is [rows, inputs], sums [rows, panels, PANEL]; their rows
+ * `x_row` and `sums_row` apart. A part of the rows serves all of the panels while it is in the cache. */
+static void products(
+    const Linear *linear, int64_t panel, int64_t panels, const float *x, int64_t x_row, int64_t rows, float *sums,
+    int64_t sums_row) {
+    const int64_t bytes = panel_bytes(linear->storage), all = linear->inputs * bytes, ahead = PART_INPUTS * bytes;
+    for (int64_t first = 0; first < linear->inputs; first += PART_INPUTS)
+        for (int64_t p = 0; p < panels; p++) {
+            const char *w = (const char *)linear->weight + (panel + p) * all + first * bytes;
+            const char *next = p + 1 < panels ? w + all : w - p * all + (ahead < NEAREST ? NEAREST : ahead);
+            piece(linear, panel + p, first, x, x_row, rows, sums + p * PANEL, sums_row, next);
+        }
 }
 
 #endif

@@ -51,11 +51,17 @@ static int64_t rows_of(const Step *s, const Pass *pass) { return s->wanted ? pas
 /* Blocks of a row of logits. */
 static int64_t blocks_of(const Step *s) { return (s->columns + BLOCK - 1) / BLOCK; }
 
-/* Panels of a task of a linear layer. Where few rows leave most of the time to memory, a thread reads long stretches of
- * it: what it fetches ahead is its own then. */
-static int64_t panels_of(const Step *s, const Run *run, int64_t rows) {
-    const int64_t panels = s->columns / PANEL, shared = panels / (4 * run->pass->threads);
-    return rows > FEW_ROWS || shared < 2 ? 1 : shared < MOST_PANELS ? shared : MOST_PANELS;
+static int64_t blocks_of_rows(int64_t rows) { return (rows + ROW_BLOCK - 1) / ROW_BLOCK; }
+
+/* Tasks that the panels of a linear layer are shared among, for each block of rows. Where few rows leave most of the
+ * time to memory, a thread reads long stretches of it: what it fetches ahead is its own then. Where there are many
+ * rows, what is in the cache of them serves several panels. */
+static int64_t shares_of(const Step *s, const Run *run, int64_t rows) {
+    const int64_t panels = s->columns / PANEL, threads = run->pass->threads;
+    if (rows > ROW_BLOCK) return (panels + PANELS_A_BLOCK - 1) / PANELS_A_BLOCK;
+    int64_t shares = rows > FEW_ROWS ? panels : 4 * threads;
+    while (shares * MOST_PANELS < panels) shares += threads;
+    return shares < panels ? shares : panels;
 }
 
 static int64_t tasks_of(const Step *s, const Run *run) {
@@ -64,11 +70,7 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     if (s->kind == LINEAR && s->experts) return run->progress[s - run->program->steps].total;
     if (s->kind == SORT) return 1;
     if (s->kind == ATTEND) return pass->pieces * s->kv_heads;
-    if (s->kind == LINEAR && s->scored) return (rows + ROW_BLOCK - 1) / ROW_BLOCK * blocks_of(s);
-    if (s->kind == LINEAR) {
-        const int64_t some = panels_of(s, run, rows);
-        return (rows + ROW_BLOCK - 1) / ROW_BLOCK * ((s->columns / PANEL + some - 1) / some);
-    }
+    if (s->kind == LINEAR) return blocks_of_rows(rows) * (s->scored ? blocks_of(s) : shares_of(s, run, rows));
     return (rows + ROWS_A_TASK - 1) / ROWS_A_TASK;
 }
 
@@ -94,41 +96,55 @@ INLINE void finish(const Step *s, const float *sums, int64_t panel, int64_t widt
     }
 }
 
+/* The rows of a block: blocks of a pass are about alike. */
+typedef struct {
+    int64_t first, count;
+} Block;
+
+static Block block_of(int64_t rows, int64_t block) {
+    const int64_t blocks = blocks_of_rows(rows), first = rows * block / blocks;
+    return (Block){first, rows * (block + 1) / blocks - first};
+}
+
 /* Some panels for a block of rows. */
 static void linear_task(const Step *s, const Run *run, int64_t task, float *sums) {
-    const int64_t panels = s->columns / PANEL, rows = rows_of(s, run->pass), some = panels_of(s, run, rows);
-    const int64_t tasks = (panels + some - 1) / some, first = task / tasks * ROW_BLOCK, begin = task % tasks * some;
-    const int64_t count = rows - first < ROW_BLOCK ? rows - first : ROW_BLOCK;
+    const int64_t panels = s->columns / PANEL, rows = rows_of(s, run->pass), shares = shares_of(s, run, rows);
+    const int64_t share = task % shares, end = panels * (share + 1) / shares, together = rows > ROW_BLOCK ? PANELS_A_BLOCK : 1;
+    const Block block = block_of(rows, task / shares);
     const int64_t x_row = stride_of(run, s->from), to_row = stride_of(run, s->to);
     const Linear linear = {s->weight, s->scales, s->bias, s->columns, s->inputs, s->storage};
-    for (int64_t panel = begin; panel < panels && panel < begin + some; panel++) {
-        const int64_t at = panel * (s->gated ? PANEL / 2 : PANEL), width = run->program->widths[s->to] - s->to_at - at;
-        product(&linear, panel, run->buffers[s->from] + first * x_row + s->from_at, x_row, count, sums, PANEL);
-        for (int64_t r = 0; r < count; r++)
-            finish(s, sums + r * PANEL, panel, width, run->buffers[s->to] + (first + r) * to_row + s->to_at + at);
+    const float *x = run->buffers[s->from] + block.first * x_row + s->from_at;
+    for (int64_t panel = panels * share / shares, some; panel < end; panel += some) {
+        some = end - panel < together ? end - panel : together;
+        products(&linear, panel, some, x, x_row, block.count, sums, some * PANEL);
+        for (int64_t p = 0; p < some; p++) {
+            const int64_t at = (panel + p) * (s->gated ? PANEL / 2 : PANEL);
+            const int64_t width = run->program->widths[s->to] - s->to_at - at;
+            float *to = run->buffers[s->to] + block.first * to_row + s->to_at + at;
+            for (int64_t r = 0; r < block.count; r++)
+                finish(s, sums + (r * some + p) * PANEL, panel + p, width, to + r * to_row);
+        }
     }
 }
 
 /* A block of logits for a block of rows. What SCORE needs of them is stored: tops, nexts, totals and places of the
  * blocks of a row. */
 static void score_task(const Step *s, const Run *run, int64_t task, float *sums) {
-    const int64_t blocks = blocks_of(s), block = task % blocks, first = task / blocks * ROW_BLOCK;
-    const int64_t rows = rows_of(s, run->pass), count = rows - first < ROW_BLOCK ? rows - first : ROW_BLOCK;
+    const int64_t blocks = blocks_of(s), block = task % blocks, panel = block * PANELS_A_BLOCK;
+    const int64_t left = s->columns / PANEL - panel, some = left < PANELS_A_BLOCK ? left : PANELS_A_BLOCK;
+    const Block rows = block_of(rows_of(s, run->pass), task / blocks);
     const int64_t x_row = stride_of(run, s->from), to_row = stride_of(run, s->to);
     const Linear linear = {s->weight, s->scales, s->bias, s->columns, s->inputs, s->storage};
-    const float *x = run->buffers[s->from] + first * x_row + s->from_at;
-    for (int64_t p = 0; p < PANELS_A_BLOCK; p++) {
-        const int64_t panel = block * PANELS_A_BLOCK + p, width = s->scored - panel * PANEL;
-        float *at = sums + p * PANEL;
-        if (width > 0) product(&linear, panel, x, x_row, count, at, BLOCK);
-        for (int64_t r = 0; r < count; r++, at += BLOCK) {
-            if (width > 0) finish(s, at, panel, width, at);
+    products(&linear, panel, some, run->buffers[s->from] + rows.first * x_row + s->from_at, x_row, rows.count, sums, BLOCK);
+    for (int64_t r = 0; r < rows.count; r++, sums += BLOCK) {
+        for (int64_t p = 0; p < PANELS_A_BLOCK; p++) {
+            const int64_t width = s->scored - (panel + p) * PANEL;
+            float *at = sums + p * PANEL;
+            if (width > 0) finish(s, at, panel + p, width, at);
             for (int64_t c = width > 0 ? width : 0; c < PANEL; c++) at[c] = -INFINITY;
         }
-    }
-    for (int64_t r = 0; r < count; r++) {
-        float *to = run->buffers[s->to] + (first + r) * to_row + block;
-        const Peak peak = peak_of_block(sums + r * BLOCK);
+        float *to = run->buffers[s->to] + (rows.first + r) * to_row + block;
+        const Peak peak = peak_of_block(sums);
         to[0] = peak.top, to[blocks] = peak.next, to[2 * blocks] = peak.total;
         memcpy(to + 3 * blocks, &peak.at, sizeof(float));
     }
@@ -150,7 +166,7 @@ static void expert_task(const Step *s, const Run *run, int64_t task, float *sums
             memcpy(rows + r * s->inputs,
                    run->buffers[s->from] + items[r] / s->picks * x_row + items[r] % s->picks * s->from_step,
                    sizeof(float) * s->inputs);
-        product(&linear, panel, rows, s->inputs, count, sums, PANEL);
+        products(&linear, panel, 1, rows, s->inputs, count, sums, PANEL);
         for (int64_t r = 0; r < count; r++)
             finish(s, sums + r * PANEL, panel, s->to_step - at,
                    run->buffers[s->to] + items[r] / s->picks * to_row + items[r] % s->picks * s->to_step + at);
