@@ -25,7 +25,9 @@ _MODEL_DRAFT_TOKENS = (1, 3, 6)
 _MODEL_PRIOR = 0.67
 _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
 _ADAPTIVE = 8  # most tokens of an adaptive draft
-_WEIGHT = 4.0  # weight of a prior, in tokens tried
+_WEIGHT = 2.0  # weight of a prior, in tokens tried
+_KNOWN = 8.0  # tokens tried, the prior's included, from which a rate is known
+_FEW, _UNSURE = 4, 8  # where a rate is not known, so many sequences draft, or one of so many
 _PATIENT = 4  # passes that may be run at once while nobody drafts
 _NOTHING = Draft([], "none")
 
@@ -33,10 +35,22 @@ _NOTHING = Draft([], "none")
 class _Rate:
     """An acceptance rate in which old tries fade."""
 
-    __slots__ = ("hits", "tries")
+    __slots__ = ("hits", "prior", "tries")
 
     def __init__(self, prior: float) -> None:
+        self.prior = prior
         self.hits, self.tries = _WEIGHT * prior, _WEIGHT
+
+    @property
+    def known(self) -> bool:
+        """Whether it says more than the prior does."""
+        return self.tries >= _KNOWN
+
+    def doubt(self, towards: float) -> None:
+        """Let some tries decide whether it still holds: until then it is half of what it was and half `towards`."""
+        value = (self.value + towards) / 2
+        self.tries = min(self.tries, _KNOWN - 2)
+        self.hits = self.tries * value
 
     def learn(self, hits: int, tries: int) -> None:
         self.hits = self.hits * 0.995 + hits
@@ -82,7 +96,10 @@ class AutoDrafter:
         self._matched: dict[int, int] = {}  # by slot
         self._ways = ("ngram", "none") if model is None else ("model", "ngram", "none")
         self._paces: dict[int, Pace] = {}  # by the magnitude of the number of sequences
-        self._pace = Pace(self._ways, self._ways[0])  # the one of the last round
+        self._pace = Pace(self._ways, self._ways[-1])  # the one of the last round
+        self._trying = False  # whether the draft model drafted for a few in the last round, to know how good it is
+        self._idle = False  # whether it drafted for nobody
+        self._plain = 0.0  # predicted seconds of a token of the last round, if nothing is drafted
         self._predicted = 0.0  # seconds of the last round: of its draft, as measured, and of its passes
         self._beside = 0.0  # seconds that a round takes beside what is predicted
         self._slower = 1.0  # times what is predicted that a draft by the model takes
@@ -94,14 +111,28 @@ class AutoDrafter:
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
-        self._pace = self._paces.setdefault(len(seqs).bit_length(), Pace(self._ways, self._pace.best))
+        first = not self._paces
+        self._pace = self._paces.setdefault(len(seqs).bit_length(), Pace(self._ways, self._pace.best, first=first))
+        keys = sum(len(seq.tokens) for seq in seqs)
+        self._plain = max(self._seconds([0] * len(seqs), keys), 1e-9) / len(seqs)
+        self._trying, self._idle = False, True
         return [_NOTHING] * len(seqs) if self._pace.way == "none" else self._draft(seqs, lengths)
 
     def timed(self, tokens: int, seconds: float) -> None:
         """Take in what a round of nothing but decoding gave, and its time."""
         if self._pace.way != "none":
             self._beside = max(0.9 * self._beside + 0.1 * min(seconds - self._predicted, 2e-3), 0.0)
-        self._pace.learn(tokens, seconds)
+        if self._trying:
+            return
+        if self._pace.way == "model" and self._idle:
+            self._pace.give_up()
+            return
+        again = self._pace.learn(tokens, seconds, tokens * self._plain)
+        if again and self._pace.way == "model":
+            self._by_model.doubt(self._by_model.value)
+        elif again and self._pace.way == "ngram":
+            for rate in self._by_match:
+                rate.doubt(rate.prior)
 
     def _draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         count, keys = len(seqs), sum(len(seq.tokens) for seq in seqs)
@@ -111,11 +142,15 @@ class AutoDrafter:
         least = self._least()
         found = []
         chances = []  # of each token of each draft: that it and all before it are accepted
+        unsure = self._few(count)
         for seq, length in zip(seqs, lengths, strict=True):
             tokens, matched = self._ngram.look_up(
                 seq, length if self._draft_tokens is None else min(length, self._draft_tokens)
             )
             self._matched[seq.slot] = matched
+            if tokens and not self._by_match[matched - 1].known:
+                unsure -= 1
+                tokens = tokens if unsure >= 0 else []
             found.append(tokens)
             chances.append(self._chances(matched, len(tokens), least))
         counts, gain, self._speed = [0] * count, 0.0, plain
@@ -127,7 +162,9 @@ class AutoDrafter:
             if speed > self._speed:
                 counts, self._speed = cut, speed
         drafts = [Draft(tokens[:n], "ngram") if n else _NOTHING for tokens, n in zip(found, counts, strict=True)]
-        if self._model is not None and self._pace.way == "model":
+        if self._model is not None and self._pace.way == "model" and not self._by_model.known:
+            self._try_model(self._model, seqs, lengths, drafts)
+        elif self._model is not None and self._pace.way == "model":
             gains = [sum(chance[:n]) for chance, n in zip(chances, counts, strict=True)]
             self._draft_by_model(self._model, seqs, lengths, drafts, gains)
         self._predicted += self._seconds([len(draft.tokens) for draft in drafts], keys)
@@ -144,6 +181,21 @@ class AutoDrafter:
                 break
             chances.append(chance)
         return chances
+
+    def _few(self, count: int) -> int:
+        """For how many of so many sequences somebody drafts of whom nobody knows how good he is."""
+        return max(count // _UNSURE, min(count, _FEW))
+
+    def _try_model(
+        self, model: ModelDrafter, seqs: Sequence[Drafting], lengths: list[int], drafts: list[Draft]
+    ) -> None:
+        """Replace a few drafts by short ones of the draft model, where it has the least to read."""
+        able = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: model.behind(seqs[i]))
+        some = able[: self._few(len(seqs))]
+        written = model.draft([seqs[i] for i in some], [min(self._choices[0], lengths[i]) for i in some])
+        for i, draft in zip(some, written, strict=True):
+            drafts[i] = draft if draft.tokens else _NOTHING
+        self._trying = any(draft.tokens for draft in written)
 
     def _draft_by_model(
         self, model: ModelDrafter, seqs: Sequence[Drafting], lengths: list[int], drafts: list[Draft], gains: list[float]
@@ -174,6 +226,7 @@ class AutoDrafter:
                 speed = self._rate(tokens, cut, keys, drafting * self._slower)
                 if speed > self._speed:
                     best, self._speed, expected = picks, speed, drafting
+        self._idle = not best
         if best:
             started = time.perf_counter()
             written = model.draft([seqs[i] for i in best], list(best.values()))

@@ -1,42 +1,52 @@
 """Which of several ways to draft, or not to, makes the most tokens per second, found out by trying them.
 
 What a pass costs can be predicted, what a round costs beside it hardly. So whole rounds are timed, and the best way is
-kept; the others are tried again after a while that doubles as long as the verdict stays.
+kept; the others are tried again after a while that grows as long as the verdict stays and is clear.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-_FIRST, _TRIED = 6, 2  # rounds of a way's first try, and of later tries
-_SOONEST, _LATEST = 16, 512  # rounds until another way is tried
+_BEFORE = 2, 8  # rounds until a first try: where the best way is a guess, and where it is not
+_FIRST, _TRIED = 4, 2  # rounds of a way's first try, and of later tries
+_MORE = 16  # more of them at most, where a way seems to be better but may not be
+_CHANCE = 0.5  # what chance makes of a speed, as a share of it, if it is known from one token
+_SOONEST, _LATEST = 8, 512  # rounds until another way is tried
 _BETTER = 1.02  # times as fast as the way that is kept: less may be chance
-_WORSE = 0.85  # times as fast: not chance
+_ALIKE, _WORSE = 0.95, 0.85  # times as fast: not quite sure, and not chance
 _FADE = 0.95  # of what earlier rounds count, by the next round
 _FORGOTTEN = 0.2  # of it, when a way is tried again
 
 
 class _Speed:
-    """Tokens per second of a way; earlier rounds count less."""
+    """How many times as fast as expected a way is; earlier rounds count less."""
 
-    __slots__ = ("rounds", "seconds", "tokens")
+    __slots__ = ("expected", "rounds", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.rounds = 0
-        self.tokens = self.seconds = 0.0
+        self.tokens = self.expected = self.seconds = 0.0
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        if self.rounds > 2:  # a pause of the machine counts as twice what was expected
-            seconds = min(seconds, 2 * tokens * self.seconds / self.tokens)
+    def learn(self, tokens: int, seconds: float, expected: float) -> None:
+        if self.rounds > 2:  # a pause of the machine counts as twice what was to be expected
+            seconds = min(seconds, 2 * expected * self.seconds / self.expected)
         self.rounds += 1
-        self.tokens, self.seconds = _FADE * self.tokens + tokens, _FADE * self.seconds + seconds
+        self._fade(_FADE)
+        self.tokens += tokens
+        self.expected += expected
+        self.seconds += seconds
 
-    def fade(self) -> None:
-        self.tokens, self.seconds = _FORGOTTEN * self.tokens, _FORGOTTEN * self.seconds
+    def forget(self) -> None:
+        self._fade(_FORGOTTEN)
+
+    def _fade(self, kept: float) -> None:
+        self.tokens, self.expected, self.seconds = kept * self.tokens, kept * self.expected, kept * self.seconds
 
     @property
     def value(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
+        return self.expected / self.seconds if self.seconds else 0.0
 
 
 class Pace:
@@ -45,37 +55,67 @@ class Pace:
     Args:
         ways: their names.
         best: the one that is kept until another has been found to be faster.
+        first: whether `best` is a guess.
 
     Attributes:
         way: that of the next round.
         best: the one that is kept.
     """
 
-    def __init__(self, ways: Sequence[str], best: str) -> None:
+    def __init__(self, ways: Sequence[str], best: str, *, first: bool = True) -> None:
         self.way = self.best = best
         self._speeds = {way: _Speed() for way in ways}
         self._others = [way for way in ways if way != best]  # the next to be tried first
-        self._left = _FIRST  # rounds until the way changes
+        self._untried = set(self._others)
+        self._left = _BEFORE[not first]  # rounds until the way changes
         self._wait = _SOONEST
+        self._more = 0  # rounds by which a try may become longer
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        """Take in the round that was last asked for: the tokens that it committed, and its time."""
+    def learn(self, tokens: int, seconds: float, expected: float) -> bool:
+        """Take in the round that was last asked for.
+
+        Args:
+            tokens: those that it committed.
+            seconds: its time.
+            expected: about the time that as many tokens take, so that rounds of few sequences and of many compare.
+
+        Returns:
+            Whether from now on a way is tried again.
+        """
         speeds = self._speeds
-        speeds[self.way].learn(tokens, seconds)
+        speeds[self.way].learn(tokens, seconds, expected)
         self._left -= 1
         if self._left > 0 or not self._others:
-            return
+            return False
         if self.way == self.best:
             self.way = self._others.pop(0)
-            self._left = _TRIED if speeds[self.way].rounds else _FIRST
-            speeds[self.way].fade()
-            return
-        tried, kept = self.way, self.best
-        ratio = speeds[tried].value / speeds[kept].value
-        if ratio > _BETTER:
-            self.best, tried, self._wait = tried, kept, _SOONEST
+            again = self.way not in self._untried
+            self._more = _MORE
+            self._left = _TRIED if again else _FIRST
+            speeds[self.way].forget()
+            return again
+        tried, ratio = speeds[self.way], speeds[self.way].value / speeds[self.best].value
+        self._more -= 1
+        if self._more > 0 and _BETTER < ratio < _BETTER + _CHANCE / math.sqrt(tried.tokens):
+            self._left = 1
         else:
-            self._wait = min(self._wait * (4 if ratio < _WORSE else 2), _LATEST)
-        self._others.append(tried)
+            self._judge(ratio)
+        return False
+
+    def give_up(self) -> None:
+        """End a try, if one goes on: the way turned out to be of no use."""
+        if self.way != self.best:
+            self._judge(0.0)
+
+    def _judge(self, ratio: float) -> None:
+        """Keep the faster of the way that was tried, so many times as fast, and the best one so far."""
+        tried, kept = self.way, self.best
+        self._untried.discard(tried)
+        if ratio > _BETTER:
+            self.best, self._wait = tried, _SOONEST
+            self._others.insert(0, kept)  # it is the next to be tried: its first rounds may have been slow by chance
+        else:
+            self._wait = min(self._wait * (4 if ratio < _WORSE else 2 if ratio < _ALIKE else 1), _LATEST)
+            self._others.append(tried)
         self.way = self.best
-        self._left = 1 if any(not speeds[way].rounds for way in self._others) else self._wait
+        self._left = 1 if self._untried else self._wait

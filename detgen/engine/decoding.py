@@ -176,6 +176,8 @@ class Decoding:
             most = np.minimum(most, self._thinking.reach(live.length[slots] - 1) - live.length[slots])
         lengths = np.maximum(np.minimum(most, self._scheduler.room(slots)), 0).tolist()
         drafts = self._drafter.draft([live[slot] for slot in slots.tolist()], lengths)
+        if not any(draft.tokens for draft in drafts):
+            return None
         # There are no pages for more, whatever a custom drafter returns.
         found = [draft._replace(tokens=draft.tokens[:n]) for draft, n in zip(drafts, lengths, strict=True)]
         counts = np.fromiter((len(draft.tokens) for draft in found), np.int64, len(found))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
+from detgen.drafters.pace import Pace
 from detgen.drafters.protocol import Draft
 from detgen.passes.cost import PassCost
 
@@ -31,7 +32,9 @@ def make(
         model = ModelDrafter(passes, 50, 10_000)
         for slot in range(8):
             model.start(slot, [], 0)
-    return AutoDrafter(NgramDrafter(), model, target, most_rows, draft_tokens)
+    auto = AutoDrafter(NgramDrafter(), model, target, most_rows, draft_tokens)
+    auto._pace = Pace(auto._ways, auto._ways[0])  # as if it had found that drafts are worth it
+    return auto
 
 
 SEQUENCES = st.lists(
@@ -88,6 +91,46 @@ def test_a_useless_draft_model_is_left_alone(predictable: Any, draftable: Callab
     assert predictable.passes == []
 
 
+def test_a_draft_model_that_nobody_knows_is_tried(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Few sequences have to be read by it, and a token each is enough; what the rounds cost says nothing yet."""
+    auto = make(predictable, line(0.01, 0.001), line(0.005, 0.0))
+    seqs = [draftable(slot, [1, 2, 3 + slot]) for slot in range(8)]
+    for _ in range(2):
+        drafts = auto.draft(seqs, [8] * 8)
+        tried = [seq for seq, draft in zip(seqs, drafts, strict=True) if draft.drafter == "model"]
+        assert [len(draft.tokens) for draft in drafts if draft.tokens] == [1, 1, 1, 1]
+        auto.timed(8, 100.0)
+        for seq in tried:
+            auto.learn(seq, "model", 0, 1)
+    assert auto._pace.way == "model"
+    assert auto.draft(seqs, [8] * 8) == [Draft([], "none")] * 8  # it is known to be of no use
+    auto.timed(8, 0.02)
+    assert {seq.slot for seq in tried} == {0, 1, 2, 3}  # those that it had read before
+
+
+def test_what_is_of_no_use_is_given_up_at_once(predictable: Any, draftable: Callable[..., Any]) -> None:
+    auto = make(predictable, line(0.01, 0.001), line(0.005, 0.0))
+    auto._pace = Pace(auto._ways, "none")
+    seq = draftable(0, [1, 2, 3], {"model": (0.0, 20.0)})
+    auto.learn(seq, "model", 0, 40)
+    ways = []
+    for _ in range(6):
+        auto.draft([seq], [8])
+        ways.append(auto._pace.way)
+        auto.timed(1, 0.01)
+    assert ways == ["none", "none", "model", "none", "ngram", "ngram"]
+    assert predictable.passes == []
+
+
+def test_matches_of_unknown_worth_are_tried_by_few(predictable: Any, draftable: Callable[..., Any]) -> None:
+    auto = make(predictable, line(0.05, 0.0), None)
+    seqs = [draftable(slot, [1, 2, 3, 1, 2]) for slot in range(8)]
+    assert sum(draft.drafter == "ngram" for draft in auto.draft(seqs, [8] * 8)) == 4
+    for _ in range(8):
+        auto.learn(seqs[0], "ngram", 1, 1)
+    assert all(draft.drafter == "ngram" for draft in auto.draft(seqs, [8] * 8))
+
+
 def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Callable[..., Any]) -> None:
     """If nearly everything is accepted and the draft costs little, drafts are long."""
     auto = make(predictable, line(0.05, 0.0001), line(0.001, 0.0))
@@ -103,12 +146,15 @@ def test_the_fastest_way_is_kept(predictable: Any, draftable: Callable[..., Any]
     """Where rounds without drafts make more tokens per second, nobody drafts, until another way has become faster."""
     auto = make(predictable, line(0.05, 0.0001), line(0.001, 0.0))
     seq = draftable(0, [1, 2, 3], {"model": (20.0, 20.0)})
+    auto.learn(seq, "model", 8, 8)
 
     def rounds(count: int, with_model: float) -> list[str]:
         """The drafters of so many rounds of a second, where those of the model give so many tokens, and others 100."""
         found = []
         for _ in range(count):
             found.append(auto.draft([seq], [8])[0].drafter)
+            if found[-1] == "model":
+                auto.learn(seq, "model", 1, 1)
             auto.timed(round(with_model) if found[-1] == "model" else 100, 1.0)
         return found
 
