@@ -138,7 +138,7 @@ class Committing:
         """Whether nobody asks more of a canonical pass with these windows than which logits are the largest."""
         live, slots = self._scheduler.live, windows.slots[windows.logits > 0]
         asked = live.choosy[slots].any() or live.wordy[slots].any()
-        return self.trace is None and self._ahead is None and not asked
+        return self.trace is None and not asked
 
     def commit(
         self,
@@ -164,7 +164,6 @@ class Committing:
         """
         if broken is not None:
             if self._ahead is not None:
-                assert isinstance(results, torch.Tensor)
                 settled = self._ahead.settle(self._scheduler.live, windows, results, broken, self._stats)
                 windows, results, broken = settled
             self._read(windows, broken)

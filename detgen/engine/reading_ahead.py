@@ -16,9 +16,12 @@ import torch
 
 from detgen.engine.live import Live
 from detgen.engine.stats import EngineStats
+from detgen.kernels.judging import Scores
 from detgen.passes.cost import PassCost
 from detgen.passes.packing import Windows
 from detgen.passes.thinking import Thinking
+
+Results = torch.Tensor | Scores  # of a pass
 
 _MOST = 1 << 30  # chunks
 _FADE = 0.8  # weight of the chunks before against the next one in a sequence's rate of thoughts
@@ -64,23 +67,23 @@ class ReadingAhead:
         return ends
 
     def settle(
-        self, live: Live, windows: Windows, logits: torch.Tensor, broken: list[int], stats: EngineStats
-    ) -> tuple[Windows, torch.Tensor, list[int]]:
+        self, live: Live, windows: Windows, results: Results, broken: list[int], stats: EngineStats
+    ) -> tuple[Windows, Results, list[int]]:
         """Let what a pass has read think.
 
         Args:
             live: the live sequences.
             windows: those of the pass.
-            logits: float32 [sum of the windows' `logits`, vocabulary].
+            results: its logits, float32 [sum of the windows' `logits`, vocabulary], or their scores.
             broken: its rows that are not finite.
             stats: counters to update.
 
         Returns:
-            The windows, logits and broken rows that stand.
+            The windows, results and broken rows that stand.
         """
         reading = live.reading[windows.slots].nonzero()[0]
         if not len(reading):
-            return windows, logits, broken
+            return windows, results, broken
         chunk, thoughts = self.thinking.chunk, self.thinking.thoughts
         slots, starts = windows.slots[reading], windows.starts[reading]
         ends = starts + windows.lengths[reading]
@@ -92,24 +95,28 @@ class ReadingAhead:
         stats.prefill_rounds += len(reading)
         stats.passes_saved += int((-(-kept // chunk) - starts // chunk - 1).sum())
         if (kept == ends).all():
-            return windows, logits, broken
+            return windows, results, broken
         lengths = windows.lengths.copy()
         lengths[reading] = kept - starts
-        return cut(windows, lengths, logits, broken)
+        return cut(windows, lengths, results, broken)
 
 
 def cut(
-    windows: Windows, lengths: np.ndarray, logits: torch.Tensor, broken: list[int]
-) -> tuple[Windows, torch.Tensor, list[int]]:
+    windows: Windows, lengths: np.ndarray, results: Results, broken: list[int]
+) -> tuple[Windows, Results, list[int]]:
     """A pass of which only the first `lengths`, int64 [windows], rows of each window stand.
 
-    Logits, float32 [sum of the windows' `logits`, vocabulary], are those of the last rows of each window.
+    Its results are those of the last rows of each window.
     """
     asked = np.maximum(windows.logits - (windows.lengths - lengths), 0)
     positions, end = windows.positions, windows.starts + windows.lengths
     stands = positions < np.repeat(windows.starts + lengths, windows.lengths)
     has_logits = positions >= np.repeat(end - windows.logits, windows.lengths)
     left = Windows(windows.slots, windows.starts, lengths, asked, windows.tokens[stands])
-    wanted = torch.from_numpy(stands[has_logits]).to(logits.device)
+    wanted = stands[has_logits]
+    if isinstance(results, Scores):
+        results = results.only(wanted)
+    else:
+        results = results[torch.from_numpy(wanted).to(results.device)]
     places = stands.cumsum() - 1
-    return left, logits[wanted], [int(places[row]) for row in broken if stands[row]]
+    return left, results, [int(places[row]) for row in broken if stands[row]]

@@ -50,6 +50,10 @@ class Scores(NamedTuple):
             leads = top.astype(np.float64) - second + 0.0
         return cls(tokens, leads, 0 - total, np.isfinite(top) & ~np.isnan(total))
 
+    def only(self, wanted: np.ndarray) -> Scores:
+        """Those of some rows, a bool for each."""
+        return Scores(*(values[wanted] for values in self))
+
 
 def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:
     """Judge some rows.

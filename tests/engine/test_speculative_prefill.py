@@ -17,6 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.engine.committing import Committing
+from detgen.engine.reading_ahead import ReadingAhead
+from detgen.kernels.judging import Scores
 from detgen.kernels.probe import same_bits
 from detgen.thinking.modeling import Reading
 
@@ -203,6 +206,32 @@ def test_thoughts_are_those_of_whole_chunks(engines: Callable[..., Engine]) -> N
         assert [t.first for t in done.thoughts] == list(range(0, (prompt + new - 1) // 4 * 4, 4))
         assert all(len(t.tokens) == 5 for t in done.thoughts)
         assert all(t.text == engine.tokenizer.decode(t.tokens, skip_special_tokens=True) for t in done.thoughts)
+
+
+def test_greedy_rows_make_no_logits(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores are cut with their windows, and give the tokens that logits give."""
+    engine = engines("sometimes", speculative_prefill=1000, drafter="ngram")
+    if engine.canonical[0].outputs is None:
+        pytest.skip("only the native pass tells scores without logits")
+    greedy = [request for name, request in POOL.items() if name.endswith("-0")]
+    engine.reset_prefix_cache()
+    by_scores = engine.generate(greedy)
+    kinds: set[type] = set()
+    settle = ReadingAhead.settle
+
+    def watched(self: ReadingAhead, live: Any, windows: Any, results: Any, *more: Any) -> Any:
+        kinds.add(type(results))
+        return settle(self, live, windows, results, *more)
+
+    monkeypatch.setattr(ReadingAhead, "settle", watched)
+    engine.reset_prefix_cache()
+    assert engine.generate(greedy) == by_scores
+    assert kinds == {Scores}
+    kinds.clear()
+    monkeypatch.setattr(Committing, "plain", lambda *_: False)
+    engine.reset_prefix_cache()
+    assert engine.generate(greedy) == by_scores
+    assert kinds == {torch.Tensor}
 
 
 def test_prefixes_are_shared_with_their_thoughts(engines: Callable[..., Engine], observe: Callable[..., Any]) -> None:
