@@ -24,7 +24,7 @@ from detgen.engine import Engine
 from detgen.engine.logprobs import token_logprobs
 from detgen.engine.reading_ahead import cut
 from detgen.engine.request import TokenLogprobs
-from detgen.kernels.judging import judge_rows
+from detgen.kernels.judging import Judged, Scores, judge_rows
 from detgen.kernels.sampling import choose, scores
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Windows
@@ -123,10 +123,13 @@ def _pass(forward: Forward, shapes: Shapes, read: Pass, thinking: Thinking | Non
     """One pass, and what its logits give beside what was written."""
     broken: list[int] = []
     windows = Windows.of(w for _, w in read)
-    logits = forward.run(windows, shapes, broken)
+    results = forward.run(windows, shapes, broken, scored=all(_plain(r.audited) for r, w in read if w.logits))
+    if isinstance(results, Scores) and not (results.finite & (results.tokens == _committed(read))).all():
+        broken.clear()
+        results = forward.run(windows, shapes, broken)  # how far off a token is, the logits tell
     if thinking is not None:
         ends = thinking.keep(windows.slots, windows.starts + windows.lengths)
-        windows, logits, broken = cut(windows, ends - windows.starts, logits, broken)
+        windows, results, broken = cut(windows, ends - windows.starts, results, broken)
         read = [(reading, window) for (reading, _), window in zip(read, windows, strict=True)]
         for (reading, _), end in zip(read, ends.tolist(), strict=True):
             reading.at = end
@@ -134,20 +137,23 @@ def _pass(forward: Forward, shapes: Shapes, read: Pass, thinking: Thinking | Non
     wanted = [(r.audited, r.place(w), w.logits) for r, w in read if w.logits]
     if not wanted:
         return
-    committed = torch.tensor([t for a, place, count in wanted for t in a.tokens[place : place + count]])
-    choices = [a.choice(place + i) for a, place, count in wanted for i in range(count)]
-    picked = choose(logits, choices)
-    right = picked.tokens.cpu() == committed
-    if not right.all():
-        places = [(a, place + i) for a, place, count in wanted for i in range(count)]
-        for i in (~right).nonzero()[:, 0].tolist():
-            audited, place = places[i]
-            audited.mismatches.append(_mismatch(logits[i], audited, place, int(picked.tokens[i])))
     errors = None
-    if any(a.tolerance for a, _, _ in wanted):
-        errors = logits.abs().masked_fill_(~logits.isfinite(), 0).amax(-1)  # the logits will be overwritten
-    logprobs, values, leads = judge_rows(logits, picked, full=any(a.logprobs is not None for a, _, _ in wanted))
-    chosen, margins = values.tolist(), [None if math.isinf(lead) else lead for lead in leads.tolist()]
+    if isinstance(results, Scores):
+        right, judged = np.ones(len(results.tokens), bool), Judged(None, results.logprobs, results.leads)
+    else:
+        choices = [a.choice(place + i) for a, place, count in wanted for i in range(count)]
+        picked = choose(results, choices)
+        right = picked.tokens.cpu().numpy() == _committed(read)
+        if not right.all():
+            places = [(a, place + i) for a, place, count in wanted for i in range(count)]
+            for i in np.flatnonzero(~right).tolist():
+                audited, place = places[i]
+                audited.mismatches.append(_mismatch(results[i], audited, place, int(picked.tokens[i])))
+        if any(a.tolerance for a, _, _ in wanted):
+            errors = results.abs().masked_fill_(~results.isfinite(), 0).amax(-1)  # the logits will be overwritten
+        judged = judge_rows(results, picked, full=any(a.logprobs is not None for a, _, _ in wanted))
+    logprobs, chosen = judged.logprobs, judged.chosen.tolist()
+    margins = [None if math.isinf(lead) else lead for lead in judged.margins.tolist()]
     at = 0
     for audited, place, count in wanted:
         part = slice(at, at + count)
@@ -162,6 +168,17 @@ def _pass(forward: Forward, shapes: Shapes, read: Pass, thinking: Thinking | Non
         if audited.logprobs is not None and given.logprobs is not None:
             _check_logprobs(audited, place, given.logprobs, given)
         at += count
+
+
+def _plain(audited: Audited) -> bool:
+    """Whether nothing but the largest logits decides, and nobody asks for others."""
+    return not (audited.sequence.choosy or audited.tolerance) and audited.logprobs is None
+
+
+def _committed(read: Pass) -> np.ndarray:
+    """What was written where a pass gives logits, int64 [rows with logits]."""
+    parts = [r.audited.tokens[r.place(w) : r.place(w) + w.logits] for r, w in read]
+    return np.fromiter(itertools.chain.from_iterable(parts), np.int64)
 
 
 def _check_finite(broken: list[int], read: Pass) -> None:

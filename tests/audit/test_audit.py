@@ -22,6 +22,7 @@ from detgen.audit.claims import read_manifest
 from detgen.audit.result import AuditResult
 from detgen.audit.windows import Reading, side_by_side
 from detgen.errors import CheckError
+from detgen.passes.native_decoder import NativeDecoder
 from detgen.run import RunConfig, run
 
 pytestmark = pytest.mark.usefixtures("probed_once")
@@ -155,6 +156,36 @@ def test_another_token(folder: Path, audit: Callable[[Path], AuditResult], sampl
     first = next(f for f in result.findings if f.kind == "differs")
     assert first.where == f"outputs.jsonl:{sample + 1}"
     assert first.what.startswith("token 1 is ")
+
+
+def test_logits_are_made_where_a_token_is_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy samples are judged by their scores; what is wrong, and by how much, is found all the same."""
+    if engine.canonical[0].outputs is None:
+        pytest.skip("only the native pass tells scores without logits")
+    runs: list[bool] = []
+    native = NativeDecoder.run
+
+    def watched(*args: Any, scored: bool) -> torch.Tensor:
+        runs.append(scored)
+        return native(*args, scored=scored)
+
+    request = Request(0, 0, prompt="def add(a, b):\n", params=SamplingParams(max_tokens=12))
+    (done,) = engine.generate([request])
+    monkeypatch.setattr(NativeDecoder, "run", watched)
+    found = {}
+    for name, place in (("right", None), ("wrong", 5)):
+        tokens = list(done.token_ids)
+        if place is not None:
+            tokens[place] = (tokens[place] + 1) % engine.vocabulary
+        scores: list[tuple[float | None, float | None]] = [
+            (r.logprob, r.margin) for r in done.records if r.token is not None
+        ]
+        audited = Audited(next(engine.sequences(request)), tokens, scores=scores)
+        runs.clear()
+        assert list(auditing.judge(engine, [audited])) == [audited]
+        found[name] = (runs[:2], [(m.position, m.expected, m.margin > 0) for m in audited.mismatches][:1])
+        assert name == "wrong" or audited.wrong_scores == []
+    assert found == {"right": ([True], []), "wrong": ([True, False], [(5, done.token_ids[5], True)])}
 
 
 def test_digest_of_outputs(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
