@@ -31,12 +31,13 @@ def widened(model: nn.Module, read: Read, bits: int = 0) -> Iterator[None]:
     """
     embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
     with ExitStack() as hooks:
-        for module in model.modules():
+        for name, module in model.named_modules():
             own = dict(module.named_parameters(recurse=False))
             if not any(p.dtype.itemsize == 2 or p.device.type == "meta" or bits for p in own.values()):
                 continue
             if type(module) is nn.Linear:
-                module.__dict__["forward"] = partial(_product, module, read, bits)
+                few = 0 if name.endswith("shared_expert_gate") else bits  # kept like a router
+                module.__dict__["forward"] = partial(_product, module, read, few)
                 hooks.callback(delattr, module, "forward")
                 continue
             widen: Callable[..., Any] = partial(_widen, own, read, bits if _has_products(module) else 0)
