@@ -136,6 +136,20 @@ class Layout:
     group: int
 
 
+@contextmanager
+def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
+    """Where a model has no weights, let it compute its experts in the one way that looks at no numbers."""
+    before = getattr(model.config, "_experts_implementation", None)
+    if before is None or model.device.type != "meta":
+        yield
+        return
+    model.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
+
+
 def attach(model: PreTrainedModel, name: str) -> Layout:
     """Replace a model's attention by detgen's and record the layout of its layers.
 
@@ -160,7 +174,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
     try:
         model.set_attn_implementation(ATTENTION_NAME)
         ids = torch.zeros(1, 4, dtype=torch.int64, device=next(model.parameters()).device)
-        with torch.inference_mode(), attending(note):
+        with torch.inference_mode(), attending(note), _asking_no_numbers(model):
             model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None], use_cache=False)
     except (ValueError, TypeError, NotImplementedError) as e:
         raise EngineError(f"{kind} is not supported: {str(e).strip().splitlines()[0]}") from e

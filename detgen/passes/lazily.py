@@ -1,12 +1,16 @@
 """Models whose weights are read from their folder when they are packed, so that memory holds them once.
 
-That is for decoders that the native pass takes over, from safetensors files that have their parameters by their own
-names and nothing else; transformers loads, converts or refuses all others.
+That is for decoders that the native pass takes over, from safetensors files that have their parameters and nothing
+else, by their own names, by those that their family had before, or expert by expert; transformers loads, converts or
+refuses all others.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,16 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from detgen.passes.folders import Stored, Tensor
 from detgen.passes.gguf_header import BLOCKS
-from detgen.passes.stored import Place, Reader, without_weights
+from detgen.passes.stored import Place, Reader, Stack, without_weights
+
+# What names in files have in place of what parameters have, by class.
+_RENAMED = {"GPTNeoXForCausalLM": ("embed_out.", "lm_head."), "MixtralForCausalLM": (".block_sparse_moe.", ".mlp.")}
+_EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
+# The parameters that experts' weights are parts of, and which part.
+_JOINED = {
+    **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0)},
+    **{"w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("down_proj", 0)},
+}
 
 
 def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, Reader] | None:
@@ -27,21 +40,49 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
         config: its configuration.
         dtype: in which the weights are wanted: that of the files, or float32.
     """
-    tensors = {tensor.name: tensor for tensor in stored.tensors}
-    if hasattr(config, "quantization_config") or not tensors or len(tensors) != len(stored.tensors):
-        return None
-    if not all(map(_plain, stored.tensors)):
+    names = {tensor.name for tensor in stored.tensors}
+    if hasattr(config, "quantization_config") or not names or len(names) != len(stored.tensors):
         return None
     model = without_weights(config, dtype)
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+    ignored = model._keys_to_ignore_on_load_unexpected or ()  # by transformers, too
+    unread = {name for name in names - wanted.keys() if any(re.search(pattern, name) for pattern in ignored)}
+    tensors = [tensor for tensor in stored.tensors if tensor.name not in unread]
+    if not all(map(_plain, tensors)):
+        return None
+    places = _places(folder, tensors, _RENAMED.get(type(model).__name__))
+    if places is None or wanted != {name: place.shape for name, place in places.items()}:
         return None
     if not type(model).__module__.startswith("transformers.") or _looks_at_positions(model):
         return None
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    places = {t.name: Place(folder / t.file, t.dtype, tuple(t.shape), t.at) for t in stored.tensors}
     return model, Reader(model, places, wide=dtype == torch.float32)
+
+
+def _places(
+    folder: Path, tensors: Iterable[Tensor], renamed: tuple[str, str] | None
+) -> dict[str, Place | Stack] | None:
+    """Where parameters lie, by name; None if the parts of one are not of the shapes that can be put together."""
+    found: dict[str, Place | Stack] = {}
+    parts: dict[str, dict[tuple[int, int], Place]] = defaultdict(dict)  # by expert and part
+    for tensor in tensors:
+        place = Place(folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at)
+        name = tensor.name if renamed is None else tensor.name.replace(*renamed)
+        expert = _EXPERT.fullmatch(name)
+        if expert is not None and expert["part"] in _JOINED:
+            joined, part = _JOINED[expert["part"]]
+            parts[f"{expert['experts']}.{joined}"][int(expert["number"]), part] = place
+        else:
+            found[name] = place
+    for name, of in parts.items():
+        experts, each = (1 + max(numbers) for numbers in zip(*of, strict=True))
+        places = [tuple(of.get((i, j)) for j in range(each)) for i in range(experts)]
+        stack = Stack.of(places)
+        if stack is None:
+            return None
+        found[name] = stack
+    return found
 
 
 def _looks_at_positions(model: PreTrainedModel) -> bool:

@@ -6,7 +6,7 @@ The parameters of such a model are on torch's `meta` device: they have shapes, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -129,6 +129,41 @@ def _widened(blocks: torch.Tensor) -> torch.Tensor:
     return made
 
 
+class Stack(NamedTuple):
+    """Where the weights of experts lie: each one's parts follow each other, and the experts too.
+
+    Attributes:
+        parts: of each expert, all of the same shapes.
+    """
+
+    parts: tuple[tuple[Place, ...], ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Sequence[Place | None]]) -> Stack | None:
+        """From the parts that there are; None if one is missing or has another shape, or they are no matrices."""
+        there = tuple(tuple(part for part in expert if part is not None) for expert in parts)
+        shapes = {tuple(part.shape for part in expert) for expert in there}
+        if len(shapes) > 1 or any(len(expert) != len(of) for expert, of in zip(there, parts, strict=True)):
+            return None
+        matrices = all(len(shape) == 2 and shape[1] == one[0][1] for one in shapes for shape in one)
+        return cls(there) if matrices else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[experts, outputs, inputs]."""
+        first = self.parts[0]
+        return len(self.parts), sum(part.shape[0] for part in first), first[0].shape[1]
+
+    def read(self, rows: slice = ALL) -> torch.Tensor:
+        """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
+        experts = self.parts[rows]
+        kinds = {_PLAIN[part.kind] for expert in experts for part in expert}
+        made = torch.empty(len(experts), *self.shape[1:], dtype=kinds.pop() if len(kinds) == 1 else torch.float32)
+        for expert, to in zip(experts, made, strict=True):
+            torch.cat([whole(part.read()).to(made.dtype) for part in expert], out=to)
+        return made
+
+
 class Reader:
     """Reads the weights of a model.
 
@@ -138,7 +173,7 @@ class Reader:
         wide: whether tensors in 16 bits are widened.
     """
 
-    def __init__(self, model: nn.Module, places: Mapping[str, Place], *, wide: bool = False) -> None:
+    def __init__(self, model: nn.Module, places: Mapping[str, Place | Stack], *, wide: bool = False) -> None:
         self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
         self._wide = wide
 

@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from detgen.errors import DTypeName, QuantName
+from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.kernels.native.library import best_build
 from detgen.kernels.probe import same_bits
 from detgen.passes import lazily
@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "eos_token_id": 0,
 }
+MIXTURE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**SIZES),
     "llama, tied": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=True),
@@ -44,6 +45,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phi3": lambda: hf.Phi3Config(**SIZES),
     "cohere": lambda: hf.CohereConfig(**SIZES),
     "gpt2": lambda: hf.GPT2Config(vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=256),
+    "gpt-neox": lambda: hf.GPTNeoXConfig(**{n: SIZES[n] for n in SIZES if n != "num_key_value_heads"}),
+    "mixtral": lambda: hf.MixtralConfig(**SIZES, num_local_experts=3),
+    "qwen2-moe": lambda: hf.Qwen2MoeConfig(**SIZES, **MIXTURE, shared_expert_intermediate_size=80),
+    "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SIZES, **MIXTURE, head_dim=16),
     "opt": lambda: hf.OPTConfig(
         vocab_size=320, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
     ),
@@ -145,15 +150,30 @@ def test_several_files(random_model: Callable[..., Path]) -> None:
 
 
 def test_what_transformers_has_to_load(random_model: Callable[..., Path]) -> None:
-    """A tied weight that is there twice, a layer by another name, experts by themselves."""
+    """A tied weight that is there twice."""
     folder = random_model(FAMILIES["llama, tied"]())
     change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     assert not is_lazy(folder)
-    neox = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
-    for config in (hf.GPTNeoXConfig(**neox, num_attention_heads=4), hf.MixtralConfig(**SIZES, num_local_experts=4)):
-        folder = random_model(config)
-        assert not is_lazy(folder)
-        bits_of(folder)
+
+
+def test_experts_that_do_not_fit_together(random_model: Callable[..., Path]) -> None:
+    """One is missing, or another size: transformers says so, as of any other weight."""
+    gate = "model.layers.1.block_sparse_moe.experts.1.w1.weight"
+    for changed in (lambda tensors: tensors.pop(gate), lambda tensors: tensors.update({gate: torch.ones(90, 64)})):
+        folder = random_model(FAMILIES["mixtral"]())
+        change(folder, changed)
+        with pytest.raises(EngineError, match="cannot load the model"):
+            is_lazy(folder)
+
+
+def test_what_old_files_have_besides(random_model: Callable[..., Path]) -> None:
+    """Masks that transformers reads over."""
+    folder = random_model(FAMILIES["gpt-neox"]())
+    want = bits_of(folder)
+    mask = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 9, 9).bool()}
+    change(folder, lambda tensors: tensors.update(mask))
+    assert is_lazy(folder)
+    assert same_bits(bits_of(folder), want)
 
 
 def test_ends_come_from_the_generation_settings(random_model: Callable[..., Path]) -> None:
@@ -165,23 +185,29 @@ def test_ends_come_from_the_generation_settings(random_model: Callable[..., Path
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak of memory")
-@pytest.mark.parametrize(("quant", "bytes_of"), [("none", 2), ("q4", 0.625)])
-def test_memory(demo_models: Any, tmp_path: Path, quant: str, bytes_of: float) -> None:
+@pytest.mark.parametrize(
+    ("family", "quant", "bytes_of"), [("llama", "none", 2), ("llama", "q4", 0.625), ("mixtral", "none", 2)]
+)
+def test_memory(demo_models: Any, tmp_path: Path, family: str, quant: str, bytes_of: float) -> None:
     """At most 1.2 times what is stored, and 24 MiB for passes and libraries, which do not grow with a model."""
     sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
-    config = hf.LlamaConfig(
-        **SIZES | sizes | {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 4096}
-    )
+    sizes |= {"num_key_value_heads": 4, "vocab_size": 4096}
+    config = hf.LlamaConfig(**SIZES | sizes, tie_word_embeddings=True)
+    if family == "mixtral":
+        config = hf.MixtralConfig(**SIZES | sizes | {"intermediate_size": 768}, num_local_experts=4)
     with torch.device("meta"):
-        empty = hf.AutoModelForCausalLM.from_config(config)
-    shapes = {name: parameter.shape for name, parameter in empty.named_parameters()}
-    tensors = {name: torch.rand(shape, dtype=torch.bfloat16).sub_(0.5).mul_(0.05) for name, shape in shapes.items()}
-    config.save_pretrained(tmp_path)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    for parameter in model.parameters():
+        parameter.data.uniform_(-0.02, 0.02)
+    model.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_models.target / name, tmp_path / name)
-    matrices = [shape.numel() for shape in shapes.values() if len(shape) == 2]
-    stored = shapes["model.embed_tokens.weight"].numel() * 2 + sum(matrices) * bytes_of
+    embedding = model.get_input_embeddings().weight.numel()
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    stored = embedding * 2 + matrices * bytes_of
+    del model
     command = [sys.executable, "-c", MEASURED, str(demo_models.draft), str(tmp_path), quant]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout.split()[-1]) * 1024 <= 1.2 * stored + (24 << 20)
