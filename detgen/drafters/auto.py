@@ -28,7 +28,6 @@ _ADAPTIVE = 8  # most tokens of an adaptive draft
 _WEIGHT = 2.0  # weight of a prior, in tokens tried
 _KNOWN = 8.0  # tokens tried, the prior's included, from which a rate is known
 _FEW, _UNSURE = 4, 8  # where a rate is not known, so many sequences draft, or one of so many
-_PATIENT = 4  # passes that may be run at once while nobody drafts
 _NOTHING = Draft([], "none")
 
 
@@ -105,9 +104,9 @@ class AutoDrafter:
         self._slower = 1.0  # times what is predicted that a draft by the model takes
 
     @property
-    def patience(self) -> int:
-        """Passes that may be run before it is asked again."""
-        return _PATIENT if self._pace.way == "none" else 1
+    def patient(self) -> bool:
+        """Whether a few passes may be run before it is asked again."""
+        return self._pace.way == "none"
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""

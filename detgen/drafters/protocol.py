@@ -40,8 +40,8 @@ class Drafter(Protocol):
 
     A drafter may also have `draft_tokens`, the most tokens it drafts per sequence and round; `learn(seq, drafter,
     accepted, tried)`, which is called after each verified draft with the numbers of tokens that were accepted and that
-    were compared with a canonical choice; `patience`, the tokens that each sequence may get before it is asked again
-    when it has drafted nothing, 1 if it has none; and `timed(tokens, seconds)`, which is told the committed tokens and
+    were compared with a canonical choice; `patient`, whether sequences may get a few tokens before it is asked again
+    where it has drafted nothing; and `timed(tokens, seconds)`, which is told the committed tokens and
     the time of each round in which all sequences decoded.
     """
 

@@ -24,9 +24,8 @@ from detgen.engine.stopping import Stopping
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Windows
 
-_CHAINED = (
-    4  # passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends
-)
+# Passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends.
+_CHAINED = 4
 
 
 class _Drafts(NamedTuple):
@@ -111,17 +110,18 @@ class Decoding:
         slots = live.decoding(verified=True)
         passes = self.fast.passes
         drafts = self._draft(slots)
+        asked = len(slots) > 0 and not reading
         if not len(slots):
             self.fast.decode([])
         elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
             slots = np.concatenate([slots, live.decoding(verified=False)])
         plain = self._windows(slots, drafts)
-        chained = _CHAINED if self._drafter is None else getattr(self._drafter, "patience", 1)
-        if chained > 1 and self._may_chain(plain):
-            self._chain(plain, chained)
+        patient = self._drafter is None or getattr(self._drafter, "patient", False)
+        if patient and self._may_chain(plain):
+            self._chain(plain)
         else:
             self._passes(plain, drafts)
-        if self._timed is not None and not reading and self._stats.tokens > tokens:
+        if self._timed is not None and asked and self._stats.tokens > tokens:
             self._timed(self._stats.tokens - tokens, time.perf_counter() - started)
         return self.committing.finish()
 
@@ -150,11 +150,11 @@ class Decoding:
             and self.committing.plain(windows)
         )
 
-    def _chain(self, windows: Windows, most: int) -> None:
-        """Run up to `most` passes in one call, and commit what they choose."""
+    def _chain(self, windows: Windows) -> None:
+        """Run a few passes in one call, and commit what they choose."""
         live, scheduler, slots = self._scheduler.live, self._scheduler, windows.slots
         left = live.limit[slots] - live.length[slots]
-        most = min(most, int(left.min())) if scheduler.waiting else most  # nobody waits for a sample's end
+        most = min(_CHAINED, int(left.min())) if scheduler.waiting else _CHAINED  # nobody waits for a sample's end
         lengths = np.minimum(np.minimum(left, scheduler.room(slots) + 1), most)
         tokens, scores = self._target.chain(windows, lengths)
         read = Windows(slots, windows.starts, lengths, lengths, tokens)

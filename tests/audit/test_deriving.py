@@ -344,7 +344,7 @@ def test_logits_that_are_not_finite(folder: Path, engine: Engine, monkeypatch: p
     forward = type(engine.canonical[0])
     original = forward.run
 
-    def broken(self: Any, *args: Any) -> Any:
+    def broken(self: Any, *args: Any, scored: bool = False) -> Any:
         logits = original(self, *args)
         logits[-1] = float("nan")
         return logits
