@@ -15,7 +15,7 @@ import torch
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 from detgen.drafters.stepwise import draft_stepwise
-from detgen.kernels.sampling import choose
+from detgen.kernels.sampling import Choice, choose
 from detgen.passes.cost import PassCost
 from detgen.passes.forward import Forward
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, Windows, common_prefix, fill_passes
@@ -66,20 +66,27 @@ class ModelDrafter:
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; stops after a token that ends it and at the context's end."""
         lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
-        if self._chains and all(c.temperature == 0 and c.adjustment is None for c in (s.choice() for s in seqs)):
+        choices = [seq.choice() for seq in seqs] if self._chains else []
+        if choices and all(choice.adjustment is None for choice in choices):
             reads = self._behind([s for s, n in zip(seqs, lengths, strict=True) if n > 0])
             if 0 < sum(len(read.tokens) for read in reads) <= READ_ROWS:
-                return self._draft_at_once(seqs, lengths, reads)
+                return self._draft_at_once(seqs, lengths, reads, choices)
         return draft_stepwise(self.name, seqs, lengths, self._decode)
 
-    def _draft_at_once(self, seqs: Sequence[Drafting], lengths: list[int], reads: list[Window]) -> list[Draft]:
-        """All drafts in one call, as nothing but the largest logits decides."""
+    def _draft_at_once(
+        self, seqs: Sequence[Drafting], lengths: list[int], reads: list[Window], choices: list[Choice]
+    ) -> list[Draft]:
+        """All drafts in one call, as nothing but the logits decides."""
         drafts = [Draft([], self.name) for _ in seqs]
         going = [i for i, n in enumerate(lengths) if n > 0]
         wanted = np.array([lengths[i] for i in going], np.int64)
-        _, scores = self.forward.chain(Windows.of(reads), wanted)
-        for i, tokens in zip(going, np.split(scores.tokens, wanted.cumsum()[:-1]), strict=True):
-            for token in tokens.tolist():
+        if any(choice.temperature for choice in choices):
+            written = self.forward.draft(Windows.of(reads), wanted, [choices[i] for i in going])
+        else:
+            _, scores = self.forward.chain(Windows.of(reads), wanted)
+            written = [tokens.tolist() for tokens in np.split(scores.tokens, wanted.cumsum()[:-1])]
+        for i, tokens in zip(going, written, strict=True):
+            for token in tokens:
                 drafts[i].tokens.append(token)
                 if token in seqs[i].ending:
                     break

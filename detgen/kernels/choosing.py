@@ -18,7 +18,8 @@ from detgen.kernels.native.library import best_build
 
 _BEST = struct.Struct("=8q")  # `Best` of native/judging.c
 _JUDGED = struct.Struct("=9q")  # `Judged`, likewise
-_DRAWS = struct.Struct("=17q")  # `Draws` of native/choosing.c
+_DRAWS = struct.Struct("=17q")  # `Draws` of native/draws.h
+_HOW = "temperature", "top_p", "floor", "top_k", "seed", "sample", "position"  # in its order
 _LARGE = 1 << 20  # entries from which rows are divided among threads where each takes little
 
 
@@ -74,6 +75,25 @@ def logprobs(
     given = _rows(logits, rows, count * logits.shape[1] > _LARGE)
     library.judge(_JUDGED.pack(*given, tokens.data_ptr(), chosen.ctypes.data, 0 if every is None else every.data_ptr()))
     return chosen, every
+
+
+class Draws(NamedTuple):
+    """How the tokens of some sequences are sampled, for passes that go on with what is likely to be chosen.
+
+    Attributes:
+        packed: `Draws` of native/draws.h.
+        arrays: what it points to.
+    """
+
+    packed: bytes
+    arrays: tuple[np.ndarray, ...]
+
+
+def draws(vocabulary: int, **how: np.ndarray) -> Draws:
+    """That of rows of so many logits, of which `how` tells what `draw` is told."""
+    arrays = tuple(how[name] for name in _HOW)
+    given = (0, 0, vocabulary, len(arrays[0]), vocabulary, 1)
+    return Draws(_DRAWS.pack(*given, *(x.ctypes.data for x in arrays), 0, 0, 0, 0), arrays)
 
 
 def draw(

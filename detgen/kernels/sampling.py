@@ -94,6 +94,13 @@ class Choices:
         adjustment = self.adjustments[row] if self.adjustments is not None else None
         return Choice(**{name: getattr(self, name)[row].item() for name in _ARRAYS}, adjustment=adjustment)
 
+    def how(self) -> dict[str, np.ndarray]:
+        """What `choosing.draw` is told."""
+        floors = np.full(len(self), -np.inf)
+        for i in np.flatnonzero(self.min_p).tolist():
+            floors[i] = floor_of(self.min_p[i])
+        return {**{name: getattr(self, name) for name in _ARRAYS if name != "min_p"}, "floor": floors}
+
     def take(self, rows: np.ndarray) -> Choices:
         """Those of some rows, int64 [n], without adjustments."""
         return Choices(*(getattr(self, name)[rows] for name in _ARRAYS))
@@ -224,20 +231,7 @@ def _sample(logits: torch.Tensor, sampled: np.ndarray, choices: Choices) -> tupl
         logits = logits[torch.from_numpy(sampled).to(logits.device)].cpu().contiguous()
         sampled = np.arange(len(sampled))
     rows = logits.numpy()
-    floors = np.full(len(sampled), -np.inf)
-    for i in np.flatnonzero(choices.min_p).tolist():
-        floors[i] = floor_of(choices.min_p[i])
-    drawn = choosing.draw(
-        logits,
-        sampled,
-        temperature=choices.temperature,
-        top_p=choices.top_p,
-        floor=floors,
-        top_k=choices.top_k,
-        seed=choices.seed,
-        sample=choices.sample,
-        position=choices.position,
-    )
+    drawn = choosing.draw(logits, sampled, **choices.how())
     if drawn is None:
         return sample_plain(np.ascontiguousarray(rows[sampled]), [choices[i] for i in range(len(sampled))])
     told = drawn.found > 0

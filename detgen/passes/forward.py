@@ -15,8 +15,10 @@ from typing import Protocol, overload
 import numpy as np
 import torch
 
+from detgen.kernels import choosing
 from detgen.kernels.attention import BLOCK, AttentionTraits
 from detgen.kernels.judging import Scores
+from detgen.kernels.sampling import Choice, Choices
 from detgen.passes.adapter import PlainDecoder, attending
 from detgen.passes.cost import PassCost
 from detgen.passes.exchange import Exchange
@@ -183,14 +185,7 @@ class Forward:
         packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
         with torch.inference_mode():
             scored, broken = self.model.chain(packed, lengths)
-        rows = (lengths > np.arange(len(scored))[:, None]).sum(1)
-        rows[0] = len(windows.tokens)
-        rows = rows[rows > 0]  # all may have stopped before the last pass
-        self.passes += len(rows)
-        self.rows += int(rows.sum())
-        seconds = time.perf_counter() - started
-        for count in rows.tolist():
-            self.cost.update(count, seconds * count / rows.sum(), packed.area * count / rows[0])
+        self._count(packed, lengths, time.perf_counter() - started)
         step = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         owner = np.repeat(np.arange(len(lengths)), lengths)
         scores = Scores.of(scored[step, owner])
@@ -199,6 +194,35 @@ class Forward:
         tokens[1:] = scores.tokens[:-1]
         tokens[step == 0] = windows.tokens[windows.lengths.cumsum() - 1]
         return tokens, scores
+
+    def draft(self, windows: Windows, lengths: np.ndarray, choices: Sequence[Choice]) -> list[list[int]]:
+        """Run passes one after the other in one call: each sequence goes on with what it is likely to choose.
+
+        Args:
+            windows: see `chain`, like lengths.
+            lengths: lowered where nobody can tell.
+            choices: how the first token of each is chosen; the next ones likewise, at the positions behind it.
+
+        Returns:
+            The tokens of each.
+        """
+        assert isinstance(self.model, NativeDecoder)
+        started = time.perf_counter()
+        packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
+        draws = choosing.draws(self.model.outputs, **Choices.of(choices).how())
+        with torch.inference_mode():
+            tokens = self.model.draft(packed, lengths, draws.packed)
+        self._count(packed, lengths, time.perf_counter() - started)
+        return [of[of >= 0].tolist() for of in tokens.T]
+
+    def _count(self, packed: Packed, lengths: np.ndarray, seconds: float) -> None:
+        """Count the passes of one call, and learn what they cost; `lengths` as `chain` leaves them."""
+        rows = (lengths > np.arange(lengths.max())[:, None]).sum(1)
+        rows[0] = len(packed.windows.tokens)
+        self.passes += len(rows)
+        self.rows += int(rows.sum())
+        for count in rows.tolist():
+            self.cost.update(count, seconds * count / rows.sum(), packed.area * count / rows[0])
 
     def attend(
         self,

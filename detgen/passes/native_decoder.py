@@ -119,6 +119,19 @@ class NativeDecoder:
         last = int((windows.starts + windows.lengths).max() + lengths.max())
         return self._runner(None, last, True).chain(rows_of(packed), slots, lengths)
 
+    def draft(self, packed: Packed, lengths: np.ndarray, draws: bytes) -> np.ndarray:
+        """Passes one after the other, in which sequences go on with what their sampling is likely to choose.
+
+        Args:
+            packed: the first pass, whose windows want one row each, or none.
+            lengths: see `Runner.draft`, like the result.
+            draws: likewise.
+        """
+        windows = packed.windows
+        last = int((windows.starts + windows.lengths).max() + lengths.max())
+        slots = windows.slots[windows.logits > 0]
+        return self._runner(None, last, False).draft(rows_of(packed), slots, lengths, draws)
+
     def operations(self) -> dict[str, int]:
         """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""
         steps = self._runner(None, 1, False).steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from detgen.kernels.judging import Scores
 from detgen.kernels.native import library
 from detgen.kernels.probe import same_bits
+from detgen.kernels.sampling import Choice, choose
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
@@ -105,6 +108,54 @@ def test_it_is_the_passes_one_by_one(forward: Forward, data: st.DataObject, thre
     model._embedding[token] = kept
     assert results[0][0] == results[1][0]
     assert all(same_bits(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+@examples(30)
+@given(data=st.data())
+def test_drafts_are_what_sampling_chooses(forward: Forward, data: st.DataObject) -> None:
+    """At any temperature and with any filters, also beside greedy sequences."""
+    slots = data.draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, unique=True))
+    reads = [data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=70)) for _ in slots]
+    lengths = [data.draw(st.integers(1, 6)) for _ in slots]
+    choices = [
+        Choice(
+            temperature=data.draw(st.sampled_from([0.0, 0.3, 0.8, 2.0])),
+            top_k=data.draw(st.sampled_from([0, 1, 20])),
+            top_p=data.draw(st.sampled_from([1.0, 0.9, 0.3])),
+            min_p=data.draw(st.sampled_from([0.0, 0.05])),
+            seed=data.draw(st.integers(0, 2**64 - 1)),
+            sample=data.draw(st.integers(0, 3)),
+            position=data.draw(st.integers(0, 90)),
+        )
+        for _ in slots
+    ]
+    asked = np.array(lengths)
+    before = forward.passes
+    drafts = forward.draft(Windows.of(map(Window, slots, [0] * 9, reads, [1] * 9)), asked, choices)
+    assert forward.passes - before == max(lengths)
+    assert asked.tolist() == lengths
+    for slot, read, length, choice, draft in zip(slots, reads, lengths, choices, drafts, strict=True):
+        start, wanted = 0, []
+        for ahead in range(length):
+            logits = forward.run([Window(slot, start, read, 1)], FREE_SHAPES)
+            start, now = start + len(read), replace(choice, position=choice.position + ahead)
+            read = choose(logits, [now]).tokens.tolist()
+            wanted += read
+        assert draft == wanted
+
+
+def test_a_draft_ends_where_logits_are_not_finite(forward: Forward) -> None:
+    model = forward.model
+    assert isinstance(model, NativeDecoder)
+    choices = [Choice(temperature=0.8, seed=3)]
+    (draft,) = forward.draft(Windows.of([Window(0, 0, [5, 6], 1)]), np.array([4]), choices)
+    kept = model._embedding[draft[1]].clone()
+    model._embedding[draft[1], 0] = torch.nan
+    lengths = np.array([4])
+    (cut,) = forward.draft(Windows.of([Window(0, 0, [5, 6], 1)]), lengths, choices)
+    model._embedding[draft[1]] = kept
+    assert cut == draft[: len(cut)]
+    assert (len(cut), lengths.tolist()) == (draft.index(draft[1]) + 1, [draft.index(draft[1]) + 2])
 
 
 def test_passes_that_nobody_needs_are_not_run(forward: Forward) -> None:

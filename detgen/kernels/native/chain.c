@@ -1,4 +1,5 @@
-/* Several passes in one call: after each, every sequence goes on with its largest logit. */
+/* Several passes in one call: after each, every sequence goes on with its largest logit, or the one that its sampling is
+ * likely to choose. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -9,29 +10,46 @@
 int run_pass(const Program *program, const Pass *pass);
 int chain_bytes(void) { return sizeof(Chain); }
 
+/* What a sequence goes on with after a pass; -1 where its result is not finite. */
+static int64_t chosen(const Chain *chain, int64_t place, int64_t width) {
+    if (chain->draws) return chain->tokens[place];
+    const float *score = chain->scores + place * width;
+    int32_t token;
+    memcpy(&token, score + 3, sizeof token);
+    return score[0] - score[0] == 0 && score[2] - score[2] == 0 ? token : -1;
+}
+
+/* Keeps the result of a sequence in a pass. */
+static void keep_result(const Chain *chain, int64_t step, int64_t sequences, int64_t i, const float *row, int64_t width) {
+    if (chain->draws) chain->tokens[step * sequences + i] = likely(chain->draws, i, row, step);
+    else memcpy(chain->scores + (step * sequences + i) * width, row, sizeof(float) * width);
+}
+
 /* Of the first pass one row a sequence is wanted, in their order. 0, or 1 if there is no memory. */
 int run_chain(const Program *program, const Pass *first, const Chain *chain) {
     const int64_t n = first->wanted, out = program->steps[program->count - 1].to, width = program->widths[out];
     int64_t *numbers = malloc(sizeof(int64_t) * n * 5), *at = numbers + 4 * n;
     Piece *pieces = malloc(sizeof(Piece) * n);
-    const float **given = malloc(sizeof(float *) * program->buffers);
-    float *scores = malloc(sizeof(float) * n * width);
+    float **given = malloc(sizeof(float *) * program->buffers);
+    float *results = malloc(sizeof(float) * n * width);
     uint8_t *broken = malloc(n);
-    int failed = !numbers || !pieces || !given || !scores || !broken || run_pass(program, first);
+    int failed = !numbers || !pieces || !given || !results || !broken;
     Pass pass = *first;
+    pass.given = given;
+    if (!failed) {
+        memcpy(given, first->given, sizeof(float *) * program->buffers), given[out] = results;
+        failed = run_pass(program, &pass);
+        for (int64_t i = 0; i < n && !failed; i++) keep_result(chain, 0, n, i, results + i * width, width);
+    }
     pass.ids = numbers, pass.positions = numbers + n, pass.places = numbers + 2 * n, pass.want = numbers + 3 * n;
-    pass.piece = pieces, pass.given = (float *const *)given, pass.broken = broken;
-    if (!failed) memcpy(given, first->given, sizeof(float *) * program->buffers), given[out] = scores;
+    pass.piece = pieces, pass.broken = broken;
     for (int64_t step = 1; step < chain->steps && !failed; step++) {
-        const float *before = chain->scores + (step - 1) * n * width;
         int64_t rows = 0;
         for (int64_t i = 0; i < n; i++) {
-            const float *score = before + i * width;
-            int32_t token;
-            memcpy(&token, score + 3, sizeof token);
             const int64_t row = first->want[i], position = first->positions[row] + step;
+            const int64_t token = chosen(chain, (step - 1) * n + i, width);
             const int bad = step == 1 ? first->broken[row] : chain->broken[(step - 1) * n + i];
-            if (chain->lengths[i] <= step || bad || !(score[0] - score[0] == 0) || !(score[2] - score[2] == 0)) {
+            if (chain->lengths[i] <= step || bad || token < 0) {
                 chain->lengths[i] = chain->lengths[i] < step ? chain->lengths[i] : step;
                 continue;
             }
@@ -45,11 +63,11 @@ int run_chain(const Program *program, const Pass *first, const Chain *chain) {
         pass.rows = pass.wanted = pass.pieces = rows;
         memset(broken, 0, n);
         failed = run_pass(program, &pass);
-        for (int64_t r = 0; r < rows; r++) {
-            memcpy(chain->scores + (step * n + at[r]) * width, scores + r * width, sizeof(float) * width);
+        for (int64_t r = 0; r < rows && !failed; r++) {
+            keep_result(chain, step, n, at[r], results + r * width, width);
             chain->broken[step * n + at[r]] = broken[r];
         }
     }
-    free(numbers), free(pieces), free(given), free(scores), free(broken);
+    free(numbers), free(pieces), free(given), free(results), free(broken);
     return failed;
 }

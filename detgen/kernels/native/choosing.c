@@ -11,27 +11,13 @@
 #include <immintrin.h>
 #endif
 
-#include "logits.h"
+#include "draws.h"
 #include "pool.h"
 
 #define BUCKETS 1024 /* parts of a range of logits */
 #define SORTED 256   /* so few entries are sorted */
-#define MOST 64      /* room for candidates of a row */
 #define HIGHEST 37.0 /* no noise is above 36.8 */
 #define LN2 0x1.62e42fefa39efp-1
-
-/* By place in `rows`. `found` is the number of candidates, in order of their ids; 0 where the largest logit is not
- * finite; -1 where the caller has to do without. */
-typedef struct {
-    Rows of;
-    const double *temperatures, *top_p, *floors; /* a floor is the logarithm of min_p, -inf for none */
-    const int64_t *top_k;
-    const uint64_t *seeds, *samples, *positions;
-    int64_t *ids;    /* [count, MOST] */
-    uint64_t *words; /* [count, MOST] */
-    int64_t *found;
-    float *peaks; /* the largest logits */
-} Draws;
 
 /* For the caller to see that it means the same structure. */
 int draws_bytes(void) { return sizeof(Draws); }
@@ -287,6 +273,12 @@ static void philox_side(uint64_t block, uint64_t position, const uint64_t keys[2
 }
 #endif
 
+/* The noise that a random word gives: -log(-log(u)), but for rounding. */
+static double noise(uint64_t word) {
+    const double u = ((double)(word >> 11) + 0.5) * 0x1p-53;
+    return -log(-log(u < 1 - 0x1p-53 ? u : 1 - 0x1p-53));
+}
+
 /* The entries of a row that can have the two best scores: whose score is not below the second best, but for rounding.
  * A score is the logit less the largest, over the temperature, plus noise; a bound of it in float32 spares most entries
  * the logarithms. Returns how many there are, or -1 if there is no room for all. */
@@ -343,8 +335,7 @@ static int64_t draw(const float *x, int64_t n, float peak, double temperature, E
                 if (!(bounds[l] >= enough) || (tied && left < 0)) continue;
                 double s = ((double)v[l] - peak) / temperature;
                 if (s + HIGHEST < second) continue;
-                double u = ((double)(drawn[l] >> 11) + 0.5) * 0x1p-53;
-                double score = s - log(-log(u < 1 - 0x1p-53 ? u : 1 - 0x1p-53));
+                double score = s + noise(drawn[l]);
                 if (score < second - 1e-9 * (1 + fabs(second))) continue;
                 if (count == MOST) {
                     int64_t kept = 0;
@@ -369,6 +360,33 @@ static int64_t draw(const float *x, int64_t n, float peak, double temperature, E
     return kept;
 }
 
+static double temperature_of(const Draws *d, int64_t i) { return d->temperatures[i] > 1e-200 ? d->temperatures[i] : 1e-200; }
+
+/* The candidates of a row, and its largest entry; returns what `found` tells. */
+static int64_t draw_row(const Draws *d, int64_t i, const float *x, uint64_t position, float *peak, int64_t *ids,
+                        uint64_t *words) {
+    const int64_t n = d->of.vocabulary;
+    const double temperature = temperature_of(d, i);
+    Edge edge;
+    *peak = largest(x, n);
+    if (!isfinite(*peak)) return 0;
+    if (!keep(x, n, *peak, temperature, d->top_p[i], d->top_k[i], d->floors[i], &edge)) return -1;
+    return draw(x, n, *peak, temperature, edge, d->seeds[i], d->samples[i], position, ids, words);
+}
+
+int64_t likely(const Draws *d, int64_t i, const float *x, int64_t further) {
+    int64_t ids[MOST], best = -1;
+    uint64_t words[MOST];
+    float peak;
+    const int64_t found = draw_row(d, i, x, d->positions[i] + (uint64_t)further, &peak, ids, words);
+    double most = -INFINITY;
+    for (int64_t c = 0; c < found; c++) {
+        const double score = ((double)x[ids[c]] - peak) / temperature_of(d, i) + noise(words[c]);
+        if (score > most) most = score, best = ids[c];
+    }
+    return best;
+}
+
 typedef struct {
     const Draws *draws;
     atomic_int next;
@@ -378,21 +396,9 @@ typedef struct {
 static void draw_rows(void *of, int thread) {
     Drawing *drawing = of;
     const Draws *d = drawing->draws;
-    const int64_t n = d->of.vocabulary;
     (void)thread;
-    for (int64_t i; (i = atomic_fetch_add(&drawing->next, 1)) < d->of.count;) {
-        const float *x = row_of(&d->of, i);
-        float peak = d->peaks[i] = largest(x, n);
-        double temperature = d->temperatures[i] > 1e-200 ? d->temperatures[i] : 1e-200;
-        Edge edge;
-        if (!isfinite(peak))
-            d->found[i] = 0;
-        else if (!keep(x, n, peak, temperature, d->top_p[i], d->top_k[i], d->floors[i], &edge))
-            d->found[i] = -1;
-        else
-            d->found[i] = draw(x, n, peak, temperature, edge, d->seeds[i], d->samples[i], d->positions[i],
-                               d->ids + i * MOST, d->words + i * MOST);
-    }
+    for (int64_t i; (i = atomic_fetch_add(&drawing->next, 1)) < d->of.count;)
+        d->found[i] = draw_row(d, i, row_of(&d->of, i), d->positions[i], d->peaks + i, d->ids + i * MOST, d->words + i * MOST);
 }
 
 /* The candidates of sampled rows. */

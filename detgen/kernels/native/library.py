@@ -135,16 +135,41 @@ class Runner:
             MemoryError: if there is no memory for the buffers.
         """
         steps, count = int(lengths.max()), len(slots)
-        scores = torch.zeros(steps, count, SCORED)
-        broken, first = np.zeros((steps, count), bool), torch.zeros(len(rows.ids), dtype=torch.bool)
+        scores, broken = torch.zeros(steps, count, SCORED), np.zeros((steps, count), bool)
+        chain = Chain(steps, slots.ctypes.data, lengths.ctypes.data, scores.data_ptr(), broken.ctypes.data)
+        broken[0] = self._chain(rows, chain)[rows.wanted].numpy()
+        return scores, broken
+
+    def draft(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, draws: bytes) -> np.ndarray:
+        """Run passes one after the other; in each, sequences go on with what their sampling is likely to choose.
+
+        Args:
+            rows: see `chain`, like slots and lengths.
+            slots: theirs.
+            lengths: lowered where nobody can tell.
+            draws: `Draws` of native/draws.h, of the sequences' first tokens.
+
+        Returns:
+            int64 [passes, sequences], the tokens; -1 where nobody can tell, or a sequence takes no part.
+
+        Raises:
+            MemoryError: if there is no memory for the buffers.
+        """
+        steps, count = int(lengths.max()), len(slots)
+        tokens, broken = np.full((steps, count), -1, np.int64), np.zeros((steps, count), bool)
+        address = ctypes.cast(ctypes.c_char_p(draws), ctypes.c_void_p).value
+        places = (x.ctypes.data for x in (slots, lengths))
+        self._chain(rows, Chain(steps, *places, None, broken.ctypes.data, address, tokens.ctypes.data))
+        return tokens
+
+    def _chain(self, rows: Rows, chain: Chain) -> torch.Tensor:
+        """Run it; returns whether keys of the last layer are not finite in the first pass, bool [rows]."""
+        first = torch.zeros(len(rows.ids), dtype=torch.bool)
         addresses = (ctypes.c_void_p * len(self._widths))()
-        addresses[self.steps[-1].to] = scores.data_ptr()
         task = self._task(rows, addresses, first)
-        chain = Chain(steps, *(x.ctypes.data for x in (slots, lengths)), scores.data_ptr(), broken.ctypes.data)
         if self._library.run_chain(self._program, task, chain):
             raise MemoryError(f"no memory for a pass of {task.rows} rows")
-        broken[0] = first[rows.wanted].numpy()
-        return scores, broken
+        return first
 
     def alone(self, step: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """What one step makes of x, float32 [rows, width]; arguments as `run`'s."""

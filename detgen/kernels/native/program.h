@@ -3,7 +3,7 @@
 #ifndef DETGEN_PROGRAM
 #define DETGEN_PROGRAM
 
-#include <stdint.h>
+#include "draws.h"
 
 #define PAGE 64 /* positions of a page of the KV cache */
 
@@ -77,13 +77,18 @@ typedef struct {
 
 /* Passes one after the other. By sequence, of which there are as many as the first pass has wanted rows: its slot, and
  * the number of passes that it takes part in, at least 1, lowered where a result is not finite; by pass and sequence,
- * what SCORE makes of it, and whether a key of the last layer is not finite, which of the first pass stands there. */
+ * what SCORE makes of it, and whether a key of the last layer is not finite, which of the first pass stands there.
+ *
+ * Where sequences are sampled, and `draws` tells how, the passes give logits instead of scores, and `tokens` takes, by
+ * pass and sequence, what is likely to be chosen, -1 where nobody can tell. */
 typedef struct {
     int64_t steps;
     const int64_t *slots;
     int64_t *lengths;
     float *scores;
     uint8_t *broken;
+    const Draws *draws;
+    int64_t *tokens;
 } Chain;
 
 #endif

@@ -94,7 +94,10 @@ class Pass(ctypes.Structure):
 class Chain(ctypes.Structure):
     """`Chain` of program.h."""
 
-    _fields_ = (("steps", c_int64), *((name, c_void_p) for name in ("slots", "lengths", "scores", "broken")))
+    _fields_ = (
+        ("steps", c_int64),
+        *((name, c_void_p) for name in ("slots", "lengths", "scores", "broken", "draws", "tokens")),
+    )
 
 
 class Builder:
