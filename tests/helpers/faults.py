@@ -372,6 +372,7 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
 
 # Of passes by torch's operators, which models have that no native decoder knows.
 BY_TORCH = {
+    padding_row_leaks.__name__,
     tile_of_one_row.__name__,
     key_blocks_relative_to_window.__name__,
     softmax_unpadded.__name__,
@@ -391,9 +392,10 @@ def break_engines(fault: Callable[[Patch], None]) -> None:
 
     def prepare_sound(*args: Any, **named: Any) -> Any:
         faulty.undo()
-        prepared = prepare(*args, **named)
-        fault(faulty)
-        return prepared
+        try:
+            return prepare(*args, **named)
+        finally:  # also where a model cannot be loaded in another quantization
+            fault(faulty)
 
     engine.prepare = prepare_sound
 
