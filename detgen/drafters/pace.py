@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 
 _BEFORE = 2, 8  # rounds until a first try: where the best way is a guess, and where it is not
-_FIRST, _TRIED = 4, 2  # rounds of a way's first try, and of later tries
-_MORE = 16  # more of them at most, where a way seems to be better but may not be
-_CHANCE = 0.5  # what chance makes of a speed, as a share of it, if it is known from one token
+_FEWEST, _MOST = 2, 16  # rounds of a try, which ends as soon as the verdict is clear
+_CHANCE = 1.0  # what chance makes of a speed, as a share of it, if it is known from one token
 _SOONEST, _LATEST = 8, 512  # rounds until another way is tried
 _BETTER = 1.02  # times as fast as the way that is kept: less may be chance
 _ALIKE, _WORSE = 0.95, 0.85  # times as fast: not quite sure, and not chance
@@ -69,7 +68,7 @@ class Pace:
         self._untried = set(self._others)
         self._left = _BEFORE[not first]  # rounds until the way changes
         self._wait = _SOONEST
-        self._more = 0  # rounds by which a try may become longer
+        self._more = 0  # rounds by which the try may become longer
 
     def learn(self, tokens: int, seconds: float, expected: float) -> bool:
         """Take in the round that was last asked for.
@@ -90,14 +89,13 @@ class Pace:
         if self.way == self.best:
             self.way = self._others.pop(0)
             again = self.way not in self._untried
-            self._more = _MORE
-            self._left = _TRIED if again else _FIRST
+            self._left, self._more = _FEWEST, _MOST - _FEWEST
             speeds[self.way].forget()
             return again
-        tried, ratio = speeds[self.way], speeds[self.way].value / speeds[self.best].value
-        self._more -= 1
-        if self._more > 0 and _BETTER < ratio < _BETTER + _CHANCE / math.sqrt(tried.tokens):
-            self._left = 1
+        ratio = speeds[self.way].value / speeds[self.best].value
+        chance = _CHANCE / math.sqrt(speeds[self.way].tokens)
+        if self._more > 0 and 1 - chance < ratio < _BETTER + chance:
+            self._left, self._more = 1, self._more - 1
         else:
             self._judge(ratio)
         return False

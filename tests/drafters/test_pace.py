@@ -77,4 +77,4 @@ def test_one_way_is_kept() -> None:
 def test_all_are_tried_soon(first: str) -> None:
     pace = Pace(WAYS, first)
     _, counts = drive(pace, dict.fromkeys(WAYS, 1000.0), 40)
-    assert all(count >= 4 for count in counts.values())
+    assert all(count >= 2 for count in counts.values())
