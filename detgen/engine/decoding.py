@@ -21,11 +21,14 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
+from detgen.kernels.native.library import Ends
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Windows
 
-# Passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends.
-_CHAINED = 4
+# Passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends. A sequence
+# that is alone waits for nobody, so there are more of them as long as they are over soon.
+_CHAINED, _ALONE = 4, 16
+_SOON = 0.01  # seconds
 
 
 class _Drafts(NamedTuple):
@@ -104,7 +107,8 @@ class Decoding:
         started, tokens = time.perf_counter(), self._stats.tokens
         scheduler.admit()
         reading = bool(len(live.still_reading()))
-        scheduler.reserve(self._draft_tokens if self._drafter is not None else _CHAINED - 1)
+        chained = self._chained()
+        scheduler.reserve(max(self._draft_tokens if self._drafter is not None else 0, chained - 1))
         self._stats.live = len(live)
         self._stats.peak_live = max(self._stats.peak_live, len(live))
         slots = live.decoding(verified=True)
@@ -118,7 +122,7 @@ class Decoding:
         plain = self._windows(slots, drafts)
         patient = self._drafter is None or getattr(self._drafter, "patient", False)
         if patient and self._may_chain(plain):
-            self._chain(plain)
+            self._chain(plain, chained)
         else:
             self._passes(plain, drafts)
         if self._timed is not None and asked and self._stats.tokens > tokens:
@@ -150,13 +154,21 @@ class Decoding:
             and self.committing.plain(windows)
         )
 
-    def _chain(self, windows: Windows) -> None:
-        """Run a few passes in one call, and commit what they choose."""
+    def _chained(self) -> int:
+        """How many passes are run in one call, if any are."""
+        live = self._scheduler.live
+        if len(live) > 1 or live.watched[live.busy].any():
+            return _CHAINED
+        return int(min(max(_SOON / max(self._target.cost.predict(1), 1e-9), _CHAINED), _ALONE))
+
+    def _chain(self, windows: Windows, most: int) -> None:
+        """Run up to `most` passes in one call, and commit what they choose."""
         live, scheduler, slots = self._scheduler.live, self._scheduler, windows.slots
         left = live.limit[slots] - live.length[slots]
-        most = min(_CHAINED, int(left.min())) if scheduler.waiting else _CHAINED  # nobody waits for a sample's end
+        most = min(most, int(left.min())) if scheduler.waiting else most  # nobody waits for a sample's end
         lengths = np.minimum(np.minimum(left, scheduler.room(slots) + 1), most)
-        tokens, scores = self._target.chain(windows, lengths)
+        to_end = live.eos[slots] & (live.length[slots] - live.prompt[slots] >= live.least[slots])
+        tokens, scores = self._target.chain(windows, lengths, Ends(live.eos_ids[:, 0].copy(), to_end))
         read = Windows(slots, windows.starts, lengths, lengths, tokens)
         self.committing.commit(read, scores, broken=[], chained=True)
 

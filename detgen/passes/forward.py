@@ -18,6 +18,7 @@ import torch
 from detgen.kernels import choosing
 from detgen.kernels.attention import BLOCK, AttentionTraits
 from detgen.kernels.judging import Scores
+from detgen.kernels.native.library import Ends
 from detgen.kernels.sampling import Choice, Choices
 from detgen.passes.adapter import PlainDecoder, attending
 from detgen.passes.cost import PassCost
@@ -165,15 +166,16 @@ class Forward:
         """Entries of a row of logits, where it can run `chain`."""
         return self.model.outputs if isinstance(self.model, NativeDecoder) else None
 
-    def chain(self, windows: Windows, lengths: np.ndarray) -> tuple[np.ndarray, Scores]:
+    def chain(self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None) -> tuple[np.ndarray, Scores]:
         """Run passes one after the other in one call: each sequence goes on with its largest logit.
 
         What `run` with `scored` gives for the same rows. Entries are written for all but a sequence's last token.
 
         Args:
             windows: those of the first pass, which want one row each.
-            lengths: int64 [windows], passes that each takes part in, at least 1; lowered where results are not finite.
-                The pages of its slot must reach to the last of them.
+            lengths: int64 [windows], passes that each takes part in, at least 1; lowered where results are not finite,
+                and where a sequence ends. The pages of its slot must reach to the last of them.
+            ends: where they do; None for nowhere.
 
         Returns:
             The token that each row read, the last one of the window or what the row before chose, int64 [sum of
@@ -184,7 +186,7 @@ class Forward:
         started = time.perf_counter()
         packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
         with torch.inference_mode():
-            scored, broken = self.model.chain(packed, lengths)
+            scored, broken = self.model.chain(packed, lengths, ends or _nowhere(lengths))
         self._count(packed, lengths, time.perf_counter() - started)
         step = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -211,7 +213,7 @@ class Forward:
         packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
         draws = choosing.draws(self.model.outputs, **Choices.of(choices).how())
         with torch.inference_mode():
-            tokens = self.model.draft(packed, lengths, draws.packed)
+            tokens = self.model.draft(packed, lengths, _nowhere(lengths), draws.packed)
         self._count(packed, lengths, time.perf_counter() - started)
         return [of[of >= 0].tolist() for of in tokens.T]
 
@@ -252,6 +254,11 @@ class Forward:
             return self._attention.attend(layer, q, k, v, packed, traits)
         self.cache.write(layer, packed.kv_positions, k, v)
         return packed.attend(q, self.cache.keys[layer], self.cache.values[layer], traits)
+
+
+def _nowhere(lengths: np.ndarray) -> Ends:
+    """Sequences that do not end."""
+    return Ends(np.zeros(0, np.int64), np.zeros(len(lengths), bool))
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.native.library import NOT_A_NUMBER, Rows, Runner, Take, best_build
+from detgen.kernels.native.library import NOT_A_NUMBER, Ends, Rows, Runner, Take, best_build
 from detgen.kernels.native.panels import STORAGE
 from detgen.kernels.native.program import BLOCK, SCORED, Builder, Kind
 from detgen.passes.description import describe
@@ -107,30 +107,32 @@ class NativeDecoder:
             broken += found.nonzero()[:, 0].tolist()
         return out
 
-    def chain(self, packed: Packed, lengths: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+    def chain(self, packed: Packed, lengths: np.ndarray, ends: Ends) -> tuple[torch.Tensor, np.ndarray]:
         """Passes one after the other, in which sequences go on with their largest logits.
 
         Args:
             packed: the first pass, whose windows want one row each, or none.
             lengths: see `Runner.chain`, like the result.
+            ends: likewise.
         """
         windows = packed.windows
         slots = windows.slots[windows.logits > 0]
         last = int((windows.starts + windows.lengths).max() + lengths.max())
-        return self._runner(None, last, True).chain(rows_of(packed), slots, lengths)
+        return self._runner(None, last, True).chain(rows_of(packed), slots, lengths, ends)
 
-    def draft(self, packed: Packed, lengths: np.ndarray, draws: bytes) -> np.ndarray:
+    def draft(self, packed: Packed, lengths: np.ndarray, ends: Ends, draws: bytes) -> np.ndarray:
         """Passes one after the other, in which sequences go on with what their sampling is likely to choose.
 
         Args:
             packed: the first pass, whose windows want one row each, or none.
             lengths: see `Runner.draft`, like the result.
+            ends: likewise.
             draws: likewise.
         """
         windows = packed.windows
         last = int((windows.starts + windows.lengths).max() + lengths.max())
         slots = windows.slots[windows.logits > 0]
-        return self._runner(None, last, False).draft(rows_of(packed), slots, lengths, draws)
+        return self._runner(None, last, False).draft(rows_of(packed), slots, lengths, ends, draws)
 
     def operations(self) -> dict[str, int]:
         """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""

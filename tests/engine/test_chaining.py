@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.engine_inputs import code
 from helpers.examples import examples
@@ -74,3 +75,34 @@ def test_it_takes_fewer_calls(engines: Callable[..., Engine], monkeypatch: pytes
         pytest.skip("only the native pass chains")
     assert calls.count("chain") < 14
     assert engine.stats.target_passes <= 17 + 18 + 4
+
+
+def test_a_sequence_alone_goes_on_for_longer(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one call as long as it takes little time; no pass is run behind its end."""
+    engine = engines(drafter="none", batch_size=16).with_settings(batch_size=1)
+    forward = engine.canonical[0]
+    if not forward.chains:
+        pytest.skip("only the native pass chains")
+    lengths: list[int] = []
+    chain = forward.chain
+
+    def watched(windows: Any, asked: Any, ends: Any) -> Any:
+        lengths.append(int(asked.max()))
+        return chain(windows, asked, ends)
+
+    monkeypatch.setattr(forward, "chain", watched)
+    (long,) = engine.generate([PROMPTS[0]], max_tokens=40, ignore_eos=True)
+    monkeypatch.setattr(forward.cost, "predict", lambda *_: 1e-4)
+    lengths.clear()
+    engine.generate([PROMPTS[0]], max_tokens=40, ignore_eos=True)
+    assert lengths == [16, 16, 7]  # the first token comes with the prompt
+    monkeypatch.setattr(forward.cost, "predict", lambda *_: 1.0)
+    lengths.clear()
+    engine.generate([PROMPTS[0]], max_tokens=12, ignore_eos=True)
+    assert lengths == [4, 4, 3]
+    monkeypatch.setattr(forward.cost, "predict", lambda *_: 1e-4)
+    monkeypatch.setattr(engine.live, "eos_ids", np.array([[long.token_ids[5]]]))
+    before = engine.stats.target_passes
+    (ended,) = engine.generate([PROMPTS[0]], max_tokens=40)
+    assert ended.token_ids == long.token_ids[: long.token_ids.index(long.token_ids[5]) + 1]
+    assert engine.stats.target_passes - before == len(ended.token_ids)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from detgen.kernels.judging import Scores
 from detgen.kernels.native import library
+from detgen.kernels.native.library import Ends
 from detgen.kernels.probe import same_bits
 from detgen.kernels.sampling import Choice, choose
 from detgen.passes.adapter import attach
@@ -156,6 +157,21 @@ def test_a_draft_ends_where_logits_are_not_finite(forward: Forward) -> None:
     model._embedding[draft[1]] = kept
     assert cut == draft[: len(cut)]
     assert (len(cut), lengths.tolist()) == (draft.index(draft[1]) + 1, [draft.index(draft[1]) + 2])
+
+
+def test_a_sequence_ends_with_its_token(forward: Forward) -> None:
+    """Where it is to end; what comes before is as without an end."""
+    windows = Windows.of([Window(0, 0, [5, 6], 1), Window(1, 0, [5, 6], 1)])
+    whole, scores = forward.chain(windows, np.array([6, 6]))
+    written = scores.tokens[:6].tolist()
+    at = written.index(written[2])
+    lengths, before = np.array([6, 6]), forward.passes
+    ends = Ends(np.array([299 - written[0], written[2]]), np.array([True, False]))
+    tokens, scores = forward.chain(windows, lengths, ends)
+    assert lengths.tolist() == [at + 1, 6]
+    assert scores.tokens.tolist() == [*written[: at + 1], *written]
+    assert tokens.tolist() == [*whole[: at + 1].tolist(), *whole[6:].tolist()]
+    assert forward.passes == before + 6
 
 
 def test_passes_that_nobody_needs_are_not_run(forward: Forward) -> None:

@@ -10,6 +10,12 @@
 int run_pass(const Program *program, const Pass *pass);
 int chain_bytes(void) { return sizeof(Chain); }
 
+static int is_end(const Chain *chain, int64_t token) {
+    int found = 0;
+    for (int64_t e = 0; e < chain->ending; e++) found |= chain->ends[e] == token;
+    return found;
+}
+
 /* What a sequence goes on with after a pass; -1 where its result is not finite. */
 static int64_t chosen(const Chain *chain, int64_t place, int64_t width) {
     if (chain->draws) return chain->tokens[place];
@@ -49,7 +55,7 @@ int run_chain(const Program *program, const Pass *first, const Chain *chain) {
             const int64_t row = first->want[i], position = first->positions[row] + step;
             const int64_t token = chosen(chain, (step - 1) * n + i, width);
             const int bad = step == 1 ? first->broken[row] : chain->broken[(step - 1) * n + i];
-            if (chain->lengths[i] <= step || bad || token < 0) {
+            if (chain->lengths[i] <= step || bad || token < 0 || (chain->to_end[i] && is_end(chain, token))) {
                 chain->lengths[i] = chain->lengths[i] < step ? chain->lengths[i] : step;
                 continue;
             }

@@ -64,6 +64,18 @@ class Rows(NamedTuple):
     pieces: torch.Tensor
 
 
+class Ends(NamedTuple):
+    """Where sequences end.
+
+    Attributes:
+        tokens: int64 [n], ids behind which nothing comes.
+        to_end: bool [sequences], whether these hold for it.
+    """
+
+    tokens: np.ndarray
+    to_end: np.ndarray
+
+
 class Runner:
     """Runs the steps of a builder.
 
@@ -118,14 +130,15 @@ class Runner:
             take(name, all_given[step.to][: len(rows.wanted) if step.wanted else count])
         return broken
 
-    def chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+    def chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends) -> tuple[torch.Tensor, np.ndarray]:
         """Run passes one after the other; in each, sequences go on with the largest logit of the one before.
 
         Args:
             rows: those of the first pass, of which one a sequence is wanted, in their order.
             slots: int64 [sequences], theirs.
             lengths: int64 [sequences], passes that each takes part in, at least 1; lowered where a result is not
-                finite.
+                finite, and where a sequence ends.
+            ends: where they do.
 
         Returns:
             What SCORE makes of the rows, float32 [passes, sequences, SCORED], and whether a key of the last layer is
@@ -136,17 +149,19 @@ class Runner:
         """
         steps, count = int(lengths.max()), len(slots)
         scores, broken = torch.zeros(steps, count, SCORED), np.zeros((steps, count), bool)
-        chain = Chain(steps, slots.ctypes.data, lengths.ctypes.data, scores.data_ptr(), broken.ctypes.data)
+        places = (x.ctypes.data for x in (*ends, slots, lengths))
+        chain = Chain(steps, len(ends.tokens), *places, scores.data_ptr(), broken.ctypes.data)
         broken[0] = self._chain(rows, chain)[rows.wanted].numpy()
         return scores, broken
 
-    def draft(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, draws: bytes) -> np.ndarray:
+    def draft(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends, draws: bytes) -> np.ndarray:
         """Run passes one after the other; in each, sequences go on with what their sampling is likely to choose.
 
         Args:
             rows: see `chain`, like slots and lengths.
             slots: theirs.
-            lengths: lowered where nobody can tell.
+            lengths: lowered where nobody can tell, too.
+            ends: see `chain`.
             draws: `Draws` of native/draws.h, of the sequences' first tokens.
 
         Returns:
@@ -158,8 +173,9 @@ class Runner:
         steps, count = int(lengths.max()), len(slots)
         tokens, broken = np.full((steps, count), -1, np.int64), np.zeros((steps, count), bool)
         address = ctypes.cast(ctypes.c_char_p(draws), ctypes.c_void_p).value
-        places = (x.ctypes.data for x in (slots, lengths))
-        self._chain(rows, Chain(steps, *places, None, broken.ctypes.data, address, tokens.ctypes.data))
+        places = (x.ctypes.data for x in (*ends, slots, lengths))
+        chain = Chain(steps, len(ends.tokens), *places, None, broken.ctypes.data, address, tokens.ctypes.data)
+        self._chain(rows, chain)
         return tokens
 
     def _chain(self, rows: Rows, chain: Chain) -> torch.Tensor:

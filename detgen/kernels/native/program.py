@@ -95,8 +95,8 @@ class Chain(ctypes.Structure):
     """`Chain` of program.h."""
 
     _fields_ = (
-        ("steps", c_int64),
-        *((name, c_void_p) for name in ("slots", "lengths", "scores", "broken", "draws", "tokens")),
+        *((name, c_int64) for name in ("steps", "ending")),
+        *((name, c_void_p) for name in ("ends", "to_end", "slots", "lengths", "scores", "broken", "draws", "tokens")),
     )
 
 
