@@ -123,8 +123,7 @@ class AutoDrafter:
             self._beside = max(0.9 * self._beside + 0.1 * min(seconds - self._predicted, 2e-3), 0.0)
         if self._trying:
             return
-        if self._pace.way == "model" and self._idle:
-            self._pace.give_up()
+        if self._pace.way == "model" and self._idle and self._pace.give_up():
             return
         again = self._pace.learn(tokens, seconds, tokens * self._plain)
         if again and self._pace.way == "model":

@@ -100,10 +100,12 @@ class Pace:
             self._judge(ratio)
         return False
 
-    def give_up(self) -> None:
-        """End a try, if one goes on: the way turned out to be of no use."""
-        if self.way != self.best:
+    def give_up(self) -> bool:
+        """End a try, if one goes on: the way turned out to be of no use. Returns whether one did."""
+        tried = self.way != self.best
+        if tried:
             self._judge(0.0)
+        return tried
 
     def _judge(self, ratio: float) -> None:
         """Keep the faster of the way that was tried, so many times as fast, and the best one so far."""

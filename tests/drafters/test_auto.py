@@ -122,6 +122,18 @@ def test_what_is_of_no_use_is_given_up_at_once(predictable: Any, draftable: Call
     assert predictable.passes == []
 
 
+def test_what_was_best_and_is_of_no_use_is_left(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Its rounds count, though nobody drafts in them, so the others are tried again."""
+    auto = make(predictable, line(0.01, 0.001), line(0.005, 0.0))
+    seq = draftable(0, [1, 2, 3], {"model": (0.0, 20.0)})
+    auto.learn(seq, "model", 0, 40)
+    assert auto._pace.best == "model"
+    for _ in range(20):
+        auto.draft([seq], [8])
+        auto.timed(1, 0.02 if auto._pace.way == "model" else 0.01)
+    assert auto._pace.best != "model"
+
+
 def test_matches_of_unknown_worth_are_tried_by_few(predictable: Any, draftable: Callable[..., Any]) -> None:
     auto = make(predictable, line(0.05, 0.0), None)
     seqs = [draftable(slot, [1, 2, 3, 1, 2]) for slot in range(8)]
