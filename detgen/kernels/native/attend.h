@@ -173,20 +173,20 @@ static void attend_batch(const Step *s, const Pass *pass, const Piece *p, int64_
     for (int64_t r = 0; r < rows; r++) {
         const Seen keys = seen(s, p, row + r, 1);
         const int64_t from = keys.low / LANES * LANES, end = (keys.high + LANES - 1) / LANES * LANES;
-        float *w = weights + r * stride - first;
-        totals[r] = weigh(s, w + from, from, end, keys.low, keys.high);
-        memset(w + first, 0, sizeof(float) * (from - first));
-        memset(w + end, 0, sizeof(float) * (first + stride - end));
+        float *w = weights + r * stride;
+        totals[r] = weigh(s, w + from - first, from, end, keys.low, keys.high);
+        memset(w, 0, sizeof(float) * (from - first));
+        memset(w + end - first, 0, sizeof(float) * (first + stride - end));
     }
     for (int64_t j = first; j < any.high; j += PAGE) {
-        const float *v = s->kept + (table[j / PAGE] - j / PAGE) * PAGE * v_key + head * values;
+        const float *v = s->kept + table[j / PAGE] * PAGE * v_key + head * values;
         for (int64_t r = 0, step; r < rows; r += step) {
             step = rows - r < QUERIES ? rows - r : QUERIES;
             const Seen keys = seen(s, p, row + r, step);
             const int64_t from = keys.low < j ? j : keys.low, end = j + PAGE < keys.high ? j + PAGE : keys.high;
             if (from >= end) continue;
             EACH_QUERIES(mix_page, sums + r * values, values, weights + r * stride + from - first, stride,
-                         v + from * v_key, v_key, end - from);
+                         v + (from - j) * v_key, v_key, end - from);
         }
     }
     for (int64_t r = 0; r < rows; r++) {

@@ -59,9 +59,9 @@ static int64_t blocks_of_rows(int64_t rows) { return (rows + ROW_BLOCK - 1) / RO
 static int64_t shares_of(const Step *s, const Run *run, int64_t rows) {
     const int64_t panels = s->columns / PANEL, threads = run->pass->threads;
     if (rows > ROW_BLOCK) return (panels + PANELS_A_BLOCK - 1) / PANELS_A_BLOCK;
-    int64_t shares = rows > FEW_ROWS ? panels : 4 * threads;
-    while (shares * MOST_PANELS < panels) shares += threads;
-    return shares < panels ? shares : panels;
+    const int64_t least = (panels + MOST_PANELS - 1) / MOST_PANELS, even = (least + threads - 1) / threads * threads;
+    const int64_t shares = even > 4 * threads ? even : 4 * threads;
+    return rows > FEW_ROWS || shares > panels ? panels : shares;
 }
 
 static int64_t tasks_of(const Step *s, const Run *run) {
