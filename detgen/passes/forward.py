@@ -186,7 +186,7 @@ class Forward:
         started = time.perf_counter()
         packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
         with torch.inference_mode():
-            scored, broken = self.model.chain(packed, lengths, ends or _nowhere(lengths))
+            scored, broken = self.model.chain(packed, lengths, ends)
         self._count(packed, lengths, time.perf_counter() - started)
         step = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -213,7 +213,7 @@ class Forward:
         packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
         draws = choosing.draws(self.model.outputs, **Choices.of(choices).how())
         with torch.inference_mode():
-            tokens = self.model.draft(packed, lengths, _nowhere(lengths), draws.packed)
+            tokens = self.model.draft(packed, lengths, draws.packed)
         self._count(packed, lengths, time.perf_counter() - started)
         return [of[of >= 0].tolist() for of in tokens.T]
 
@@ -254,11 +254,6 @@ class Forward:
             return self._attention.attend(layer, q, k, v, packed, traits)
         self.cache.write(layer, packed.kv_positions, k, v)
         return packed.attend(q, self.cache.keys[layer], self.cache.values[layer], traits)
-
-
-def _nowhere(lengths: np.ndarray) -> Ends:
-    """Sequences that do not end."""
-    return Ends(np.zeros(0, np.int64), np.zeros(len(lengths), bool))
 
 
 @torch.inference_mode()

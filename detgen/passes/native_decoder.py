@@ -107,7 +107,7 @@ class NativeDecoder:
             broken += found.nonzero()[:, 0].tolist()
         return out
 
-    def chain(self, packed: Packed, lengths: np.ndarray, ends: Ends) -> tuple[torch.Tensor, np.ndarray]:
+    def chain(self, packed: Packed, lengths: np.ndarray, ends: Ends | None = None) -> tuple[torch.Tensor, np.ndarray]:
         """Passes one after the other, in which sequences go on with their largest logits.
 
         Args:
@@ -115,24 +115,19 @@ class NativeDecoder:
             lengths: see `Runner.chain`, like the result.
             ends: likewise.
         """
-        windows = packed.windows
-        slots = windows.slots[windows.logits > 0]
-        last = int((windows.starts + windows.lengths).max() + lengths.max())
-        return self._runner(None, last, True).chain(rows_of(packed), slots, lengths, ends)
+        runner = self._runner(None, _reach(packed, lengths), True)
+        return runner.chain(rows_of(packed), _wanting(packed), lengths, ends)
 
-    def draft(self, packed: Packed, lengths: np.ndarray, ends: Ends, draws: bytes) -> np.ndarray:
+    def draft(self, packed: Packed, lengths: np.ndarray, draws: bytes) -> np.ndarray:
         """Passes one after the other, in which sequences go on with what their sampling is likely to choose.
 
         Args:
             packed: the first pass, whose windows want one row each, or none.
             lengths: see `Runner.draft`, like the result.
-            ends: likewise.
             draws: likewise.
         """
-        windows = packed.windows
-        last = int((windows.starts + windows.lengths).max() + lengths.max())
-        slots = windows.slots[windows.logits > 0]
-        return self._runner(None, last, False).draft(rows_of(packed), slots, lengths, ends, draws)
+        runner = self._runner(None, _reach(packed, lengths), False)
+        return runner.draft(rows_of(packed), _wanting(packed), lengths, draws)
 
     def operations(self) -> dict[str, int]:
         """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""
@@ -203,6 +198,16 @@ class NativeDecoder:
             else:
                 b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="out")
         return b
+
+
+def _reach(packed: Packed, lengths: np.ndarray) -> int:
+    """Positions that a chain of passes reaches at most."""
+    return int((packed.windows.starts + packed.windows.lengths).max() + lengths.max())
+
+
+def _wanting(packed: Packed) -> np.ndarray:
+    """The slots whose windows want a row, int64 [n]."""
+    return packed.windows.slots[packed.windows.logits > 0]
 
 
 def rows_of(packed: Packed) -> Rows:

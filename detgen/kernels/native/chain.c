@@ -10,10 +10,11 @@
 int run_pass(const Program *program, const Pass *pass);
 int chain_bytes(void) { return sizeof(Chain); }
 
-static int is_end(const Chain *chain, int64_t token) {
-    int found = 0;
-    for (int64_t e = 0; e < chain->ending; e++) found |= chain->ends[e] == token;
-    return found;
+/* Whether a sequence ends with a token. */
+static int is_end(const Chain *chain, int64_t sequence, int64_t token) {
+    for (int64_t e = 0; e < chain->ending; e++)
+        if (chain->ends[e] == token) return chain->to_end[sequence];
+    return 0;
 }
 
 /* What a sequence goes on with after a pass; -1 where its result is not finite. */
@@ -55,7 +56,7 @@ int run_chain(const Program *program, const Pass *first, const Chain *chain) {
             const int64_t row = first->want[i], position = first->positions[row] + step;
             const int64_t token = chosen(chain, (step - 1) * n + i, width);
             const int bad = step == 1 ? first->broken[row] : chain->broken[(step - 1) * n + i];
-            if (chain->lengths[i] <= step || bad || token < 0 || (chain->to_end[i] && is_end(chain, token))) {
+            if (chain->lengths[i] <= step || bad || token < 0 || is_end(chain, i, token)) {
                 chain->lengths[i] = chain->lengths[i] < step ? chain->lengths[i] : step;
                 continue;
             }

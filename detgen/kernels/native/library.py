@@ -130,7 +130,9 @@ class Runner:
             take(name, all_given[step.to][: len(rows.wanted) if step.wanted else count])
         return broken
 
-    def chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends) -> tuple[torch.Tensor, np.ndarray]:
+    def chain(
+        self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None = None
+    ) -> tuple[torch.Tensor, np.ndarray]:
         """Run passes one after the other; in each, sequences go on with the largest logit of the one before.
 
         Args:
@@ -138,7 +140,7 @@ class Runner:
             slots: int64 [sequences], theirs.
             lengths: int64 [sequences], passes that each takes part in, at least 1; lowered where a result is not
                 finite, and where a sequence ends.
-            ends: where they do.
+            ends: where they do; None for nowhere.
 
         Returns:
             What SCORE makes of the rows, float32 [passes, sequences, SCORED], and whether a key of the last layer is
@@ -149,19 +151,20 @@ class Runner:
         """
         steps, count = int(lengths.max()), len(slots)
         scores, broken = torch.zeros(steps, count, SCORED), np.zeros((steps, count), bool)
-        places = (x.ctypes.data for x in (*ends, slots, lengths))
-        chain = Chain(steps, len(ends.tokens), *places, scores.data_ptr(), broken.ctypes.data)
-        broken[0] = self._chain(rows, chain)[rows.wanted].numpy()
+        chain = Chain(steps=steps, scores=scores.data_ptr())
+        if ends is not None:
+            chain.ending = len(ends.tokens)
+            chain.ends, chain.to_end = ends.tokens.ctypes.data, ends.to_end.ctypes.data
+        broken[0] = self._chain(rows, slots, lengths, broken, chain)[rows.wanted].numpy()
         return scores, broken
 
-    def draft(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends, draws: bytes) -> np.ndarray:
+    def draft(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, draws: bytes) -> np.ndarray:
         """Run passes one after the other; in each, sequences go on with what their sampling is likely to choose.
 
         Args:
             rows: see `chain`, like slots and lengths.
             slots: theirs.
             lengths: lowered where nobody can tell, too.
-            ends: see `chain`.
             draws: `Draws` of native/draws.h, of the sequences' first tokens.
 
         Returns:
@@ -173,13 +176,14 @@ class Runner:
         steps, count = int(lengths.max()), len(slots)
         tokens, broken = np.full((steps, count), -1, np.int64), np.zeros((steps, count), bool)
         address = ctypes.cast(ctypes.c_char_p(draws), ctypes.c_void_p).value
-        places = (x.ctypes.data for x in (*ends, slots, lengths))
-        chain = Chain(steps, len(ends.tokens), *places, None, broken.ctypes.data, address, tokens.ctypes.data)
-        self._chain(rows, chain)
+        self._chain(rows, slots, lengths, broken, Chain(steps=steps, draws=address, tokens=tokens.ctypes.data))
         return tokens
 
-    def _chain(self, rows: Rows, chain: Chain) -> torch.Tensor:
+    def _chain(
+        self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, broken: np.ndarray, chain: Chain
+    ) -> torch.Tensor:
         """Run it; returns whether keys of the last layer are not finite in the first pass, bool [rows]."""
+        chain.slots, chain.lengths, chain.broken = (x.ctypes.data for x in (slots, lengths, broken))
         first = torch.zeros(len(rows.ids), dtype=torch.bool)
         addresses = (ctypes.c_void_p * len(self._widths))()
         task = self._task(rows, addresses, first)
