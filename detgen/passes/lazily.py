@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,9 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
 
 
 def _places(
-    folder: Path, tensors: Iterable[Tensor], renamed: tuple[str, str] | None
+    folder: Path, tensors: Sequence[Tensor], renamed: tuple[str, str] | None
 ) -> dict[str, Place | Stack] | None:
-    """Where parameters lie, by name; None if the parts of one are not of the shapes that can be put together."""
+    """Where parameters lie, by name; None if two tensors have one's place, or its parts do not fit together."""
     found: dict[str, Place | Stack] = {}
     parts: dict[str, dict[tuple[int, int], Place]] = defaultdict(dict)  # by expert and part
     for tensor in tensors:
@@ -75,6 +75,8 @@ def _places(
             parts[f"{expert['experts']}.{joined}"][int(expert["number"]), part] = place
         else:
             found[name] = place
+    if len(found) + sum(map(len, parts.values())) < len(tensors):
+        return None
     for name, of in parts.items():
         experts, each = (1 + max(numbers) for numbers in zip(*of, strict=True))
         places = [tuple(of.get((i, j)) for j in range(each)) for i in range(experts)]

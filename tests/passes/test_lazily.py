@@ -166,6 +166,13 @@ def test_experts_that_do_not_fit_together(random_model: Callable[..., Path]) -> 
             is_lazy(folder)
 
 
+def test_a_place_that_two_tensors_have(random_model: Callable[..., Path]) -> None:
+    """Under the old name and the new one, or by numbers that mean the same expert: transformers takes one of them."""
+    folder = random_model(FAMILIES["gpt-neox"]())
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(320, 64)}))
+    assert not is_lazy(folder)
+
+
 def test_what_old_files_have_besides(random_model: Callable[..., Path]) -> None:
     """Masks that transformers reads over."""
     folder = random_model(FAMILIES["gpt-neox"]())
