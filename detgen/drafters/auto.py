@@ -115,7 +115,7 @@ class AutoDrafter:
         keys = sum(len(seq.tokens) for seq in seqs)
         self._plain = max(self._seconds([0] * len(seqs), keys), 1e-9) / len(seqs)
         self._trying, self._idle = False, True
-        return [_NOTHING] * len(seqs) if self._pace.way == "none" else self._draft(seqs, lengths)
+        return [_NOTHING] * len(seqs) if self._pace.way == "none" else self._draft(seqs, lengths, keys)
 
     def timed(self, tokens: int, seconds: float) -> None:
         """Take in what a round of nothing but decoding gave, and its time."""
@@ -132,10 +132,11 @@ class AutoDrafter:
             for rate in self._by_match:
                 rate.doubt(rate.prior)
 
-    def _draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        count, keys = len(seqs), sum(len(seq.tokens) for seq in seqs)
+    def _draft(self, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> list[Draft]:
+        """As `draft`; `keys` are the tokens of the sequences."""
+        count = len(seqs)
         self._predicted = 0.0
-        plain = self._rate(count, [0] * count, keys, 0.0)
+        plain = 1 / (self._plain + self._beside / count)
         self._speed = max(self._speed, plain)
         least = self._least()
         found = []
@@ -164,7 +165,7 @@ class AutoDrafter:
             self._try_model(self._model, seqs, lengths, drafts)
         elif self._model is not None and self._pace.way == "model":
             gains = [sum(chance[:n]) for chance, n in zip(chances, counts, strict=True)]
-            self._draft_by_model(self._model, seqs, lengths, drafts, gains)
+            self._draft_by_model(self._model, seqs, lengths, drafts, gains, keys)
         self._predicted += self._seconds([len(draft.tokens) for draft in drafts], keys)
         return drafts
 
@@ -196,10 +197,16 @@ class AutoDrafter:
         self._trying = any(draft.tokens for draft in written)
 
     def _draft_by_model(
-        self, model: ModelDrafter, seqs: Sequence[Drafting], lengths: list[int], drafts: list[Draft], gains: list[float]
+        self,
+        model: ModelDrafter,
+        seqs: Sequence[Drafting],
+        lengths: list[int],
+        drafts: list[Draft],
+        gains: list[float],
+        keys: int,
     ) -> None:
         """Replace drafts by those of the draft model if that makes the round faster; changes `drafts` in place."""
-        count, keys = len(seqs), sum(len(seq.tokens) for seq in seqs)
+        count = len(seqs)
         rates = [self._acceptance(seq) for seq in seqs]
         least = math.log(self._least())
         worthwhile = [min(n, int(least / math.log(rate))) for n, rate in zip(lengths, rates, strict=True)]

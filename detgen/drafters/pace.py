@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_BEFORE = 2, 8  # rounds until a first try: where the best way is a guess, and where it is not
+_GUESSED, _FOUND = 2, 8  # rounds until the first try, where the best way is a guess and where it is not
 _FEWEST, _MOST = 2, 16  # rounds of a try, which ends as soon as the verdict is clear
 _CHANCE = 1.0  # what chance makes of a speed, as a share of it, if it is known from one token
 _SOONEST, _LATEST = 8, 512  # rounds until another way is tried
@@ -66,7 +66,7 @@ class Pace:
         self._speeds = {way: _Speed() for way in ways}
         self._others = [way for way in ways if way != best]  # the next to be tried first
         self._untried = set(self._others)
-        self._left = _BEFORE[not first]  # rounds until the way changes
+        self._left = _GUESSED if first else _FOUND  # rounds until the way changes
         self._wait = _SOONEST
         self._more = 0  # rounds by which the try may become longer
 
