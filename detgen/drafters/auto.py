@@ -3,19 +3,23 @@
 The candidates are no draft, the n-gram look-up and the draft model. (Not the target's fast path: its pass costs as much
 as a canonical pass over so few rows, so it cannot win.) A draft token is worth its row of the canonical pass while its
 chance of acceptance exceeds the row's cost times the speed so far; the draft model drafts if its gain over the look-up
-is worth its passes. The choice depends on timing; the output does not depend on the choice.
+is worth its passes. How often a drafter is right is learnt from tokens that were generated without it, before it is
+tried: they are looked up, or read by the draft model in one pass. The choice depends on timing; the output does not
+depend on the choice.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, takewhile
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
 from detgen.drafters.pace import Pace
 from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.drafters.rate import Rate, expected_accepted
 from detgen.drafters.registry import Parts
 from detgen.passes.cost import PassCost
 from detgen.passes.tiles import attention_area
@@ -25,40 +29,14 @@ _MODEL_DRAFT_TOKENS = (1, 3, 6)
 _MODEL_PRIOR = 0.67
 _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
 _ADAPTIVE = 8  # most tokens of an adaptive draft
-_WEIGHT = 2.0  # weight of a prior, in tokens tried
-_KNOWN = 8.0  # tokens tried, the prior's included, from which a rate is known
-_FEW, _UNSURE = 4, 8  # where a rate is not known, so many sequences draft, or one of so many
+_BACK = 32  # tokens of a sequence that are looked back at, at most
+_ENOUGH = 8  # tokens of all sequences that are worth looking back at
+_READ, _LOOKED_UP = 16, 64  # tokens that are enough for the draft model, and for the look-up, which costs less
+_CAPS = (1, 2, 4, 8)  # lengths of drafts that are tried on them
+_SOON = 64  # tokens of each sequence after which the look-up is looked at again, which costs little
+_BESIDE = 2e-4  # seconds that a round is assumed to take beside its passes until that has been measured
+_DOUBT = 0.9  # of what a round takes beside what is predicted, when that was why the look-up was not tried
 _NOTHING = Draft([], "none")
-
-
-class _Rate:
-    """An acceptance rate in which old tries fade."""
-
-    __slots__ = ("hits", "prior", "tries")
-
-    def __init__(self, prior: float) -> None:
-        self.prior = prior
-        self.hits, self.tries = _WEIGHT * prior, _WEIGHT
-
-    @property
-    def known(self) -> bool:
-        """Whether it says more than the prior does."""
-        return self.tries >= _KNOWN
-
-    def doubt(self, towards: float) -> None:
-        """Let some tries decide whether it still holds: until then it is half of what it was and half `towards`."""
-        value = (self.value + towards) / 2
-        self.tries = min(self.tries, _KNOWN - 2)
-        self.hits = self.tries * value
-
-    def learn(self, hits: int, tries: int) -> None:
-        self.hits = self.hits * 0.995 + hits
-        self.tries = self.tries * 0.995 + tries
-
-    @property
-    def value(self) -> float:
-        """The rate, within bounds that keep every choice open."""
-        return min(max(self.hits / self.tries, 0.02), 0.98)
 
 
 class AutoDrafter:
@@ -90,47 +68,112 @@ class AutoDrafter:
         self._draft_tokens = draft_tokens
         self._choices = _MODEL_DRAFT_TOKENS if draft_tokens is None else (draft_tokens,)
         self._speed = 0.0  # expected tokens per second of the last round
-        self._by_model = _Rate(_MODEL_PRIOR)
-        self._by_match = [_Rate(prior) for prior in _NGRAM_PRIOR]
+        self._by_model = Rate(_MODEL_PRIOR)
+        self._by_match = [Rate(prior) for prior in _NGRAM_PRIOR]
         self._matched: dict[int, int] = {}  # by slot
         self._ways = ("ngram", "none") if model is None else ("model", "ngram", "none")
         self._paces: dict[int, Pace] = {}  # by the magnitude of the number of sequences
         self._pace = Pace(self._ways, self._ways[-1])  # the one of the last round
-        self._trying = False  # whether the draft model drafted for a few in the last round, to know how good it is
-        self._idle = False  # whether it drafted for nobody
+        self._way = self._pace.way  # that of the last round, or of the next one
+        self._idle = False  # whether the draft model drafted for nobody
+        self._context = 0.0  # tokens of a sequence of the last round
+        self._looked = 0.0  # seconds that it took to look back
+        self._floor = 0.0  # tokens per second that a way has to promise to be tried
+        self._promised = math.inf  # times what is predicted without drafts that the look-up promised
         self._plain = 0.0  # predicted seconds of a token of the last round, if nothing is drafted
         self._predicted = 0.0  # seconds of the last round: of its draft, as measured, and of its passes
-        self._beside = 0.0  # seconds that a round takes beside what is predicted
+        self._beside = _BESIDE  # seconds that a round takes beside what is predicted
+        self._rounds = 1  # in which that was seen
         self._slower = 1.0  # times what is predicted that a draft by the model takes
 
     @property
     def patient(self) -> bool:
-        """Whether a few passes may be run before it is asked again."""
-        return self._pace.way == "none"
+        """Whether it drafts nothing in the next round."""
+        return self._way == "none"
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
-        first = not self._paces
-        self._pace = self._paces.setdefault(len(seqs).bit_length(), Pace(self._ways, self._pace.best, first=first))
         keys = sum(len(seq.tokens) for seq in seqs)
-        self._plain = max(self._seconds([0] * len(seqs), keys), 1e-9) / len(seqs)
-        self._trying, self._idle = False, True
-        return [_NOTHING] * len(seqs) if self._pace.way == "none" else self._draft(seqs, lengths, keys)
+        self._plain, self._context = self._alone(len(seqs), keys), keys / len(seqs)
+        pace = self._pace = self._pace_of(len(seqs))
+        self._idle, self._looked, self._floor = True, 0.0, 0.0
+        if pace.begins and pace.way != "none":
+            self._look_back(seqs, keys)
+        self._way = pace.way
+        drafts = self._draft(seqs, lengths, keys) if self._way != "none" else []
+        if self._way == "model" and self._idle and pace.give_up():
+            self._way = pace.way
+        return [_NOTHING] * len(seqs) if self._way == "none" else drafts
 
-    def timed(self, tokens: int, seconds: float) -> None:
-        """Take in what a round of nothing but decoding gave, and its time."""
-        if self._pace.way != "none":
-            self._beside = max(0.9 * self._beside + 0.1 * min(seconds - self._predicted, 2e-3), 0.0)
-        if self._trying:
+    def timed(self, tokens: float, seconds: float, sequences: int) -> None:
+        """Take in what a round of nothing but decoding gave, its time, and how many sequences there were."""
+        pace = self._pace_of(sequences)
+        if self._way == "none":
+            self._plain = self._alone(sequences, self._context * sequences)
+        else:
+            self._rounds += 1
+            new = max(0.1, 1 / self._rounds)
+            beside = min(seconds - self._looked - self._predicted, 2e-3)
+            self._beside = max((1 - new) * self._beside + new * beside, 0.0)
+        if pace is self._pace:
+            pace.learn(tokens, seconds - self._looked, tokens * self._plain, tokens / sequences)
+        self._pace, self._way, self._looked = pace, pace.way, 0.0
+        self._context += tokens / sequences
+
+    def _pace_of(self, count: int) -> Pace:
+        """That of so many sequences."""
+        magnitude = count.bit_length()
+        if magnitude not in self._paces:
+            self._paces[magnitude] = Pace(self._ways, self._pace.best)
+        return self._paces[magnitude]
+
+    def _alone(self, count: int, keys: float) -> float:
+        """Predicted seconds of a token if nothing is drafted."""
+        return max(self._seconds(count, 1, keys), 1e-9) / count
+
+    def _look_back(self, seqs: Sequence[Drafting], keys: int) -> None:
+        """See how good a drafter would have been before it is tried; it may not be worth it, or too early to know."""
+        started, pace, model = time.perf_counter(), self._pace, self._model
+        some, counts = _generated(seqs, _LOOKED_UP)
+        if sum(counts) < _ENOUGH:
+            pace.put_off()
             return
-        if self._pace.way == "model" and self._idle and self._pace.give_up():
-            return
-        again = self._pace.learn(tokens, seconds, tokens * self._plain)
-        if again and self._pace.way == "model":
-            self._by_model.doubt(self._by_model.value)
-        elif again and self._pace.way == "ngram":
-            for rate in self._by_match:
-                rate.doubt(rate.prior)
+        self._floor = pace.speed("none") / self._plain
+        found = [self._ngram.look_back(seq, count) for seq, count in zip(some, counts, strict=True)]
+        if sum(map(len, found)) >= _ENOUGH:
+            self._promised = self._looked_up(found, len(seqs), keys) * self._plain
+        if pace.way == "model" and model is not None:
+            able = (seq for seq in sorted(seqs, key=model.behind) if model.room(seq) > 0)
+            some, counts = _generated(able, _READ)
+            self._by_model.doubt()
+            self._by_model.learn(model.look_back(some, counts), sum(counts))
+        elif self._promised < self._floor * self._plain:
+            self._beside *= _DOUBT
+            pace.give_up(_SOON)
+        self._looked = time.perf_counter() - started
+
+    def _looked_up(self, found: list[list[tuple[int, bool]]], count: int, keys: int) -> float:
+        """Tokens per second that the look-up would have made for `count` sequences like these; learns from them."""
+        for rate in self._by_match:
+            rate.doubt()
+        for matched, hit in chain.from_iterable(found):
+            if matched:
+                self._by_match[matched - 1].learn(int(hit), 1)
+        self._speed = max(self._speed, 1 / self._plain)
+        least, speeds = self._least(), []
+        for cap in _CAPS:
+            rounds = drafted = 0
+            for tokens in found:
+                at = 0
+                while at < len(tokens):
+                    length = len(self._chances(tokens[at][0], min(cap, len(tokens) - at - 1), least))
+                    drafted += length
+                    rounds += 1
+                    hits = takewhile(bool, (hit for _, hit in tokens[at : at + length]))
+                    at += 1 + sum(hits)
+            each = count / rounds
+            speeds.append(self._rate(each * sum(map(len, found)), each * (rounds + drafted), 1 + cap, keys, 0.0))
+        return max(speeds)
 
     def _draft(self, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> list[Draft]:
         """As `draft`; `keys` are the tokens of the sequences."""
@@ -141,15 +184,11 @@ class AutoDrafter:
         least = self._least()
         found = []
         chances = []  # of each token of each draft: that it and all before it are accepted
-        unsure = self._few(count)
         for seq, length in zip(seqs, lengths, strict=True):
             tokens, matched = self._ngram.look_up(
                 seq, length if self._draft_tokens is None else min(length, self._draft_tokens)
             )
             self._matched[seq.slot] = matched
-            if tokens and not self._by_match[matched - 1].known:
-                unsure -= 1
-                tokens = tokens if unsure >= 0 else []
             found.append(tokens)
             chances.append(self._chances(matched, len(tokens), least))
         counts, gain, self._speed = [0] * count, 0.0, plain
@@ -157,16 +196,15 @@ class AutoDrafter:
         for cap in range(1, max(map(len, chances)) + 1):
             gain += sum(chance[cap - 1] for chance in chances if len(chance) >= cap)
             cut = [min(len(chance), cap) for chance in chances]
-            speed = self._rate(count + gain, cut, keys, 0.0)
+            speed = self._rate(count + gain, count + sum(cut), 1 + max(cut), keys, 0.0)
             if speed > self._speed:
                 counts, self._speed = cut, speed
         drafts = [Draft(tokens[:n], "ngram") if n else _NOTHING for tokens, n in zip(found, counts, strict=True)]
-        if self._model is not None and self._pace.way == "model" and not self._by_model.known:
-            self._try_model(self._model, seqs, lengths, drafts)
-        elif self._model is not None and self._pace.way == "model":
+        if self._model is not None and self._way == "model":
             gains = [sum(chance[:n]) for chance, n in zip(chances, counts, strict=True)]
             self._draft_by_model(self._model, seqs, lengths, drafts, gains, keys)
-        self._predicted += self._seconds([len(draft.tokens) for draft in drafts], keys)
+        drafted = [len(draft.tokens) for draft in drafts]
+        self._predicted += self._seconds(count + sum(drafted), 1 + max(drafted), keys)
         return drafts
 
     def _chances(self, matched: int, length: int, least: float) -> list[float]:
@@ -180,21 +218,6 @@ class AutoDrafter:
                 break
             chances.append(chance)
         return chances
-
-    def _few(self, count: int) -> int:
-        """For how many of so many sequences somebody drafts of whom nobody knows how good he is."""
-        return max(count // _UNSURE, min(count, _FEW))
-
-    def _try_model(
-        self, model: ModelDrafter, seqs: Sequence[Drafting], lengths: list[int], drafts: list[Draft]
-    ) -> None:
-        """Replace a few drafts by short ones of the draft model, where it has the least to read."""
-        able = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: model.behind(seqs[i]))
-        some = able[: self._few(len(seqs))]
-        written = model.draft([seqs[i] for i in some], [min(self._choices[0], lengths[i]) for i in some])
-        for i, draft in zip(some, written, strict=True):
-            drafts[i] = draft if draft.tokens else _NOTHING
-        self._trying = any(draft.tokens for draft in written)
 
     def _draft_by_model(
         self,
@@ -218,7 +241,7 @@ class AutoDrafter:
             cut = [len(d.tokens) for d in drafts]
             for i, rate in enumerate(rates):
                 length = min(most, worthwhile[i])
-                gain = _expected(rate, length)
+                gain = expected_accepted(rate, length)
                 if gain > gains[i]:
                     picks[i] = length
                     tokens += gain - gains[i]
@@ -228,8 +251,8 @@ class AutoDrafter:
             if picks:
                 first = model.cost.predict(max(read, len(picks)), chosen=len(picks))
                 drafting = first + (most - 1) * model.cost.predict(len(picks))
-                speed = self._rate(tokens, cut, keys, drafting * self._slower)
-                if speed > self._speed:
+                speed = self._rate(tokens, count + sum(cut), 1 + max(cut), keys, drafting * self._slower)
+                if speed > max(self._speed, self._floor):
                     best, self._speed, expected = picks, speed, drafting
         self._idle = not best
         if best:
@@ -260,28 +283,34 @@ class AutoDrafter:
             return 1e-9  # the user set the length
         return min(max(self._speed * sum(self._cost.slopes()), 1e-3), 0.9)
 
-    def _rate(self, tokens: float, drafted: list[int], keys: int, drafting: float) -> float:
+    def _rate(self, tokens: float, rows: float, width: int, keys: float, drafting: float) -> float:
         """Tokens per second of a round.
 
         Args:
             tokens: expected committed tokens.
-            drafted: draft tokens of each sequence.
+            rows: rows of its passes.
+            width: those of the longest window.
             keys: tokens of the sequences.
             drafting: seconds taken to draft.
         """
-        seconds = self._seconds(drafted, keys) + drafting + self._beside
+        seconds = self._seconds(rows, width, keys) + drafting + self._beside
         return tokens / seconds if seconds else 0.0
 
-    def _seconds(self, drafted: list[int], keys: int) -> float:
+    def _seconds(self, rows: float, width: int, keys: float) -> float:
         """Predicted seconds of a round's passes; arguments as above."""
-        rows, width = len(drafted) + sum(drafted), 1 + max(drafted)
-        passes = -(-rows // (self._most_rows // width * width))  # a window is not divided
+        passes = math.ceil(rows / (self._most_rows // width * width))  # a window is not divided
         return passes * self._cost.predict(rows / passes, attention_area(rows, keys) / passes)
 
 
-def _expected(rate: float, length: int) -> float:
-    """Expected accepted tokens of a draft: rate + rate**2 + ... + rate**length."""
-    return rate * (1 - rate**length) / (1 - rate)
+def _generated(seqs: Iterable[Drafting], most: int) -> tuple[list[Drafting], list[int]]:
+    """The first sequences that have generated `most` tokens together, and how many of its last ones each gives."""
+    some: list[Drafting] = []
+    counts: list[int] = []
+    for seq in seqs:
+        if seq.generated and sum(counts) < most:
+            some.append(seq)
+            counts.append(min(seq.generated, _BACK))
+    return some, counts
 
 
 def make(parts: Parts) -> Drafter:

@@ -6,8 +6,11 @@ will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as the two 
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -63,15 +66,47 @@ class ModelDrafter:
         """About how many of the sequence's tokens it has to read before it can draft."""
         return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
 
+    def room(self, seq: Drafting) -> int:
+        """How many tokens it can draft at most, since its context ends; 0 and less for none."""
+        return self._context - len(seq.tokens)
+
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; stops after a token that ends it and at the context's end."""
-        lengths = [min(n, self._context - len(s.tokens)) for s, n in zip(seqs, lengths, strict=True)]
+        lengths = [min(n, self.room(s)) for s, n in zip(seqs, lengths, strict=True)]
         choices = [seq.choice() for seq in seqs] if self._chains else []
         if choices and all(choice.adjustment is None for choice in choices):
             reads = self._behind([s for s, n in zip(seqs, lengths, strict=True) if n > 0])
             if 0 < sum(len(read.tokens) for read in reads) <= READ_ROWS:
                 return self._draft_at_once(seqs, lengths, reads, choices)
         return draft_stepwise(self.name, seqs, lengths, self._decode)
+
+    def look_back(self, seqs: Sequence[Drafting], counts: list[int]) -> int:
+        """How many of the sequences' last tokens it would have drafted, each after those before it.
+
+        What penalties make of its logits is left out, as it would have to be known of each token by itself.
+
+        Args:
+            seqs: the sequences.
+            counts: so many tokens of each, all of them generated.
+        """
+        asked = list(zip(seqs, counts, strict=True))
+        if not asked:
+            return 0
+        fronts, ends = [], []
+        for seq, count in asked:
+            held, first = self._held[seq.slot], len(seq.tokens) - 1 - count
+            at = min(common_prefix(held, seq.tokens), first)
+            del held[at:]
+            fronts.append(Window(seq.slot, at, seq.tokens[at:first], 0))
+            ends.append(Window(seq.slot, first, seq.tokens[first:-1], count))
+        for batch in fill_passes(Windows.of([]), fronts, READ_ROWS):
+            self._run(batch)
+        logits = self._run(ends)
+        for front, end in zip(fronts, ends, strict=True):
+            self._mark(end.slot, front.start, end.start + len(end.tokens))
+        choices = [replace(seq.choice(i - n), adjustment=None) for seq, n in asked for i in range(n)]
+        chosen = choose(logits[:, : self._vocabulary], choices).tokens.tolist()
+        return sum(map(operator.eq, chosen, chain.from_iterable(seq.tokens[-n:] for seq, n in asked)))
 
     def _draft_at_once(
         self, seqs: Sequence[Drafting], lengths: list[int], reads: list[Window], choices: list[Choice]

@@ -25,13 +25,25 @@ class _Index:
         self.after: dict[tuple[int, ...], int] = {}
         self.done = 0
 
-    def update(self, tokens: list[int]) -> None:
-        """Add the n-grams that have a continuation by now."""
-        for end in range(max(self.done, 1), len(tokens)):
+    def update(self, tokens: list[int], length: int) -> None:
+        """Add the n-grams that have a continuation among the first `length` tokens."""
+        for end in range(max(self.done, 1), length):
             for n in range(_SHORTEST, _LONGEST + 1):
                 if end >= n:
                     self.after[tuple(tokens[end - n : end])] = end
-        self.done = len(tokens)
+        self.done = length
+
+    def match(self, tokens: list[int]) -> tuple[int, int]:
+        """Where the continuation of the tokens that it holds is, and the length of the match; 0 if there is none."""
+        end = self.done
+        for n in range(min(_LONGEST, end), _SHORTEST - 1, -1):
+            at = self.after.get(tuple(tokens[end - n : end]))
+            if at is not None:
+                most = min(at, MOST_MATCHED)
+                while n < most and tokens[at - 1 - n] == tokens[end - 1 - n]:
+                    n += 1
+                return at, n
+        return end, 0
 
 
 class NgramDrafter:
@@ -48,21 +60,38 @@ class NgramDrafter:
 
     def look_up(self, seq: Drafting, length: int) -> tuple[list[int], int]:
         """`length` tokens, or none, and the length of the match that they follow, up to MOST_MATCHED."""
+        index, tokens = self._index(seq), seq.tokens
+        index.update(tokens, len(tokens))
+        at, matched = index.match(tokens)
+        if not matched:
+            return [], 0
+        # A continuation shorter than the draft repeats.
+        period = len(tokens) - at
+        return [tokens[at + i % period] for i in range(length)], matched
+
+    def look_back(self, seq: Drafting, most: int) -> list[tuple[int, bool]]:
+        """What it would have drafted for the last generated tokens.
+
+        Args:
+            seq: the sequence.
+            most: of so many tokens; never of those that it was asked about when they were new.
+
+        Returns:
+            Of each token the length of the match that it follows, and whether it is what followed before.
+        """
+        index, tokens = self._index(seq), seq.tokens
+        found = []
+        for end in range(max(index.done, len(tokens) - min(most, seq.generated)), len(tokens)):
+            index.update(tokens, end)
+            at, matched = index.match(tokens)
+            found.append((matched, matched > 0 and tokens[at] == tokens[end]))
+        return found
+
+    def _index(self, seq: Drafting) -> _Index:
         index = self._indexes.get(seq)
         if index is None:
             index = self._indexes[seq] = _Index()
-        tokens = seq.tokens
-        index.update(tokens)
-        for n in range(min(_LONGEST, len(tokens)), _SHORTEST - 1, -1):
-            at = index.after.get(tuple(tokens[-n:]))
-            if at is not None:
-                most = min(at, MOST_MATCHED)
-                while n < most and tokens[at - 1 - n] == tokens[-1 - n]:
-                    n += 1
-                # A continuation shorter than the draft repeats.
-                period = len(tokens) - at
-                return [tokens[at + i % period] for i in range(length)], n
-        return [], 0
+        return index
 
 
 def make(_: Parts) -> Drafter:

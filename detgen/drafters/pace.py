@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_GUESSED, _FOUND = 2, 8  # rounds until the first try, where the best way is a guess and where it is not
-_FEWEST, _MOST = 2, 16  # rounds of a try, which ends as soon as the verdict is clear
+# In steps, which are about as many as the tokens that a sequence gets: rounds with drafts make several.
+_FIRST = 8  # until the first try
+_FEWEST, _MOST = 4, 16  # of a try, which ends as soon as the verdict is clear
+_SOONEST, _LATEST = 8, 512  # until a way is tried again
 _CHANCE = 1.0  # what chance makes of a speed, as a share of it, if it is known from one token
-_SOONEST, _LATEST = 8, 512  # rounds until another way is tried
 _BETTER = 1.02  # times as fast as the way that is kept: less may be chance
 _ALIKE, _WORSE = 0.95, 0.85  # times as fast: not quite sure, and not chance
-_FADE = 0.95  # of what earlier rounds count, by the next round
-_FORGOTTEN = 0.2  # of it, when a way is tried again
+_FADE = 0.998  # of what earlier rounds count, by each further token
+_FORGOTTEN = 0.5  # of it, when a way is tried again
 
 
 class _Speed:
@@ -28,11 +29,11 @@ class _Speed:
         self.rounds = 0
         self.tokens = self.expected = self.seconds = 0.0
 
-    def learn(self, tokens: int, seconds: float, expected: float) -> None:
+    def learn(self, tokens: float, seconds: float, expected: float) -> None:
         if self.rounds > 2:  # a pause of the machine counts as twice what was to be expected
             seconds = min(seconds, 2 * expected * self.seconds / self.expected)
         self.rounds += 1
-        self._fade(_FADE)
+        self._fade(_FADE**tokens)
         self.tokens += tokens
         self.expected += expected
         self.seconds += seconds
@@ -54,68 +55,85 @@ class Pace:
     Args:
         ways: their names.
         best: the one that is kept until another has been found to be faster.
-        first: whether `best` is a guess.
 
     Attributes:
         way: that of the next round.
         best: the one that is kept.
+        begins: whether the next round is the first of a try.
     """
 
-    def __init__(self, ways: Sequence[str], best: str, *, first: bool = True) -> None:
+    def __init__(self, ways: Sequence[str], best: str) -> None:
         self.way = self.best = best
+        self.begins = False
         self._speeds = {way: _Speed() for way in ways}
-        self._others = [way for way in ways if way != best]  # the next to be tried first
-        self._untried = set(self._others)
-        self._left = _GUESSED if first else _FOUND  # rounds until the way changes
-        self._wait = _SOONEST
-        self._more = 0  # rounds by which the try may become longer
+        self._steps = 0.0  # of the best way, since the beginning
+        self._waits = dict.fromkeys(ways, float(_SOONEST))
+        self._due = {way: float(_FIRST) for way in ways if way != best}  # the step at which each way is tried
+        self._tried = 0.0  # steps of the try
 
-    def learn(self, tokens: int, seconds: float, expected: float) -> bool:
+    def speed(self, way: str) -> float:
+        """How many times as fast as expected a way is; 0 if it has not been taken."""
+        return self._speeds[way].value
+
+    def learn(self, tokens: float, seconds: float, expected: float, steps: float) -> None:
         """Take in the round that was last asked for.
 
         Args:
             tokens: those that it committed.
             seconds: its time.
             expected: about the time that as many tokens take, so that rounds of few sequences and of many compare.
-
-        Returns:
-            Whether from now on a way is tried again.
+            steps: tokens of each sequence, about.
         """
         speeds = self._speeds
         speeds[self.way].learn(tokens, seconds, expected)
-        self._left -= 1
-        if self._left > 0 or not self._others:
-            return False
+        self.begins = False
         if self.way == self.best:
-            self.way = self._others.pop(0)
-            again = self.way not in self._untried
-            self._left, self._more = _FEWEST, _MOST - _FEWEST
-            speeds[self.way].forget()
-            return again
+            self._steps += steps
+            self._try_what_is_due()
+            return
+        self._tried += steps
         ratio = speeds[self.way].value / speeds[self.best].value
         chance = _CHANCE / math.sqrt(speeds[self.way].tokens)
-        if self._more > 0 and 1 - chance < ratio < _BETTER + chance:
-            self._left, self._more = 1, self._more - 1
-        else:
+        unsure = 1 - chance < ratio < _BETTER + chance
+        if self._tried >= (_MOST if unsure else _FEWEST):
             self._judge(ratio)
-        return False
 
-    def give_up(self) -> bool:
-        """End a try, if one goes on: the way turned out to be of no use. Returns whether one did."""
-        tried = self.way != self.best
-        if tried:
-            self._judge(0.0)
-        return tried
+    def give_up(self, latest: int = _LATEST) -> bool:
+        """End a try, if one goes on: the way turned out to be of no use.
 
-    def _judge(self, ratio: float) -> None:
+        Args:
+            latest: steps after which it is tried again, at most.
+
+        Returns:
+            Whether a try went on.
+        """
+        tried = self.way
+        if tried == self.best:
+            return False
+        self._judge(0.0, latest)
+        return True
+
+    def put_off(self) -> None:
+        """Let a try that begins begin later."""
+        self._due[self.way] = self._steps + _SOONEST
+        self.way, self.begins = self.best, False
+
+    def _try_what_is_due(self) -> None:
+        way = min(self._due, key=self._due.__getitem__, default=self.best)
+        if way != self.best and self._due[way] <= self._steps:
+            self.way, self.begins = way, True
+            self._tried = 0.0
+            self._speeds[way].forget()
+
+    def _judge(self, ratio: float, latest: int = _LATEST) -> None:
         """Keep the faster of the way that was tried, so many times as fast, and the best one so far."""
         tried, kept = self.way, self.best
-        self._untried.discard(tried)
+        del self._due[tried]
         if ratio > _BETTER:
-            self.best, self._wait = tried, _SOONEST
-            self._others.insert(0, kept)  # it is the next to be tried: its first rounds may have been slow by chance
+            self.best, again = tried, kept  # its first rounds may have been slow by chance
+            self._waits[tried] = self._waits[kept] = _SOONEST
         else:
-            self._wait = min(self._wait * (4 if ratio < _WORSE else 2 if ratio < _ALIKE else 1), _LATEST)
-            self._others.append(tried)
-        self.way = self.best
-        self._left = 1 if self._untried else self._wait
+            again = tried
+            self._waits[tried] = min(self._waits[tried] * (4 if ratio < _WORSE else 2 if ratio < _ALIKE else 1), latest)
+        self._due[again] = self._steps + self._waits[again]
+        self.way, self.begins = self.best, False

@@ -23,6 +23,11 @@ class Drafting(Protocol):
     acceptance: dict[str, tuple[float, float]]
     ending: frozenset[int]
 
+    @property
+    def generated(self) -> int:
+        """How many of the tokens are of its completion."""
+        ...
+
     def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:
         """How the token `ahead` positions after the next one is chosen, the first `ahead` of `draft` coming before."""
         ...
@@ -40,9 +45,10 @@ class Drafter(Protocol):
 
     A drafter may also have `draft_tokens`, the most tokens it drafts per sequence and round; `learn(seq, drafter,
     accepted, tried)`, which is called after each verified draft with the numbers of tokens that were accepted and that
-    were compared with a canonical choice; `patient`, whether sequences may get a few tokens before it is asked again
-    where it has drafted nothing; and `timed(tokens, seconds)`, which is told the committed tokens and
-    the time of each round in which all sequences decoded.
+    were compared with a canonical choice; `patient`, whether it drafts nothing in the next round: it is not asked then,
+    and sequences may get a few tokens; and `timed(tokens, seconds, sequences)`, which is told the committed tokens, the
+    time and the number of sequences of each round in which all sequences decoded. While no request waits, `tokens` are
+    those that all would have got at the mean of the sequences that have the most left, as the end waits for these.
     """
 
     @property

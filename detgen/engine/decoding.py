@@ -29,6 +29,7 @@ from detgen.passes.packing import Shapes, Windows
 # that is alone waits for nobody, so there are more of them as long as they are over soon.
 _CHAINED, _ALONE = 4, 16
 _SOON = 0.01  # seconds
+_AHEAD = 8  # tokens: sequences that are further ahead than that are not what the end waits for
 
 
 class _Drafts(NamedTuple):
@@ -81,7 +82,7 @@ class Decoding:
         self._thinking = None if ahead is None else ahead.thinking
         self._drafter: Drafter | None = None
         self._draft_tokens = 0
-        self._timed: Callable[[int, float], None] | None = None
+        self._timed: Callable[[float, float, int], None] | None = None
 
     def draft_with(self, drafter: Drafter | None, draft_tokens: int) -> None:
         """Set the drafter.
@@ -108,26 +109,43 @@ class Decoding:
         scheduler.admit()
         reading = bool(len(live.still_reading()))
         chained = self._chained()
-        scheduler.reserve(max(self._draft_tokens if self._drafter is not None else 0, chained - 1))
+        patient = self._patient()
+        scheduler.reserve(max(0 if patient else self._draft_tokens, chained - 1))
         self._stats.live = len(live)
         self._stats.peak_live = max(self._stats.peak_live, len(live))
         slots = live.decoding(verified=True)
         passes = self.fast.passes
-        drafts = self._draft(slots)
-        asked = len(slots) > 0 and not reading
+        drafts = None if patient else self._draft(slots)
+        asked, before = slots, live.length[slots] if drafts else None
         if not len(slots):
             self.fast.decode([])
         elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
             slots = np.concatenate([slots, live.decoding(verified=False)])
         plain = self._windows(slots, drafts)
-        patient = self._drafter is None or getattr(self._drafter, "patient", False)
-        if patient and self._may_chain(plain):
+        if self._patient() and self._may_chain(plain):
             self._chain(plain, chained)
         else:
             self._passes(plain, drafts)
-        if self._timed is not None and asked and self._stats.tokens > tokens:
-            self._timed(self._stats.tokens - tokens, time.perf_counter() - started)
+        if self._timed is not None and len(asked) and not reading and self._stats.tokens > tokens:
+            made = float(self._stats.tokens - tokens) if before is None else self._made(asked, before)
+            self._timed(made, time.perf_counter() - started, len(asked))
         return self.committing.finish()
+
+    def _made(self, slots: np.ndarray, before: np.ndarray) -> float:
+        """The tokens that these slots got since their sequences had the lengths `before`.
+
+        While no request waits, those that all would have got if they were as fast as the ones that have the most left,
+        as the end waits for these.
+        """
+        live = self._scheduler.live
+        gained, left = live.length[slots] - before, live.limit[slots] - before
+        if not self._scheduler.waiting:
+            gained = gained[left >= left.max() - _AHEAD]
+        return len(slots) * float(gained.mean())
+
+    def _patient(self) -> bool:
+        """Whether nobody drafts in this round."""
+        return self._drafter is None or getattr(self._drafter, "patient", False)
 
     def _passes(self, decoding: Windows, drafts: _Drafts | None) -> None:
         """Run the passes of a round, and commit what they choose."""
@@ -178,7 +196,7 @@ class Decoding:
         return [self._scheduler.live[slot] for slot in slots if self._scheduler.reserve_next(slot)]
 
     def _draft(self, slots: np.ndarray) -> _Drafts | None:
-        """The drafts of sequences that decode; None if nobody drafts."""
+        """The drafts of sequences that decode; None if there are none."""
         if self._drafter is None or not len(slots):
             return None
         live = self._scheduler.live

@@ -112,6 +112,7 @@ class Draftable:
     tokens: list[int]
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
     ending: frozenset[int] = frozenset()
+    generated: int = 0
 
     def choice(self, ahead: int = 0, draft: Any = ()) -> Choice:
         return Choice()

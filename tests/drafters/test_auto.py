@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,12 +25,17 @@ def line(fixed: float, row: float) -> PassCost:
 
 
 def make(
-    passes: Any, target: PassCost, draft: PassCost | None, draft_tokens: int | None = None, most_rows: int = 128
+    passes: Any,
+    target: PassCost,
+    draft: PassCost | None,
+    draft_tokens: int | None = None,
+    most_rows: int = 128,
+    context: int = 10_000,
 ) -> AutoDrafter:
     model = None
     if draft is not None:
         passes.cost = draft
-        model = ModelDrafter(passes, 50, 10_000)
+        model = ModelDrafter(passes, 50, context)
         for slot in range(8):
             model.start(slot, [], 0)
     auto = AutoDrafter(NgramDrafter(), model, target, most_rows, draft_tokens)
@@ -91,21 +97,78 @@ def test_a_useless_draft_model_is_left_alone(predictable: Any, draftable: Callab
     assert predictable.passes == []
 
 
-def test_a_draft_model_that_nobody_knows_is_tried(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """Few sequences have to be read by it, and a token each is enough; what the rounds cost says nothing yet."""
-    auto = make(predictable, line(0.01, 0.001), line(0.005, 0.0))
-    seqs = [draftable(slot, [1, 2, 3 + slot]) for slot in range(8)]
-    for _ in range(2):
-        drafts = auto.draft(seqs, [8] * 8)
-        tried = [seq for seq, draft in zip(seqs, drafts, strict=True) if draft.drafter == "model"]
-        assert [len(draft.tokens) for draft in drafts if draft.tokens] == [1, 1, 1, 1]
-        auto.timed(8, 100.0)
-        for seq in tried:
-            auto.learn(seq, "model", 0, 1)
-    assert auto._pace.way == "model"
-    assert auto.draft(seqs, [8] * 8) == [Draft([], "none")] * 8  # it is known to be of no use
-    auto.timed(8, 0.02)
-    assert {seq.slot for seq in tried} == {0, 1, 2, 3}  # those that it had read before
+class Run:
+    """Rounds of sequences that go on by a rule, where a round takes so many seconds and so many more a draft token."""
+
+    def __init__(self, auto: AutoDrafter, seqs: list[Any], rule: Callable[[list[int]], int]) -> None:
+        self.auto, self.seqs, self.rule = auto, seqs, rule
+        self.drafters: list[str] = []
+
+    def go_on(self, rounds: int, seconds: float = 0.01, each: float = 0.001) -> list[str]:
+        """The drafters of the rounds, "none" where nobody was asked."""
+        for _ in range(rounds):
+            asked = [] if self.auto.patient else self.auto.draft(self.seqs, [8] * len(self.seqs))
+            drafts = asked or [Draft([], "none")] * len(self.seqs)
+            committed = 0
+            for seq, draft in zip(self.seqs, drafts, strict=True):
+                accepted = 0
+                while accepted < len(draft.tokens) and draft.tokens[accepted] == self.rule(seq.tokens):
+                    seq.tokens.append(draft.tokens[accepted])
+                    accepted += 1
+                seq.tokens.append(self.rule(seq.tokens))
+                seq.generated += accepted + 1
+                committed += accepted + 1
+                if draft.tokens:
+                    self.auto.learn(seq, draft.drafter, accepted, min(accepted + 1, len(draft.tokens)))
+            self.drafters.append(max((draft.drafter for draft in drafts), key=["none", "ngram", "model"].index))
+            drafted = sum(len(draft.tokens) for draft in drafts)
+            self.auto.timed(committed, seconds + each * drafted, len(self.seqs))
+        return self.drafters[-rounds:]
+
+
+def unforeseen(tokens: list[int]) -> int:
+    """A token that neither stood behind these before nor is what the predictable model says."""
+    return (len(tokens) * 7 + 1) % 40_000 + 100
+
+
+def test_a_draft_model_is_read_before_it_is_tried(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Nothing that it would have said was right, so it never drafts, and reads a few sequences only."""
+    auto = make(predictable, line(0.01, 0.001), line(0.002, 0.0))
+    auto._pace = Pace(auto._ways, "none")
+    seqs = [draftable(slot, [slot]) for slot in range(8)]
+    assert Run(auto, seqs, unforeseen).go_on(40) == ["none"] * 40
+    assert {window.slot for windows in predictable.passes for window in windows} == {0, 1}
+    assert auto._by_model.value < 0.1
+
+
+@pytest.mark.parametrize("good", ["ngram", "model"])
+def test_what_would_have_been_right_drafts_soon(predictable: Any, draftable: Callable[..., Any], good: str) -> None:
+    auto = make(predictable, line(0.01, 0.0001), line(0.001, 0.0))
+    auto._pace = Pace(auto._ways, "none")
+    rules = {"model": lambda tokens: draftable(0, tokens).wanted(1)[0], "ngram": lambda tokens: 5 + len(tokens) % 4}
+    found = Run(auto, [draftable(slot, [slot]) for slot in range(4)], rules[good]).go_on(60, each=0.0002)
+    assert found[:8] == ["none"] * 8
+    assert found[30:].count(good) > 20
+
+
+def test_it_is_too_early_to_look_back(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Sequences that have just begun say nothing; the others go on without drafts, and the try is put off."""
+    auto = make(predictable, line(0.01, 0.0001), line(0.001, 0.0))
+    auto._pace = Pace(auto._ways, "none")
+    run = Run(auto, [draftable(0, [1])], lambda tokens: draftable(0, tokens).wanted(1)[0])
+    run.go_on(9)  # the first round says how many sequences there are
+    assert auto._pace.begins
+    run.seqs = [draftable(1, [1])]
+    assert run.go_on(8) == ["none"] * 8
+    assert "model" in run.go_on(12)
+
+
+def test_the_context_of_the_draft_model_is_over(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """It cannot read what lies behind."""
+    auto = make(predictable, line(0.01, 0.0001), line(0.001, 0.0), context=12)
+    auto._pace = Pace(auto._ways, "none")
+    assert Run(auto, [draftable(0, [1] * 10)], unforeseen).go_on(30).count("model") == 0
+    assert predictable.passes == []
 
 
 def test_what_is_of_no_use_is_given_up_at_once(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -113,13 +176,9 @@ def test_what_is_of_no_use_is_given_up_at_once(predictable: Any, draftable: Call
     auto._pace = Pace(auto._ways, "none")
     seq = draftable(0, [1, 2, 3], {"model": (0.0, 20.0)})
     auto.learn(seq, "model", 0, 40)
-    ways = []
-    for _ in range(6):
-        auto.draft([seq], [8])
-        ways.append(auto._pace.way)
-        auto.timed(1, 0.01)
-    assert ways == ["none", "none", "model", "none", "ngram", "ngram"]
-    assert predictable.passes == []
+    assert Run(auto, [seq], unforeseen).go_on(20) == ["none"] * 20
+    assert auto._pace.best == auto._pace.way == "none"
+    assert min(auto._pace._due.values()) > 20
 
 
 def test_what_was_best_and_is_of_no_use_is_left(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -130,17 +189,8 @@ def test_what_was_best_and_is_of_no_use_is_left(predictable: Any, draftable: Cal
     assert auto._pace.best == "model"
     for _ in range(20):
         auto.draft([seq], [8])
-        auto.timed(1, 0.02 if auto._pace.way == "model" else 0.01)
+        auto.timed(1, 0.02 if auto._pace.way == "model" else 0.01, 1)
     assert auto._pace.best != "model"
-
-
-def test_matches_of_unknown_worth_are_tried_by_few(predictable: Any, draftable: Callable[..., Any]) -> None:
-    auto = make(predictable, line(0.05, 0.0), None)
-    seqs = [draftable(slot, [1, 2, 3, 1, 2]) for slot in range(8)]
-    assert sum(draft.drafter == "ngram" for draft in auto.draft(seqs, [8] * 8)) == 4
-    for _ in range(8):
-        auto.learn(seqs[0], "ngram", 1, 1)
-    assert all(draft.drafter == "ngram" for draft in auto.draft(seqs, [8] * 8))
 
 
 def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -155,27 +205,13 @@ def test_a_good_and_cheap_draft_model_is_used(predictable: Any, draftable: Calla
 
 
 def test_the_fastest_way_is_kept(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """Where rounds without drafts make more tokens per second, nobody drafts, until another way has become faster."""
+    """Where rounds with drafts take longer than anybody foresees, nobody drafts, until they no longer do."""
     auto = make(predictable, line(0.05, 0.0001), line(0.001, 0.0))
-    seq = draftable(0, [1, 2, 3], {"model": (20.0, 20.0)})
-    auto.learn(seq, "model", 8, 8)
-
-    def rounds(count: int, with_model: float) -> list[str]:
-        """The drafters of so many rounds of a second, where those of the model give so many tokens, and others 100."""
-        found = []
-        for _ in range(count):
-            found.append(auto.draft([seq], [8])[0].drafter)
-            if found[-1] == "model":
-                auto.learn(seq, "model", 1, 1)
-            auto.timed(round(with_model) if found[-1] == "model" else 100, 1.0)
-        return found
-
-    assert rounds(1, 60) == ["model"]
-    rounds(100, 60)
-    kept = rounds(400, 60)
-    assert kept.count("none") > 380
-    rounds(1500, 140)
-    assert rounds(400, 140).count("model") > 380
+    run = Run(auto, [draftable(0, [1, 2, 3])], lambda tokens: draftable(0, tokens).wanted(1)[0])
+    run.go_on(200, seconds=0.05, each=0.1)
+    assert run.go_on(400, seconds=0.05, each=0.1).count("none") > 380
+    run.go_on(600, seconds=0.05, each=0.001)
+    assert run.go_on(100, seconds=0.05, each=0.001).count("none") < 10
 
 
 def test_rows_that_cost_too_much(predictable: Any, draftable: Callable[..., Any]) -> None:

@@ -22,7 +22,7 @@ def drive(pace: Pace, speeds: dict[str, float], rounds: int, seed: int = 0) -> t
         tokens = rng.randrange(5, 16)
         took = tokens / (speeds[pace.way] * rng.uniform(0.9, 1.1))
         seconds += took
-        pace.learn(tokens, took, tokens / 1000)
+        pace.learn(tokens, took, tokens / 1000, 1)
     return seconds, counts
 
 
@@ -53,7 +53,7 @@ def test_it_follows_a_change() -> None:
 def test_a_pause_of_the_machine_says_little() -> None:
     pace = Pace(("ngram", "none"), "none")
     drive(pace, {"ngram": 500, "none": 1000}, 200)
-    pace.learn(10, 60.0, 0.01)
+    pace.learn(10, 60.0, 0.01, 1)
     drive(pace, {"ngram": 500, "none": 1000}, 200)
     assert pace.best == "none"
 
@@ -63,7 +63,7 @@ def test_few_sequences_make_fewer_tokens() -> None:
     pace = Pace(("ngram", "none"), "none")
     for i in range(2000):
         count = 1 if pace.way == "none" else 4
-        pace.learn(count, 0.01 if pace.way == "none" else 0.012, 0.01)
+        pace.learn(count, 0.01 if pace.way == "none" else 0.012, 0.01, 1)
         assert i < 200 or pace.best == "none"
 
 

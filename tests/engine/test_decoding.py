@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from detgen.drafters.protocol import Draft
 from detgen.engine import Engine
 from detgen.engine.request import Request, SamplingParams
 
@@ -57,3 +59,49 @@ def test_unverified_requests_ride_with_drafts_of_the_fast_path(base: Engine) -> 
     engine.generate([request(0, verified=True), request(1, verified=False)])
     assert engine.stats.target_passes == passes[0]
     assert engine.stats.fast_passes >= passes[1]
+
+
+class Watching:
+    """A drafter that drafts the right tokens for one sequence, and keeps what it is told of the rounds."""
+
+    name = "watching"
+
+    def __init__(self, right: list[int], slow: int) -> None:
+        self.right, self.slow, self.patient = right, slow, False
+        self.asked = 0
+        self.rounds: list[tuple[float, int]] = []
+
+    def draft(self, seqs: Any, lengths: list[int]) -> list[Draft]:
+        """The right tokens for all sequences but the one that is slow; four of them."""
+        self.asked += 1
+        return [
+            Draft(self.right[len(s.tokens) :][: min(n, 4)] if s.request.id != self.slow else [], self.name)
+            for s, n in zip(seqs, lengths, strict=True)
+        ]
+
+    def timed(self, tokens: float, seconds: float, sequences: int) -> None:
+        """Keep it."""
+        assert seconds > 0
+        self.rounds.append((tokens, sequences))
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_what_a_round_gave(base: Engine, waiting: int) -> None:
+    """All tokens, or, as soon as nobody waits, those that all would have got if they were as slow as the last."""
+    params = SamplingParams(max_tokens=24)
+    requests = [replace(request(0, verified=True), id=i, index=i, params=params) for i in range(3 + waiting)]
+    alone = base.with_settings(drafter="none").generate(requests[:1])[0]
+    drafter = Watching([*base.tokenizer.encode(alone.request.prompt), *alone.token_ids], slow=2)
+    engine = base.with_settings(drafter=lambda _: drafter, draft_tokens=4, batch_size=3)
+    assert {tuple(c.token_ids) for c in engine.generate(requests)} == {tuple(alone.token_ids)}
+    gained = 5 + 5 + 1  # in each round; in the fourth the last one is 12 tokens behind
+    assert drafter.rounds[:4] == [(gained, 3)] * 3 + [(gained if waiting else 3, 3)]
+
+
+def test_a_patient_drafter_is_not_asked(base: Engine) -> None:
+    drafter = Watching([], slow=0)
+    drafter.patient = True
+    engine = base.with_settings(drafter=lambda _: drafter)
+    engine.generate([request(0, verified=True)])
+    assert drafter.asked == 0
+    assert sum(tokens for tokens, _ in drafter.rounds) == TOKENS - 1  # the first is the prompt's
