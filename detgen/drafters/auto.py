@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
+from detgen.drafters.overhead import Overhead
 from detgen.drafters.pace import Pace
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.rate import Rate, expected_accepted
@@ -31,11 +33,9 @@ _NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
 _ADAPTIVE = 8  # most tokens of an adaptive draft
 _BACK = 32  # tokens of a sequence that are looked back at, at most
 _ENOUGH = 8  # tokens of all sequences that are worth looking back at
-_READ, _LOOKED_UP = 16, 64  # tokens that are enough for the draft model, and for the look-up, which costs less
+_READ, _LOOKED_UP = 8, 64  # tokens that are enough for the draft model, and for the look-up, which costs less
 _CAPS = (1, 2, 4, 8)  # lengths of drafts that are tried on them
 _SOON = 64  # tokens of each sequence after which the look-up is looked at again, which costs little
-_BESIDE = 2e-4  # seconds that a round is assumed to take beside its passes until that has been measured
-_DOUBT = 0.9  # of what a round takes beside what is predicted, when that was why the look-up was not tried
 _NOTHING = Draft([], "none")
 
 
@@ -82,8 +82,8 @@ class AutoDrafter:
         self._promised = math.inf  # times what is predicted without drafts that the look-up promised
         self._plain = 0.0  # predicted seconds of a token of the last round, if nothing is drafted
         self._predicted = 0.0  # seconds of the last round: of its draft, as measured, and of its passes
-        self._beside = _BESIDE  # seconds that a round takes beside what is predicted
-        self._rounds = 1  # in which that was seen
+        self._overheads: defaultdict[int, Overhead] = defaultdict(Overhead)  # like the paces
+        self._beside = 0.0  # seconds that the round takes beside what is predicted
         self._slower = 1.0  # times what is predicted that a draft by the model takes
 
     @property
@@ -96,6 +96,7 @@ class AutoDrafter:
         keys = sum(len(seq.tokens) for seq in seqs)
         self._plain, self._context = self._alone(len(seqs), keys), keys / len(seqs)
         pace = self._pace = self._pace_of(len(seqs))
+        self._beside = self._overheads[len(seqs).bit_length()].drafting(len(seqs))
         self._idle, self._looked, self._floor = True, 0.0, 0.0
         if pace.begins and pace.way != "none":
             self._look_back(seqs, keys)
@@ -110,13 +111,11 @@ class AutoDrafter:
         pace = self._pace_of(sequences)
         if self._way == "none":
             self._plain = self._alone(sequences, self._context * sequences)
-        else:
-            self._rounds += 1
-            new = max(0.1, 1 / self._rounds)
-            beside = min(seconds - self._looked - self._predicted, 2e-3)
-            self._beside = max((1 - new) * self._beside + new * beside, 0.0)
+            self._predicted = tokens * self._plain
+        seconds -= self._looked
+        self._overheads[sequences.bit_length()].learn(seconds - self._predicted, drafting=self._way != "none")
         if pace is self._pace:
-            pace.learn(tokens, seconds - self._looked, tokens * self._plain, tokens / sequences)
+            pace.learn(tokens, seconds, tokens * self._plain, tokens / sequences)
         self._pace, self._way, self._looked = pace, pace.way, 0.0
         self._context += tokens / sequences
 
@@ -148,7 +147,7 @@ class AutoDrafter:
             self._by_model.doubt()
             self._by_model.learn(model.look_back(some, counts), sum(counts))
         elif self._promised < self._floor * self._plain:
-            self._beside *= _DOUBT
+            self._overheads[len(seqs).bit_length()].doubt()
             pace.give_up(_SOON)
         self._looked = time.perf_counter() - started
 

@@ -132,13 +132,13 @@ def unforeseen(tokens: list[int]) -> int:
 
 
 def test_a_draft_model_is_read_before_it_is_tried(predictable: Any, draftable: Callable[..., Any]) -> None:
-    """Nothing that it would have said was right, so it never drafts, and reads a few sequences only."""
+    """Nothing that it would have said was right, so it never drafts, and reads one sequence only."""
     auto = make(predictable, line(0.01, 0.001), line(0.002, 0.0))
     auto._pace = Pace(auto._ways, "none")
     seqs = [draftable(slot, [slot]) for slot in range(8)]
     assert Run(auto, seqs, unforeseen).go_on(40) == ["none"] * 40
-    assert {window.slot for windows in predictable.passes for window in windows} == {0, 1}
-    assert auto._by_model.value < 0.1
+    assert {window.slot for windows in predictable.passes for window in windows} == {0}
+    assert auto._by_model.value < 0.2
 
 
 @pytest.mark.parametrize("good", ["ngram", "model"])
