@@ -18,12 +18,13 @@ from detgen.engine.logprobs import token_logprobs
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.records import CODES, FAST, NONE, Log, count_statuses
 from detgen.engine.scheduler import Scheduler
-from detgen.engine.sequence import GREEDY, Sequence
+from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import judge
 from detgen.kernels.judging import Judged, Scores, judge_rows
-from detgen.kernels.sampling import Choice, choose
+from detgen.kernels.penalties import Adjustment
+from detgen.kernels.sampling import Choices, choose
 from detgen.passes.cost import PassCost
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.packing import Windows
@@ -176,7 +177,7 @@ class Committing:
         if isinstance(results, Scores):
             picked, tokens, finite = None, results.tokens, results.finite
         else:
-            choices = self._choices(rows) if live.choosy[rows.slots].any() else None
+            choices = self._choices(rows, slots) if live.choosy[rows.slots].any() else None
             picked = choose(results, choices)
             tokens = picked.tokens.cpu().numpy()
             # Of a row that is not finite, the chosen logit is not finite either.
@@ -260,17 +261,21 @@ class Committing:
             else:
                 self._scheduler.share(slot)
 
-    def _choices(self, rows: Rows) -> list[Choice]:
-        """How the token after each row is chosen."""
+    def _choices(self, rows: Rows, slots: np.ndarray) -> Choices:
+        """How the token after each row is chosen; `slots` are those of the rows."""
         live = self._scheduler.live
-        found = []
-        for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), rows.counts.tolist(), strict=True):
-            if slot in live and live.choosy[slot]:
+        adjustments: list[Adjustment | None] | None = None
+        if (live.adjusted & live.busy)[rows.slots].any():
+            adjustments = []
+            for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), rows.counts.tolist(), strict=True):
                 draft = rows.drafted[first : first + count - 1].tolist()
-                found += [live[slot].choice(i, draft) for i in range(count)]
-            else:
-                found += [GREEDY] * count
-        return found
+                adjustments += [live[slot].adjustment(i, draft) if slot in live else None for i in range(count)]
+        return Choices(
+            *(live.temperature[slots], live.top_p[slots], live.top_k[slots], live.min_p[slots]),
+            *(live.seed[slots], live.sample[slots]),
+            (live.length[slots] - live.prompt[slots] + rows.depth).astype(np.uint64),
+            adjustments,
+        )
 
     def _sound(self, rows: Rows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
         """How many tokens of each window are committed, int64 [windows], stop strings and broken rows considered.

@@ -28,6 +28,13 @@ class Live:
         watched: bool, whether more than an end-of-sequence token and the limit can end it.
         eos: bool, whether end-of-sequence tokens end it.
         wordy: bool, whether the request asks for log-probabilities.
+        adjusted: bool, whether its tokens are chosen from adjusted logits.
+        temperature: float64, as `Choices` has it; so are the next ones.
+        top_p: float64.
+        min_p: float64.
+        top_k: int64.
+        seed: uint64.
+        sample: uint64.
         order: int64, its place among all sequences: the greatest is the youngest.
         last: int64, the last committed token.
         length: int64, prompt and committed tokens.
@@ -42,7 +49,13 @@ class Live:
     """
 
     _ARRAYS = (
-        *((name, np.bool_) for name in ("busy", "reading", "verified", "choosy", "watched", "eos", "wordy")),
+        *(
+            (name, np.bool_)
+            for name in ("busy", "reading", "verified", "choosy", "watched", "eos", "wordy", "adjusted")
+        ),
+        *((name, np.float64) for name in ("temperature", "top_p", "min_p")),
+        ("top_k", np.int64),
+        *((name, np.uint64) for name in ("seed", "sample")),
         *((name, np.int64) for name in ("order", "last", "length", "prompt", "limit", "least", "cached")),
         ("rounds", np.int64),
         ("thinks", np.float64),
@@ -55,6 +68,13 @@ class Live:
     watched: np.ndarray
     eos: np.ndarray
     wordy: np.ndarray
+    adjusted: np.ndarray
+    temperature: np.ndarray
+    top_p: np.ndarray
+    min_p: np.ndarray
+    top_k: np.ndarray
+    seed: np.ndarray
+    sample: np.ndarray
     order: np.ndarray
     last: np.ndarray
     length: np.ndarray
@@ -110,6 +130,9 @@ class Live:
         self.watched[slot] = bool(params.stop or params.stop_token_ids or seq.eos != self._eos)
         self.eos[slot] = not params.ignore_eos
         self.wordy[slot] = params.logprobs is not None
+        self.adjusted[slot] = seq.adjusted
+        self.temperature[slot], self.top_p[slot], self.min_p[slot] = params.temperature, params.top_p, params.min_p
+        self.top_k[slot], self.seed[slot], self.sample[slot] = params.top_k, params.seed, seq.sample
         self.order[slot] = seq.order
         self.last[slot], self.length[slot] = seq.tokens[-1], len(seq.tokens)
         self.prompt[slot], self.limit[slot] = seq.prompt_length, seq.limit

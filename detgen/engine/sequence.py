@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from detgen.engine.request import FinishReason, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import DraftCounts
-from detgen.kernels.penalties import Adjuster, Penalties
+from detgen.kernels.penalties import Adjuster, Adjustment, Penalties
 from detgen.kernels.sampling import Choice
 
 if TYPE_CHECKING:
@@ -66,18 +66,25 @@ class Sequence:
     text: str = ""
     error: str | None = None
     _adjuster: Adjuster | None = field(init=False, repr=False)
+    _first: Choice = field(init=False, repr=False)  # how its first token is chosen, adjustments aside
 
     def __post_init__(self) -> None:
         params = self.request.params
         self.ending = self.eos if not params.ignore_eos else frozenset()
         self.ending = self.ending.union(params.stop_token_ids)
         penalties = Penalties.of(params, self.eos | self.ending)
+        self._first = Choice.of(params, self.sample) if params.temperature > 0 else GREEDY
         self._adjuster = Adjuster(penalties, self.tokens[: self.prompt_length]) if penalties != _NO_PENALTIES else None
 
     @property
     def choosy(self) -> bool:
         """Whether its tokens are sampled, or chosen from adjusted logits."""
-        return self.request.params.temperature > 0 or self._adjuster is not None
+        return self.request.params.temperature > 0 or self.adjusted
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether its tokens are chosen from adjusted logits."""
+        return self._adjuster is not None
 
     @property
     def deterministic(self) -> bool:
@@ -108,14 +115,16 @@ class Sequence:
 
     def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:
         """How the token `ahead` positions after the next one is chosen, the first `ahead` of `draft` coming before."""
-        params = self.request.params
-        adjustment = None
-        if self._adjuster is not None:
-            adjustment = self._adjuster.after([*self.tokens[self.prompt_length :], *draft[:ahead]])
-        if params.temperature == 0:
+        adjustment = self.adjustment(ahead, draft)
+        if self._first is GREEDY:
             return GREEDY if adjustment is None else Choice(adjustment=adjustment)
-        choice = Choice.of(params, self.sample)
-        return replace(choice, position=self.generated + ahead, adjustment=adjustment)
+        return replace(self._first, position=self.generated + ahead, adjustment=adjustment)
+
+    def adjustment(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Adjustment | None:
+        """What that token's logits are adjusted by; None if they are not."""
+        if self._adjuster is None:
+            return None
+        return self._adjuster.after([*self.tokens[self.prompt_length :], *draft[:ahead]])
 
 
 _FADE = 0.8  # weight of a past round against the next one in the running acceptance
