@@ -14,6 +14,7 @@
 #include "score.h"
 
 #define ROWS_A_TASK 4
+#define MANY_ROWS_A_TASK 32 /* where there are many: keys of neighbouring rows share what threads cannot write together */
 #define FEW_ROWS 8
 #define MOST_PANELS 8
 #define PANELS_A_BLOCK (BLOCK / PANEL)
@@ -64,6 +65,10 @@ static int64_t shares_of(const Step *s, const Run *run, int64_t rows) {
     return rows > FEW_ROWS || shares > panels ? panels : shares;
 }
 
+static int64_t rows_a_task(int64_t rows, int64_t threads) {
+    return rows < 2 * MANY_ROWS_A_TASK * threads ? ROWS_A_TASK : MANY_ROWS_A_TASK;
+}
+
 static int64_t tasks_of(const Step *s, const Run *run) {
     const Pass *pass = run->pass;
     const int64_t rows = rows_of(s, pass);
@@ -71,7 +76,8 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     if (s->kind == SORT) return 1;
     if (s->kind == ATTEND) return pass->pieces * s->kv_heads;
     if (s->kind == LINEAR) return blocks_of_rows(rows) * (s->scored ? blocks_of(s) : shares_of(s, run, rows));
-    return (rows + ROWS_A_TASK - 1) / ROWS_A_TASK;
+    const int64_t each = rows_a_task(rows, pass->threads);
+    return (rows + each - 1) / each;
 }
 
 /* What becomes of a row's sums of a panel: `width` entries, the rest is padding. */
@@ -226,8 +232,8 @@ static void task_of(const Step *s, const Run *run, int64_t task, float *scratch)
         attend(s, run->pass, run->pass->piece + task / s->kv_heads, task % s->kv_heads, run->buffers[s->from] + s->from_at,
                stride_of(run, s->from), run->buffers[s->to] + s->to_at, stride_of(run, s->to), scratch);
     else {
-        int64_t rows = rows_of(s, run->pass), end = (task + 1) * ROWS_A_TASK;
-        for (int64_t row = task * ROWS_A_TASK; row < (end < rows ? end : rows); row++) row_task(s, run, row);
+        const int64_t rows = rows_of(s, run->pass), each = rows_a_task(rows, run->pass->threads), end = (task + 1) * each;
+        for (int64_t row = task * each; row < (end < rows ? end : rows); row++) row_task(s, run, row);
     }
 }
 
