@@ -1,0 +1,100 @@
+"""Norm, gate and rotation against float64, and the same bits for a row wherever it stands."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
+
+from helpers.examples import examples
+
+from detgen.kernels.triton.gate import gate, gate_reference
+from detgen.kernels.triton.norm import norm, norm_reference
+from detgen.kernels.triton.rotate import rotate, rotate_reference
+
+ROUNDED = {torch.float32: 2**-23, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+def near(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, times: float) -> bool:
+    """Whether each entry differs by at most so many roundings; the interpreter rounds to bfloat16 towards 0."""
+    wanted = wanted.double()
+    least = wanted.abs().clamp_min(torch.finfo(dtype).tiny * 1e3)
+    return bool(((found.double() - wanted).abs() <= times * ROUNDED[dtype] * least).all())
+
+
+@examples(12)
+@given(rows=st.integers(1, 5), size=st.sampled_from([1, 31, 64, 100, 576]), adds=st.booleans(), seed=st.integers(0, 99))
+def test_norm(device: str, dtype: torch.dtype, rows: int, size: int, adds: bool, seed: int) -> None:
+    maker = torch.Generator().manual_seed(seed)
+    x, more = (torch.randn(rows, size, generator=maker).to(device, dtype) for _ in range(2))
+    weight = torch.randn(size, generator=maker).to(device, dtype)
+    added = more if adds else None
+    hidden = x.clone()
+    found = norm(hidden, weight, 1e-5, added)
+    assert near(hidden, x.double() + more.double(), dtype, 2) if adds else torch.equal(hidden, x)
+    wide = hidden.double()
+    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert near(found, exact, dtype, 5)
+    assert near(found, norm_reference(hidden.clone(), weight, 1e-5), dtype, 5)
+    for row in range(rows):
+        alone = norm(x[row : row + 1].clone(), weight, 1e-5, None if added is None else added[row : row + 1])
+        assert torch.equal(alone[0], found[row])
+
+
+@examples(12)
+@given(rows=st.integers(1, 4), size=st.sampled_from([1, 64, 1000, 1025]), seed=st.integers(0, 99))
+def test_gate(device: str, dtype: torch.dtype, rows: int, size: int, seed: int) -> None:
+    maker = torch.Generator().manual_seed(seed)
+    both = (8 * torch.randn(rows, 2 * size, generator=maker)).to(device, dtype)
+    found = gate(both)
+    first, second = both.double().chunk(2, -1)
+    assert near(found, first / (1 + torch.exp(-first)) * second, dtype, 6)
+    assert near(found, gate_reference(both), dtype, 6)
+    for row in range(rows):
+        assert torch.equal(gate(both[row : row + 1])[0], found[row])
+
+
+@pytest.mark.parametrize("value", [-1e30, -200.0, -80.0, 0.0, 200.0, math.inf, math.nan])
+def test_gate_of_extreme_values(device: str, value: float) -> None:
+    both = torch.tensor([[value, 1.0, 2.0, 3.0]], device=device)
+    found, wanted = gate(both), gate_reference(both)
+    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@examples(15)
+@given(
+    rows=st.integers(1, 4),
+    heads=st.sampled_from([(1, 1), (4, 2), (7, 1)]),
+    sizes=st.sampled_from([(64, 64, 64), (80, 32, 80), (96, 96, 48), (16, 8, 24)]),
+    seed=st.integers(0, 99),
+)
+def test_rotate(
+    device: str, dtype: torch.dtype, rows: int, heads: tuple[int, int], sizes: tuple[int, int, int], seed: int
+) -> None:
+    """Queries turned, keys turned and bounded, values bounded; nobody else's place in the cache is touched."""
+    maker = torch.Generator().manual_seed(seed)
+    (size, turned, value), (of_queries, of_keys) = sizes, heads
+    projected = torch.randn(rows, (of_queries + of_keys) * size + of_keys * value, generator=maker).to(device, dtype)
+    projected[0, -1], projected[0, of_queries * size] = math.inf, math.nan
+    angles = 100 * torch.rand(rows, turned // 2, generator=maker).to(device)
+    places = torch.randperm(8, generator=maker)[:rows].to(device)
+    caches = [torch.full((8, of_keys, n), 7.0, device=device, dtype=dtype) for n in (size, value) * 2]
+    found = rotate(projected, angles.cos(), angles.sin(), places, caches[0], caches[1])
+    wanted = rotate_reference(projected, angles.cos(), angles.sin(), places, caches[2], caches[3])
+    # Sums of products that cancel differ by roundings of the products.
+    for one, other in ((found, wanted), (caches[0], caches[2]), (caches[1], caches[3])):
+        assert one.isfinite().all() == other.isfinite().all()
+        assert (one.double() - other.double()).abs().nan_to_num(0).max() <= 8 * ROUNDED[dtype] * 4
+    assert caches[0].isfinite().all()
+    assert caches[1].isfinite().all()
+    for row in range(rows):
+        again = [torch.full((8, of_keys, n), 7.0, device=device, dtype=dtype) for n in (size, value)]
+        one = slice(row, row + 1)
+        alone = rotate(projected[one], angles[one].cos(), angles[one].sin(), places[one], *again)
+        assert torch.equal(alone[0].nan_to_num(0), found[row].nan_to_num(0))
+        assert all(torch.equal(a[places[row]], b[places[row]]) for a, b in zip(again, caches, strict=False))
