@@ -27,7 +27,7 @@ from detgen.engine.stopping import Stopping
 from detgen.kernels.attention import PERIOD, Attend, AttentionTraits, attend_blocks
 from detgen.kernels.linear import PrepackedLinear
 from detgen.kernels.penalties import Adjuster
-from detgen.kernels.sampling import Choice
+from detgen.kernels.sampling import Choices
 from detgen.outputs.journal import Journal
 from detgen.passes import kv_cache, loading, pages, preparing
 from detgen.passes.forward import Forward
@@ -91,13 +91,13 @@ def truncation_off_by_one(patch: Patch) -> None:
 
 def noise_keyed_by_slot(patch: Patch) -> None:
     """The sampling noise depends on the place in the batch."""
-    choice = Sequence.choice
+    choices = committing.Committing._choices
 
-    def faulty(self: Sequence, *args: Any) -> Choice:
-        found = choice(self, *args)
-        return replace(found, seed=found.seed + self.slot)
+    def faulty(self: committing.Committing, rows: committing.Rows, slots: np.ndarray) -> Choices:
+        found = choices(self, rows, slots)
+        return replace(found, seed=found.seed + slots.astype(np.uint64))
 
-    patch.setattr(Sequence, "choice", faulty)
+    patch.setattr(committing.Committing, "_choices", faulty)
 
 
 def penalty_for_rolled_back_drafts(patch: Patch) -> None:
@@ -107,12 +107,8 @@ def penalty_for_rolled_back_drafts(patch: Patch) -> None:
 
 def penalty_of_the_window_before(patch: Patch) -> None:
     """All rows of a window are adjusted by the committed tokens alone."""
-    choice = Sequence.choice
-    patch.setattr(
-        Sequence,
-        "choice",
-        lambda self, ahead=0, draft=(): replace(choice(self, ahead), adjustment=choice(self).adjustment),
-    )
+    adjustment = Sequence.adjustment
+    patch.setattr(Sequence, "adjustment", lambda self, ahead=0, draft=(): adjustment(self))
 
 
 _TILE_ROWS = 4  # query rows of the smallest tile
