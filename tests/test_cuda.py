@@ -148,6 +148,7 @@ def test_a_run_is_on_the_device(folder: Path) -> None:
     assert manifest["profile"]["dtype"] == "bfloat16"  # float32 is the CPU's
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     assert cpu is None or manifest["profile"]["device"] != cpu[1]
+    assert manifest["profile"]["cuda"]["multiprocessors"] > 0
     assert not manifest["probe"]["dense"]  # only row counts that were run
     lines = [json.loads(line) for line in (folder / "auto" / "outputs.jsonl").read_text().splitlines()]
     assert [line.get("error") for line in lines] == [None] * 8

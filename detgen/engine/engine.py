@@ -34,6 +34,7 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.turns import Turns
 from detgen.errors import EngineError
+from detgen.passes import cuda_numerics
 from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel, pick_device
 from detgen.passes.packing import Shapes
@@ -93,6 +94,8 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
+        if device.type == "cuda":
+            cuda_numerics.settle(device)
         target, draft = load_models(config, device, observer)
         prepared = prepare(
             target,

@@ -10,6 +10,7 @@ import transformers
 
 from detgen.engine.config import EngineConfig
 from detgen.machine import cpu_name
+from detgen.passes import cuda_numerics
 from detgen.passes.adapter import PlainDecoder
 from detgen.passes.native_decoder import ARITHMETIC, NativeDecoder
 from detgen.passes.preparing import Prepared
@@ -35,6 +36,7 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     profile |= {
         "device": cpu_name() if cpu else torch.cuda.get_device_name(device),
         "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
+        **({} if cpu else {"cuda": cuda_numerics.described(device)}),
         "attention": prepared.probe.attention,
     }
     if census is not None:

@@ -282,6 +282,16 @@ _PROFILE: dict[str, Rule] = {"target": _model, "dtype": _text, "arithmetic": _te
 _TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
     "device": _text,
     "capability": _or_null(_text),
+    "cuda": _record(
+        {
+            "capability": _text,
+            "multiprocessors": _count,
+            **{name: _or_null(_text) for name in ("toolkit", "cublas")},
+            **{name: _or_null(_count) for name in ("driver", "cudnn")},
+            "blas": _text,
+            "workspaces": _mapping(_or_null(_text)),
+        }
+    ),
     "versions": _record({"transformers": _text}, {"torch": _text}),
     "attention": _text,
     "operators": _list(_text),
