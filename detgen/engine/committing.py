@@ -270,12 +270,9 @@ class Committing:
             for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), rows.counts.tolist(), strict=True):
                 draft = rows.drafted[first : first + count - 1].tolist()
                 adjustments += [live[slot].adjustment(i, draft) if slot in live else None for i in range(count)]
-        return Choices(
-            *(live.temperature[slots], live.top_p[slots], live.top_k[slots], live.min_p[slots]),
-            *(live.seed[slots], live.sample[slots]),
-            (live.length[slots] - live.prompt[slots] + rows.depth).astype(np.uint64),
-            adjustments,
-        )
+        position = (live.length[slots] - live.prompt[slots] + rows.depth).astype(np.uint64)
+        how = {name: values[slots] for name, values in live.how.items()}
+        return Choices(**how, position=position, adjustments=adjustments)
 
     def _sound(self, rows: Rows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
         """How many tokens of each window are committed, int64 [windows], stop strings and broken rows considered.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from detgen.engine.sequence import Sequence
+from detgen.kernels.sampling import ARRAYS, Choice
 
 _ROOM = 16  # slots for which there is room at first
 _THINKS = 0.5  # share of the chunks that think, as long as nothing is known of a sequence
@@ -29,12 +30,7 @@ class Live:
         eos: bool, whether end-of-sequence tokens end it.
         wordy: bool, whether the request asks for log-probabilities.
         adjusted: bool, whether its tokens are chosen from adjusted logits.
-        temperature: float64, as `Choices` has it; so are the next ones.
-        top_p: float64.
-        min_p: float64.
-        top_k: int64.
-        seed: uint64.
-        sample: uint64.
+        how: by the names of the arrays of `Choices`, how its tokens are chosen, the position aside.
         order: int64, its place among all sequences: the greatest is the youngest.
         last: int64, the last committed token.
         length: int64, prompt and committed tokens.
@@ -53,9 +49,6 @@ class Live:
             (name, np.bool_)
             for name in ("busy", "reading", "verified", "choosy", "watched", "eos", "wordy", "adjusted")
         ),
-        *((name, np.float64) for name in ("temperature", "top_p", "min_p")),
-        ("top_k", np.int64),
-        *((name, np.uint64) for name in ("seed", "sample")),
         *((name, np.int64) for name in ("order", "last", "length", "prompt", "limit", "least", "cached")),
         ("rounds", np.int64),
         ("thinks", np.float64),
@@ -69,12 +62,6 @@ class Live:
     eos: np.ndarray
     wordy: np.ndarray
     adjusted: np.ndarray
-    temperature: np.ndarray
-    top_p: np.ndarray
-    min_p: np.ndarray
-    top_k: np.ndarray
-    seed: np.ndarray
-    sample: np.ndarray
     order: np.ndarray
     last: np.ndarray
     length: np.ndarray
@@ -89,6 +76,7 @@ class Live:
     def __init__(self) -> None:
         for name, dtype in self._ARRAYS:
             setattr(self, name, np.zeros(_ROOM, dtype))
+        self.how = {name: np.zeros(_ROOM, dtype) for name, dtype in ARRAYS.items() if name != "position"}
         self._sequences: dict[int, Sequence] = {}
         self._eos: frozenset[int] = frozenset()
         self.eos_ids = np.zeros((0, 1), np.int64)
@@ -120,6 +108,7 @@ class Live:
             for name, dtype in self._ARRAYS:
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.zeros(len(old), dtype)]))
+            self.how = {name: np.concatenate([old, np.zeros_like(old)]) for name, old in self.how.items()}
         seq.slot = slot
         params = seq.request.params
         self.busy[slot] = self.reading[slot] = True
@@ -131,8 +120,9 @@ class Live:
         self.eos[slot] = not params.ignore_eos
         self.wordy[slot] = params.logprobs is not None
         self.adjusted[slot] = seq.adjusted
-        self.temperature[slot], self.top_p[slot], self.min_p[slot] = params.temperature, params.top_p, params.min_p
-        self.top_k[slot], self.seed[slot], self.sample[slot] = params.top_k, params.seed, seq.sample
+        choice = Choice.of(params, seq.sample)
+        for name, values in self.how.items():
+            values[slot] = getattr(choice, name)
         self.order[slot] = seq.order
         self.last[slot], self.length[slot] = seq.tokens[-1], len(seq.tokens)
         self.prompt[slot], self.limit[slot] = seq.prompt_length, seq.limit

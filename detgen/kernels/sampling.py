@@ -83,7 +83,7 @@ class Choices:
         """The same as single choices."""
         adjustments = [c.adjustment for c in choices]
         arrays: dict[str, Any] = {
-            name: np.array([getattr(c, name) for c in choices], dtype) for name, dtype in _ARRAYS.items()
+            name: np.array([getattr(c, name) for c in choices], dtype) for name, dtype in ARRAYS.items()
         }
         return cls(**arrays, adjustments=adjustments if any(a is not None for a in adjustments) else None)
 
@@ -92,21 +92,23 @@ class Choices:
 
     def __getitem__(self, row: int) -> Choice:
         adjustment = self.adjustments[row] if self.adjustments is not None else None
-        return Choice(**{name: getattr(self, name)[row].item() for name in _ARRAYS}, adjustment=adjustment)
+        return Choice(**{name: getattr(self, name)[row].item() for name in ARRAYS}, adjustment=adjustment)
 
     def how(self) -> dict[str, np.ndarray]:
         """What `choosing.draw` is told."""
         floors = np.full(len(self), -np.inf)
         for i in np.flatnonzero(self.min_p).tolist():
             floors[i] = floor_of(self.min_p[i])
-        return {**{name: getattr(self, name) for name in _ARRAYS if name != "min_p"}, "floor": floors}
+        return {**{name: getattr(self, name) for name in _DRAWN}, "floor": floors}
 
     def take(self, rows: np.ndarray) -> Choices:
         """Those of some rows, int64 [n], without adjustments."""
-        return Choices(*(getattr(self, name)[rows] for name in _ARRAYS))
+        return Choices(*(getattr(self, name)[rows] for name in ARRAYS))
 
 
-_ARRAYS: dict[str, type[np.generic]] = {
+_DRAWN = ("temperature", "top_p", "top_k", "seed", "sample", "position")  # the arrays that `choosing.draw` takes
+# The arrays of `Choices`, and their types.
+ARRAYS: dict[str, type[np.generic]] = {
     "temperature": np.float64,
     "top_p": np.float64,
     "top_k": np.int64,
