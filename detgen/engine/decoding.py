@@ -116,7 +116,7 @@ class Decoding:
         slots = live.decoding(verified=True)
         passes = self.fast.passes
         drafts = None if patient else self._draft(slots)
-        asked, before = slots, live.length[slots] if drafts else None
+        asked, before = slots, None if drafts is None else live.length[slots]
         if not len(slots):
             self.fast.decode([])
         elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
@@ -128,7 +128,8 @@ class Decoding:
             self._passes(plain, drafts)
         if self._timed is not None and len(asked) and not reading and self._stats.tokens > tokens:
             made = float(self._stats.tokens - tokens) if before is None else self._made(asked, before)
-            self._timed(made, time.perf_counter() - started, len(asked))
+            if made:  # those that the end waits for may have thought, or broken off
+                self._timed(made, time.perf_counter() - started, len(asked))
         return self.committing.finish()
 
     def _made(self, slots: np.ndarray, before: np.ndarray) -> float:

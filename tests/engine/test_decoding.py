@@ -105,3 +105,13 @@ def test_a_patient_drafter_is_not_asked(base: Engine) -> None:
     engine.generate([request(0, verified=True)])
     assert drafter.asked == 0
     assert sum(tokens for tokens, _ in drafter.rounds) == TOKENS - 1  # the first is the prompt's
+
+
+def test_a_round_in_which_the_last_got_nothing_is_not_told(base: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They thought, or broke off: there is no speed to learn from it."""
+    drafter = Watching([1] * 100, slow=1)
+    engine = base.with_settings(drafter=lambda _: drafter, draft_tokens=4)
+    monkeypatch.setattr(engine._decoding, "_made", lambda *_: 0.0)
+    engine.generate([request(0, verified=True)])
+    assert drafter.asked > 0
+    assert all(tokens > 0 for tokens, _ in drafter.rounds)
