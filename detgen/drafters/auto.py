@@ -75,10 +75,8 @@ class AutoDrafter:
         self._paces: dict[int, Pace] = {}  # by the magnitude of the number of sequences
         self._pace = Pace(self._ways, self._ways[-1])  # the one of the last round
         self._way = self._pace.way  # that of the last round, or of the next one
-        self._idle = False  # whether the draft model drafted for nobody
         self._context = 0.0  # tokens of a sequence of the last round
         self._looked = 0.0  # seconds that it took to look back
-        self._floor = 0.0  # tokens per second that a way has to promise to be tried
         self._promised = math.inf  # times what is predicted without drafts that the look-up promised
         self._plain = 0.0  # predicted seconds of a token of the last round, if nothing is drafted
         self._predicted = 0.0  # seconds of the last round: of its draft, as measured, and of its passes
@@ -97,12 +95,12 @@ class AutoDrafter:
         self._plain, self._context = self._alone(len(seqs), keys), keys / len(seqs)
         pace = self._pace = self._pace_of(len(seqs))
         self._beside = self._overheads[len(seqs).bit_length()].drafting(len(seqs))
-        self._idle, self._looked, self._floor = True, 0.0, 0.0
+        self._looked = 0.0
         if pace.begins and pace.way != "none":
             self._look_back(seqs, keys)
         self._way = pace.way
         drafts = self._draft(seqs, lengths, keys) if self._way != "none" else []
-        if self._way == "model" and self._idle and pace.give_up():
+        if self._way == "model" and all(draft.drafter != "model" for draft in drafts) and pace.give_up():
             self._way = pace.way
         return [_NOTHING] * len(seqs) if self._way == "none" else drafts
 
@@ -137,7 +135,6 @@ class AutoDrafter:
         if sum(counts) < _ENOUGH:
             pace.put_off()
             return
-        self._floor = pace.speed("none") / self._plain
         found = [self._ngram.look_back(seq, count) for seq, count in zip(some, counts, strict=True)]
         if sum(map(len, found)) >= _ENOUGH:
             self._promised = self._looked_up(found, len(seqs), keys) * self._plain
@@ -146,7 +143,7 @@ class AutoDrafter:
             some, counts = _generated(able, _READ)
             self._by_model.doubt()
             self._by_model.learn(model.look_back(some, counts), sum(counts))
-        elif self._promised < self._floor * self._plain:
+        elif self._promised < pace.speed("none"):
             self._overheads[len(seqs).bit_length()].doubt()
             pace.give_up(_SOON)
         self._looked = time.perf_counter() - started
@@ -232,6 +229,8 @@ class AutoDrafter:
         rates = [self._acceptance(seq) for seq in seqs]
         least = math.log(self._least())
         worthwhile = [min(n, int(least / math.log(rate))) for n, rate in zip(lengths, rates, strict=True)]
+        # At the beginning of a try the gain has to be one over rounds without drafts, too, as these were measured.
+        fastest = max(self._speed, self._pace.speed("none") / self._plain if self._pace.begins else 0.0)
         best: dict[int, int] = {}
         expected = 0.0
         for most in self._choices:
@@ -251,10 +250,10 @@ class AutoDrafter:
                 first = model.cost.predict(max(read, len(picks)), chosen=len(picks))
                 drafting = first + (most - 1) * model.cost.predict(len(picks))
                 speed = self._rate(tokens, count + sum(cut), 1 + max(cut), keys, drafting * self._slower)
-                if speed > max(self._speed, self._floor):
-                    best, self._speed, expected = picks, speed, drafting
-        self._idle = not best
+                if speed > fastest:
+                    best, fastest, expected = picks, speed, drafting
         if best:
+            self._speed = fastest
             started = time.perf_counter()
             written = model.draft([seqs[i] for i in best], list(best.values()))
             self._predicted = time.perf_counter() - started
