@@ -33,7 +33,7 @@ from detgen.passes.packing import FREE_SHAPES, Window
 from detgen.passes.preparing import prepare
 from detgen.passes.stored import Place, whole
 from detgen.progress import Progress, Unobserved
-from detgen.run import RunConfig, run
+from detgen.run import RunConfig, run, work
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -200,7 +200,9 @@ def test_a_run_writes_what_it_writes_with_the_folder(
     assert (other.exit_code, "digest" in other.stderr) == (2, True), other.output
 
 
-def test_an_interrupted_run_is_resumed(file: Path, go: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed(
+    file: Path, go: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stopping(Unobserved):
         def progress(self, progress: Progress) -> None:
             if progress.done and not stopped:
@@ -210,6 +212,7 @@ def test_an_interrupted_run_is_resumed(file: Path, go: Callable[..., Any], tmp_p
     stopped: list[bool] = []
     engine = EngineConfig(target=str(file), drafter="none", batch_size=1, kv_memory=8 << 20)
     assert go(file, "whole").exit_code == 0
+    monkeypatch.setattr(work, "_REPORT_SECONDS", 0.0)  # else both may be done before the first report
     config = RunConfig("prompts.jsonl", tmp_path / "out", SamplingParams(), engine)
     assert run(config, Stopping()).status == "interrupted"
     finished = run(config, Unobserved())
