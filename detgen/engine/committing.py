@@ -177,7 +177,7 @@ class Committing:
         if isinstance(results, Scores):
             picked, tokens, finite = None, results.tokens, results.finite
         else:
-            choices = self._choices(rows, slots) if live.choosy[rows.slots].any() else None
+            choices = self.choices(rows) if live.choosy[rows.slots].any() else None
             picked = choose(results, choices)
             tokens = picked.tokens.cpu().numpy()
             # Of a row that is not finite, the chosen logit is not finite either.
@@ -261,9 +261,9 @@ class Committing:
             else:
                 self._scheduler.share(slot)
 
-    def _choices(self, rows: Rows, slots: np.ndarray) -> Choices:
-        """How the token after each row is chosen; `slots` are those of the rows."""
-        live = self._scheduler.live
+    def choices(self, rows: Rows) -> Choices:
+        """How the token after each row is chosen."""
+        live, slots = self._scheduler.live, rows.slots[rows.owner]
         adjustments: list[Adjustment | None] | None = None
         if (live.adjusted & live.busy)[rows.slots].any():
             adjustments = []

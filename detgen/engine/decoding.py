@@ -15,12 +15,13 @@ import torch
 
 from detgen.drafters.protocol import Drafter
 from detgen.drafters.self import FastPath
-from detgen.engine.committing import Committing
+from detgen.engine.committing import Committing, Rows
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
+from detgen.kernels.judging import Scores
 from detgen.kernels.native.library import Ends
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Shapes, Windows
@@ -29,6 +30,7 @@ from detgen.passes.packing import Shapes, Windows
 # that is alone waits for nobody, so there are more of them as long as they are over soon.
 _CHAINED, _ALONE = 4, 16
 _SOON = 0.01  # seconds
+_LOGITS = 1 << 25  # most entries of logits that one call leaves behind
 _AHEAD = 8  # tokens: sequences that are further ahead than that are not what the end waits for
 
 
@@ -122,7 +124,7 @@ class Decoding:
         elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
             slots = np.concatenate([slots, live.decoding(verified=False)])
         plain = self._windows(slots, drafts)
-        if self._patient() and self._may_chain(plain):
+        if self._patient() and self._may_chain(plain, chained):
             self._chain(plain, chained)
         else:
             self._passes(plain, drafts)
@@ -163,15 +165,20 @@ class Decoding:
             results = self._target.run(windows, self._shapes, broken, scored=self.committing.plain(windows))
             self.committing.commit(windows, results, drafts and drafts.drafters, broken)
 
-    def _may_chain(self, windows: Windows) -> bool:
-        """Whether these windows have no drafts, and are all that there is to do, and only the largest logits decide."""
+    def _may_chain(self, windows: Windows, most: int) -> bool:
+        """Whether these windows have no drafts, are all that there is to do, and nothing but their logits decides."""
         live = self._scheduler.live
         return (
             self._target.chains
             and 0 < len(windows.tokens) == len(windows) == len(live) <= self._shapes.most_rows
             and bool(live.verified[windows.slots].all())
-            and self.committing.plain(windows)
+            and (self.committing.plain(windows) or self._may_sample(windows.slots, most))
         )
+
+    def _may_sample(self, slots: np.ndarray, most: int) -> bool:
+        """Whether what these slots choose in so many passes can be foreseen, and there is room for the logits."""
+        live, entries = self._scheduler.live, len(slots) * most * (self._target.outputs or 0)
+        return self.committing.trace is None and entries <= _LOGITS and not bool(live.adjusted[slots].any())
 
     def _chained(self) -> int:
         """How many passes are run in one call, if any are."""
@@ -187,9 +194,16 @@ class Decoding:
         most = min(most, int(left.min())) if scheduler.waiting else most  # nobody waits for a sample's end
         lengths = np.minimum(np.minimum(left, scheduler.room(slots) + 1), most)
         to_end = live.eos[slots] & (live.length[slots] - live.prompt[slots] >= live.least[slots])
-        tokens, scores = self._target.chain(windows, lengths, Ends(live.eos_ids[:, 0].copy(), to_end))
+        ends = Ends(live.eos_ids[:, 0].copy(), to_end)
+        results: torch.Tensor | Scores
+        broken: list[int] = []
+        if self.committing.plain(windows):
+            tokens, results = self._target.chain(windows, lengths, ends)
+        else:
+            choices = self.committing.choices(Rows.of(windows))
+            tokens, results, broken = self._target.sample(windows, lengths, choices, ends)
         read = Windows(slots, windows.starts, lengths, lengths, tokens)
-        self.committing.commit(read, scores, broken=[], chained=True)
+        self.committing.commit(read, results, broken=broken, chained=True)
 
     def unverified(self) -> list[Sequence]:
         """Live sequences of unverified requests that have read their prompt, and have a page for their next token."""

@@ -188,34 +188,57 @@ class Forward:
         with torch.inference_mode():
             scored, broken = self.model.chain(packed, lengths, ends)
         self._count(packed, lengths, time.perf_counter() - started)
-        step = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-        owner = np.repeat(np.arange(len(lengths)), lengths)
-        scores = Scores.of(scored[step, owner])
-        scores.finite[broken[step, owner]] = False
-        tokens = np.empty_like(scores.tokens)
-        tokens[1:] = scores.tokens[:-1]
-        tokens[step == 0] = windows.tokens[windows.lengths.cumsum() - 1]
-        return tokens, scores
+        there = _there(lengths, broken)
+        scores = Scores.of(scored[torch.from_numpy(there)])
+        scores.finite[broken[there]] = False
+        return _read(windows, there, scores.tokens), scores
 
-    def draft(self, windows: Windows, lengths: np.ndarray, choices: Sequence[Choice]) -> list[list[int]]:
+    def sample(
+        self, windows: Windows, lengths: np.ndarray, choices: Choices, ends: Ends | None = None
+    ) -> tuple[np.ndarray, torch.Tensor, list[int]]:
         """Run passes one after the other in one call: each sequence goes on with what it is likely to choose.
 
+        Where it chooses something else in truth, the rows behind have read a token that is not there.
+
         Args:
-            windows: see `chain`, like lengths.
-            lengths: lowered where nobody can tell.
+            windows: see `chain`, like ends.
+            lengths: lowered where nobody can tell what is chosen, too.
             choices: how the first token of each is chosen; the next ones likewise, at the positions behind it.
+            ends: where sequences end.
 
         Returns:
-            The tokens of each.
+            The token that each row read, int64 [sum of lengths], in the order of the windows, the rows' logits, and
+            the rows whose last keys are not finite.
         """
+        assert isinstance(self.model, NativeDecoder)
+        logits = torch.empty(len(windows), int(lengths.max()), self.model.outputs)
+        guessed, broken = self._draft(windows, lengths, choices, ends, logits)
+        there = _there(lengths, broken)
+        rows = logits.flatten(0, 1) if there.all() else logits[torch.from_numpy(there)]
+        return _read(windows, there, guessed[there]), rows, np.flatnonzero(broken[there]).tolist()
+
+    def draft(self, windows: Windows, lengths: np.ndarray, choices: Sequence[Choice]) -> list[list[int]]:
+        """What each sequence is likely to choose next; arguments as those of `sample`."""
+        tokens, _ = self._draft(windows, lengths, Choices.of(choices))
+        return [of[of >= 0].tolist() for of in tokens]
+
+    def _draft(
+        self,
+        windows: Windows,
+        lengths: np.ndarray,
+        choices: Choices,
+        ends: Ends | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`NativeDecoder.draft` of some windows."""
         assert isinstance(self.model, NativeDecoder)
         started = time.perf_counter()
         packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
-        draws = choosing.draws(self.model.outputs, **Choices.of(choices).how())
+        draws = choosing.draws(self.model.outputs, **choices.how())
         with torch.inference_mode():
-            tokens = self.model.draft(packed, lengths, draws.packed)
+            found = self.model.draft(packed, lengths, draws.packed, ends, logits)
         self._count(packed, lengths, time.perf_counter() - started)
-        return [of[of >= 0].tolist() for of in tokens.T]
+        return found
 
     def _count(self, packed: Packed, lengths: np.ndarray, seconds: float) -> None:
         """Count the passes of one call, and learn what they cost; `lengths` as `chain` leaves them."""
@@ -254,6 +277,20 @@ class Forward:
             return self._attention.attend(layer, q, k, v, packed, traits)
         self.cache.write(layer, packed.kv_positions, k, v)
         return packed.attend(q, self.cache.keys[layer], self.cache.values[layer], traits)
+
+
+def _there(lengths: np.ndarray, broken: np.ndarray) -> np.ndarray:
+    """Which sequences take part in which of the passes of `broken`, bool [sequences, passes]."""
+    found: np.ndarray = np.arange(broken.shape[1]) < lengths[:, None]
+    return found
+
+
+def _read(windows: Windows, there: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """What the rows of passes one after the other read: the last token of a window, or what the row before chose."""
+    tokens = np.empty_like(chosen)
+    tokens[1:] = chosen[:-1]
+    tokens[np.nonzero(there)[1] == 0] = windows.tokens[windows.lengths.cumsum() - 1]
+    return tokens
 
 
 @torch.inference_mode()

@@ -118,16 +118,25 @@ class NativeDecoder:
         runner = self._runner(None, _reach(packed, lengths), True)
         return runner.chain(rows_of(packed), _wanting(packed), lengths, ends)
 
-    def draft(self, packed: Packed, lengths: np.ndarray, draws: bytes) -> np.ndarray:
+    def draft(
+        self,
+        packed: Packed,
+        lengths: np.ndarray,
+        draws: bytes,
+        ends: Ends | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Passes one after the other, in which sequences go on with what their sampling is likely to choose.
 
         Args:
             packed: the first pass, whose windows want one row each, or none.
             lengths: see `Runner.draft`, like the result.
             draws: likewise.
+            ends: likewise.
+            logits: likewise.
         """
         runner = self._runner(None, _reach(packed, lengths), False)
-        return runner.draft(rows_of(packed), _wanting(packed), lengths, draws)
+        return runner.draft(rows_of(packed), _wanting(packed), lengths, draws, ends, logits)
 
     def operations(self) -> dict[str, int]:
         """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""

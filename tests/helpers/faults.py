@@ -91,13 +91,13 @@ def truncation_off_by_one(patch: Patch) -> None:
 
 def noise_keyed_by_slot(patch: Patch) -> None:
     """The sampling noise depends on the place in the batch."""
-    choices = committing.Committing._choices
+    choices = committing.Committing.choices
 
-    def faulty(self: committing.Committing, rows: committing.Rows, slots: np.ndarray) -> Choices:
-        found = choices(self, rows, slots)
-        return replace(found, seed=found.seed + slots.astype(np.uint64))
+    def faulty(self: committing.Committing, rows: committing.Rows) -> Choices:
+        found = choices(self, rows)
+        return replace(found, seed=found.seed + rows.slots[rows.owner].astype(np.uint64))
 
-    patch.setattr(committing.Committing, "_choices", faulty)
+    patch.setattr(committing.Committing, "choices", faulty)
 
 
 def penalty_for_rolled_back_drafts(patch: Patch) -> None:

@@ -15,7 +15,7 @@ from detgen.kernels.judging import Scores
 from detgen.kernels.native import library
 from detgen.kernels.native.library import Ends
 from detgen.kernels.probe import same_bits
-from detgen.kernels.sampling import Choice, choose
+from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
@@ -143,6 +143,47 @@ def test_drafts_are_what_sampling_chooses(forward: Forward, data: st.DataObject)
             read = choose(logits, [now]).tokens.tolist()
             wanted += read
         assert draft == wanted
+
+
+@examples(20)
+@given(data=st.data(), threads=st.integers(1, 3))
+def test_sampled_rows_are_those_of_passes_one_by_one(forward: Forward, data: st.DataObject, threads: int) -> None:
+    """Logits and cache to the bit, for sequences that end early, too; what is not finite is named."""
+    slots = data.draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, unique=True))
+    reads = [data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=70)) for _ in slots]
+    lengths = np.array([data.draw(st.integers(1, 6)) for _ in slots])
+    seed = data.draw(st.integers(0, 2**32))
+    choices = [Choice(temperature=1.0, seed=seed, sample=i) for i in range(len(slots))]
+    windows = Windows.of(map(Window, slots, [0] * 9, reads, [1] * 9))
+    ending = data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=60))
+    ends = Ends(np.array(ending, np.int64), np.array([data.draw(st.booleans()) for _ in slots]))
+    torch.set_num_threads(threads)
+    model = forward.model
+    assert isinstance(model, NativeDecoder)
+    token = data.draw(st.integers(0, VOCABULARY - 1))
+    kept = model._embedding[token].clone()
+    if data.draw(st.booleans()):
+        model._embedding[token, 0] = torch.nan
+    asked = lengths.copy()
+    read, logits, broken = forward.sample(windows, asked, Choices.of(choices), ends)
+    assert (asked <= lengths).all()
+    assert len(read) == len(logits) == asked.sum()
+    entries = [part.clone() for part in (*forward.cache.keys, *forward.cache.values)]
+    at = 0
+    for i, window in enumerate(windows):
+        for step in range(int(asked[i])):
+            found: list[int] = []
+            one = forward.run([window], FREE_SHAPES, found)
+            assert read[at] == window.tokens[-1]
+            assert same_bits(one[0], logits[at])
+            assert (at in broken) == (len(window.tokens) - 1 in found)
+            chosen = int(choose(one, [replace(choices[i], position=step)]).tokens)
+            over = at in broken or not one[0].isfinite().all() or (chosen in ending and ends.to_end[i])
+            assert (step + 1 == asked[i]) == (over or step + 1 == lengths[i])
+            window = Window(window.slot, window.start + len(window.tokens), [chosen], 1)
+            at += 1
+    model._embedding[token] = kept
+    assert all(same_bits(a, b) for a, b in zip(entries, (*forward.cache.keys, *forward.cache.values), strict=True))
 
 
 def test_a_draft_ends_where_logits_are_not_finite(forward: Forward) -> None:

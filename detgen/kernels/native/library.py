@@ -143,53 +143,61 @@ class Runner:
             ends: where they do; None for nowhere.
 
         Returns:
-            What SCORE makes of the rows, float32 [passes, sequences, SCORED], and whether a key of the last layer is
-            not finite, bool [passes, sequences]; anything where a sequence takes no part.
+            What SCORE makes of the rows, float32 [sequences, passes, SCORED], and whether a key of the last layer is
+            not finite, bool [sequences, passes]; anything where a sequence takes no part.
 
         Raises:
             MemoryError: if there is no memory for the buffers.
         """
-        steps, count = int(lengths.max()), len(slots)
-        scores, broken = torch.zeros(steps, count, SCORED), np.zeros((steps, count), bool)
-        chain = Chain(steps=steps, scores=scores.data_ptr())
-        if ends is not None:
-            chain.ending = len(ends.tokens)
-            chain.ends, chain.to_end = ends.tokens.ctypes.data, ends.to_end.ctypes.data
-        broken[0] = self._chain(rows, slots, lengths, broken, chain)[rows.wanted].numpy()
-        return scores, broken
+        scores = torch.zeros(len(slots), int(lengths.max()), SCORED)
+        return scores, self._chain(rows, slots, lengths, ends, Chain(results=scores.data_ptr()))
 
-    def draft(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, draws: bytes) -> np.ndarray:
+    def draft(
+        self,
+        rows: Rows,
+        slots: np.ndarray,
+        lengths: np.ndarray,
+        draws: bytes,
+        ends: Ends | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Run passes one after the other; in each, sequences go on with what their sampling is likely to choose.
 
         Args:
-            rows: see `chain`, like slots and lengths.
+            rows: see `chain`, like slots, lengths and ends.
             slots: theirs.
             lengths: lowered where nobody can tell, too.
             draws: `Draws` of native/draws.h, of the sequences' first tokens.
+            ends: where they do.
+            logits: takes the rows' logits, float32 [sequences, passes, vocabulary]; None if nobody wants them.
 
         Returns:
-            int64 [passes, sequences], the tokens; -1 where nobody can tell, or a sequence takes no part.
+            The tokens, int64 [sequences, passes], -1 where nobody can tell, or a sequence takes no part; and what keys
+            are not finite, see `chain`.
 
         Raises:
             MemoryError: if there is no memory for the buffers.
         """
-        steps, count = int(lengths.max()), len(slots)
-        tokens, broken = np.full((steps, count), -1, np.int64), np.zeros((steps, count), bool)
-        address = ctypes.cast(ctypes.c_char_p(draws), ctypes.c_void_p).value
-        self._chain(rows, slots, lengths, broken, Chain(steps=steps, draws=address, tokens=tokens.ctypes.data))
-        return tokens
+        tokens = np.full((len(slots), int(lengths.max())), -1, np.int64)
+        chain = Chain(tokens=tokens.ctypes.data, results=None if logits is None else logits.data_ptr())
+        chain.draws = ctypes.cast(ctypes.c_char_p(draws), ctypes.c_void_p).value
+        return tokens, self._chain(rows, slots, lengths, ends, chain)
 
-    def _chain(
-        self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, broken: np.ndarray, chain: Chain
-    ) -> torch.Tensor:
-        """Run it; returns whether keys of the last layer are not finite in the first pass, bool [rows]."""
+    def _chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None, chain: Chain) -> np.ndarray:
+        """Run it; returns whether keys of the last layer are not finite, bool [sequences, passes]."""
+        chain.steps = int(lengths.max())
+        broken = np.zeros((len(slots), chain.steps), bool)
         chain.slots, chain.lengths, chain.broken = (x.ctypes.data for x in (slots, lengths, broken))
+        if ends is not None:
+            chain.ending = len(ends.tokens)
+            chain.ends, chain.to_end = ends.tokens.ctypes.data, ends.to_end.ctypes.data
         first = torch.zeros(len(rows.ids), dtype=torch.bool)
         addresses = (ctypes.c_void_p * len(self._widths))()
         task = self._task(rows, addresses, first)
         if self._library.run_chain(self._program, task, chain):
             raise MemoryError(f"no memory for a pass of {task.rows} rows")
-        return first
+        broken[:, 0] = first[rows.wanted].numpy()
+        return broken
 
     def alone(self, step: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """What one step makes of x, float32 [rows, width]; arguments as `run`'s."""

@@ -77,18 +77,18 @@ typedef struct {
 
 /* Passes one after the other. By sequence, of which there are as many as the first pass has wanted rows: its slot, and
  * the number of passes that it takes part in, at least 1, lowered where a result is not finite, and where a token is
- * one of `ends`, of which there are `ending`, if the sequence is to end there; by pass and sequence, what SCORE makes of
+ * one of `ends`, of which there are `ending`, if the sequence is to end there; by sequence and pass, what SCORE makes of
  * it, and whether a key of the last layer is not finite, which of the first pass stands there.
  *
- * Where sequences are sampled, and `draws` tells how, the passes give logits instead of scores, and `tokens` takes, by
- * pass and sequence, what is likely to be chosen, -1 where nobody can tell. */
+ * Where sequences are sampled, and `draws` tells how, the results are logits instead, kept unless `results` is null, and
+ * `tokens` takes, by sequence and pass, what is likely to be chosen, -1 where nobody can tell. */
 typedef struct {
     int64_t steps, ending;
     const int64_t *ends;
     const uint8_t *to_end;
     const int64_t *slots;
     int64_t *lengths;
-    float *scores;
+    float *results;
     uint8_t *broken;
     const Draws *draws;
     int64_t *tokens;

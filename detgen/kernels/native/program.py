@@ -96,7 +96,7 @@ class Chain(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("steps", "ending")),
-        *((name, c_void_p) for name in ("ends", "to_end", "slots", "lengths", "scores", "broken", "draws", "tokens")),
+        *((name, c_void_p) for name in ("ends", "to_end", "slots", "lengths", "results", "broken", "draws", "tokens")),
     )
 
 
