@@ -35,7 +35,8 @@ _BACK = 32  # tokens of a sequence that are looked back at, at most
 _ENOUGH = 8  # tokens of all sequences that are worth looking back at
 _READ, _LOOKED_UP = 8, 64  # tokens that are enough for the draft model, and for the look-up, which costs less
 _CAPS = (1, 2, 4, 8)  # lengths of drafts that are tried on them
-_SOON = 64  # tokens of each sequence after which the look-up is looked at again, which costs little
+_SOON = 64  # tokens of each sequence after which the look-up is looked at again, if that costs little
+_LOOKING = 0.005  # share of the time that it takes to look back, at most
 _NOTHING = Draft([], "none")
 
 
@@ -100,7 +101,8 @@ class AutoDrafter:
             self._look_back(seqs, keys)
         self._way = pace.way
         drafts = self._draft(seqs, lengths, keys) if self._way != "none" else []
-        if self._way == "model" and all(draft.drafter != "model" for draft in drafts) and pace.give_up():
+        if self._way == "model" and all(draft.drafter != "model" for draft in drafts):
+            pace.give_up(self._apart(len(seqs)))
             self._way = pace.way
         return [_NOTHING] * len(seqs) if self._way == "none" else drafts
 
@@ -144,9 +146,14 @@ class AutoDrafter:
             self._by_model.doubt()
             self._by_model.learn(model.look_back(some, counts), sum(counts))
         elif self._promised < pace.speed("none"):
+            self._looked = time.perf_counter() - started
             self._overheads[len(seqs).bit_length()].doubt()
-            pace.give_up(_SOON)
+            pace.give_up(self._apart(len(seqs)), _SOON)
         self._looked = time.perf_counter() - started
+
+    def _apart(self, count: int) -> float:
+        """Tokens of each of `count` sequences that lie between two looks back like the last one."""
+        return self._looked / (_LOOKING * self._plain * count)
 
     def _looked_up(self, found: list[list[tuple[int, bool]]], count: int, keys: int) -> float:
         """Tokens per second that the look-up would have made for `count` sequences like these; learns from them."""

@@ -17,15 +17,18 @@ _CHANCE = 1.0  # what chance makes of a speed, as a share of it, if it is known 
 _BETTER = 1.02  # times as fast as the way that is kept: less may be chance
 _ALIKE, _WORSE = 0.95, 0.85  # times as fast: not quite sure, and not chance
 _FADE = 0.998  # of what earlier rounds count, by each further token
+# Likewise, for the way that is kept alone; and the tokens after which it may be seen that the texts have changed.
+_LATELY, _SEEN = 0.97, 16
 _FORGOTTEN = 0.5  # of it, when a way is tried again
 
 
 class _Speed:
     """How many times as fast as expected a way is; earlier rounds count less."""
 
-    __slots__ = ("expected", "rounds", "seconds", "tokens")
+    __slots__ = ("_fading", "expected", "rounds", "seconds", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, fading: float = _FADE) -> None:
+        self._fading = fading
         self.rounds = 0
         self.tokens = self.expected = self.seconds = 0.0
 
@@ -33,13 +36,18 @@ class _Speed:
         if self.rounds > 2:  # a pause of the machine counts as twice what was to be expected
             seconds = min(seconds, 2 * expected * self.seconds / self.expected)
         self.rounds += 1
-        self._fade(_FADE**tokens)
+        self._fade(self._fading**tokens)
         self.tokens += tokens
         self.expected += expected
         self.seconds += seconds
 
     def forget(self) -> None:
         self._fade(_FORGOTTEN)
+
+    def become(self, other: _Speed) -> None:
+        """Know what another one does, and no more."""
+        self.rounds, self.seconds = other.rounds, other.seconds
+        self.tokens, self.expected = other.tokens, other.expected
 
     def _fade(self, kept: float) -> None:
         self.tokens, self.expected, self.seconds = kept * self.tokens, kept * self.expected, kept * self.seconds
@@ -66,6 +74,7 @@ class Pace:
         self.way = self.best = best
         self.begins = False
         self._speeds = {way: _Speed() for way in ways}
+        self._lately = _Speed(_LATELY)  # of the best way
         self._steps = 0.0  # of the best way, since the beginning
         self._waits = dict.fromkeys(ways, float(_SOONEST))
         self._due = {way: float(_FIRST) for way in ways if way != best}  # the step at which each way is tried
@@ -89,6 +98,8 @@ class Pace:
         self.begins = False
         if self.way == self.best:
             self._steps += steps
+            self._lately.learn(tokens, seconds, expected)
+            self._doubt()
             self._try_what_is_due()
             return
         self._tried += steps
@@ -98,25 +109,32 @@ class Pace:
         if self._tried >= (_MOST if unsure else _FEWEST):
             self._judge(ratio)
 
-    def give_up(self, latest: int = _LATEST) -> bool:
+    def give_up(self, least: float = 0.0, latest: int = _LATEST) -> None:
         """End a try, if one goes on: the way turned out to be of no use.
 
         Args:
-            latest: steps after which it is tried again, at most.
-
-        Returns:
-            Whether a try went on.
+            least: steps after which it is tried again, at least.
+            latest: and at most, unless that is less.
         """
         tried = self.way
-        if tried == self.best:
-            return False
-        self._judge(0.0, latest)
-        return True
+        if tried != self.best:
+            self._judge(0.0, latest)
+            self._due[tried] = max(self._due[tried], self._steps + least)
 
     def put_off(self) -> None:
         """Let a try that begins begin later."""
         self._due[self.way] = self._steps + _SOONEST
         self.way, self.begins = self.best, False
+
+    def _doubt(self) -> None:
+        """Let ways be tried now if the best one has become slower than they were, as it does where texts change."""
+        lately = self._lately
+        faster = [way for way in self._due if lately.value < _WORSE * self._speeds[way].value]
+        if faster and lately.tokens > _SEEN:
+            self._speeds[self.best].become(lately)
+            self._lately = _Speed(_LATELY)
+            for way in faster:
+                self._due[way] = self._steps
 
     def _try_what_is_due(self) -> None:
         way = min(self._due, key=self._due.__getitem__, default=self.best)
@@ -131,6 +149,7 @@ class Pace:
         del self._due[tried]
         if ratio > _BETTER:
             self.best, again = tried, kept  # its first rounds may have been slow by chance
+            self._lately = _Speed(_LATELY)
             self._waits[tried] = self._waits[kept] = _SOONEST
         else:
             again = tried

@@ -50,6 +50,16 @@ def test_it_follows_a_change() -> None:
     assert pace.best == "ngram"
 
 
+def test_it_sees_at_once_that_drafts_are_of_no_use_any_more() -> None:
+    """Where other texts follow, a way that others were faster than waits for nothing."""
+    pace = Pace(WAYS, "none")
+    drive(pace, {"model": 900, "ngram": 2000, "none": 1000}, 2000)
+    assert pace.best == "ngram"
+    _, counts = drive(pace, {"model": 400, "ngram": 500, "none": 1000}, 100)
+    assert pace.best == "none"
+    assert counts["ngram"] < 15
+
+
 def test_a_pause_of_the_machine_says_little() -> None:
     pace = Pace(("ngram", "none"), "none")
     drive(pace, {"ngram": 500, "none": 1000}, 200)
