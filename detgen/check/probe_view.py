@@ -85,7 +85,7 @@ def view(config: EngineConfig, observer: Observer) -> ProbeView:
     else:
         operations = {**_linears(forward.model, engine, rows[-1]), "attention": _attention(engine, free)}
     tokens = torch.randint(engine.vocabulary, (rows[-1],), generator=torch.Generator().manual_seed(1)).tolist()
-    operations["pass"] = lambda n: forward.run([Window(0, 0, tokens[:n], n)], free)
+    operations["pass"] = lambda n: forward.run([Window(0, 0, tokens[:n], n)], replace(shapes, rows=(n,), dense=False))
     letters: dict[tuple[int, int, str], str] = {}
     milliseconds = {}
     try:

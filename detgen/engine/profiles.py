@@ -36,12 +36,21 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     profile |= {
         "device": cpu_name() if cpu else torch.cuda.get_device_name(device),
         "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
-        **({} if cpu else {"cuda": cuda_numerics.described(device)}),
+        **({} if cpu else {"cuda": cuda_numerics.described(device) | _computed_by(model, prepared)}),
         "attention": prepared.probe.attention,
     }
     if census is not None:
         return {**profile, "arithmetic": f"{ARITHMETIC} and torch", "operators": list(census.proved)}
     return {**profile, "arithmetic": "torch", "reference_rows": prepared.probe.reference_rows}
+
+
+def _computed_by(model: Any, prepared: Prepared) -> dict[str, Any]:
+    """Whose kernels run on CUDA, and in passes of how many rows."""
+    kernels = getattr(model, "kernels", None)
+    if kernels is None:
+        return {"kernels": None, "linear": None, "rows": list(prepared.probe.rows)}
+    linear = kernels.name if kernels.linear is kernels.own_linear else "vendor"
+    return {"kernels": kernels.name, "linear": linear, "rows": list(prepared.probe.rows)}
 
 
 def draft(prepared: Prepared, config: EngineConfig) -> dict[str, Any] | None:

@@ -289,6 +289,9 @@ _TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
             **{name: _or_null(_text) for name in ("toolkit", "cublas")},
             **{name: _or_null(_count) for name in ("driver", "cudnn")},
             "blas": _text,
+            "kernels": _or_null(_text),
+            "linear": _or_null(_text),
+            "rows": _rows,
             "workspaces": _mapping(_or_null(_text)),
         }
     ),

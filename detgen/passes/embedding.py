@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from detgen.passes.adapter import PlainDecoder
-from detgen.passes.lean_decoder import LeanDecoder
+from detgen.passes.forward import Decoder
 from detgen.passes.native_decoder import NativeDecoder
 
 
 @contextmanager
-def broken_embedding(model: PlainDecoder | LeanDecoder | NativeDecoder, token: int) -> Iterator[None]:
+def broken_embedding(model: Decoder, token: int) -> Iterator[None]:
     """While the block runs, the embedding of a token is NaN; nothing else of the model changes."""
     if isinstance(model, NativeDecoder):
         model.broken = token
@@ -23,7 +23,8 @@ def broken_embedding(model: PlainDecoder | LeanDecoder | NativeDecoder, token: i
         finally:
             model.broken = None
         return
-    embedding: Any = model.embed_tokens if isinstance(model, LeanDecoder) else model.model.get_input_embeddings()
+    embedding: Any = model.model.get_input_embeddings() if isinstance(model, PlainDecoder) else model.embed_tokens
+    unrecorded: Any = getattr(model, "unrecorded", nullcontext)
     forward = embedding.forward
 
     def broken(ids: torch.Tensor) -> torch.Tensor:
@@ -32,6 +33,7 @@ def broken_embedding(model: PlainDecoder | LeanDecoder | NativeDecoder, token: i
 
     embedding.forward = broken
     try:
-        yield
+        with unrecorded():
+            yield
     finally:
         embedding.__dict__.pop("forward", None)

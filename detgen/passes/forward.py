@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol, overload
+from typing import TYPE_CHECKING, Protocol, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -28,6 +28,11 @@ from detgen.passes.lean_decoder import LeanDecoder
 from detgen.passes.native_attention import NativeAttention
 from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows, pack
+
+if TYPE_CHECKING:
+    from detgen.passes.cuda_decoder import CudaDecoder  # imports Triton
+
+Decoder: TypeAlias = "PlainDecoder | LeanDecoder | NativeDecoder | CudaDecoder"
 
 _MOST_TIMED = 256  # rows of passes that are only timed
 
@@ -48,7 +53,7 @@ class Forward:
     """Runs packed passes of one model over one KV cache.
 
     Args:
-        model: a native decoder, or one that uses the attention of the pass in progress.
+        model: a decoder that runs whole passes, or one that uses the attention of the pass in progress.
         cache: its KV cache.
         group: query heads per KV head.
 
@@ -61,7 +66,7 @@ class Forward:
         thinking: brings the states of rows that bring none themselves; None if the model does not think.
     """
 
-    def __init__(self, model: PlainDecoder | LeanDecoder | NativeDecoder, cache: KVCache, group: int) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, group: int) -> None:
         self.model = model
         self.cache = cache
         self.device = cache.keys[0].device
@@ -130,7 +135,9 @@ class Forward:
         started = time.perf_counter()
         if not isinstance(windows, Windows):
             windows = Windows.of(windows)
-        packed = pack(windows, shapes, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
+        model = self.model
+        device = self.device if isinstance(model, (PlainDecoder, LeanDecoder)) else torch.device("cpu")
+        packed = pack(windows, shapes, self.cache.pages.tables, self.cache.scratch, self.group, device)
         rows = len(packed.ids)
         self.passes += 1
         self.rows += rows
@@ -139,11 +146,11 @@ class Forward:
             if exchange is None and self.thinking is not None:
                 exchange = self.thinking.exchange(windows)
             inner = None if exchange is None else exchange.padded(rows)
-            if isinstance(self.model, NativeDecoder):
-                out = self.model.run(packed, inner, broken, scored=scored)
+            scored = scored and isinstance(model, NativeDecoder)
+            if isinstance(model, (PlainDecoder, LeanDecoder)):
+                out = model(packed.ids, packed.positions, packed.wanted, inner)
             else:
-                scored = False
-                out = self.model(packed.ids, packed.positions, packed.wanted, inner)
+                out = model.run(packed, inner, broken, scored=scored)
             results = Scores.of(out[: packed.count]) if scored else out[: packed.count].float()
             if exchange is not None and inner is not None and inner.hidden is not None:
                 exchange.hidden = inner.hidden[: rows - packed.padding]
@@ -152,7 +159,7 @@ class Forward:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if broken is not None:
-            broken += _not_finite(packed)  # none of a native decoder, which has named them
+            broken += _not_finite(packed)  # none of a decoder that runs whole passes, which has named them
         self.cost.update(rows, time.perf_counter() - started, packed.area)
         return results
 
@@ -275,7 +282,9 @@ class Forward:
             packed.last_keys = k
         if self._attention is not None:
             return self._attention.attend(layer, q, k, v, packed, traits)
-        self.cache.write(layer, packed.kv_positions, k, v)
+        self.cache.write(layer, packed.kv_positions.to(self.device), k, v)
+        if not isinstance(self.model, (PlainDecoder, LeanDecoder, NativeDecoder)):
+            return self.model.attend(packed, layer, q, traits)
         return packed.attend(q, self.cache.keys[layer], self.cache.values[layer], traits)
 
 

@@ -151,6 +151,8 @@ class Shapes:
         return self.rows[-1]
 
 
+# Row counts of passes that are recorded, and of all others of the same decoder.
+LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 READ_ROWS = 512  # most rows of an unconstrained pass that reads committed tokens
 
 # Unconstrained passes: those of the fast path and of the draft model.
@@ -202,6 +204,26 @@ class Packed:
             w = self.windows
             self._paged = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
         return self._paged
+
+    @property
+    def any_rows(self) -> bool:
+        """Whether it may have more rows than these."""
+        return self._shapes.dense
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest context."""
+        return int((self.windows.starts + self.windows.lengths).max())
+
+    def by_pieces(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """The windows cut into pieces of at most `most` tokens, and the tables of their pages.
+
+        Returns:
+            int64 [pieces, 4], as `cut_pieces` gives them, with the index of the window instead of its slot; and int64
+            [windows, blocks].
+        """
+        w = self.windows
+        return cut_pieces(np.arange(len(w)), w.starts, w.lengths, most), self._tables[w.slots]
 
     def attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, traits: AttentionTraits

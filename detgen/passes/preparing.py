@@ -16,7 +16,7 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.passes.adapter import Layout, PlainDecoder, attach, attend_current
 from detgen.passes.census import take_census
-from detgen.passes.forward import Forward
+from detgen.passes.forward import Decoder, Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import lean_decoder
 from detgen.passes.loading import LoadedModel, explained
@@ -26,6 +26,7 @@ from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.pages import PAGE, Pages
 from detgen.passes.probing import ProbeReport, probe, reference_logits
 from detgen.passes.replacing import replace_modules
+from detgen.passes.replaying import replaying
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
 from detgen.passes.thinker import SLOTS, Block, Thinker, one_layer
 from detgen.passes.thinking import Thinking
@@ -170,8 +171,23 @@ def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: 
         if not getattr(model, "is_quantized", False):
             replace_modules(model)
             return Forward(PlainDecoder(model, native=True), cache, layout.group)
-    decoder = lean_decoder(model, attend_current, layout.traits) or _plain_decoder(model)
+    decoder = _cuda_decoder(model, cache, layout) if device.type == "cuda" else None
+    decoder = decoder or lean_decoder(model, attend_current, layout.traits) or _plain_decoder(model)
     return Forward(decoder, cache, layout.group)
+
+
+def _cuda_decoder(model: PreTrainedModel, cache: KVCache, layout: Layout) -> Decoder | None:
+    """A decoder of kernels in Triton; None where there is none for the model, or no Triton.
+
+    Where there is no CUDA, as in tests, PyTorch's operators stand in for the kernels.
+    """
+    try:
+        from detgen.kernels.triton import kernels
+        from detgen.passes.cuda_decoder import cuda_decoder
+    except ImportError:
+        return None
+    chosen = kernels.REFERENCE if torch.version.cuda is None else kernels.TRITON
+    return cuda_decoder(model, cache, layout.traits, chosen, replaying(cache.keys[0].device))
 
 
 def _cached(loaded: LoadedModel, device: torch.device) -> torch.dtype:
@@ -203,11 +219,22 @@ def _class(
         if refused and not allowed:
             raise _not_row_invariant(name, why)
     shapes, report = probe(forward, reference, traits, size, dtype)
+    if shapes is None and _computes_linears(model):
+        shapes, report = probe(forward, reference, traits, size, dtype)
     if shapes is None or refused:
         if not allowed:
             raise _not_row_invariant(name, why)
         shapes, report = replace(FREE_SHAPES, rows=(1, READ_ROWS)), replace(report, row_invariant=False)
     return shapes, report
+
+
+def _computes_linears(model: Any) -> bool:
+    """Where linear layers are left to a vendor's kernels, take our own, which are slower, and say that it is done."""
+    kernels = getattr(model, "kernels", None)
+    if kernels is None or kernels.own_linear is None or kernels.linear is kernels.own_linear:
+        return False
+    model.compute_with(kernels._replace(linear=kernels.own_linear))
+    return True
 
 
 def _not_row_invariant(name: str, why: str) -> EngineError:

@@ -22,9 +22,11 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import Attend, AttentionTraits, attend_blocks, attend_fused
 from detgen.kernels.linear import JoinedLinear, PrepackedLinear, weight_sample
 from detgen.kernels.probe import Product, key_lengths, same_bits
+from detgen.passes.adapter import PlainDecoder
 from detgen.passes.forward import Forward
+from detgen.passes.lean_decoder import LeanDecoder
 from detgen.passes.native_decoder import ARITHMETIC, NativeDecoder
-from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes, Window
+from detgen.passes.packing import FREE_SHAPES, LADDER, READ_ROWS, Shapes, Window
 from detgen.passes.pages import PAGE
 from detgen.passes.stored import Read, held
 from detgen.passes.widening import widened
@@ -39,6 +41,7 @@ _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and the tokens
 _TILE_ROWS = (1, 4, 16, 64, 128)
 _MANY = 1e9  # parameters from which fewer shapes are tried there
 _LONGEST = 512  # positions of a slot
+_SHARE = 32  # a pass on CUDA has at most that part of the cache's positions
 _SPAN = 128  # positions of a slot that passes up to that size use
 
 
@@ -188,7 +191,7 @@ def probe(
     torch.set_num_threads(threads)  # until it is called, MKL takes fewer threads as it sees fit: other bits
     counts = tuple(sorted({1, threads})) if forward.device.type == "cpu" else (threads,)
     for name, like in _attentions(forward, traits):
-        cache.pages.lay_out(3, min(cache.pages.count // 3 * PAGE, _LONGEST))
+        cache.pages.lay_out(3, min(cache.pages.count // 3 * PAGE, LADDER[-1] if _on_ladder(forward) else _LONGEST))
         prober = _Prober(forward, vocabulary, like, dtype)
         error = _reference_error(prober, reference)
         rows, sizes, others = _class(prober, counts)
@@ -234,6 +237,9 @@ _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks
 def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator[tuple[str, Shapes]]:
     """Name of each attention that keeps its promise here, and shapes with its tile rows and key lengths; best first."""
     cache = forward.cache
+    if _on_ladder(forward):
+        yield "pages", replace(FREE_SHAPES, rows=(_SIZES[-1],), dense=False)
+        return
     if cache.native:
         yield ARITHMETIC, replace(FREE_SHAPES, rows=(_SIZES[-1],), dense=False)
         return
@@ -292,11 +298,18 @@ def _class(prober: _Prober, counts: tuple[int, ...]) -> tuple[int, tuple[int, ..
 def _tried(forward: Forward, model: nn.Module) -> tuple[int, ...]:
     """Row counts to try, by the model's size and never by the time that it takes."""
     held = int(forward.cache.pages.held[0]) * PAGE
+    if _on_ladder(forward):
+        return tuple(n for n in LADDER if n <= min(max(forward.cache.positions // _SHARE, _SIZES[-1]), held))
     if forward.device.type != "cpu":
         return _SIZES + tuple(n for n in (*_BETWEEN, _LARGE[0][1]) if n <= held)
     size = sum(p.numel() for p in (*model.parameters(), *model.buffers()))
     large = [n for limit, n in _LARGE if size < limit and n <= held][:1]
     return (_SIZES if size < _MANY else _FEW) + tuple(large)
+
+
+def _on_ladder(forward: Forward) -> bool:
+    """Whether the row counts of its passes are those of the ladder, as they are recorded."""
+    return not isinstance(forward.model, (PlainDecoder, LeanDecoder, NativeDecoder))
 
 
 def _products(model: nn.Module) -> list[Product]:
@@ -308,7 +321,9 @@ def _products(model: nn.Module) -> list[Product]:
     for name, module in model.named_modules():
         linear = module.joined.linear if isinstance(module, JoinedLinear) else module
         packed = isinstance(linear, PrepackedLinear)
-        if "expert" in name.lower() or not (packed or type(linear) is nn.Linear):
+        if "expert" in name.lower() or not (
+            packed or type(linear) is nn.Linear or type(linear).__name__ == "RowLinear"
+        ):
             continue
         layer: Any = linear
         compute = partial(PrepackedLinear.forward, layer) if packed else layer.forward

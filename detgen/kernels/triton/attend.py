@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.attention import BLOCK, AttentionTraits
+from detgen.kernels.attention import BLOCK, AttentionTraits, attend_blocks
 from detgen.kernels.triton.launching import INTERPRETED, OPTIONS, above, product
 
 SPLIT = 1024  # positions
@@ -176,3 +176,32 @@ def attend(
     )
     _add[(rows, heads)](sums, tops, totals, positions, out, window, rows, heads, value, width, SPLIT, **OPTIONS)
     return out
+
+
+def attend_reference(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    pieces: torch.Tensor,
+    tables: torch.Tensor,
+    longest: int,
+    traits: AttentionTraits,
+) -> torch.Tensor:
+    """The same by PyTorch's operators; arguments as `attend`. Looks at no number of any tensor."""
+    device, (rows, heads, _), kv_heads = queries.device, queries.shape, keys.shape[1]
+    group = heads // kv_heads
+    slots, starts, counts, firsts = pieces.T[..., None]
+    token = torch.arange(most_tokens(group), device=device)
+    row, position = (firsts + token).clamp_max(rows - 1), starts + token
+    blocks = tables[slots, : -(-longest // BLOCK)].mT
+    places = (blocks * BLOCK + torch.arange(BLOCK, device=device)).flatten(1)
+    seen = torch.arange(places.shape[1], device=device)
+    visible = (seen <= position[..., None]) & (seen > position[..., None] - (traits.window or _EVERYTHING))
+    mask = torch.zeros(visible.shape, dtype=queries.dtype, device=device).masked_fill(~visible, -torch.inf)
+    q = queries[row].unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(2, 3)
+    tiles = attend_blocks(q, keys[places], values[places], mask.repeat_interleave(group, 1)[:, None], traits)
+    found = tiles.unflatten(2, (-1, group)).transpose(1, 2).flatten(2, 3)
+    out = queries.new_zeros(rows + 1, heads, found.shape[-1])
+    out[torch.where(token < counts, row, rows)] = found  # the last row takes what belongs to nobody
+    return out[:rows]

@@ -1,10 +1,12 @@
-"""Rotary embedding and the write to the cache, in one launch.
+"""Norms of heads, rotary embedding and the write to the cache, in one launch.
 
 Promise: a head of a row depends on what the row's projections gave, on its position, and on nothing else; no two rows
 write to one place of the cache.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,16 +22,30 @@ def _bounded(x, LIMIT: tl.constexpr):
 
 
 @triton.jit
+def _squares(x):
+    return tl.sum(x.to(tl.float32) * x.to(tl.float32), 0)
+
+
+@triton.jit
+def _scaled(x, scale, weights):
+    """x times the scale, rounded, times the weights, rounded, as transformers does."""
+    return ((x.to(tl.float32) * scale).to(x.dtype).to(tl.float32) * weights.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
 def _rotate(
     projected,
     cosines,
     sines,
     places,
+    norms,
     queries,
     keys,
     values,
+    epsilon,
     heads,
     kv_heads,
+    NORMED: tl.constexpr,
     SIZE: tl.constexpr,
     TURNED: tl.constexpr,
     VALUE: tl.constexpr,
@@ -48,10 +64,17 @@ def _rotate(
         b = tl.load(source + head * SIZE + TURNED // 2 + i, mask=there, other=0.0)
         cos = tl.load(cosines + row * (TURNED // 2) + i, mask=there, other=0.0)
         sin = tl.load(sines + row * (TURNED // 2) + i, mask=there, other=0.0)
-        first = a.to(tl.float32) * cos - b.to(tl.float32) * sin
-        second = b.to(tl.float32) * cos + a.to(tl.float32) * sin
         rest = tl.arange(0, REST)
         kept = tl.load(source + head * SIZE + TURNED + rest, mask=rest < SIZE - TURNED, other=0.0)
+        if NORMED:
+            weights = norms + tl.where(head < heads, 0, SIZE)
+            total = _squares(a) + _squares(b) + _squares(kept)
+            scale = tl.rsqrt(total / SIZE + epsilon)
+            a = _scaled(a, scale, tl.load(weights + i, mask=there, other=0.0))
+            b = _scaled(b, scale, tl.load(weights + TURNED // 2 + i, mask=there, other=0.0))
+            kept = _scaled(kept, scale, tl.load(weights + TURNED + rest, mask=rest < SIZE - TURNED, other=0.0))
+        first = a.to(tl.float32) * cos - b.to(tl.float32) * sin
+        second = b.to(tl.float32) * cos + a.to(tl.float32) * sin
         if head < heads:
             to = queries + (row * heads + head) * SIZE
         else:
@@ -69,6 +92,18 @@ def _rotate(
         tl.store(values + (place * kv_heads + of) * VALUE + d, v, mask=d < VALUE)
 
 
+class HeadNorms(NamedTuple):
+    """Root-mean-square norms of each head.
+
+    Attributes:
+        weights: [2, size], of queries and of keys.
+        epsilon: added to the mean square.
+    """
+
+    weights: torch.Tensor
+    epsilon: float
+
+
 def rotate(
     projected: torch.Tensor,
     cosines: torch.Tensor,
@@ -76,6 +111,7 @@ def rotate(
     places: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    norms: HeadNorms | None = None,
 ) -> torch.Tensor:
     """Rotate the queries and keys of rows (Su et al., arXiv 2104.09864), and store the keys and values, bounded.
 
@@ -87,6 +123,7 @@ def rotate(
         places: int64 [rows], positions in the cache, each at most once, those of padding aside.
         keys: the layer's keys in the cache, [positions, kv_heads, size].
         values: its values, [positions, kv_heads, value size].
+        norms: those that queries and keys go through before; None for none.
 
     Returns:
         The queries, [rows, heads, size].
@@ -96,7 +133,8 @@ def rotate(
     heads = (projected.shape[1] - kv_heads * (size + value)) // size
     queries = projected.new_empty(rows, heads, size)
     _rotate[(rows, heads + 2 * kv_heads)](
-        *(projected, cosines, sines, places, queries, keys, values, heads, kv_heads, size, turned, value),
+        *(projected, cosines, sines, places, projected if norms is None else norms.weights, queries, keys, values),
+        *(0.0 if norms is None else norms.epsilon, heads, kv_heads, norms is not None, size, turned, value),
         *(above(turned // 2), above(size - turned), above(value), most(keys.dtype)),
         **OPTIONS,
     )
@@ -110,12 +148,18 @@ def rotate_reference(
     places: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    norms: HeadNorms | None = None,
 ) -> torch.Tensor:
     """The same by PyTorch's operators; arguments as `rotate`."""
     (_, kv_heads, size), value = keys.shape, values.shape[-1]
     half = cosines.shape[1]
     turned, v = projected.split((projected.shape[1] - kv_heads * value, kv_heads * value), 1)
     turned = turned.unflatten(1, (-1, size))
+    if norms is not None:
+        wide = turned.float()
+        scaled = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norms.epsilon)).to(turned.dtype)
+        of_queries, of_keys = scaled.split((turned.shape[1] - kv_heads, kv_heads), 1)
+        turned = torch.cat([of_queries * norms.weights[0], of_keys * norms.weights[1]], 1)
     a, b = turned[..., :half].float(), turned[..., half : 2 * half].float()
     cos, sin = cosines[:, None], sines[:, None]
     turned = torch.cat([(a * cos - b * sin), (b * cos + a * sin), turned[..., 2 * half :].float()], -1).to(turned.dtype)

@@ -38,8 +38,13 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     "gate": (gate._gate, [HALF, HALF, "i32"], [1024]),
     "rotate": (
         rotate._rotate,
-        [HALF, FLOAT, FLOAT, LONG, HALF, HALF, HALF, "i32", "i32"],
-        [128, 128, 128, 64, 16, 128, 1e18],
+        [HALF, FLOAT, FLOAT, LONG, HALF, HALF, HALF, HALF, "fp32", "i32", "i32"],
+        [False, 128, 128, 128, 64, 16, 128, 1e18],
+    ),
+    "rotate, normed": (
+        rotate._rotate,
+        [HALF, FLOAT, FLOAT, LONG, HALF, HALF, HALF, HALF, "fp32", "i32", "i32"],
+        [True, 128, 128, 128, 64, 16, 128, 1e18],
     ),
     **{
         f"linear: {height} rows": (

@@ -15,7 +15,7 @@ from helpers.examples import examples
 
 from detgen.kernels.triton.gate import gate, gate_reference
 from detgen.kernels.triton.norm import norm, norm_reference
-from detgen.kernels.triton.rotate import rotate, rotate_reference
+from detgen.kernels.triton.rotate import HeadNorms, rotate, rotate_reference
 
 ROUNDED = {torch.float32: 2**-23, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -71,12 +71,19 @@ def test_gate_of_extreme_values(device: str, value: float) -> None:
     rows=st.integers(1, 4),
     heads=st.sampled_from([(1, 1), (4, 2), (7, 1)]),
     sizes=st.sampled_from([(64, 64, 64), (80, 32, 80), (96, 96, 48), (16, 8, 24)]),
+    normed=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_rotate(
-    device: str, dtype: torch.dtype, rows: int, heads: tuple[int, int], sizes: tuple[int, int, int], seed: int
+    device: str,
+    dtype: torch.dtype,
+    rows: int,
+    heads: tuple[int, int],
+    sizes: tuple[int, int, int],
+    normed: bool,
+    seed: int,
 ) -> None:
-    """Queries turned, keys turned and bounded, values bounded; nobody else's place in the cache is touched."""
+    """Queries normed and turned, keys too and bounded, values bounded; nobody else's place in the cache is touched."""
     maker = torch.Generator().manual_seed(seed)
     (size, turned, value), (of_queries, of_keys) = sizes, heads
     projected = torch.randn(rows, (of_queries + of_keys) * size + of_keys * value, generator=maker).to(device, dtype)
@@ -84,17 +91,18 @@ def test_rotate(
     angles = 100 * torch.rand(rows, turned // 2, generator=maker).to(device)
     places = torch.randperm(8, generator=maker)[:rows].to(device)
     caches = [torch.full((8, of_keys, n), 7.0, device=device, dtype=dtype) for n in (size, value) * 2]
-    found = rotate(projected, angles.cos(), angles.sin(), places, caches[0], caches[1])
-    wanted = rotate_reference(projected, angles.cos(), angles.sin(), places, caches[2], caches[3])
+    norms = HeadNorms(torch.randn(2, size, generator=maker).to(device, dtype), 1e-5) if normed else None
+    found = rotate(projected, angles.cos(), angles.sin(), places, caches[0], caches[1], norms)
+    wanted = rotate_reference(projected, angles.cos(), angles.sin(), places, caches[2], caches[3], norms)
     # Sums of products that cancel differ by roundings of the products.
     for one, other in ((found, wanted), (caches[0], caches[2]), (caches[1], caches[3])):
         assert one.isfinite().all() == other.isfinite().all()
-        assert (one.double() - other.double()).abs().nan_to_num(0).max() <= 8 * ROUNDED[dtype] * 4
+        assert (one.double() - other.double()).abs().nan_to_num(0).max() <= (8 + 24 * normed) * ROUNDED[dtype] * 4
     assert caches[0].isfinite().all()
     assert caches[1].isfinite().all()
     for row in range(rows):
         again = [torch.full((8, of_keys, n), 7.0, device=device, dtype=dtype) for n in (size, value)]
         one = slice(row, row + 1)
-        alone = rotate(projected[one], angles[one].cos(), angles[one].sin(), places[one], *again)
+        alone = rotate(projected[one], angles[one].cos(), angles[one].sin(), places[one], *again, norms)
         assert torch.equal(alone[0].nan_to_num(0), found[row].nan_to_num(0))
         assert all(torch.equal(a[places[row]], b[places[row]]) for a, b in zip(again, caches, strict=False))

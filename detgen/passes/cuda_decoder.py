@@ -1,0 +1,286 @@
+"""A decoder on CUDA, whose passes are recorded once for each rung of a ladder of row counts and replayed.
+
+It takes the decoders that consist of: embedding; layers of root-mean-square norm, rotary attention, residual, norm,
+gated SiLU, residual; norm; output layer. A layer is ten launches. All that a pass needs to know reaches the device by
+one copy into buffers that stay where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from detgen.kernels.attention import BLOCK, AttentionTraits
+from detgen.kernels.native.program import Activation
+from detgen.kernels.triton.attend import most_tokens
+from detgen.kernels.triton.kernels import Kernels
+from detgen.passes.cuda_layers import CudaLayer, Pages, ResidualNorm, RowLinear
+from detgen.passes.description import Description, FeedForward, Layer, Norm, describe
+from detgen.passes.exchange import Exchange
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.packing import LADDER, Packed
+from detgen.passes.replaying import Replaying
+
+_MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
+_LEAST_BLOCKS = 4  # of the contexts of a recorded pass, whose number is a power of two
+
+
+class Key(NamedTuple):
+    """The shape of passes that are recorded as one.
+
+    Attributes:
+        rows: how many.
+        wanted: those whose logits are wanted.
+        pieces: of their windows.
+        blocks: of the longest context.
+    """
+
+    rows: int
+    wanted: int
+    pieces: int
+    blocks: int
+
+
+class _Statics:
+    """Where the passes of some shape find what they are about, and leave their results.
+
+    Args:
+        key: the shape.
+        outputs: entries of a row of results.
+        dtype: of the results.
+        device: of the buffers.
+        replaying: brings them there.
+    """
+
+    def __init__(self, key: Key, outputs: int, dtype: torch.dtype, device: torch.device, replaying: Replaying) -> None:
+        rows, wanted, pieces, blocks = key
+        counts = [rows, rows, rows, wanted, 4 * pieces, pieces * blocks]
+        self._replaying = replaying
+        self._host = replaying.host(sum(counts), torch.int64)
+        self._sent = torch.zeros(sum(counts), dtype=torch.int64, device=device)
+        self._parts = np.split(self._host.numpy(), np.cumsum(counts)[:-1])
+        self.ids, self.positions, self.places, self.wanted, cut, tables = self._sent.split(counts)
+        self.pieces, self.tables = cut.view(pieces, 4), tables.view(pieces, blocks)
+        self.results = torch.zeros(wanted, outputs, dtype=dtype, device=device)
+        self.broken = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.longest = blocks * BLOCK
+        self.uses = 0
+        self.replay: Callable[[], None] | None = None
+
+    def fill(self, packed: Packed, scratch: int, pieces: np.ndarray, tables: np.ndarray) -> None:
+        """Say what a pass is about; `scratch` is the place of padding, the rest as from `Packed.by_pieces`."""
+        given: tuple[Any, ...] = packed.ids, packed.positions, packed.kv_positions, packed.wanted, pieces.ravel()
+        *parts, pages = self._parts
+        for part, values, rest in zip(parts, given, (0, 0, scratch, 0, 0), strict=True):
+            part[: len(values)], part[len(values) :] = values, rest
+        blocks = min(self.tables.shape[1], tables.shape[1])
+        pages.reshape(self.tables.shape)[: len(tables), :blocks] = tables[:, :blocks]
+        self._replaying.send(self._host, self._sent)
+
+
+class CudaDecoder(nn.Module):
+    """A whole decoder; it takes over the weights of the model, whose layers and output layer are released.
+
+    Args:
+        described: what it consists of.
+        cache: keys and values.
+        traits: attention traits of each layer.
+        kernels: compute it.
+        replaying: records passes.
+
+    Attributes:
+        kind: class name of the model.
+        concurrent: whether several threads may run it at a time; its buffers hold one pass.
+        native: whether rows are the same in passes of any size by construction, on any machine.
+        outputs: entries of a row of logits, or of hidden states where there is no output layer.
+        kernels: compute it.
+    """
+
+    concurrent = False
+    native = False
+
+    def __init__(
+        self,
+        described: Description,
+        cache: KVCache,
+        traits: Sequence[AttentionTraits],
+        kernels: Kernels,
+        replaying: Replaying,
+    ) -> None:
+        super().__init__()
+        self.kind = type(described.model).__name__
+        self.kernels = kernels
+        self._dtype, self._cache, self._replaying = cache.keys[0].dtype, cache, replaying
+        self.embed_tokens: nn.Module = nn.Embedding.from_pretrained(described.embedding)
+        final, head = described.final, described.head
+        self.norm = None if final is None else ResidualNorm(final, self._dtype, kernels)
+        self.lm_head = None if head is None else RowLinear([head], kernels)
+        self.outputs = int(described.embedding.shape[1]) if head is None else head.weight.shape[0]
+        described.release_head()
+        first = described.layer(0)
+        assert first.rotary is not None
+        device = cache.keys[0].device
+        self._frequencies = torch.from_numpy(first.rotary.frequencies).double().to(device)
+        self._amplitude = first.rotary.amplitude
+        self._most = most_tokens(first.heads // first.kv_heads)
+        self.layers: Any = nn.ModuleList()
+        # Each layer is released before the next is built, so that memory holds at most one of them twice.
+        for i in range(len(described.layers)):
+            self.layers.append(CudaLayer(described.layer(i), cache.keys[i], cache.values[i], traits[i], kernels))
+            described.release(i)
+        self._statics: dict[Key, _Statics] = {}
+        self._records = True
+
+    def compute_with(self, kernels: Kernels) -> None:
+        """Take other kernels; what was recorded is forgotten."""
+        self.kernels = kernels
+        for module in self.modules():
+            if isinstance(module, (CudaLayer, RowLinear, ResidualNorm)):
+                module.kernels = kernels
+        self._statics.clear()
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Compute every pass anew, for those who look into it or change it."""
+        self._records = False
+        try:
+            yield
+        finally:
+            self._records = True
+
+    def attend(self, packed: Packed, layer: int, q: torch.Tensor, traits: AttentionTraits) -> torch.Tensor:
+        """Attention of all rows of a pass in a layer, whose entries are stored; q is [rows, heads, head_size]."""
+        cache, device = self._cache, q.device
+        pieces, tables = packed.by_pieces(most_tokens(q.shape[1] // cache.keys[layer].shape[1]))
+        on_device = (torch.from_numpy(x).to(device) for x in (pieces, tables))
+        positions = packed.positions.to(device)
+        return self.kernels.attend(
+            q.contiguous(), cache.keys[layer], cache.values[layer], positions, *on_device, packed.longest, traits
+        )
+
+    def run(
+        self, packed: Packed, exchange: Exchange | None, broken: list[int] | None, *, scored: bool = False
+    ) -> torch.Tensor:
+        """A pass.
+
+        Args:
+            packed: its rows, on the CPU; it is computed with exactly as many unless any number will do.
+            exchange: brings a state for each row, and takes their hidden states.
+            broken: takes the rows whose keys of the last layer are not finite, ascending.
+            scored: must be False.
+
+        Returns:
+            Logits of the rows that are wanted, float32 [n, vocabulary]; without an output layer, their hidden states.
+        """
+        assert not scored
+        rows, wanted = len(packed.ids), len(packed.wanted)
+        if packed.any_rows and exchange is None:
+            rows, wanted = _rung(rows), _rung(wanted)
+        pieces, tables = packed.by_pieces(self._most)
+        blocks = max(_LEAST_BLOCKS, _above(-(-packed.longest // BLOCK)))
+        key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks)
+        if key not in self._statics:
+            self._statics[key] = _Statics(key, self.outputs, self._dtype, self._frequencies.device, self._replaying)
+        buffers = self._statics[key]
+        buffers.fill(packed, self._cache.scratch, pieces, tables)
+        if exchange is not None or not self._records or rows not in LADDER or rows > _MOST_RECORDED:
+            self._compute(buffers, exchange)
+        elif buffers.replay is not None:
+            buffers.replay()
+        else:
+            self._compute(buffers)
+            buffers.uses += 1
+            if buffers.uses > 1:  # the first pass compiles kernels, and may be the only one of its shape
+                buffers.replay = self._replaying.record(lambda: self._compute(buffers))
+        if broken is not None:
+            broken += buffers.broken[: len(packed.ids) - packed.padding].nonzero()[:, 0].tolist()
+        return buffers.results[: len(packed.wanted)].to(torch.float32, copy=True)
+
+    def _compute(self, buffers: _Statics, exchange: Exchange | None = None) -> None:
+        """What is recorded: looks at no number, and leaves its results in the buffers."""
+        angles = buffers.positions[:, None] * self._frequencies
+        cosines, sines = ((turn(angles) * self._amplitude).float() for turn in (torch.cos, torch.sin))
+        pages = Pages(cosines, sines, buffers.positions, buffers.places, buffers.pieces, buffers.tables)
+        hidden: torch.Tensor = self.embed_tokens.forward(buffers.ids)
+        added: Any = None
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            if exchange is not None and i in (exchange.inject, exchange.extract):
+                read = exchange.at(i, hidden if added is None else hidden + added)
+                hidden, added = read.clone(), None  # what was taken must not change with it
+            some, told = (buffers.wanted, buffers.broken) if i == last else (None, None)
+            hidden, added = layer.forward(hidden, added, pages, buffers.longest, some, told)
+        hidden = hidden + added if self.norm is None else self.norm.forward(hidden, added)
+        buffers.results.copy_(hidden if self.lm_head is None else self.lm_head.forward(hidden))
+
+
+def _rung(rows: int) -> int:
+    """The least rung of the ladder that holds `rows`."""
+    return next((rung for rung in LADDER if rung >= rows), rows)
+
+
+def _above(count: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << (count - 1).bit_length()
+
+
+def cuda_decoder(
+    model: Any, cache: KVCache, traits: Sequence[AttentionTraits], kernels: Kernels, replaying: Replaying
+) -> CudaDecoder | None:
+    """That of a loaded model; None, and the model unchanged, if there is none for it. Arguments as `CudaDecoder`."""
+    described = describe(model)
+    if described is None or not _is_plain(described, cache.keys[0].dtype):
+        return None
+    return CudaDecoder(described, cache, traits, kernels, replaying)
+
+
+def _is_plain(described: Description, dtype: torch.dtype) -> bool:
+    layers = [described.layer(i) for i in range(len(described.layers))]
+    rotaries = [layer.rotary for layer in layers]
+    first = rotaries[0]
+    weights = [described.embedding, *(one.weight for layer in layers for one in (*layer.qkv, layer.out))]
+    return (
+        first is not None
+        and all(r is not None and _same(r, first) for r in rotaries)
+        and described.embedding_factor == described.head_factor == 1.0
+        and described.positions is None
+        and not described.softcap
+        and (described.final is None or _is_rms(described.final))
+        and all(isinstance(w, torch.Tensor) and w.dtype == dtype for w in weights)
+        and all(_is_plain_layer(layer) for layer in layers)
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one.amplitude == other.amplitude and np.array_equal(one.frequencies, other.frequencies)
+
+
+def _is_rms(norm: Norm | None) -> bool:
+    return norm is not None and norm.weight is not None and norm.bias is None and not norm.centred
+
+
+def _is_plain_layer(layer: Layer) -> bool:
+    before, after, before_mlp, after_mlp = layer.norms
+    heads = [norm for norm in layer.head_norms if norm is not None]
+    mlp = layer.mlp
+    return (
+        not layer.interleaved
+        and not layer.parallel
+        and layer.query_scale is None
+        and layer.residual == 1.0
+        and after is after_mlp is None
+        and _is_rms(before)
+        and _is_rms(before_mlp)
+        and len(heads) != 1
+        and all(_is_rms(norm) and norm.weight is not None and norm.weight.shape == (layer.size,) for norm in heads)
+        and len({linear.bias is None for linear in layer.qkv}) == 1
+        and isinstance(mlp, FeedForward)
+        and mlp.gated
+        and mlp.activation == Activation.SILU
+        and mlp.up[0].bias is None
+    )

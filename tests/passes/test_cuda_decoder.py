@@ -1,0 +1,260 @@
+"""The decoder of CUDA, on a CPU: by PyTorch's operators, and by its kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
+
+import torch.nn.functional as F
+import transformers as hf
+from helpers.examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen.errors import EngineError
+from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.probe import same_bits
+from detgen.kernels.triton.kernels import REFERENCE, TRITON, Kernels
+from detgen.passes.adapter import attach
+from detgen.passes.cuda_decoder import CudaDecoder, cuda_decoder
+from detgen.passes.embedding import broken_embedding
+from detgen.passes.exchange import Exchange
+from detgen.passes.forward import Forward
+from detgen.passes.hooks import told
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.packing import FREE_SHAPES, LADDER, Shapes, Window
+from detgen.passes.pages import Pages
+from detgen.passes.preparing import _class
+from detgen.passes.probing import reference_logits
+from detgen.passes.replaying import Calls
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**SIZES),
+    "llama 3": lambda: hf.LlamaConfig(**SIZES | {"tie_word_embeddings": True}, rope_parameters=LLAMA3),
+    "mistral, a window": lambda: hf.MistralConfig(**SIZES, sliding_window=20),
+    "qwen2, biases": lambda: hf.Qwen2Config(**SIZES),
+    "qwen3, norms of heads": lambda: hf.Qwen3Config(**SIZES, head_dim=32),
+}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+EXACT = Shapes((1, 1 << 20), dense=False, tile_rows=1, key_lengths=(64,), attend=None)
+
+
+def made(config: Any, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(5)
+    model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
+    return model
+
+
+def passes(model: Any, kernels: Kernels) -> Forward:
+    layout = attach(model, "model")
+    cache = KVCache(layout.cached, Pages(40), model.dtype, CPU)
+    decoder = cuda_decoder(model, cache, layout.traits, kernels, Calls())
+    assert isinstance(decoder, CudaDecoder)
+    cache.pages.lay_out(6, 256)
+    return Forward(decoder, cache, layout.group)
+
+
+@torch.inference_mode()
+def own(model: Any, tokens: list[int]) -> torch.Tensor:
+    model.set_attn_implementation("eager")
+    logits: torch.Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+    return logits
+
+
+def drawn(count: int, seed: int) -> list[int]:
+    tokens: list[int] = torch.randint(0, 300, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return tokens
+
+
+def read_in_parts(model: Any, kernels: Kernels, count: int) -> None:
+    """Compares logits of so many tokens, read at once and in parts beside others, with the model's own."""
+    tokens = drawn(count, 1)
+    wanted = own(model, tokens)
+    forward = passes(model, kernels)
+    whole = forward.run([Window(2, 0, tokens, count)], FREE_SHAPES)
+    torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-4)
+    half = count // 2
+    first = forward.run([Window(0, 0, drawn(3, 2), 1), Window(1, 0, tokens[:half], half)], FREE_SHAPES)[1:]
+    rest = forward.run([Window(1, half, tokens[half:], count - half), Window(0, 3, [7], 1)], FREE_SHAPES)[:-1]
+    torch.testing.assert_close(torch.cat([first, rest]), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_models_own_forward(family: str) -> None:
+    read_in_parts(made(FAMILIES[family]()), REFERENCE, 70)
+
+
+@pytest.mark.parametrize("family", ["qwen2, biases", "qwen3, norms of heads"])
+def test_its_kernels_make_the_models_own_forward(family: str) -> None:
+    config = FAMILIES[family]()
+    config.num_hidden_layers, config.sliding_window = 1, 5
+    read_in_parts(made(config), TRITON, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(dtype: torch.dtype) -> None:
+    model, tokens = made(hf.LlamaConfig(**SIZES), dtype), drawn(30, 1)
+    wanted = own(model, tokens)
+    found = passes(model, REFERENCE).run([Window(0, 0, tokens, 30)], FREE_SHAPES)
+    assert (found - wanted).abs().max() <= 0.05 * wanted.abs().max()
+
+
+@pytest.fixture(scope="module")
+def forward() -> Forward:
+    """All of Triton's kernels, the linear layer among them."""
+    return passes(made(hf.LlamaConfig(**SIZES | {"num_hidden_layers": 1})), TRITON._replace(linear=TRITON.own_linear))
+
+
+@examples(3)
+@given(data=st.data())
+def test_a_row_is_the_same_in_every_pass(forward: Forward, data: st.DataObject) -> None:
+    """Alone, beside others, in a larger window; in a pass that is recorded, replayed, or neither."""
+    tokens = drawn(12, 3)
+    start = data.draw(st.integers(0, 11))
+    forward.run([Window(1, 0, tokens[: start + 1], 0)], FREE_SHAPES)
+    (alone,) = forward.run([Window(1, start, tokens[start : start + 1], 1)], FREE_SHAPES)
+    entries = forward.cache.entries(1, start, start + 1)
+    width = data.draw(st.integers(1, min(12 - start, 6)))
+    others = [
+        Window(slot, 0, drawn(data.draw(st.integers(1, 4)), slot), 1)
+        for slot in data.draw(st.lists(st.sampled_from([0, 2, 3]), unique=True))
+    ]
+    windows = [*others, Window(1, start, tokens[start : start + width], width)]
+    windows = data.draw(st.permutations(windows))
+    exact = replace_rows(sum(len(w.tokens) for w in windows)) if data.draw(st.booleans()) else FREE_SHAPES
+    found = forward.run(windows, exact)
+    at = sum(w.logits for w in windows[: next(i for i, w in enumerate(windows) if w.slot == 1)])
+    assert same_bits(found[at], alone)
+    again = forward.cache.entries(1, start, start + 1)
+    assert all(same_bits(a, b) for a, b in zip(entries, again, strict=True))
+
+
+def replace_rows(rows: int) -> Shapes:
+    return Shapes((rows,), dense=False, tile_rows=1, key_lengths=(64,), attend=None)
+
+
+def test_passes_are_recorded_at_their_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = passes(made(hf.LlamaConfig(**SIZES)), REFERENCE)
+    model = forward.model
+    assert isinstance(model, CudaDecoder)
+    calls: list[str] = []
+    compute, record = model._compute, model._replaying.record
+    monkeypatch.setattr(model, "_compute", lambda *a: calls.append("computed") or compute(*a))
+
+    def recorded(work: Callable[[], None]) -> Callable[[], None]:
+        replay = record(work)
+        calls.append("recorded")
+        return lambda: calls.append("replayed") or replay()
+
+    monkeypatch.setattr(model._replaying, "record", recorded)
+    results = [forward.run([Window(0, i, [5 + i], 1)], FREE_SHAPES) for i in range(4)]
+    assert calls[:4] == ["computed", "computed", "computed", "recorded"]
+    assert calls[4:] == ["replayed", "computed"] * 2
+    with model.unrecorded():
+        calls.clear()
+        assert same_bits(forward.run([Window(0, 3, [8], 1)], FREE_SHAPES), results[3])
+        assert calls == ["computed"]
+    forward.run([Window(0, 0, drawn(3, 1), 3)], FREE_SHAPES)  # of other shapes
+    assert same_bits(forward.run([Window(0, 3, [8], 1)], FREE_SHAPES).isfinite().all(), torch.tensor(True))
+
+
+def test_linear_layers_of_our_own_where_the_vendors_have_no_class() -> None:
+    """Where rows depend on how many there are, in products alone, these are computed by the kernel that is slower."""
+
+    def by_count(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return F.linear(x, weight, bias) * (1 + len(x) % 7 * 2**-20 + torch.arange(len(x))[:, None] % 3 * 2**-20)
+
+    def alike(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.cat([F.linear(row, weight, bias) for row in x.split(1)])
+
+    model = made(hf.LlamaConfig(**SIZES))
+    reference = reference_logits(model, 300, torch.float32)
+    forward = passes(model, REFERENCE._replace(linear=by_count, own_linear=alike))
+    traits = [AttentionTraits(0.25)] * 2
+    shapes, report = _class("model", forward, reference, traits, 300, torch.float32, allowed=False)
+    assert isinstance(forward.model, CudaDecoder)
+    assert forward.model.kernels.linear is alike
+    assert report.rows == shapes.rows == LADDER[:8]
+    forward.model.compute_with(REFERENCE._replace(linear=by_count))
+    with pytest.raises(EngineError, match="not row-invariant"):
+        _class("model", forward, reference, traits, 300, torch.float32, allowed=False)
+
+
+def test_what_is_broken_is_named() -> None:
+    forward = passes(made(hf.LlamaConfig(**SIZES)), REFERENCE)
+    windows = [Window(0, 0, [1, 9, 2], 1), Window(1, 0, [3, 4], 1)]
+    sound = forward.run(windows, FREE_SHAPES)
+    for _ in range(3):
+        broken: list[int] = []
+        with broken_embedding(forward.model, 9):
+            found = forward.run(windows, FREE_SHAPES, broken)
+        assert broken[0] == 1
+        assert 3 not in broken
+        assert same_bits(found[1], sound[1])
+
+
+def test_steps_are_seen() -> None:
+    forward = passes(made(hf.LlamaConfig(**SIZES)), REFERENCE)
+    for _ in range(3):
+        seen: list[str] = []
+        with told(forward.model, lambda name, output, seen=seen: seen.append(name)):
+            forward.run([Window(0, 0, [1, 2], 1)], FREE_SHAPES)
+        assert "layers.1.down_proj" in seen
+        assert "lm_head" in seen
+
+
+def test_states_are_added_and_taken() -> None:
+    model = made(hf.LlamaConfig(**SIZES))
+    forward = passes(model, REFERENCE)
+    windows = [Window(0, 0, [1, 2, 3], 3)]
+    plain = forward.run(windows, FREE_SHAPES)
+    nothing = Exchange(1, 1, torch.zeros(3, 64))
+    torch.testing.assert_close(forward.run(windows, FREE_SHAPES, exchange=nothing), plain)
+    assert nothing.hidden is not None
+    assert nothing.hidden.shape == (3, 64)
+    something = Exchange(1, 0, torch.ones(3, 64))
+    changed = forward.run(windows, FREE_SHAPES, exchange=something)
+    assert (changed - plain).abs().max() > 1e-2
+    assert something.hidden is not None
+    assert same_bits(something.hidden, forward.model.embed_tokens.weight[[1, 2, 3]])  # type: ignore[union-attr, index]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda: hf.Gemma2Config(**SIZES, head_dim=16),
+        lambda: hf.PhiConfig(**SIZES),
+        lambda: hf.GraniteConfig(**SIZES, residual_multiplier=0.5),
+        lambda: hf.MixtralConfig(**SIZES, num_local_experts=2),
+        lambda: hf.LlamaConfig(**SIZES, hidden_act="gelu"),
+        lambda: hf.LlamaConfig(**SIZES, mlp_bias=True),
+    ],
+    ids=["gemma 2", "phi", "granite", "mixtral", "another activation", "biases of the feed-forward"],
+)
+def test_others_keep_their_own_forward(config: Callable[[], Any]) -> None:
+    model = made(config())
+    layout = attach(model, "model")
+    cache = KVCache(layout.cached, Pages(4), torch.float32, CPU)
+    assert cuda_decoder(model, cache, layout.traits, REFERENCE, Calls()) is None
