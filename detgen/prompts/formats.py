@@ -215,11 +215,11 @@ def _element_may_have_id(text: str) -> bool:
 
 
 def _json_line_may_be_batch(line: bytes) -> bool:
-    return b'"custom_id"' in line or any(start in line for start in _ESCAPED_LETTERS)
+    return b'"custom_id"' in line or (b"\\u00" in line and any(start in line for start in _ESCAPED_LETTERS))
 
 
 def _element_may_be_batch(text: str) -> bool:
-    return '"custom_id"' in text or any(start.decode() in text for start in _ESCAPED_LETTERS)
+    return _json_line_may_be_batch(text.encode("utf-8", "surrogatepass"))
 
 
 def _row_may_have_id(item: _Row) -> bool:

@@ -16,7 +16,7 @@ from helpers.checks import Silent
 from helpers.examples import examples
 from helpers.fakes import Watcher, go, lines, stopping_at
 from helpers.tampering import edit_lines, edit_manifest, renew
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detgen.errors import OutputError, PromptsError
@@ -221,6 +221,7 @@ any_lines = st.fixed_dictionaries(
 
 
 @given(st.lists(any_lines, min_size=1, max_size=4))
+@example([{"id": "\ud800", "index": 0, "sample": 0, "text": "\udfff,\r", "error": '"', "metadata": "\ud800\x00"}])
 @examples(15)
 def test_whatever_is_in_a_line_can_be_read_back(
     tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]

@@ -169,6 +169,19 @@ def test_logprobs_have_texts_and_bytes() -> None:
             assert found.top_logprobs[-1] == {"bytes:\\xac": -9999.0}
 
 
+def test_of_tokens_with_one_name_the_likelier_is_reported() -> None:
+    item, nameless = request(0), (1 << 20, (1 << 20) + 1)
+    entry = TokenLogprobs(-3.0, ((nameless[0], -0.1), (nameless[1], -0.2)))
+    done = Completion(item, 0, "a", (2000,), "stop", 3, (entry,))
+    parsed = check(results([item], [done])[0])
+    assert isinstance(parsed, TextCompletion)
+    found = parsed.choices[0].logprobs
+    assert found is not None
+    assert found.top_logprobs is not None
+    assert found.top_logprobs[0][""] == -0.1
+    assert sorted(found.top_logprobs[0].values()) == [-3.0, -0.1]
+
+
 def test_errors_have_a_status() -> None:
     bad = BadLine(0, 1, "x", "p:1: bad")
     long = request(1)

@@ -175,7 +175,7 @@ def test_names_of_the_form_may_be_metadata(line: dict[str, Any]) -> None:
 def test_an_id_that_comes_again_is_an_error_with_the_first_line(tmp_path: Path, name: str) -> None:
     ids = ["a", "b", "a", "c", "b", "a"]
     texts = [json.dumps({**chat(), "custom_id": id}) for id in ids]
-    texts[2] = texts[2].replace('"custom_id"', '"\\u0063ustom_id"')
+    texts[4] = texts[4].replace('"custom_id"', '"\\u0063ustom_id"')
     data = "\n".join(texts) if name == "p.jsonl" else f"[{','.join(texts)}]"
     items = read(write(tmp_path, name, data))
     assert [item.id for item in items] == ids

@@ -162,3 +162,17 @@ def test_a_tokenizer_is_needed_for_log_probabilities_alone(tmp_path: Path) -> No
     assert start().results
     with pytest.raises(EngineError, match="cannot load the model no/such-model"):
         start(logprobs=1)
+
+
+def test_inputs_of_other_forms_have_results_too(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    prompts = ["one", "two", "too long"]
+    Dataset.from_dict({"prompt": prompts}).save_to_disk(tmp_path / "dataset")
+    Dataset.from_dict({"prompt": prompts}).to_parquet(tmp_path / "p.parquet")
+    (tmp_path / "p.csv").write_text("prompt\n" + "\n".join(prompts) + "\n")
+    for name in ("dataset", "p.parquet", "p.csv"):
+        go(tmp_path / name, tmp_path / f"{name}-out", output_format="openai")
+        found = lines(tmp_path / f"{name}-out" / "results.jsonl")
+        assert [line["response"]["status_code"] for line in found] == [200, 200, 400]
+        assert [line["response"]["body"].get("object") for line in found] == ["text_completion"] * 2 + [None]
