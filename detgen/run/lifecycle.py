@@ -15,7 +15,6 @@ from typing import Any
 import detgen
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
-from detgen.engine.pieces import pieces_of
 from detgen.engine.request import Request
 from detgen.engine.sources import check_sources
 from detgen.engine.stats import DraftCounts, DrafterStats
@@ -23,13 +22,11 @@ from detgen.errors import EngineError, OutputError, PromptsError, RequestError, 
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
 from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, differences, model_stamp
-from detgen.outputs.finished import items_of
-from detgen.outputs.folder import OUTPUTS
 from detgen.outputs.manifest import RESULTS
-from detgen.outputs.results import write_results
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary, ThoughtCounts
+from detgen.run.results import add_results, make_results
 from detgen.run.work import Work
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
@@ -68,7 +65,7 @@ def run(
                 folder.check_finished(former)
                 same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
                 if same and not config.show_thoughts:
-                    _add_results(config, folder, source, former, observer)
+                    add_results(config, folder, source, former, observer)
                     return _already_finished(folder, former)
 
         engine = build_engine(config.engine) if build_engine else _load_engine(config.engine, observer)
@@ -84,7 +81,7 @@ def run(
         else:
             _check_same(folder, former, manifest)
             if former["status"] == "finished":
-                _add_results(config, folder, source, former, observer)
+                add_results(config, folder, source, former, observer)
                 return replace(_already_finished(folder, former), chunks=_first_chunks(config, folder, source, engine))
             manifest |= {"created": former["created"], "seconds": former["seconds"]}
         folder.write_manifest(manifest)
@@ -127,7 +124,7 @@ def _generate(
             if damage is None:
                 written = writer.totals
                 if finished and config.output_format == "openai":
-                    files[RESULTS] = _results(config, folder, source, manifest, files)
+                    files[RESULTS] = make_results(config, folder, source, manifest, files)
                 _conclude(folder, manifest, written, files, seconds, finished)
                 return RunSummary(
                     status=manifest["status"],
@@ -149,29 +146,6 @@ def _generate(
         f"{damage} again and again while the run wrote it; nothing is lost: end whatever does that, then run the same"
         " command again"
     )
-
-
-def _results(
-    config: RunConfig, folder: OutputFolder, source: Prompts, manifest: dict[str, Any], files: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """Write `results.jsonl`; its digest and size."""
-    pieces = pieces_of(config.engine.target, trusted=config.engine.trust_remote_code)
-    found = write_results(folder, manifest, files[OUTPUTS]["sha256"], items_of(manifest, source), pieces)
-    source.check_unchanged()
-    return found
-
-
-def _add_results(
-    config: RunConfig, folder: OutputFolder, source: Prompts, manifest: dict[str, Any], observer: Observer
-) -> None:
-    """Give a finished run its `results.jsonl` if it is asked for and not there as it was written."""
-    files = manifest["files"]
-    if config.output_format != "openai" or (RESULTS in files and folder.has_intact(RESULTS, files[RESULTS]["sha256"])):
-        return
-    if RESULTS in files:
-        observer.message(f"{folder.path / RESULTS} is not what the run had written; it is written again")
-    files[RESULTS] = _results(config, folder, source, manifest, files)
-    folder.write_manifest(manifest)
 
 
 def _thought_counts(engine: EngineLike) -> ThoughtCounts | None:

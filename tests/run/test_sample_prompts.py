@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.batch_types import check
 from typer.testing import CliRunner
 
 from detgen.cli import app
@@ -64,8 +65,10 @@ def test_outputs_are_known(tmp_path: Path, build: str, file: str, temperature: s
 @pytest.mark.parametrize("options", [("--drafter", "ngram"), ("--batch-size", "1", "--drafter", "none")])
 def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
     digest(tmp_path, "batch.jsonl", "--output-format", "openai", *options)
-    found = hashlib.sha256((tmp_path / "results.jsonl").read_bytes()).hexdigest()
-    assert found == "15f040c9db687179c9092286e87d4c60dd979e4a9b0c894936739d3df8c8abc3"
+    data = (tmp_path / "results.jsonl").read_bytes()
+    kinds = [type(check(line)).__name__ for line in data.splitlines()]
+    assert kinds == ["ChatCompletion", "ChatCompletion", "Completion", "Failure"]
+    assert hashlib.sha256(data).hexdigest() == "15f040c9db687179c9092286e87d4c60dd979e4a9b0c894936739d3df8c8abc3"
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model", "self"])
