@@ -43,7 +43,7 @@ def parse_record(
         if not isinstance(record, dict):
             raise RequestError(f'a prompt must be an object such as {{"prompt": "..."}}, got {kind(record)}')
         if is_batch(record):
-            identity = custom_id(record) or number
+            identity = number if (own := custom_id(record)) is None else own
             record, defaults = unpack(record, defaults)
         identity = _identity(record.get("id"), number)
         metadata = _metadata(record)

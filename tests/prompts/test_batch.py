@@ -149,6 +149,15 @@ def test_a_request_that_cannot_run_says_why(tmp_path: Path, line: dict[str, Any]
     assert item.id == ("a" if line["custom_id"] == "a" else 1)
 
 
+def test_an_empty_id_is_an_id(tmp_path: Path) -> None:
+    items = read(write(tmp_path, "p.jsonl", "\n".join(json.dumps({**chat(n=n), "custom_id": ""}) for n in (0, 1))))
+    assert [item.id for item in items] == ["", ""]
+    assert [item.error[:40] for item in items if isinstance(item, BadLine)] == [
+        "p.jsonl:1: n must be a whole number of a",
+        "p.jsonl:2: custom_id '' is that of line ",
+    ]
+
+
 def test_broken_lines_and_plain_lines_may_stand_beside_requests(tmp_path: Path) -> None:
     lines = [json.dumps(chat()), '{"custom_id": "b", "method"', '{"prompt": "x"}', json.dumps(completion(stop=None))]
     items = read(write(tmp_path, "p.jsonl", "\n".join(lines[:3])))
