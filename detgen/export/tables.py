@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def write_table(rows: Iterable[dict[str, Any]], form: str, path: Path, digest: s
                 raise error.__cause__ from None
             raise
         if form == "csv":
-            table.to_csv(made)
+            # Else a text with a carriage return, and no other reason for quotes, would end its row for many readers.
+            table.to_csv(made, quoting=csv.QUOTE_NONNUMERIC)
         elif form == "parquet":
             table.to_parquet(made)
         else:

@@ -22,7 +22,7 @@ def test_it_says_what_it_wrote(out: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "out-results.jsonl: 2 results\n")
     result = invoke("export", "out", "--to", "csv", "-o", "x.csv", "-q")
     assert (result.exit_code, result.output) == (0, "")
-    assert Path("x.csv").read_text().startswith("id,index,sample,prompt,text,finish_reason,")
+    assert Path("x.csv").read_text().startswith('"id","index","sample","prompt","text",')
     Path("p.txt").rename("q.txt")
     result = invoke("export", "out", "q.txt", "--to", "csv", "-o", "y.csv")
     assert (result.exit_code, result.stdout) == (0, "y.csv: 2 rows\n")

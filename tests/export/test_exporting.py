@@ -222,6 +222,7 @@ any_lines = st.fixed_dictionaries(
 
 @given(st.lists(any_lines, min_size=1, max_size=4))
 @example([{"id": "\ud800", "index": 0, "sample": 0, "text": "\udfff,\r", "error": '"', "metadata": "\ud800\x00"}])
+@example([{"id": 1, "index": 0, "sample": 0}, {"id": 2, "index": 1, "sample": 0, "text": "\r"}])
 @examples(15)
 def test_whatever_is_in_a_line_can_be_read_back(
     tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]
