@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from detgen.audit.audited import Audited
-from detgen.audit.claims import check_files, check_input, check_profile, check_summary, read_manifest
+from detgen.audit.claims import (
+    check_files,
+    check_input,
+    check_profile,
+    check_results,
+    check_summary,
+    read_manifest,
+)
 from detgen.audit.judging import judge
 from detgen.audit.lines import Derivation
 from detgen.audit.result import AuditResult
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Request
+from detgen.engine.pieces import Pieces
 from detgen.errors import CheckError, PromptsError
-from detgen.outputs import sampling_params
+from detgen.outputs.finished import items_of, prompts_of
 from detgen.progress import Observer, Progress
-from detgen.prompts import BadLine, Prompts, open_prompts, spooled_prompts
+from detgen.prompts import Prompts
 
 # Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -86,37 +92,26 @@ class Audit:
         stopped = manifest["status"] != "finished"
         derivation = Derivation(self._engine, self._folder, prompts.name, stopped=stopped, result=result)
         started = time.perf_counter()
-        for done, audited in enumerate(judge(self._engine, derivation.check(self._items(prompts))), start=1):
+        for done, audited in enumerate(judge(self._engine, derivation.check(items_of(manifest, prompts))), start=1):
             self._report(audited)
             result.seconds = time.perf_counter() - started
             observer.progress(Progress(done, None, "samples", result.seconds, figures=(f"{result.faults:,} faults",)))
         if "summary" in manifest and derivation.whole:
             check_summary(manifest, derivation.totals, result)
+        check_results(self._folder, manifest, prompts, Pieces(lambda: self._engine.tokenizer), result)
         if manifest["seconds"] and "summary" in manifest:
             result.run_speed = manifest["summary"]["tokens"] / manifest["seconds"]
         return result
 
     def _prompts(self) -> Prompts:
         """The run's prompts, if their digest is the manifest's; others are a fault."""
-        described = self._manifest["input"]
-        spool = self._folder / "stdin.jsonl"
-        column = described["prompt_column"]
         try:
-            if self._given is None and described["path"] == "-":
-                prompts = spooled_prompts(spool, column)
-            else:
-                prompts = open_prompts(self._given or described["path"], column)
+            prompts = prompts_of(self._folder, self._manifest, self._given)
             found = prompts.inspect()
         except PromptsError as error:
             raise CheckError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None
         check_input(self._manifest, prompts, found, self.result)
         return prompts
-
-    def _items(self, prompts: Prompts) -> Iterator[Request | BadLine]:
-        """The run's prompts with the run's defaults."""
-        parameters = self._manifest["parameters"]
-        seed_per_line, echo = (parameters[name] for name in ("seed_per_line", "echo"))
-        return prompts.read(sampling_params(parameters), parameters["limit"], echo=echo, seed_per_line=seed_per_line)
 
     def _report(self, audited: Audited) -> None:
         """Note the tokens and log-probabilities that are not what the logits give."""

@@ -8,10 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import detgen
 from detgen.audit.result import AuditResult
+from detgen.engine.pieces import Pieces
 from detgen.errors import CheckError, OutputError
-from detgen.outputs import Totals, differences, open_plain, parse_manifest
+from detgen.outputs import Totals, differences, finished, open_plain
+from detgen.outputs.folder import OUTPUTS
+from detgen.outputs.manifest import RESULTS
+from detgen.outputs.results import result_lines
 from detgen.prompts import Inspection, Prompts
 
 if TYPE_CHECKING:  # the manifest is read before torch is imported
@@ -29,22 +32,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         CheckError: the folder holds no run, or its manifest is not one of this version of detgen.
     """
-    path = folder / "manifest.json"
     try:
-        with open(open_plain(path), "rb") as file:
-            manifest = parse_manifest(file.read(), path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckError(f"{folder} has no manifest.json; give the output folder of a detgen run") from None
-    except OSError as error:
-        raise CheckError(f"cannot read {path}: {error.strerror}; give the output folder of a detgen run") from None
+        return finished.read_manifest(folder)
     except OutputError as error:
         raise CheckError(str(error)) from None
-    if manifest["detgen"] != detgen.__version__:
-        raise CheckError(
-            f"{folder} was written by detgen {manifest['detgen']!a:.40}, this is {detgen.__version__};"
-            " audit it with the version that wrote it"
-        )
-    return manifest
 
 
 def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> None:
@@ -114,6 +105,26 @@ def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, r
     for name, is_now in (("format", prompts.format), ("prompts", found.prompts)):
         if is_now != described[name]:
             result.add("manifest.json", f"input.{name} is {described[name]!r:.60}, the prompts give {is_now!r}", "file")
+
+
+def check_results(
+    folder: Path, manifest: dict[str, Any], prompts: Prompts, pieces: Pieces, result: AuditResult
+) -> None:
+    """`results.jsonl`, if the run has one, against what the other lines give, if these are right."""
+    files = manifest.get("files", {})
+    if RESULTS not in files or result.faults:
+        return
+    digest = hashlib.sha256()
+    try:
+        with open(open_plain(folder / OUTPUTS), "rb") as file:
+            lines = finished.output_lines(file, folder / OUTPUTS, files[OUTPUTS]["sha256"])
+            for line in result_lines(manifest["profile"], finished.items_of(manifest, prompts), lines, pieces):
+                digest.update(line)
+    except OutputError as error:
+        result.add(RESULTS, f"cannot be derived: {error}", "file")
+        return
+    if digest.hexdigest() != files[RESULTS]["sha256"]:
+        result.add(RESULTS, "is not what outputs.jsonl gives", "file")
 
 
 def check_summary(manifest: dict[str, Any], totals: Totals, result: AuditResult) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -133,6 +133,13 @@ def run_command(
             help="The column of a table, or the key of a JSON line, that holds the prompts.",
         ),
     ] = None,
+    output_format: Annotated[
+        Literal["jsonl", "openai"],
+        options.run_option(
+            metavar="jsonl|openai",
+            help="openai also writes results.jsonl, a line per request as the OpenAI batch API has it.",
+        ),
+    ] = "jsonl",
     echo: Annotated[bool, options.run_option("--echo", help="Write the prompt beside each output.")] = False,
     show_thoughts: Annotated[
         bool,
@@ -218,6 +225,7 @@ def run_command(
                 seed_per_line=seed_per_line,
                 echo=echo,
                 show_thoughts=show_thoughts,
+                output_format=output_format,
             )
             summary = run(config, display)
     except (EngineError, RequestError, RunError) as error:

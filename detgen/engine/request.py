@@ -19,6 +19,8 @@ _MOST_STRINGS = 1_000
 _MOST_STOP_IDS = 10_000
 _MOST_BIASES = 300_000  # more than any vocabulary has
 
+NOT_FINITE = "are not finite"  # in each error of a sample that has begun
+
 FinishReason = Literal["stop", "length", "error"]
 Status = Literal["accepted", "corrected", "bonus", "plain", "rolled_back", "unverified"]
 

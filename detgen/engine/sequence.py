@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from detgen.engine.request import FinishReason, Request, TokenLogprobs, TokenRecord
+from detgen.engine.request import NOT_FINITE, FinishReason, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import DraftCounts
 from detgen.kernels.penalties import Adjuster, Adjustment, Penalties
 from detgen.kernels.sampling import Choice
@@ -106,7 +106,7 @@ class Sequence:
         ahead = position - self.prompt_length
         where = f"token {ahead} of the completion" if ahead >= 0 else f"token {position} of the prompt"
         self.finish_reason = "error"
-        self.error = f"the model's hidden states or logits are not finite at position {position} ({where})"
+        self.error = f"the model's hidden states or logits {NOT_FINITE} at position {position} ({where})"
 
     def learn(self, drafter: str, accepted: int, tried: int) -> None:
         """Note how many of a drafter's tokens were compared with canonical choices, and how many of these agreed."""

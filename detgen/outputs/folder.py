@@ -13,15 +13,15 @@ from typing import Any, BinaryIO
 from detgen.errors import OutputError
 from detgen.outputs.base import Directory, copy, digest, free_folder, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
-from detgen.outputs.manifest import parse_manifest
+from detgen.outputs.manifest import RESULTS, parse_manifest
 
 _ELSEWHERE = "choose another folder with -o"
 
 OUTPUTS, ACCEPTANCE, JOURNAL, SPOOL = "outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl"
 _MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
-_FILES = (OUTPUTS, ACCEPTANCE, JOURNAL, SPOOL, _CRASH, _MANIFEST)
+_FILES = (OUTPUTS, ACCEPTANCE, RESULTS, JOURNAL, SPOOL, _CRASH, _MANIFEST)
 _DRAFT_SPOOL = f"{SPOOL}.tmp"
-_DRAFTS = (_DRAFT_SPOOL, f"{_MANIFEST}.tmp", f"{JOURNAL}.tmp", f"{_CRASH}.tmp")  # what a crash may leave
+_DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (_MANIFEST, JOURNAL, RESULTS, _CRASH)))  # what a crash may leave
 
 
 class OutputFolder:
@@ -186,6 +186,12 @@ class OutputFolder:
             for name in (JOURNAL, *_DRAFTS):
                 self.directory.remove(name)
             self.directory.sync()
+
+    def has_intact(self, name: str, sha256: str) -> bool:
+        """Whether it holds a file of this name and content."""
+        with suppress(OSError), self.directory.reader(name) as file:
+            return digest(file.fileno()) == sha256
+        return False
 
     def check_finished(self, manifest: dict[str, Any]) -> None:
         """Check that a finished run's files are still what it wrote.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import platform
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if part in new:
             found += _compare(part, old.get(part), new[part])
     return found
+
+
+def fingerprint(profile: dict[str, Any]) -> str:
+    """Twelve hexadecimal digits that change if anything does on which outputs depend besides the request."""
+
+    def relevant(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: relevant(part) for key, part in value.items() if key not in _IRRELEVANT}
+
+    text = json.dumps([detgen.__version__, relevant(profile)], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _input(described: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from detgen.prompts.values import kind
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")
+RESULTS = "results.jsonl"  # if they were asked for
 
 _MOST = 2**63 - 1
 _SHOWN = 60  # characters of a wrong value in a message
@@ -336,7 +337,11 @@ _MANIFEST = _record(
         "probe": _record(_PROBE, dict.fromkeys(("thinker", "compressor"), _record(_PROBE))),
         "draft": _or_null(_model),
     },
-    {"deterministic": _flag, "summary": _record(_SUMMARY), "files": _record(dict.fromkeys(FILES, _file))},
+    {
+        "deterministic": _flag,
+        "summary": _record(_SUMMARY),
+        "files": _record(dict.fromkeys(FILES, _file), {RESULTS: _file}),
+    },
 )
 _OTHER_VERSION = _record(
     {

@@ -229,6 +229,18 @@ def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
     return config, tokenizer
 
 
+def load_tokenizer(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> Any:
+    """The tokenizer of a model, without the model; arguments and errors as `load_model`."""
+    _quiet()
+    place = local_place(source, name) or fetched(str(source), observer or Unobserved(), trusted=trusted)
+    if place.is_file():
+        header = check_gguf(place, name, "none")
+        with explained(name):
+            return gguf_models.settings(place, header)[1]
+    check_folder(place, name, trusted=trusted)
+    return load_settings(place, name, trusted=trusted)[1]
+
+
 @contextmanager
 def explained(name: str, file: str | None = None) -> Iterator[None]:
     """Tell in one line what goes wrong inside, whatever a library raises over a damaged or hostile file.

@@ -11,6 +11,7 @@ from typing import Any
 
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import RequestError
+from detgen.prompts.batch import custom_id, id_digest, settings
 from detgen.prompts.keys import CONTENTS
 from detgen.prompts.notices import Notices
 from detgen.prompts.record import BadLine, parse_record
@@ -52,6 +53,8 @@ class Prompts(ABC):
     # Whether records have ids that are strings, so that the numbers of those without ids are strings, too: known once
     # the input is inspected.
     _string_ids: bool = field(default=False, init=False)
+    # Digests of the ids that more than one batch request has: known likewise.
+    _repeated: frozenset[int] = field(default=frozenset(), init=False)
 
     @abstractmethod
     def inspect(self) -> Inspection:
@@ -92,6 +95,7 @@ class Prompts(ABC):
         echo: bool = False,
         seed_per_line: bool = False,
         say: Callable[[str], None] | None = None,
+        model: str | None = None,
     ) -> Iterator[Request | BadLine]:
         """The first `limit` requests, in input order.
 
@@ -101,11 +105,13 @@ class Prompts(ABC):
             echo: whether outputs repeat their prompts.
             seed_per_line: derive the seed of a record that sets none from the default and its id (`line_seed`).
             say: is told, a line each, what a person should hear of the input.
+            model: the name of the model that runs, so that a person hears of requests for another one.
 
         Raises:
             PromptsError: the input, or the rest of it, cannot be read.
         """
-        notices = Notices(self.name, say, seed_per_line=seed_per_line) if say is not None else None
+        notices = Notices(self.name, say, seed_per_line=seed_per_line, model=model) if say is not None else None
+        first_lines: dict[str, int] = {}  # of the ids that come again
         for index, (line, item) in enumerate(islice(self.items(), limit)):
             number = str(line) if self._string_ids else line
             try:
@@ -114,10 +120,13 @@ class Prompts(ABC):
                 yield BadLine(index=index, line=line, id=number, error=f"{self.name}:{line}: {error}")
                 continue
             found = parse_record(record, index=index, line=line, name=self.name, defaults=defaults, number=number)
+            if (first := self._first_with_id(record, line, first_lines)) != line:
+                reason = f"custom_id {found.id!r} is that of line {first}, too; a batch has each once"
+                found = BadLine(index, line, found.id, f"{self.name}:{line}: {reason}", found.metadata)
             if notices is not None:
                 notices.record(record, line)
             if isinstance(found, Request):
-                if seed_per_line and isinstance(record, dict) and record.get("seed") is None:
+                if seed_per_line and isinstance(record, dict) and settings(record).get("seed") is None:
                     found = found.with_params(seed=line_seed(defaults.seed, found.id))
                 if echo:
                     found = replace(found, echo=True)
@@ -126,6 +135,12 @@ class Prompts(ABC):
             yield found
         if notices is not None:
             notices.end()
+
+    def _first_with_id(self, record: object, line: int, first_lines: dict[str, int]) -> int:
+        """The first line with the id of a batch request: its own, unless the id comes again."""
+        if not self._repeated or (id := custom_id(record)) is None or id_digest(id) not in self._repeated:
+            return line
+        return first_lines.setdefault(id, line)
 
     def _with_column(self, record: object) -> object:
         """A record with the content of the chosen column as its prompt, chat or token ids."""

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from detgen.errors import PromptsError, RequestError
 from detgen.prompts.base import Inspection, Prompts
+from detgen.prompts.batch import Repeated, custom_id
 from detgen.prompts.formats import FORMATS
 from detgen.prompts.table import check_columns, import_package, plain_row
 
@@ -107,19 +108,26 @@ class TextPrompts(FilePrompts):
         return self._format.decode(item)
 
     def _count(self) -> int:
-        count = 0
+        count, ids = 0, Repeated()
         for _, item in self.items():
             count += 1
-            if not self._string_ids and self._format.may_have_id(item):
-                self._string_ids = self._has_string_id(item)
+            may_be_batch = self._format.may_be_batch(item)
+            if not may_be_batch and (self._string_ids or not self._format.may_have_id(item)):
+                continue
+            record = self._record(item)
+            if (id := custom_id(record)) is not None:
+                ids.add(id)
+            self._string_ids = self._string_ids or id is not None or isinstance(record.get("id"), str)
+        self._repeated = ids.found()
         return count
 
-    def _has_string_id(self, item: Any) -> bool:
+    def _record(self, item: Any) -> dict[str, Any]:
+        """An item's record; an empty one if it has none."""
         try:
             record = self.decode(item)
         except RequestError:
-            return False
-        return isinstance(record, dict) and isinstance(record.get("id"), str)
+            return {}
+        return record if isinstance(record, dict) else {}
 
     def _decompressed(self, file: BinaryIO) -> BinaryIO:
         if self._compression == "gz":

@@ -27,6 +27,7 @@ _DEEPEST = 500
 _BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 _BOM = b"\xef\xbb\xbf"
+_ESCAPED_LETTERS = (b"\\u005", b"\\u006", b"\\u007")  # of the name of a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,14 @@ class Format:
             is the column of the prompts, if it has another name than usual.
         decode: the value of an item; raises RequestError.
         may_have_id: whether an item may have an id that is a string; quicker than `decode`, and right if it says no.
+        may_be_batch: whether it may be a batch request that has an id; likewise.
         table: whether the first line names columns.
     """
 
     items: Callable[[BinaryIO, str, str | None], Iterator[tuple[int, Any]]]
     decode: Callable[[Any], object]
     may_have_id: Callable[[Any], bool]
+    may_be_batch: Callable[[Any], bool] = lambda item: False
     table: bool = False
 
 
@@ -211,6 +214,14 @@ def _element_may_have_id(text: str) -> bool:
     return '"id"' in text or "\\u00" in text
 
 
+def _json_line_may_be_batch(line: bytes) -> bool:
+    return b'"custom_id"' in line or (b"\\u00" in line and any(start in line for start in _ESCAPED_LETTERS))
+
+
+def _element_may_be_batch(text: str) -> bool:
+    return _json_line_may_be_batch(text.encode("utf-8", "surrogatepass"))
+
+
 def _row_may_have_id(item: _Row) -> bool:
     return "id" in item[0]
 
@@ -222,8 +233,8 @@ def _table(delimiter: str, name: str) -> Format:
 
 
 FORMATS = {
-    "jsonl": Format(_lines, _decode_json_line, _json_line_may_have_id),
-    "json": Format(_elements, _decode_element, _element_may_have_id),
+    "jsonl": Format(_lines, _decode_json_line, _json_line_may_have_id, _json_line_may_be_batch),
+    "json": Format(_elements, _decode_element, _element_may_have_id, _element_may_be_batch),
     "txt": Format(_lines, _decode_text_line, lambda line: False),
     "csv": _table(",", "comma"),
     "tsv": _table("\t", "tab"),

@@ -1,4 +1,4 @@
-"""What a person should hear of an input that runs: keys that look misspelt, equal samples, equal ids."""
+"""What a person should hear of an input that runs: keys that look misspelt, equal samples and ids, other models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from detgen.engine.request import Request
+from detgen.prompts.batch import is_batch, settings
 from detgen.prompts.keys import misspelt
 
 _PLACES = 1 << 16  # 512 KiB each time
@@ -33,26 +34,35 @@ class Notices:
         name: of the input, before line numbers.
         say: takes a line of text.
         seed_per_line: whether lines have seeds of their own already.
+        model: the name of the model that runs; None if there is no telling.
     """
 
-    def __init__(self, name: str, say: Callable[[str], None], *, seed_per_line: bool) -> None:
+    def __init__(self, name: str, say: Callable[[str], None], *, seed_per_line: bool, model: str | None = None) -> None:
         self._name, self._say, self._seed_per_line = name, say, seed_per_line
+        self._model = model
         self._misspelt: dict[str, _Count] = {}
         self._lines = 0
         self._sampled: _Seen | None = _Seen()
         self._ids: _Seen | None = _Seen()
 
     def record(self, record: object, line: int) -> None:
-        """Count the keys of a record that look misspelt."""
+        """Count the keys of a record that look misspelt; say once that a batch request asks for another model."""
         if not isinstance(record, dict):
             return
-        found = [(key, meant) for key in record if (meant := misspelt(key))]
+        if self._model is not None and is_batch(record):
+            self._check_model(settings(record).get("model"), self._model, line)
+        found = [(key, meant) for key in settings(record) if (meant := misspelt(key))]
         self._lines += bool(found)
         for key, meant in found:
             if count := self._misspelt.get(key):
                 count.lines += 1
             elif len(self._misspelt) < _KEYS:
                 self._misspelt[key] = _Count(1, line, meant)
+
+    def _check_model(self, asked: object, model: str, line: int) -> None:
+        if isinstance(asked, str) and asked not in (model, model.rpartition("/")[2]):
+            self._model = None
+            self._say(f"{self._name}:{line} asks for the model {asked}; --target decides, and all lines run on {model}")
 
     def request(self, request: Request) -> None:
         """Say once that a request was there before, and once that its id was."""

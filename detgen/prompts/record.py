@@ -7,6 +7,7 @@ from typing import Any
 
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import RequestError
+from detgen.prompts.batch import custom_id, is_batch, unpack
 from detgen.prompts.chats import read_chat_settings, read_messages
 from detgen.prompts.keys import CONTENTS, KEYS, PARAMS, without_aliases
 from detgen.prompts.unsupported import check_supported
@@ -41,6 +42,9 @@ def parse_record(
     try:
         if not isinstance(record, dict):
             raise RequestError(f'a prompt must be an object such as {{"prompt": "..."}}, got {kind(record)}')
+        if is_batch(record):
+            identity = number if (own := custom_id(record)) is None else own
+            record, defaults = unpack(record, defaults)
         identity = _identity(record.get("id"), number)
         metadata = _metadata(record)
         prompt, messages, token_ids = _content(record)

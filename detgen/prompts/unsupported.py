@@ -89,6 +89,19 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "extra_body": ((), _NESTED),
 }
 
+# What only requests to an API have; elsewhere these are names of data.
+IN_BODY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "stream": ((False,), "results are written to a file"),
+    "stream_options": ((), "results are written to a file"),
+    "tools": ((), "detgen does not read calls of tools out of a text"),
+    "modalities": ((["text"],), "detgen writes text alone"),
+    "audio": ((), "detgen writes text alone"),
+    "web_search_options": ((), "detgen searches nothing"),
+    "verbosity": (("medium",), "say in the prompt how long an answer should be"),
+    "suffix": ((), "detgen only goes on behind a prompt"),
+    "echo": ((False,), "give the option --echo, which writes prompts to outputs.jsonl"),
+}
+
 # What other programs call it: the name here, and the values that change nothing.
 OTHER_NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "stop_sequences": ("stop", ()),
@@ -128,6 +141,17 @@ def check_supported(record: dict[str, Any], request: Request) -> None:
         if not _changes_nothing(value, neutral):
             raise RequestError(reason)
     _check_fitting(record, request)
+
+
+def check_body(body: dict[str, Any]) -> None:
+    """Refuse what only the body of a batch request may ask for, and detgen does not do.
+
+    Raises:
+        RequestError: naming the key and the reason.
+    """
+    for key, (neutral, why) in IN_BODY.items():
+        if not _changes_nothing(body.get(key), neutral):
+            raise RequestError(f"{key} is not supported: {why}; leave it out")
 
 
 def _check_fitting(record: dict[str, Any], request: Request) -> None:

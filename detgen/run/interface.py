@@ -29,6 +29,7 @@ class RunConfig:
         seed_per_line: derive a seed for each prompt that sets none, from `params.seed` and its id.
         echo: write the prompt beside each output.
         show_thoughts: show how a thinking model read the first prompt.
+        output_format: openai also writes the results as the OpenAI batch API does, to `results.jsonl`.
     """
 
     prompts: str
@@ -41,6 +42,7 @@ class RunConfig:
     seed_per_line: bool = False
     echo: bool = False
     show_thoughts: bool = False
+    output_format: Literal["jsonl", "openai"] = "jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class RunSummary:
         deterministic: whether the engine guarantees the output's bytes.
         thoughts: what a thinking model thought in this process; None for other models.
         chunks: the first prompt's first sample as such a model read it, if that was asked for.
+        results: digest of `results.jsonl`; None if there is none.
     """
 
     status: Literal["finished", "interrupted", "already finished"]
@@ -82,6 +85,7 @@ class RunSummary:
     deterministic: bool
     thoughts: ThoughtCounts | None = None
     chunks: tuple[Chunk, ...] = ()
+    results: str | None = None
 
     @property
     def all_failed(self) -> bool:

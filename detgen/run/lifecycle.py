@@ -22,9 +22,11 @@ from detgen.errors import EngineError, OutputError, PromptsError, RequestError, 
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
 from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, differences, model_stamp
+from detgen.outputs.manifest import RESULTS
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary, ThoughtCounts
+from detgen.run.results import add_results, make_results
 from detgen.run.work import Work
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
@@ -63,6 +65,7 @@ def run(
                 folder.check_finished(former)
                 same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
                 if same and not config.show_thoughts:
+                    add_results(config, folder, source, former, observer)
                     return _already_finished(folder, former)
 
         engine = build_engine(config.engine) if build_engine else _load_engine(config.engine, observer)
@@ -78,6 +81,7 @@ def run(
         else:
             _check_same(folder, former, manifest)
             if former["status"] == "finished":
+                add_results(config, folder, source, former, observer)
                 return replace(_already_finished(folder, former), chunks=_first_chunks(config, folder, source, engine))
             manifest |= {"created": former["created"], "seconds": former["seconds"]}
         folder.write_manifest(manifest)
@@ -119,6 +123,8 @@ def _generate(
             damage = writer.damage() if finished else None
             if damage is None:
                 written = writer.totals
+                if finished and config.output_format == "openai":
+                    files[RESULTS] = make_results(config, folder, source, manifest, files)
                 _conclude(folder, manifest, written, files, seconds, finished)
                 return RunSummary(
                     status=manifest["status"],
@@ -133,6 +139,7 @@ def _generate(
                     deterministic=manifest["deterministic"],
                     thoughts=_thought_counts(engine),
                     chunks=_first_chunks(config, folder, source, engine),
+                    results=files.get(RESULTS, {}).get("sha256"),
                 )
         observer.message(f"{damage} while the run wrote it; it is written again from the journal")
     raise RunError(
@@ -313,4 +320,5 @@ def _already_finished(folder: OutputFolder, manifest: dict[str, Any]) -> RunSumm
         peak_memory=peak_memory(),
         sha256=manifest["files"]["outputs.jsonl"]["sha256"],
         deterministic=manifest["deterministic"],
+        results=manifest["files"].get(RESULTS, {}).get("sha256"),
     )

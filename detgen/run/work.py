@@ -47,6 +47,7 @@ class Work:
             echo=config.echo,
             seed_per_line=config.seed_per_line,
             say=observer.message,
+            model=engine.profile()["target"]["name"],
         )
         self._name = source.name
         self._exhausted = False

@@ -93,6 +93,8 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "output", str(summary.output)
     if summary.sha256:
         yield "SHA-256 of outputs.jsonl", summary.sha256
+    if summary.results:
+        yield "SHA-256 of results.jsonl", summary.results
 
 
 def _drafter(counts: DrafterStats) -> str:

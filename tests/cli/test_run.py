@@ -29,7 +29,7 @@ OPTIONS = (
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
     *("--quiet", "-q", "--allow-nondeterministic", "--trust-remote-code"),
     *("--seed-per-line", "--prompt-column", "--echo", "--prefix-cache"),
-    *("--speculative-prefill", "--show-thoughts"),
+    *("--speculative-prefill", "--show-thoughts", "--output-format"),
 )
 
 
@@ -63,6 +63,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
         *("--prefix-cache", "off", "--speculative-prefill", "3", "--show-thoughts"),
         *("--allow-nondeterministic", "--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
+        *("--output-format", "openai"),
     )
     assert result.exit_code == 0, result.output
     params = SamplingParams(
@@ -102,6 +103,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         trust_remote_code=True,
     )
     asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True, "show_thoughts": True}
+    asked["output_format"] = "openai"
     assert config == RunConfig("-", Path("folder"), params, engine, limit=9, overwrite=True, **asked)
 
 

@@ -22,13 +22,14 @@ from helpers.gguf_files import made, plain_model, plain_tokenizer
 from safetensors.torch import load_file, save_file
 
 from detgen.engine.config import EngineConfig
+from detgen.engine.pieces import pieces_of
 from detgen.engine.request import SamplingParams
 from detgen.errors import EngineError
 from detgen.kernels.native.library import best_build
 from detgen.kernels.native.quantizing import Quantized
 from detgen.kernels.probe import same_bits
 from detgen.passes.gguf_header import check_gguf, read_header
-from detgen.passes.loading import LoadedModel, load_model
+from detgen.passes.loading import LoadedModel, load_model, load_tokenizer
 from detgen.passes.packing import FREE_SHAPES, Window
 from detgen.passes.preparing import prepare
 from detgen.passes.stored import Place, whole
@@ -92,6 +93,19 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return invoke("run", "prompts.jsonl", "--target", str(model), "-o", output, *options)
 
     return go
+
+
+def test_the_tokenizer_is_loaded_alone(folder: Path, file: Path) -> None:
+    """The pieces of a text are its bytes, whether the tokenizer comes from a file or from a folder."""
+    text = "def f(x):\n        return '\u00e9\u20ac'"
+    for place in (folder, file):
+        tokenizer = load_tokenizer(place, place.name)
+        pieces = pieces_of(place)
+        tokens = tokenizer(text, add_special_tokens=False).input_ids
+        assert b"".join(pieces.of(token).data for token in tokens) == text.encode()
+        assert pieces.of(0).text == tokenizer.eos_token
+    with pytest.raises(EngineError, match="cannot load the model no: there is no such folder"):
+        load_tokenizer(Path("no"), "no")
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"])

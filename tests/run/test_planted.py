@@ -14,7 +14,17 @@ from detgen.errors import OutputError, RunError
 from detgen.outputs import OutputFolder, read_entries
 from detgen.outputs.base import Directory, NotPlainError, make_folder, open_plain
 
-OWN = (*NAMES, "journal.jsonl", "stdin.jsonl", ".lock", "stdin.jsonl.tmp", "manifest.json.tmp", "journal.jsonl.tmp")
+OWN = (
+    *NAMES,
+    "results.jsonl",
+    "results.jsonl.tmp",
+    "journal.jsonl",
+    "stdin.jsonl",
+    ".lock",
+    "stdin.jsonl.tmp",
+    "manifest.json.tmp",
+    "journal.jsonl.tmp",
+)
 
 
 def _link(path: Path) -> None:

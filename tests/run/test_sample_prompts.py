@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.batch_types import check
 from typer.testing import CliRunner
 
 from detgen.cli import app
@@ -19,6 +20,7 @@ from detgen.kernels.native import library
 PROMPTS = Path(__file__).parents[2] / "sample_prompts"
 # SHA-256 of outputs.jsonl with 32 tokens a sample, by the file and the temperature.
 KNOWN = {
+    ("batch.jsonl", "0"): "2214b3b054322d328b56480773db4a1e2946abd2d39d214000501716e8e83410",
     ("code.jsonl", "0"): "f0287f841f3ff64be05297fa4f4943f5ded70c8b4fcf0dae1f10b1422e86f833",
     ("code.jsonl", "0.8"): "318b57f4d76a80d982e900d53e91f17672166b18a68906117753252f2e4ad86f",
     ("mistakes.jsonl", "0"): "2abd2957f31158275428bbe043c3a5905f05843bd94e8be9c482eba607b12154",
@@ -58,6 +60,15 @@ def test_outputs_are_known(tmp_path: Path, build: str, file: str, temperature: s
     if build == "plain" and (file, temperature) not in (("mistakes.jsonl", "0"), ("prompts.txt", "0.8")):
         pytest.skip("takes long without vectors")
     assert digest(tmp_path, file, "--max-tokens", "32", "--temperature", temperature) == KNOWN[file, temperature]
+
+
+@pytest.mark.parametrize("options", [("--drafter", "ngram"), ("--batch-size", "1", "--drafter", "none")])
+def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
+    digest(tmp_path, "batch.jsonl", "--output-format", "openai", *options)
+    data = (tmp_path / "results.jsonl").read_bytes()
+    kinds = [type(check(line)).__name__ for line in data.splitlines()]
+    assert kinds == ["ChatCompletion", "ChatCompletion", "Completion", "Failure"]
+    assert hashlib.sha256(data).hexdigest() == "15f040c9db687179c9092286e87d4c60dd979e4a9b0c894936739d3df8c8abc3"
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model", "self"])

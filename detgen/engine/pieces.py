@@ -1,0 +1,114 @@
+"""What single tokens stand for: their bytes, which need not be whole characters, and a text for each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from detgen.errors import DEMO
+from detgen.interruption import interrupted_later
+
+if TYPE_CHECKING:
+    from detgen.passes.loading import LoadedModel
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how tokenizers with a byte fallback call the token of a byte
+
+
+class Piece(NamedTuple):
+    """A token.
+
+    Attributes:
+        text: its characters; where its bytes are no whole characters, each byte as `\\\\xe2`.
+        data: its bytes.
+        whole: whether they are whole characters.
+    """
+
+    text: str
+    data: bytes
+    whole: bool
+
+
+class Pieces:
+    """The pieces of a tokenizer, which is loaded on first use.
+
+    Args:
+        load: loads the tokenizer, of transformers.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+        self._known: dict[int, Piece] = {}
+
+    def of(self, token: int) -> Piece:
+        """The piece of a token; an empty one of an id that only fills up the vocabulary.
+
+        Raises:
+            EngineError: the tokenizer cannot be loaded.
+        """
+        found = self._known.get(token)
+        if found is None:
+            data = self._bytes(token)
+            try:
+                found = Piece(data.decode(), data, True)
+            except UnicodeDecodeError:
+                found = Piece("".join(f"\\x{byte:02x}" for byte in data), data, False)
+            self._known[token] = found
+        return found
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return self._load()
+
+    @cached_property
+    def _decoders(self) -> frozenset[str]:
+        """The kinds of the decoder's parts."""
+        decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
+        return frozenset(_kinds(json.loads(decoder.__getstate__()))) if decoder is not None else frozenset()
+
+    @cached_property
+    def _letters(self) -> dict[str, int]:
+        """The byte that each letter of a vocabulary of bytes stands for."""
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+    def _bytes(self, token: int) -> bytes:
+        entry = self._tokenizer.convert_ids_to_tokens(token)
+        if entry is None:
+            return b""
+        if token in self._tokenizer.added_tokens_decoder:
+            return str(entry).encode()
+        if "ByteLevel" in self._decoders and all(letter in self._letters for letter in entry):
+            return bytes(self._letters[letter] for letter in entry)
+        if match := _BYTE.fullmatch(entry):
+            return bytes([int(match[1], 16)])
+        if self._decoders & {"Metaspace", "Replace"}:
+            entry = entry.replace("\u2581", " ")
+        return str(entry).encode()
+
+
+def _kinds(part: dict[str, Any]) -> list[str]:
+    return [part["type"], *(kind for inner in part.get("decoders", ()) for kind in _kinds(inner))]
+
+
+def pieces_of(target: str | Path | LoadedModel | None, *, trusted: bool = False) -> Pieces:
+    """The pieces of a model's tokenizer.
+
+    Args:
+        target: as `EngineConfig` has it.
+        trusted: whether the model's own code may run.
+    """
+
+    def load() -> Any:
+        if target is not None and not isinstance(target, str | Path):
+            return target.tokenizer
+        with interrupted_later():
+            from detgen.passes.loading import load_tokenizer
+
+        return load_tokenizer(target or DEMO / "target", str(target or "embedded:target"), trusted=trusted)
+
+    return Pieces(load)

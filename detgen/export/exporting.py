@@ -1,0 +1,128 @@
+"""From a finished output folder to a file in another form."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from detgen.engine.pieces import pieces_of
+from detgen.errors import EngineError, OutputError, PromptsError
+from detgen.export import FORMS
+from detgen.export.placing import placed
+from detgen.export.rows import row_of
+from detgen.export.tables import write_table
+from detgen.outputs import open_plain
+from detgen.outputs.finished import beside, items_of, output_lines, prompts_of, read_manifest
+from detgen.outputs.folder import OUTPUTS
+from detgen.outputs.results import result_lines
+from detgen.progress import Observer
+from detgen.prompts import Prompts
+
+_ELSEWHERE = "choose another place with -o"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: where it is.
+        count: lines or rows.
+        unit: what they are.
+    """
+
+    path: Path
+    count: int
+    unit: Literal["results", "rows"]
+
+
+def export_run(folder: Path, form: str, prompts: str | None, output: Path | None, observer: Observer) -> Exported:
+    """Write a finished run in another form. The folder stays as it is.
+
+    Args:
+        folder: the output folder.
+        form: one of `FORMS`; csv, parquet and hf (a dataset on the disk) are tables, openai has results as the batch
+            API writes them.
+        prompts: where the run's prompts are now; None is where the manifest says.
+        output: the file, or the folder of a dataset; None is named after the folder, in the current one.
+        observer: is told how it goes.
+
+    Raises:
+        OutputError: the folder holds no finished run, or the file's place is taken.
+        PromptsError: the prompts are needed and cannot be read.
+        OSError: the file cannot be written.
+    """
+    manifest = read_manifest(folder)
+    if manifest["status"] != "finished":
+        raise OutputError(
+            f"{folder} holds a run that is not finished (its status is {manifest['status']}); give the command of the"
+            " run again to finish it, then export"
+        )
+    path = output if output is not None else Path(f"{folder.resolve().name}{FORMS[form]}")
+    _check_free(path, folder)
+    source = _prompts(folder, manifest, prompts, observer, needed=form == "openai")
+    observer.stage(f"writing {path}")
+    try:
+        file = open(open_plain(folder / OUTPUTS), "rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise OutputError(f"cannot read {folder / OUTPUTS}: {error.strerror}; restore the file, or run again") from None
+    with file:
+        if form != "openai":
+            rows = _rows(file, folder, manifest, source)
+            count = write_table(rows, form, path, manifest["files"][OUTPUTS]["sha256"][:16])
+            return Exported(path, count, "rows")
+        assert source is not None
+        return Exported(path, _write_results(file, folder, manifest, source, path), "results")
+
+
+def _check_free(path: Path, folder: Path) -> None:
+    """Refuse a place that is taken, that is not there, or that is in the output folder."""
+    if path.resolve().is_relative_to(folder.resolve()):
+        raise OutputError(f"{path} is in the output folder, which export leaves as it is; {_ELSEWHERE}")
+    if os.path.lexists(path):
+        raise OutputError(f"{path} exists already; remove it, or {_ELSEWHERE}")
+    if not path.parent.is_dir():
+        raise OutputError(f"cannot write {path}: there is no folder {path.parent}; {_ELSEWHERE}")
+
+
+def _prompts(
+    folder: Path, manifest: dict[str, Any], given: str | None, observer: Observer, *, needed: bool
+) -> Prompts | None:
+    """The run's prompts; None if they are neither there nor needed."""
+    observer.stage("reading the prompts")
+    try:
+        prompts = prompts_of(folder, manifest, given)
+        if prompts.inspect().sha256 != manifest["input"]["sha256"]:
+            raise PromptsError(f"{prompts.given} is not what the run read: its SHA-256 is another")
+    except PromptsError as error:
+        if needed or given is not None:
+            raise PromptsError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None
+        observer.message(f"prompts are left out where outputs.jsonl has none: {error}; name them as PROMPTS")
+        return None
+    return prompts
+
+
+def _rows(file: BinaryIO, folder: Path, manifest: dict[str, Any], source: Prompts | None) -> Iterator[dict[str, Any]]:
+    lines = output_lines(file, folder / OUTPUTS, manifest["files"][OUTPUTS]["sha256"])
+    if source is None:
+        yield from (row_of(line, None) for line in lines)
+        return
+    for item, own in beside(items_of(manifest, source), lines):
+        yield from (row_of(line, item) for line in own)
+
+
+def _write_results(file: BinaryIO, folder: Path, manifest: dict[str, Any], source: Prompts, path: Path) -> int:
+    lines = output_lines(file, folder / OUTPUTS, manifest["files"][OUTPUTS]["sha256"])
+    results = result_lines(manifest["profile"], items_of(manifest, source), lines, pieces_of(manifest["model"]))
+    count = 0
+    try:
+        with placed(path) as made, made.open("wb") as written:
+            for line in results:
+                written.write(line)
+                count += 1
+    except EngineError as error:
+        raise OutputError(f"log-probabilities need the model's tokenizer: {error}") from error
+    return count

@@ -1,0 +1,116 @@
+"""A run that is there: its manifest, its prompts, and the lines of each prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import detgen
+from detgen.engine.request import Request
+from detgen.errors import OutputError
+from detgen.outputs.base import open_plain
+from detgen.outputs.folder import OUTPUTS, SPOOL
+from detgen.outputs.manifest import parse_manifest, sampling_params
+from detgen.prompts import BadLine, Prompts, open_prompts, spooled_prompts
+
+Line = dict[str, Any]  # of `outputs.jsonl`
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+        OutputError: the folder holds no run, or its manifest is not one of this version of detgen.
+    """
+    path = folder / "manifest.json"
+    try:
+        with open(open_plain(path), "rb") as file:
+            manifest = parse_manifest(file.read(), path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise OutputError(f"{folder} has no manifest.json; give the output folder of a detgen run") from None
+    except OSError as error:
+        raise OutputError(f"cannot read {path}: {error.strerror}; give the output folder of a detgen run") from None
+    if manifest["detgen"] != detgen.__version__:
+        raise OutputError(
+            f"{folder} was written by detgen {manifest['detgen']!a:.40}, this is {detgen.__version__};"
+            " use the version that wrote it"
+        )
+    return manifest
+
+
+def prompts_of(folder: Path, manifest: dict[str, Any], given: str | None) -> Prompts:
+    """The prompts of a run, not yet inspected.
+
+    Args:
+        folder: the output folder.
+        manifest: the run's.
+        given: where they are now; None is where the manifest says.
+
+    Raises:
+        PromptsError: there are none.
+    """
+    described = manifest["input"]
+    if given is None and described["path"] == "-":
+        return spooled_prompts(folder / SPOOL, described["prompt_column"])
+    return open_prompts(given or described["path"], described["prompt_column"])
+
+
+def items_of(manifest: dict[str, Any], prompts: Prompts) -> Iterator[Request | BadLine]:
+    """The prompts of a run, inspected, with the run's defaults.
+
+    Raises:
+        PromptsError: they cannot be read.
+    """
+    parameters = manifest["parameters"]
+    seed_per_line, echo = (parameters[name] for name in ("seed_per_line", "echo"))
+    return prompts.read(sampling_params(parameters), parameters["limit"], echo=echo, seed_per_line=seed_per_line)
+
+
+def output_lines(file: BinaryIO, path: Path, sha256: str) -> Iterator[Line]:
+    """The lines of `outputs.jsonl` of a finished run.
+
+    Args:
+        file: open at its beginning.
+        path: what errors call it.
+        sha256: its digest, as the run has it.
+
+    Raises:
+        OutputError: it holds something else, or (behind the last line) is not what the run wrote.
+    """
+    digest = hashlib.sha256()
+    for number, raw in enumerate(file, 1):
+        digest.update(raw)
+        yield _parse(raw, f"{path}:{number}")
+    if digest.hexdigest() != sha256:
+        raise OutputError(f"{path} is not what the run wrote: its SHA-256 is another; restore the file, or run again")
+
+
+def _parse(raw: bytes, where: str) -> Line:
+    try:
+        line = json.loads(raw.decode())
+    except (ValueError, RecursionError):
+        line = None
+    if not isinstance(line, dict) or not type(line.get("index")) is type(line.get("sample")) is int:
+        raise OutputError(f"{where} is not a line of a run; restore the file, or run again")
+    return line
+
+
+def beside(items: Iterable[Request | BadLine], lines: Iterable[Line]) -> Iterator[tuple[Request | BadLine, list[Line]]]:
+    """Each prompt with its lines, by sample.
+
+    Raises:
+        OutputError: the lines are those of other prompts.
+    """
+    groups = groupby(lines, key=lambda line: line["index"])
+    for item in items:
+        index, own = next(groups, (None, ()))
+        found = list(own)
+        if index != item.index or found[0].get("id") != item.id:
+            raise OutputError(f"{OUTPUTS} has no line of prompt {item.index + 1}: the prompts are not those of the run")
+        yield item, found
+    if next(groups, None) is not None:
+        raise OutputError(f"{OUTPUTS} has lines after the last prompt: the prompts are not those of the run")

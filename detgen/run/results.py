@@ -1,0 +1,57 @@
+"""The results of a run in the form of the OpenAI batch API, where they are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detgen.engine.pieces import pieces_of
+from detgen.outputs import OutputFolder
+from detgen.outputs.finished import items_of
+from detgen.outputs.folder import OUTPUTS
+from detgen.outputs.manifest import RESULTS
+from detgen.outputs.results import write_results
+from detgen.progress import Observer
+from detgen.prompts import Prompts
+from detgen.run.interface import RunConfig
+
+
+def make_results(
+    config: RunConfig, folder: OutputFolder, source: Prompts, manifest: dict[str, Any], files: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Write `results.jsonl` of a run whose `outputs.jsonl` is complete.
+
+    Args:
+        config: what was asked for.
+        folder: the run's.
+        source: the prompts.
+        manifest: the run's.
+        files: "sha256" and "bytes" by file, of `outputs.jsonl` at least.
+
+    Returns:
+        "sha256" and "bytes".
+
+    Raises:
+        OutputError: it cannot be written.
+        EngineError: the tokenizer is needed and cannot be loaded.
+        PromptsError: the prompts cannot be read, or changed.
+    """
+    pieces = pieces_of(config.engine.target, trusted=config.engine.trust_remote_code)
+    found = write_results(folder, manifest, files[OUTPUTS]["sha256"], items_of(manifest, source), pieces)
+    source.check_unchanged()
+    return found
+
+
+def add_results(
+    config: RunConfig, folder: OutputFolder, source: Prompts, manifest: dict[str, Any], observer: Observer
+) -> None:
+    """Give a finished run its `results.jsonl` if it is asked for and not there as it was written.
+
+    Arguments and errors as `make_results`; the manifest is written, too.
+    """
+    files = manifest["files"]
+    if config.output_format != "openai" or (RESULTS in files and folder.has_intact(RESULTS, files[RESULTS]["sha256"])):
+        return
+    if RESULTS in files:
+        observer.message(f"{folder.path / RESULTS} is not what the run had written; it is written again")
+    files[RESULTS] = make_results(config, folder, source, manifest, files)
+    folder.write_manifest(manifest)
