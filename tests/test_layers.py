@@ -24,7 +24,7 @@ ROOT = Path(detgen.__file__).parent
 LAYERS = (
     ("cli",),
     ("show",),
-    ("run", "explain", "check", "audit", "bench"),
+    ("run", "explain", "check", "audit", "report", "bench"),
     ("outputs",),
     ("prompts",),
     ("engine",),

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import detgen
+from detgen import outputs
 from detgen.audit.result import AuditResult
 from detgen.errors import CheckError, OutputError
-from detgen.outputs import Totals, differences, open_plain, parse_manifest
+from detgen.outputs import Totals, differences
 from detgen.prompts import Inspection, Prompts
 
 if TYPE_CHECKING:  # the manifest is read before torch is imported
@@ -29,22 +29,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         CheckError: the folder holds no run, or its manifest is not one of this version of detgen.
     """
-    path = folder / "manifest.json"
     try:
-        with open(open_plain(path), "rb") as file:
-            manifest = parse_manifest(file.read(), path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckError(f"{folder} has no manifest.json; give the output folder of a detgen run") from None
-    except OSError as error:
-        raise CheckError(f"cannot read {path}: {error.strerror}; give the output folder of a detgen run") from None
+        return outputs.read_manifest(folder)
     except OutputError as error:
         raise CheckError(str(error)) from None
-    if manifest["detgen"] != detgen.__version__:
-        raise CheckError(
-            f"{folder} was written by detgen {manifest['detgen']!a:.40}, this is {detgen.__version__};"
-            " audit it with the version that wrote it"
-        )
-    return manifest
 
 
 def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> None:
