@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from detgen.report.counting import least_margins, longest_accepted, thrown_away
-from detgen.report.lines import Key
-from detgen.report.log import Entries
+from detgen.report.log import Entries, Key
 from detgen.report.reading import Fields
 
 
@@ -45,7 +44,7 @@ class _Rule:
         at = int(scores.argmax())
         if scores[at] > self.best:
             self.best = float(scores[at])
-            self.chosen = Chosen(entries.key(at), [self.why], entries.sample(at))
+            self.chosen = Chosen(entries.key(at), [self.why], entries.of_sample(at))
 
 
 def _closeness(entries: Entries) -> np.ndarray:
@@ -81,9 +80,9 @@ class Choosing:
                 rule.see(entries)
             if self._thoughtful is not None:
                 wanted[self._thoughtful.key] = self._thoughtful
-        for number in range(len(entries.samples) if wanted else 0):
-            if (chosen := wanted.get(entries.key(number))) is not None:
-                chosen.records = entries.sample(number)
+        for number, key in enumerate(entries.keys() if wanted else ()):
+            if (chosen := wanted.get(key)) is not None:
+                chosen.records = entries.of_sample(number)
 
     def chosen(self) -> list[Chosen]:
         """The samples to be shown: as asked, or in the order of the rules, each once."""

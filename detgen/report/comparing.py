@@ -11,8 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from detgen.outputs import differences
-from detgen.report.lines import Key
-from detgen.report.log import Entries, key_of
+from detgen.report.log import Entries, Key, key_of
 from detgen.report.reading import Faults, Fields, blocks, open_file, parse, records
 
 _KEPT = 50  # differences that are shown
@@ -79,10 +78,10 @@ class Comparison:
 
     def see(self, side: int, entries: Entries) -> None:
         """Look up the entries at the first differences in one of the two logs."""
-        wanted = {d.keys[side]: d for d in self.kept if d.position is not None}
-        for number in range(len(entries.samples) if wanted else 0):
-            if (found := wanted.get(entries.key(number))) is not None:
-                for record in entries.sample(number):
+        wanted: dict[Key | None, Difference] = {d.keys[side]: d for d in self.kept if d.position is not None}
+        for number, key in enumerate(entries.keys() if wanted else ()):
+            if (found := wanted.get(key)) is not None:
+                for record in entries.of_sample(number):
                     found.see(side, record)
 
 
@@ -135,9 +134,11 @@ def _places(path: Path, manifest: Fields, faults: Faults) -> dict[Name, int]:
     found: dict[Name, int] = {}
     for block in blocks(path, manifest, faults):
         at = block.start
-        for raw in block.raw.removesuffix(b"\n").split(b"\n"):
+        for number, raw in enumerate(block.raw.removesuffix(b"\n").split(b"\n"), start=block.line):
             if (line := parse(raw)) is not None:
                 found[_name(line)] = at
+            else:
+                faults.add(f"{path.name}:{number}: is not a line of a run")
             at += len(raw) + 1
     return found
 

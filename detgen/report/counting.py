@@ -98,7 +98,7 @@ class Counts:
         if len(known):
             most = min(_CLOSEST, len(known)) - 1
             bound = np.partition(values, most)[most]
-            found = [e.records[i] for i in known[values <= bound][: 4 * _CLOSEST].tolist()]
+            found = [e.record(i) for i in known[values <= bound][: 4 * _CLOSEST].tolist()]
             self.closest = sorted(self.closest + found, key=lambda record: record["margin"])[:_CLOSEST]
 
     def drafts(self) -> DraftCounts:

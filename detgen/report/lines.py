@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detgen.report.log import key_of
+from detgen.report.log import Key, key_of
 from detgen.report.reading import Faults, Fields, blocks, open_file, parse, records
-
-Key = tuple[int, int]  # index of the prompt, number of the sample
 
 _ERRORS = 50  # lines that are kept
 _KINDS = 1000  # different errors, or thoughts, that are counted apart

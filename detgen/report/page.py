@@ -98,7 +98,7 @@ def render(report: Report) -> str:
         "texts": report.texts,
         "token": lambda token: shown(token, report.texts),
     }
-    return environment.get_template("page.html").render(context)
+    return environment.get_template("page.html").render(context).strip() + "\n"
 
 
 def _acceptance(report: Report) -> Markup | None:

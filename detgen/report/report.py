@@ -11,8 +11,8 @@ from detgen.outputs import read_entries, read_manifest
 from detgen.report.choosing import Choosing
 from detgen.report.comparing import Comparison, compare
 from detgen.report.counting import Counts
-from detgen.report.lines import Key, Lines, read_lines
-from detgen.report.log import read_log
+from detgen.report.lines import Lines, read_lines
+from detgen.report.log import Key, read_log
 from detgen.report.reading import Faults, Fields
 from detgen.report.texts import Texts
 from detgen.report.windows import Round, rounds_of

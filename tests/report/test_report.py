@@ -1,0 +1,199 @@
+"""Folders that are not as a run leaves them, that are large, or whose tokenizer is not there."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.pages import read_page
+
+from detgen.errors import OutputError
+from detgen.report.page import check_place, render, write
+from detgen.report.report import read_report
+
+pytestmark = pytest.mark.usefixtures("probed_once")
+
+Log = list[dict[str, Any]]
+
+
+def edit_manifest(folder: Path, **changes: Any) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name, value in changes.items():
+        if value is None:
+            del manifest[name]
+        else:
+            manifest[name] = value
+    path.write_text(json.dumps(manifest))
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"has no manifest\.json; give the output folder"):
+        read_report(tmp_path)
+
+
+def test_another_version(out: Path) -> None:
+    edit_manifest(out, detgen="0.0.1")
+    with pytest.raises(OutputError, match="read it with the version that wrote it"):
+        read_report(out)
+
+
+@pytest.mark.parametrize("name", ["outputs.jsonl", "acceptance.jsonl"])
+def test_a_missing_file(out: Path, name: str) -> None:
+    (out / name).unlink()
+    with pytest.raises(OutputError, match=rf"{name} is missing; restore the folder"):
+        read_report(out)
+    (out / name).symlink_to("/dev/null")
+    with pytest.raises(OutputError, match="is a symbolic link, not a plain file"):
+        read_report(out)
+
+
+def test_an_id_that_is_not_there(out: Path) -> None:
+    with pytest.raises(OutputError, match="has no request with the id 'nobody'; name one that it has"):
+        read_report(out, ["greedy", "nobody"])
+
+
+@pytest.mark.parametrize("name", ["outputs.jsonl", "acceptance.jsonl"])
+def test_a_changed_file_is_marked(out: Path, name: str) -> None:
+    """Even where it still reads well."""
+    path = out / name
+    path.write_bytes(path.read_bytes().replace(b'"greedy"', b'"greedx"'))
+    report = read_report(out)
+    (what,) = report.faults.first
+    assert what == f"{name}: its size or SHA-256 is not what the manifest says; it was changed after the run"
+    page = read_page(render(report))
+    assert what in page.one(id="faults").text
+    assert "not as the run wrote it" in page.one(id="faults").text
+
+
+def test_totals_that_are_not_those_of_the_lines_are_marked(out: Path) -> None:
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["summary"]["tokens"] += 1
+    manifest["summary"]["drafters"]["ngram"]["accepted"] += 1
+    edit_manifest(out, summary=manifest["summary"])
+    first, second = read_report(out).faults.first
+    assert first.startswith("manifest.json: tokens is ")
+    assert second == "manifest.json: the counts of drafter ngram are not those of the log"
+
+
+def test_tokens_that_are_not_those_of_the_log_are_marked(out: Path, rewrite: Any) -> None:
+    def change(name: str, lines: Log) -> Log:
+        if name == "outputs.jsonl":
+            lines[0]["token_ids"][0] += 1
+        return lines
+
+    rewrite(out, change)
+    assert read_report(out).faults.first == ["acceptance.jsonl: the tokens of prompt 0 are not the output's"]
+
+
+def test_an_untouched_folder_is_not_marked(finished: Path) -> None:
+    report = read_report(finished)
+    assert not report.faults.count
+    page = read_page(render(report))
+    assert not list(page.all(id="faults"))
+    assert not list(page.all(id="unfinished"))
+
+
+@pytest.mark.parametrize(("status", "words"), [("interrupted", "was interrupted"), ("running", "is going on")])
+def test_a_run_that_has_not_finished_is_marked(out: Path, status: str, words: str) -> None:
+    """Its last line may be torn; it is drawn as far as it goes, and no digest is missed."""
+    gone: dict[str, Any] = {"deterministic": None, "summary": None} if status == "running" else {}
+    edit_manifest(out, status=status, files=None, **gone)
+    if status == "running":
+        for name in ("outputs.jsonl", "acceptance.jsonl"):
+            (out / name).write_bytes((out / name).read_bytes()[:-40])
+    report = read_report(out)
+    assert not report.faults.count
+    page = read_page(render(report))
+    assert f"This run {words}" in page.one(id="unfinished").text
+    assert "0 finished samples" in page.one(id="unfinished").text
+    assert "so far" in page.one(id="seconds").text
+
+
+def test_a_run_of_which_nothing_is_written_yet(out: Path) -> None:
+    edit_manifest(out, status="running", files=None, deterministic=None, summary=None, seconds=0.0)
+    for name in ("outputs.jsonl", "acceptance.jsonl"):
+        (out / name).write_bytes(b"")
+    page = read_page(render(read_report(out)))
+    assert "No request has a text yet." in page.text
+    assert "The acceptance log is empty." in page.text
+    assert "not recorded yet" in page.one(id="seconds").text
+
+
+def test_no_guarantee(out: Path) -> None:
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["probe"]["row_invariant"] = False
+    edit_manifest(out, probe=manifest["probe"], deterministic=False)
+    page = read_page(render(read_report(out)))
+    assert page.one(id="guarantee").text == "Is the output guaranteed? No."
+    assert "--allow-nondeterministic" in page.text
+
+
+def test_without_the_tokenizer(out: Path) -> None:
+    """Numbers stand for tokens, and a line says why."""
+    edit_manifest(out, model="/nowhere/model")
+    page = read_page(render(read_report(out)))
+    assert "tokens are shown by their numbers" in page.one(id="no-texts").text
+    assert all(row[3].startswith("#") for row in page.one(id="closest").rows())
+
+
+def test_thoughts(out: Path, rewrite: Any) -> None:
+    def change(name: str, lines: Log) -> Log:
+        for line in lines:
+            if name == "outputs.jsonl" and "token_ids" in line:
+                line["thoughts"] = (
+                    [[0, " <i>heads"], [line["prompt_tokens"] + 4, " tails"]] if line["seed"] == 4 else []
+                )
+        return lines
+
+    rewrite(out, change)
+    report = read_report(out)
+    assert not report.faults.count
+    page = read_page(render(report))
+    assert "4 thoughts were written in 2 samples: 2 after chunks of prompts, 2 after others" in page.text
+    assert page.one(id="thought-kinds").rows() == [["<i>heads", "2"], ["tails", "2"]]
+    (table,) = (t for t in page.all("table") if t.attributes.get("id", "").startswith("thoughts-"))
+    assert [(row[1], row[3]) for row in table.rows()] == [("prompt", "<i>heads"), ("completion", "tails")]
+    assert not list(page.all("i"))
+
+
+def test_a_large_run_makes_a_small_page(out: Path, tmp_path: Path) -> None:
+    """Ten thousand requests; the report reads them as a stream."""
+    lines = {name: (out / name).read_text().splitlines() for name in ("outputs.jsonl", "acceptance.jsonl")}
+    manifest = json.loads((out / "manifest.json").read_text())
+    edit_manifest(out, status="interrupted", files=None, deterministic=manifest["deterministic"], summary=None)
+    manifest = json.loads((out / "manifest.json").read_text())
+    zero = dict.fromkeys(("prompts", "samples", "errors", "tokens", "prompt_tokens"), 0)
+    manifest["summary"] = {**zero, "drafters": {}, "total": {}}
+    for name, all_ in lines.items():
+        own = [line for line in all_ if json.loads(line)["id"] == "stopped"]
+        index = json.loads(own[0])["index"]
+        with (out / name).open("w") as file:
+            for i in range(10_000):
+                file.writelines(
+                    line.replace('"id":"stopped"', f'"id":{i}').replace(f'"index":{index},', f'"index":{i},') + "\n"
+                    for line in own
+                )
+    edit_manifest(out, status="running", deterministic=None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = read_report(out)
+    size = write(report, tmp_path / "report.html")
+    assert report.lines.samples == report.counts.samples == 10_000
+    assert not report.faults.count
+    assert size < 500_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
+    place = tmp_path / "page.html"
+    check_place(place)
+    place.write_text("<!doctype html><p>mine")
+    with pytest.raises(OutputError, match=r"page\.html is no page of detgen report; choose another file with -o"):
+        check_place(place)
+    place.unlink()
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="is a symbolic link"):
+        check_place(place)
