@@ -68,7 +68,7 @@ class Choosing:
         self._rules = [
             _Rule("the first of the run", lambda e: np.zeros(len(e.samples)), never),
             _Rule("the one with the most tokens thrown away", thrown_away, 0),
-            _Rule("the one with the longest draft that was wholly right", longest_accepted, 1),
+            _Rule("the one with the most drafted tokens accepted in one round", longest_accepted, 1),
             _Rule("the one with the closest tie", _closeness, never),
         ]
 

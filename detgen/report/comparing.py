@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from detgen.outputs import differences
 from detgen.report.log import Entries, Key, key_of
@@ -61,7 +62,7 @@ class Comparison:
         kept: the first differences, in the order of the input.
         first: samples by the length in bits of the position of their first different token.
         manifests: differences that can change an output, as `differences` names them.
-        settings: settings that differ and change none.
+        settings: name and both values of settings that differ and change no output.
         same_bytes: whether the manifests say that both files of outputs are the same.
         guaranteed: whether both runs are deterministic.
     """
@@ -72,7 +73,7 @@ class Comparison:
     kept: list[Difference] = field(default_factory=list)
     first: Counter[int] = field(default_factory=Counter)
     manifests: list[str] = field(default_factory=list)
-    settings: list[str] = field(default_factory=list)
+    settings: list[tuple[str, Any, Any]] = field(default_factory=list)
     same_bytes: bool = False
     guaranteed: bool = False
 
@@ -102,7 +103,7 @@ def compare(folders: tuple[Path, Path], manifests: tuple[Fields, Fields], faults
     found.guaranteed = all(m["probe"]["row_invariant"] for m in manifests)
     for name, value in manifests[0]["settings"].items():
         if (other := manifests[1]["settings"][name]) != value:
-            found.settings.append(f"{name}: {value} -> {other}")
+            found.settings.append((name, value, other))
     path = folders[1] / "outputs.jsonl"
     places = _places(path, manifests[1], faults)
     with open_file(path) as file:

@@ -6,8 +6,10 @@ import json
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from detgen.engine.chunks import chunks_of
 from detgen.engine.request import SamplingParams
 from detgen.report.counting import Counts
+from detgen.report.lines import thoughts_of
 from detgen.report.reading import Fields
 from detgen.report.report import Report, Shown
 from detgen.report.texts import Texts, harmless, visible
@@ -15,9 +17,14 @@ from detgen.report.windows import Cell, Round
 
 MOST_WINDOWS = 200  # of a request's table
 MOST_TOKENS = 1000  # likewise
+MOST_CHUNKS = 200  # of a request of a thinking model
 MOST_TEXT = 20_000  # characters of a text
 
 _DEFAULTS = {**asdict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
+
+
+# What settings mean that are not given.
+_UNSET = {"draft_tokens": "auto", "threads": "torch's choice", "kv_memory": "a share of what was free"}
 
 
 class Fact(NamedTuple):
@@ -34,15 +41,6 @@ class Window(NamedTuple):
     drafter: str
     cells: list[Cell]
     said: str
-
-
-class Thought(NamedTuple):
-    """A chunk after which a model thought."""
-
-    first: int
-    where: str
-    text: str
-    thought: str
 
 
 def guarantee(report: Report) -> tuple[str, list[str]]:
@@ -132,7 +130,12 @@ def parameters(manifest: Fields) -> list[tuple[str, str, bool]]:
 
 def settings(manifest: Fields) -> list[Fact]:
     """Settings of the engine, on which no output depends."""
-    return [Fact(name, _plain(value)) for name, value in manifest["settings"].items()]
+    return [Fact(name, setting(name, value)) for name, value in manifest["settings"].items()]
+
+
+def setting(name: str, value: Any) -> str:
+    """A setting in words."""
+    return _UNSET.get(name, "none") if value is None else _plain(value)
 
 
 def _plain(value: Any) -> str:
@@ -174,21 +177,24 @@ def text_of(text: object) -> str:
     return whole if len(whole) <= MOST_TEXT else f"{whole[:MOST_TEXT]}\n[{len(whole) - MOST_TEXT:,} more characters]"
 
 
-def thoughts(shown: Shown, texts: Texts) -> list[Thought]:
-    """The thoughts of a sample on their chunks."""
-    line, size = shown.line, texts.chunk
+def chunks(shown: Shown, texts: Texts) -> list[tuple[str, ...]]:
+    """The chunks of a sample, as `Chunk` describes them; none if the tokens of its prompt are not known."""
+    if shown.prompt is None or texts.chunk is None:
+        return []
+    tokens = [*shown.prompt, *shown.line["token_ids"]]
+    found = chunks_of(
+        tokens, dict(thoughts_of(shown.line)), texts.chunk, lambda part: texts.of_all(part) or "", keeps=texts.keeps
+    )
+    return [
+        (f"{c.first}–{c.end - 1}", visible(c.text), *("–" if t is None else visible(t) for t in (c.state, c.thought)))
+        for c in found
+    ]
+
+
+def thoughts(line: Fields) -> list[tuple[int, str, str]]:
+    """The thoughts of a sample: where their chunks begin, in the prompt or behind it, and what was thought."""
     behind = line["prompt_tokens"]
-    tokens = [*shown.prompt, *line["token_ids"]] if shown.prompt is not None else None
-    found = []
-    for first, thought in line.get("thoughts", ()):
-        text = ""
-        if size is not None and tokens is not None:
-            text = texts.of_all(tokens[first : first + size]) or ""
-        elif size is not None and first >= behind:
-            text = texts.of_all(line["token_ids"][first - behind : first - behind + size]) or ""
-        where = "prompt" if first < behind else "completion"
-        found.append(Thought(first, where, visible(text), visible(str(thought))))
-    return found
+    return [(first, "prompt" if first < behind else "completion", visible(t)) for first, t in thoughts_of(line)]
 
 
 def share(part: float, whole: float) -> str:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from detgen.report.log import Key, key_of
 from detgen.report.reading import Faults, Fields, blocks, open_file, parse, records
@@ -155,22 +154,28 @@ def _add(found: Lines, line: Fields, key: Key, *, new: bool) -> bool:
     found.tokens += len(tokens)
     found.prompt_tokens += prompt_tokens if key[1] == 0 else 0
     found.reasons[str(line.get("finish_reason"))] += 1
-    if isinstance(thoughts := line.get("thoughts"), list):
+    if "thoughts" in line:
         found.thoughts = found.thoughts or Thoughts()
-        _add_thoughts(found.thoughts, thoughts, prompt_tokens, key)
+        _add_thoughts(found.thoughts, thoughts_of(line), prompt_tokens, key)
     return True
 
 
-def _add_thoughts(found: Thoughts, thoughts: list[Any], prompt_tokens: int, key: Key) -> None:
-    good = [t for t in thoughts if isinstance(t, list) and len(t) == 2 and type(t[0]) is int]
-    found.samples += bool(good)
-    if len(good) > found.most[1]:
-        found.most = key, len(good)
-    for first, text in good:
+def _add_thoughts(found: Thoughts, thoughts: list[tuple[int, str]], prompt_tokens: int, key: Key) -> None:
+    found.samples += bool(thoughts)
+    if len(thoughts) > found.most[1]:
+        found.most = key, len(thoughts)
+    for first, text in thoughts:
         found.prompt += first < prompt_tokens
         found.completion += first >= prompt_tokens
-        if len(found.texts) < _KINDS or str(text) in found.texts:
-            found.texts[str(text)] += 1
+        if len(found.texts) < _KINDS or text in found.texts:
+            found.texts[text] += 1
+
+
+def thoughts_of(line: Fields) -> list[tuple[int, str]]:
+    """The thoughts of an output line: the first position of the chunk, and the text. What is none is left out."""
+    given = line.get("thoughts")
+    pairs = [t for t in given if isinstance(t, list) and len(t) == 2] if isinstance(given, list) else []
+    return [(first, text) for first, text in pairs if type(first) is int and isinstance(text, str)]
 
 
 def kind_of(error: str) -> str:

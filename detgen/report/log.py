@@ -7,6 +7,7 @@ object where one is asked for.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +28,16 @@ NONE = -1  # in place of a token: none was committed, or none drafted
 
 _WHOLE = ("index", "sample", "position", "round")
 _OR_NULL = ("token", "drafted")
+_SCORES = ("margin", "logprob")
 _CODES = {"drafter": pa.array(NAMES), "status": pa.array(STATUSES)}
 _SCHEMA = pa.schema(
     [(name, pa.int64()) for name in (*_WHOLE, *_OR_NULL)]
     + [(name, pa.string()) for name in _CODES]
-    + [(name, pa.float64()) for name in ("margin", "logprob")]
+    + [(name, pa.float64()) for name in _SCORES]
 )
 _PARSING = arrow_json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="ignore")
 _KEYS = frozenset(_SCHEMA.names)
-_COLUMNS = (*_WHOLE, *_OR_NULL, *_CODES, "margin")
+_COLUMNS = (*_WHOLE, *_OR_NULL, *_CODES, *_SCORES)
 
 Key = tuple[int, int]  # index of the prompt, number of the sample
 
@@ -49,7 +51,7 @@ class Entries:
         index, sample, position, round: int64 [entries].
         token, drafted: int64 [entries]; NONE for no token.
         drafter, status: int64 [entries], places in NAMES and STATUSES.
-        margin: float64 [entries]; nan for none.
+        margin, logprob: float64 [entries]; nan for none.
         samples: int64 [samples], the first entry of each sample.
         rounds: int64 [rounds], the first entry of each round.
         depth: int64 [entries], place in its round.
@@ -65,13 +67,23 @@ class Entries:
     drafter: np.ndarray
     status: np.ndarray
     margin: np.ndarray
+    logprob: np.ndarray
     samples: np.ndarray
     rounds: np.ndarray
     depth: np.ndarray
 
     def record(self, number: int) -> Fields:
         """One of the entries, as the log has it."""
-        found: Fields = json.loads(self.lines[number])
+        found: Fields = {"id": json.loads(self.lines[number]).get("id")}
+        for name in _WHOLE:
+            found[name] = int(getattr(self, name)[number])
+        for name in _OR_NULL:
+            token = int(getattr(self, name)[number])
+            found[name] = None if token == NONE else token
+        found["drafter"], found["status"] = NAMES[self.drafter[number]], STATUSES[self.status[number]]
+        for name in _SCORES:
+            score = float(getattr(self, name)[number])
+            found[name] = None if math.isnan(score) else score
         return found
 
     def of_sample(self, number: int) -> list[Fields]:
@@ -193,8 +205,29 @@ def _columns(lines: list[bytes]) -> dict[str, np.ndarray]:
         found[name] = table[name].fill_null(NONE).to_numpy()
     if any(column.min() < NONE for column in found.values()) or found["position"].min() < 0:
         raise ValueError("a number below zero")
-    found["margin"] = table["margin"].to_numpy()
+    _check_tokens(found["token"], found["drafted"], found["status"])
+    for name in _SCORES:
+        found[name] = table[name].to_numpy()
     return found
+
+
+def _check_tokens(token: np.ndarray, drafted: np.ndarray, status: np.ndarray) -> None:
+    """See that entries have the tokens that their statuses say.
+
+    Raises:
+        ValueError: one has not.
+    """
+    right = np.select(
+        [status == STATUSES.index(name) for name in ("accepted", "corrected", "rolled_back")],
+        [
+            (token == drafted) & (token != NONE),
+            (token != drafted) & (token != NONE) & (drafted != NONE),
+            (token == NONE) & (drafted != NONE),
+        ],
+        (token != NONE) & (drafted == NONE),
+    )
+    if not right.all():
+        raise ValueError("tokens that do not go with the status")
 
 
 def _made(lines: list[bytes], columns: dict[str, np.ndarray]) -> Entries:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import detgen
@@ -17,7 +18,7 @@ from detgen.report.lines import kind_of
 from detgen.report.log import NAMES
 from detgen.report.report import Report
 from detgen.report.svg import Bar, bars, columns, lines
-from detgen.report.texts import harmless, visible
+from detgen.report.texts import visible
 from detgen.report.windows import SIGNS, shown
 
 MARK = '<meta name="generator" content="detgen report">'  # by which a page is known as one
@@ -58,12 +59,6 @@ def write(report: Report, path: Path) -> int:
 
 def render(report: Report) -> str:
     """The page as HTML."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        n="{:,}".format, share=facts.share, visible=visible, harmless=harmless, text=facts.text_of
-    )
     drafts = report.counts.drafts()
     context = {
         "mark": Markup(MARK),
@@ -98,7 +93,17 @@ def render(report: Report) -> str:
         "texts": report.texts,
         "token": lambda token: shown(token, report.texts),
     }
-    return environment.get_template("page.html").render(context).strip() + "\n"
+    return _template().render(context).strip() + "\n"
+
+
+@cache
+def _template() -> Template:
+    """The template, compiled once a process."""
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(n="{:,}".format, share=facts.share, visible=visible, text=facts.text_of)
+    return environment.get_template("page.html")
 
 
 def _acceptance(report: Report) -> Markup | None:

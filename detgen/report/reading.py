@@ -14,6 +14,7 @@ from detgen.outputs import open_plain
 
 _BLOCK = 4 << 20  # bytes
 _SHOWN = 20  # faults that are kept
+_LARGEST = 2**62  # of numbers of prompts and samples
 
 Fields = dict[str, Any]
 
@@ -135,4 +136,8 @@ def parse(raw: bytes) -> Fields | None:
 
 
 def _keyed(fields: Any) -> bool:
-    return type(fields) is dict and type(fields.get("index")) is type(fields.get("sample")) is int
+    """Whether it says whose it is, in numbers that fit an int64."""
+    if type(fields) is not dict:
+        return False
+    index, sample = fields.get("index"), fields.get("sample")
+    return type(index) is type(sample) is int and 0 <= index <= _LARGEST and 0 <= sample <= _LARGEST

@@ -27,11 +27,13 @@ class Texts:
     Attributes:
         why: why there are no texts, as a sentence; empty if there are.
         chunk: tokens of a chunk of a thinking model; None if that is not known.
+        keeps: whether the state of such a model stays until its next thought.
     """
 
     def __init__(self, manifest: Fields) -> None:
         self.why = ""
         self.chunk: int | None = None
+        self.keeps = False
         self._tokenizer: Any = None
         self._known: dict[int, str] = {}
         folder = _folder(manifest["model"])
@@ -45,7 +47,7 @@ class Texts:
         self._tokenizer = _load(folder / "tokenizer.json")
         if self._tokenizer is None:
             self.why = f"The tokenizer.json of {name} cannot be read here, so tokens are shown by their numbers."
-        self.chunk = _chunk(folder)
+        self._read_chunks(folder)
 
     def check(self, line: Fields) -> None:
         """See that the tokenizer gives the text of an output line; if not, it is another one, and is not used."""
@@ -85,6 +87,15 @@ class Texts:
             return None
         found: list[int] = self._tokenizer.encode(prompt).ids
         return found
+
+    def _read_chunks(self, folder: Path) -> None:
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return
+        size = config.get("chunk_size") if isinstance(config, dict) else None
+        if type(size) is int and size > 0:
+            self.chunk, self.keeps = size, config.get("empty_state") == "keep"
 
     def _decode(self, tokens: list[int], *, special: bool = True) -> str | None:
         try:
@@ -138,12 +149,3 @@ def _load(path: Path) -> Any:
         raise
     except BaseException:  # the library panics with errors that are no `Exception`
         return None
-
-
-def _chunk(folder: Path) -> int | None:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    size = config.get("chunk_size") if isinstance(config, dict) else None
-    return size if type(size) is int and size > 0 else None

@@ -112,7 +112,7 @@ class Round:
             if only.status == "unverified":
                 return f"The fast path decoded {only.text}; nothing verified it."
             return f"Nobody drafted. The canonical pass chose {only.text}."
-        drafts = f"{self.drafter} drafted {_tokens(drafted)}."
+        drafts = f"The drafter {self.drafter} proposed {_tokens(drafted)}."
         if wrong is not None:
             right = f" {_first(self.accepted)}." if self.accepted else ""
             thrown = f", and {_tokens(len(behind))} drafted behind it {_are(behind)} rolled back" if behind else ""
@@ -120,6 +120,8 @@ class Round:
                 f"{drafts}{right} At position {wrong.position} the draft had {wrong.guess}, but the canonical pass"
                 f" chose {wrong.text}{_lead(wrong)}: that is committed instead{thrown}."
             )
+        if not self.committed:
+            return f"{drafts} What became of it is missing from the log."
         if behind:
             return (
                 f"{drafts} The text ends with {self.committed[-1].text}; {_tokens(len(behind))} drafted behind the end"
@@ -148,10 +150,12 @@ def rounds_of(records: Iterable[Fields], texts: Texts) -> list[Round]:
     return found
 
 
-def shown(token: int | None, texts: Texts) -> str:
+def shown(token: object, texts: Texts) -> str:
     """A token as the page shows it: its text in quotes, or its number."""
     if token is None:
         return ""
+    if type(token) is not int:
+        return visible(str(token))  # of a damaged line
     text = texts.of(token)
     return f"#{token}" if text is None else f"“{visible(text)}”"
 

@@ -27,7 +27,7 @@ def show_report(report: Report, path: Path, written: int) -> None:
         console.print("the run has not finished: the page shows what is written so far")
     if report.other is not None:
         found = report.other[2]
-        console.print(f"{found.equal:,} of {found.samples:,} samples that both runs have are equal")
+        console.print(f"{found.equal:,} of {found.samples:,} output lines that both runs have are equal")
     shown = "1 of them" if len(report.shown) == 1 else f"{len(report.shown):,} of them"
     line = f"{path}: {report.lines.samples:,} samples, {shown} window by window ({size(written)})"
     console.print(Text(line, style="bold red" if report.faults.count else "bold green"), soft_wrap=True)

@@ -62,7 +62,7 @@ def test_a_place_and_requests_of_ones_own(out: str) -> None:
 def test_two_folders(out: str, finished: Path) -> None:
     result = invoke("report", out, "--against", str(finished))
     assert result.exit_code == 0
-    assert "2 of 2 samples that both runs have are equal" in result.stdout
+    assert "2 of 2 output lines that both runs have are equal" in result.stdout
     assert read_page(Path("report.html").read_text()).one(id="verdict").text.strip().startswith("Nothing")
 
 

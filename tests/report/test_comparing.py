@@ -86,7 +86,7 @@ def test_another_profile_may_differ(finished: Path, out: Path, rewrite: Any) -> 
     page = read_page(render(report))
     assert page.one(id="manifests").text == "profile.dtype: float32 -> bfloat16"
     assert "so they may differ" in page.one(id="verdict").text
-    assert any("batch_size: 16 -> 3" in li.text for li in page.all("li"))
+    assert any("batch_size: 16 → 3" in li.text for li in page.all("li"))
     assert page.one(id="kinds").rows() == [["is longer in one run", "1"]]
     assert page.one(id="differing").rows()[0][5] == "(ended)"
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.examples import examples
 from helpers.pages import read_page
+from hypothesis import given
+from hypothesis import strategies as st
 
 from detgen.errors import OutputError
 from detgen.report.page import check_place, render, write
@@ -140,24 +144,76 @@ def test_without_the_tokenizer(out: Path) -> None:
     assert all(row[3].startswith("#") for row in page.one(id="closest").rows())
 
 
-def test_thoughts(out: Path, rewrite: Any) -> None:
-    def change(name: str, lines: Log) -> Log:
-        for line in lines:
-            if name == "outputs.jsonl" and "token_ids" in line:
-                line["thoughts"] = (
-                    [[0, " <i>heads"], [line["prompt_tokens"] + 4, " tails"]] if line["seed"] == 4 else []
-                )
-        return lines
+def think(name: str, lines: Log) -> Log:
+    """Thoughts on the sampled lines, and none on the others."""
+    for line in lines:
+        if name == "outputs.jsonl" and "token_ids" in line:
+            line["thoughts"] = [[0, " <i>heads"], [line["prompt_tokens"] + 3, " tails"]] if line["seed"] == 4 else []
+    return lines
 
-    rewrite(out, change)
+
+def test_thoughts(out: Path, rewrite: Any) -> None:
+    rewrite(out, think)
     report = read_report(out)
     assert not report.faults.count
     page = read_page(render(report))
     assert "4 thoughts were written in 2 samples: 2 after chunks of prompts, 2 after others" in page.text
     assert page.one(id="thought-kinds").rows() == [["<i>heads", "2"], ["tails", "2"]]
-    (table,) = (t for t in page.all("table") if t.attributes.get("id", "").startswith("thoughts-"))
-    assert [(row[1], row[3]) for row in table.rows()] == [("prompt", "<i>heads"), ("completion", "tails")]
+    tables = [t.rows() for t in page.all("table") if t.attributes.get("id", "").startswith("thoughts-")]
+    assert [(row[1], row[2]) for row in max(tables, key=len)] == [("prompt", "<i>heads"), ("completion", "tails")]
     assert not list(page.all("i"))
+
+
+def test_chunks_of_a_thinking_model(out: Path, rewrite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its text, the state that it was read with, and the thought."""
+    rewrite(out, think)
+    report = read_report(out, ["sampled"])
+    first = report.shown[0]
+    assert first.prompt is not None
+    prompt = len(first.prompt)
+    assert (prompt + 3) % 4 == 0
+    report.texts.chunk, report.texts.keeps = 4, True
+    page = read_page(render(report))
+    table, _ = (t for t in page.all("table") if t.attributes.get("id", "").startswith("chunks-"))
+    rows = table.rows()
+    texts = "".join(row[1] for row in rows).replace(" ", "")
+    assert texts == (first.line["prompt"] + first.line["text"]).replace("\n", "↵").replace(" ", "")
+    assert [row[0] for row in rows[:2]] == ["0–3", "4–7"]
+    assert [row[2] for row in rows] == [
+        "–",
+        *["<i>heads"] * ((prompt + 3) // 4),
+        *["tails"] * (len(rows) - (prompt + 7) // 4),
+    ]
+    assert {i: row[3] for i, row in enumerate(rows) if row[3] != "–"} == {0: "<i>heads", (prompt + 3) // 4: "tails"}
+
+
+ODD = [None, True, -1, 3.5, "x", [], {}, [[1]], 10**30, "<b>"]
+
+
+@given(data=st.data())
+@examples(30)
+def test_whatever_happens_to_a_line_is_marked(
+    data: st.DataObject, finished: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Values of other kinds and bytes that are not there any more end in a fault on the page, never in a traceback."""
+    folder = tmp_path_factory.mktemp("odd") / "out"
+    shutil.copytree(finished, folder)
+    path = folder / data.draw(st.sampled_from(["outputs.jsonl", "acceptance.jsonl"]))
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = data.draw(st.integers(0, len(lines) - 1))
+    if data.draw(st.booleans()):
+        fields = json.loads(lines[at])
+        fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(st.sampled_from(ODD))
+        lines[at] = json.dumps(fields).encode() + b"\n"
+    else:
+        start = data.draw(st.integers(0, len(lines[at]) - 1))
+        lines[at] = lines[at][:start] + data.draw(st.binary(max_size=4)) + lines[at][start + 5 :]
+    changed = path.read_bytes() != b"".join(lines)
+    path.write_bytes(b"".join(lines))
+    against = finished if data.draw(st.booleans()) else None
+    report = read_report(folder, against=against)
+    assert bool(report.faults.count) == changed
+    read_page(render(report))
 
 
 def test_a_large_run_makes_a_small_page(out: Path, tmp_path: Path) -> None:
