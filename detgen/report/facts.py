@@ -15,8 +15,7 @@ from detgen.report.report import Report, Shown
 from detgen.report.texts import Texts, harmless, visible
 from detgen.report.windows import Cell, Round
 
-MOST_WINDOWS = 200  # of a request's table
-MOST_TOKENS = 1000  # likewise
+MOST_TOKENS = 1000  # of a request's tables
 MOST_CHUNKS = 200  # of a request of a thinking model
 MOST_TEXT = 20_000  # characters of a text
 
@@ -150,25 +149,24 @@ def _plain(value: Any) -> str:
     return visible(str(value))
 
 
-def windows(rounds: list[Round]) -> list[Window]:
-    """The rounds of a sample as rows, those in which nobody drafted together."""
+def windows(rounds: list[Round]) -> tuple[list[Window], int]:
+    """The rounds of a sample as rows, those in which nobody drafted together; and how many rounds are left out."""
     found: list[Window] = []
+    cells = 0
     for i, shown in enumerate(rounds):
-        if shown.drafted:
+        cells += len(shown.cells)
+        if cells > MOST_TOKENS:
+            return found, len(rounds) - i
+        if shown.drafted or not i or rounds[i - 1].drafted:
             found.append(Window(str(shown.number), shown.drafter, shown.cells, shown.said()))
             continue
-        if found and i and not rounds[i - 1].drafted:
-            first = found[-1].rounds.partition("–")[0]
-            cells = [*found[-1].cells, *shown.cells]
-            how = (
-                "The fast path decoded these; nothing verified them."
-                if shown.cells[0].status == "unverified"
-                else "Nobody drafted in these rounds. The canonical pass of each chose one token."
-            )
-            found[-1] = Window(f"{first}–{shown.number}", shown.drafter, cells, how)
+        first = found[-1].rounds.partition("–")[0]
+        if shown.cells[0].status == "unverified":
+            said = "The fast path decoded these; nothing verified them."
         else:
-            found.append(Window(str(shown.number), shown.drafter, shown.cells, shown.said()))
-    return found
+            said = "Nobody drafted in these rounds. The canonical pass of each chose one token."
+        found[-1] = Window(f"{first}–{shown.number}", shown.drafter, [*found[-1].cells, *shown.cells], said)
+    return found, 0
 
 
 def text_of(text: object) -> str:

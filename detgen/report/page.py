@@ -13,7 +13,7 @@ from detgen.errors import OutputError
 from detgen.outputs import open_plain
 from detgen.outputs.base import Directory
 from detgen.report import drawing, facts
-from detgen.report.counting import DEPTHS, HALVES, LOWEST, MOST_COMMITTED, STRETCH, STRETCHES, THRESHOLDS
+from detgen.report.counting import DEPTHS, HALVES, LOWEST, MOST_COMMITTED, STRETCH, THRESHOLDS
 from detgen.report.lines import kind_of
 from detgen.report.log import NAMES
 from detgen.report.report import Report
@@ -199,6 +199,6 @@ def _pace(report: Report) -> Markup | None:
     points = [(i * size + size / 2, made / rounds) for i, (rounds, made) in enumerate(table.tolist()) if rounds]
     if len(points) < 2:
         return None
-    end = "" if size * len(table) < STRETCH * STRETCHES else ", the last one to the end"
+    end = ", the last one to the end" if table[-1, 0] else ""
     label = f"Tokens per round along the completions, in stretches of {size} tokens{end}"
     return lines(label, {"all rounds": points}, "position in the completion", "tokens per round")

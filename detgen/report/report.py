@@ -112,11 +112,13 @@ def _show(report: Report, choosing: Choosing) -> None:
     for _, line in found:
         if line is not None and "token_ids" in line:
             report.texts.check(line)
+    whole = report.manifest["status"] == "finished"  # else one file may be ahead of the other
     for chosen, line in found:
         if line is None:
-            report.faults.add(f"acceptance.jsonl: prompt {chosen.key[0]} has entries, but no output line")
+            if whole:
+                report.faults.add(f"acceptance.jsonl: prompt {chosen.key[0]} has entries, but no output line")
             continue
-        if "error" not in line:
+        if whole and "error" not in line:
             tokens = [record["token"] for record in chosen.records if record["token"] is not None]
             if tokens != line["token_ids"]:
                 report.faults.add(f"acceptance.jsonl: the tokens of prompt {chosen.key[0]} are not the output's")

@@ -117,6 +117,17 @@ def test_a_run_that_has_not_finished_is_marked(out: Path, status: str, words: st
     assert "so far" in page.one(id="seconds").text
 
 
+@pytest.mark.parametrize("name", ["outputs.jsonl", "acceptance.jsonl"])
+def test_a_file_that_is_ahead_of_the_other(out: Path, name: str) -> None:
+    """While a run goes on that is nothing to complain about."""
+    edit_manifest(out, status="running", files=None, deterministic=None, summary=None)
+    lines = (out / name).read_bytes().splitlines(keepends=True)
+    (out / name).write_bytes(b"".join(lines[: 1 if name == "outputs.jsonl" else 20]))
+    report = read_report(out)
+    assert not report.faults.count
+    read_page(render(report))
+
+
 def test_a_run_of_which_nothing_is_written_yet(out: Path) -> None:
     edit_manifest(out, status="running", files=None, deterministic=None, summary=None, seconds=0.0)
     for name in ("outputs.jsonl", "acceptance.jsonl"):
