@@ -39,14 +39,21 @@ def report_command(
     ] = None,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", callback=writable, help="Where to write the page."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            callback=writable,
+            rich_help_panel="Results",
+            help="Where to write the page.",
+        ),
     ] = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
     """Draw what a run did on one page of HTML: what was drafted, accepted, corrected and rolled back, and why.
 
-    The page is a single file without scripts, made from the files of the folder alone. Margins show where another
-    profile would differ first.
+    The page is a single file without scripts, made from the files of the folder; for the texts of tokens it needs the
+    tokenizer of the run's model. Margins show where another profile would differ first.
     """
     from detgen.report.report import read_report
     from detgen.show.progress import open_display
