@@ -46,14 +46,17 @@ def write(report: Report, path: Path) -> int:
     """Write the page, in the place of a former one; its size in bytes.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
     page = render(report).encode()
-    place = Directory(path.parent)
     try:
-        place.write(path.name, page)
-    finally:
-        place.close()
+        place = Directory(path.parent)
+        try:
+            place.write(path.name, page)
+        finally:
+            place.close()
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another file with -o") from None
     return len(page)
 
 

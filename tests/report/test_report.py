@@ -264,3 +264,9 @@ def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
     place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutputError, match="is a symbolic link"):
         check_place(place)
+
+
+def test_a_place_that_cannot_be_written(finished: Path) -> None:
+    """The message names the page, not a file that is made on the way."""
+    with pytest.raises(OutputError, match=r"cannot write /proc/page\.html: .*; choose another file with -o"):
+        write(read_report(finished), Path("/proc/page.html"))
