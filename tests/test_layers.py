@@ -24,7 +24,7 @@ ROOT = Path(detgen.__file__).parent
 LAYERS = (
     ("cli",),
     ("show",),
-    ("run", "explain", "check", "audit", "export", "bench"),
+    ("run", "explain", "check", "audit", "export", "report", "bench"),
     ("outputs",),
     ("prompts",),
     ("engine",),

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from detgen import outputs
 from detgen.audit.result import AuditResult
 from detgen.engine.pieces import Pieces
 from detgen.errors import CheckError, OutputError
@@ -33,7 +34,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         CheckError: the folder holds no run, or its manifest is not one of this version of detgen.
     """
     try:
-        return finished.read_manifest(folder)
+        return outputs.read_manifest(folder)
     except OutputError as error:
         raise CheckError(str(error)) from None
 

@@ -14,8 +14,8 @@ from detgen.export import FORMS
 from detgen.export.placing import placed
 from detgen.export.rows import row_of
 from detgen.export.tables import write_table
-from detgen.outputs import open_plain
-from detgen.outputs.finished import beside, items_of, output_lines, prompts_of, read_manifest
+from detgen.outputs import open_plain, read_manifest
+from detgen.outputs.finished import beside, items_of, output_lines, prompts_of
 from detgen.outputs.folder import OUTPUTS
 from detgen.outputs.results import result_lines
 from detgen.progress import Observer

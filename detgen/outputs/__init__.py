@@ -16,6 +16,7 @@ from detgen.outputs.holding import FolderLostError
 from detgen.outputs.identity import differences, model_stamp
 from detgen.outputs.lines import dump, echoed
 from detgen.outputs.manifest import parse_manifest, sampling_params
+from detgen.outputs.reading import read_manifest
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "open_plain",
     "parse_manifest",
     "read_entries",
+    "read_manifest",
     "sampling_params",
 ]

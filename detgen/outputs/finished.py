@@ -1,4 +1,4 @@
-"""A run that is there: its manifest, its prompts, and the lines of each prompt."""
+"""A run that is there: its prompts, and the lines of each prompt."""
 
 from __future__ import annotations
 
@@ -9,37 +9,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import detgen
 from detgen.engine.request import Request
 from detgen.errors import OutputError
-from detgen.outputs.base import open_plain
 from detgen.outputs.folder import OUTPUTS, SPOOL
-from detgen.outputs.manifest import parse_manifest, sampling_params
+from detgen.outputs.manifest import sampling_params
 from detgen.prompts import BadLine, Prompts, open_prompts, spooled_prompts
 
 Line = dict[str, Any]  # of `outputs.jsonl`
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run.
-
-    Raises:
-        OutputError: the folder holds no run, or its manifest is not one of this version of detgen.
-    """
-    path = folder / "manifest.json"
-    try:
-        with open(open_plain(path), "rb") as file:
-            manifest = parse_manifest(file.read(), path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise OutputError(f"{folder} has no manifest.json; give the output folder of a detgen run") from None
-    except OSError as error:
-        raise OutputError(f"cannot read {path}: {error.strerror}; give the output folder of a detgen run") from None
-    if manifest["detgen"] != detgen.__version__:
-        raise OutputError(
-            f"{folder} was written by detgen {manifest['detgen']!a:.40}, this is {detgen.__version__};"
-            " use the version that wrote it"
-        )
-    return manifest
 
 
 def prompts_of(folder: Path, manifest: dict[str, Any], given: str | None) -> Prompts:

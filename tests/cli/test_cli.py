@@ -96,6 +96,8 @@ def test_a_shell_completes_what_is_typed(words: str, found: str) -> None:
         ("run", "p.jsonl", "--target", "\x1b[31m"),
         ("run", "p.jsonl", "--target", "model"),
         ("run", "p.jsonl", "--output", "there\x1b[31m"),
+        ("report", "\x1b[31m"),
+        ("report", "there\x1b[31m", "-o", "\x1b[31m/x"),
         ("audit", "\x1b[31m"),
         ("audit", "there\x1b[31m", "--json", "\x1b[31m/x"),
         ("verify-determinism", "--axis", "\x1b[31m"),

@@ -1,0 +1,151 @@
+"""The texts of tokens, by the tokenizer of the run's model where it is on this machine.
+
+Only the tokenizers library is used: no model is loaded, no code of a model runs, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from detgen.errors import DEMO, EngineError
+from detgen.passes.folders import local_place
+from detgen.report.reading import Fields
+
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})  # categories that are not seen, or move what is seen
+_SHOWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+
+
+class Texts:
+    """Texts of tokens; of none if the tokenizer is not there.
+
+    Args:
+        manifest: of the run.
+
+    Attributes:
+        why: why there are no texts, as a sentence; empty if there are.
+        chunk: tokens of a chunk of a thinking model; None if that is not known.
+        keeps: whether the state of such a model stays until its next thought.
+    """
+
+    def __init__(self, manifest: Fields) -> None:
+        self.why = ""
+        self.chunk: int | None = None
+        self.keeps = False
+        self._tokenizer: Any = None
+        self._known: dict[int, str] = {}
+        folder = _folder(manifest["model"])
+        name = manifest["profile"]["target"]["name"]
+        if folder is None or not (folder / "tokenizer.json").is_file():
+            self.why = (
+                f"The tokenizer of {name} is not on this machine as a tokenizer.json, so tokens are shown by their"
+                " numbers."
+            )
+            return
+        self._tokenizer = _load(folder / "tokenizer.json")
+        if self._tokenizer is None:
+            self.why = f"The tokenizer.json of {name} cannot be read here, so tokens are shown by their numbers."
+        self._read_chunks(folder)
+
+    def check(self, line: Fields) -> None:
+        """See that the tokenizer gives the text of an output line; if not, it is another one, and is not used."""
+        if self._tokenizer is None:
+            return
+        text = self._decode(line["token_ids"], special=False)
+        if text is None or not text.startswith(line["text"]):
+            self._tokenizer = None
+            self._known.clear()
+            self.why = (
+                "The tokenizer that is in the model's place now gives other texts than the run's, so tokens are shown"
+                " by their numbers."
+            )
+
+    def of(self, token: int) -> str | None:
+        """The text of a token as it stands within a text; None if it is not known."""
+        if self._tokenizer is None:
+            return None
+        if token not in self._known:
+            once, twice = self._decode([token]), self._decode([token, token])
+            if once is None or twice is None:
+                return None
+            # Alone, some tokenizers leave out the space that a token begins with; the second of two keeps it.
+            text = twice[len(once) :] if twice.startswith(once) and len(twice) > len(once) else once
+            if "\ufffd" in text:  # some of the bytes of a character
+                text = self._tokenizer.id_to_token(token) or text
+            self._known[token] = text
+        return self._known[token]
+
+    def of_all(self, tokens: list[int]) -> str | None:
+        """The text of tokens, special ones included; None if it is not known."""
+        return None if self._tokenizer is None else self._decode(tokens)
+
+    def encode(self, prompt: str) -> list[int] | None:
+        """The tokens of a prompt; None if they are not known."""
+        if self._tokenizer is None:
+            return None
+        found: list[int] = self._tokenizer.encode(prompt).ids
+        return found
+
+    def _read_chunks(self, folder: Path) -> None:
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return
+        size = config.get("chunk_size") if isinstance(config, dict) else None
+        if type(size) is int and size > 0:
+            self.chunk, self.keeps = size, config.get("empty_state") == "keep"
+
+    def _decode(self, tokens: list[int], *, special: bool = True) -> str | None:
+        try:
+            found: str = self._tokenizer.decode(tokens, skip_special_tokens=not special)
+        except (OverflowError, TypeError):  # no ids of a vocabulary
+            return None
+        return found
+
+
+def visible(text: str) -> str:
+    """A text on one line in which nothing is hidden: line ends as arrows, what cannot be seen by its number."""
+    return "".join(_SHOWN.get(c) or (_escaped(c) if unicodedata.category(c) in _HIDDEN else c) for c in text)
+
+
+def harmless(text: str) -> str:
+    """A text of several lines in which nothing is hidden but its line ends and tabs."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _escaped(c) for c in text)
+
+
+def _escaped(c: str) -> str:
+    return ascii(c)[1:-1]
+
+
+def _folder(model: str | None) -> Path | None:
+    """Where a model is on this machine; None if it is not."""
+    if model is None:
+        return DEMO / "target"
+    try:
+        place = local_place(model, model)
+    except EngineError:
+        return None
+    if place is not None:
+        return place
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "tokenizer.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _load(path: Path) -> Any:
+    """A tokenizer; None if it is damaged."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # the library panics with errors that are no `Exception`
+        return None
