@@ -14,9 +14,9 @@ from detgen.kernels.triton.gate import gate
 from detgen.kernels.triton.linear import linear
 from detgen.kernels.triton.norm import norm
 from detgen.kernels.triton.rotate import rotate
-from detgen.passes import cuda_numerics
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
+from gpu.numerics import settle
 from gpu.paged import Cache, Packed, attend_rows
 from gpu.products import calls, random, shapes_of
 from gpu.timing import copies, seconds_each
@@ -67,8 +67,7 @@ def measure(book: Notebook, asked: Asked) -> None:
     """The times, those of attention first."""
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    if not asked.tiny:
-        cuda_numerics.settle(torch.device("cuda", 0))
+    settle(asked)
     times = Times(book, asked)
     for requests, positions, rows in ((1, 70, 1), (2, 65, 2)) if asked.tiny else _ATTENDED:
         with book.part(f"attention of {requests} x {positions}, {rows} rows"):

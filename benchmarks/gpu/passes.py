@@ -12,15 +12,16 @@ import torch
 from detgen.bench.models import TokenIds
 from detgen.bench.random_weights import random_model
 from detgen.kernels.probe import same_bits
-from detgen.passes import cuda_numerics, preparing
+from detgen.passes import preparing
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.loading import LoadedModel, pick_device
+from detgen.passes.loading import LoadedModel
 from detgen.passes.packing import FREE_SHAPES, Window, Windows
 from detgen.passes.pages import PAGE, Pages
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
+from gpu.numerics import settle
 from gpu.products import Classes, in_words
 from gpu.timing import host_seconds
 
@@ -60,9 +61,7 @@ class Built(NamedTuple):
 
 def build(asked: Asked, slots: int) -> Built:
     """A model of random weights whose cache holds the contexts of `slots` requests, or of those that fit."""
-    device = pick_device(asked.device)
-    if device.type == "cuda":
-        cuda_numerics.settle(device)
+    device = settle(asked)
     dtype, name = torch.float32 if asked.tiny else torch.bfloat16, asked.model
     model = random_model(name, "target", dtype, device, 0)
     config = model.config
@@ -100,6 +99,7 @@ def read(built: Built, rows: int) -> Windows:
 def measure(book: Notebook, asked: Asked) -> None:
     """Decode passes with their classes, then passes that read a prompt."""
     decoded, prompts = ((1, 2, 3), (8,)) if asked.tiny else (_DECODED, _READ)
+    settle(asked)
     bandwidth, rate = roof(asked, torch.float32 if asked.tiny else torch.bfloat16)
     built = build(asked, decoded[-1])
     book.note("model", {"weights": built.weights, "decoder": type(built.forward.model).__name__, "slots": built.slots})

@@ -124,16 +124,16 @@ class Suite:
             except subprocess.TimeoutExpired:
                 status = f"stopped at its limit of {limit:.0f} s"
             finally:
-                with suppress(ProcessLookupError):
+                if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                    process.wait()
         result = _KNOWS_NOTHING | _read(part) | {"status": status, "seconds": round(time.monotonic() - started, 1)}
         result |= {"limit": round(limit, 1), "device": self._device, "model": self._model, "tiny": self._tiny}
         result |= {"measured": datetime.now(UTC).isoformat(timespec="seconds"), "commit": _commit()}
         if status != "done":
             result["log"] = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST:]
-        part.unlink(missing_ok=True)
-        log.unlink()
+        for path in (part, part.with_suffix(".new"), log):
+            path.unlink(missing_ok=True)
         return result
 
     def _keep(self, name: str, result: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ _MODELS = ("numpy", "transformers", "psutil")
 _COMMANDS = (*_MODELS, "typer", "rich")
 
 STAGES = (
-    Stage("environment", 40, "environment", "the device, its driver, versions, packages"),
+    Stage("environment", 20, "environment", "the device, its driver, versions, packages"),
     Stage("classes", 40, "products", "linear shapes by row count: bits and times, small workspaces", _SMALL),
     Stage("classes-plain", 40, "products", "the same with the libraries' own workspaces", _UNSET),
     Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),

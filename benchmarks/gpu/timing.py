@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from statistics import median
 
 import torch
@@ -11,6 +12,7 @@ import torch
 _ROUNDS = 7
 _LAUNCHES = 16  # of a round, at least, unless they take longer than
 _LONG = 0.02  # seconds
+_WAKING = 0.5  # seconds
 _CYCLES = 2e9  # a second, of a fast multiprocessor
 _HELD = 512 << 20  # bytes of operands that are too many for any L2 cache, several times over
 
@@ -25,6 +27,7 @@ def seconds_each(functions: Sequence[Callable[[], object]]) -> float:
         function()  # compiles, chooses kernels, allocates
     if not torch.cuda.is_available():
         return _on_host(functions)
+    _wake()
     torch.cuda.synchronize()
     started = time.perf_counter()
     for function in functions:
@@ -47,6 +50,16 @@ def seconds_each(functions: Sequence[Callable[[], object]]) -> float:
         last.synchronize()
         found.append(first.elapsed_time(last) / 1e3)
     return median(found) / (times * len(functions))
+
+
+@cache
+def _wake() -> None:
+    """Once a process, work until the device has raised its clocks."""
+    x = torch.randn(4096, 4096, device="cuda")
+    until = time.perf_counter() + _WAKING
+    while time.perf_counter() < until:
+        x.sin()
+        torch.cuda.synchronize()
 
 
 def _on_host(functions: Sequence[Callable[[], object]]) -> float:
