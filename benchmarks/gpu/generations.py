@@ -59,8 +59,7 @@ def measure(book: Notebook, asked: Asked) -> None:
 def _run(
     book: Notebook, peer: Peer, contenders: list[Contender], made: dict[str, tuple[Prompt, ...]], batch: int
 ) -> None:
-    """Short jobs that warm up, then the rounds; the plainest contender first, so that a cut leaves it."""
-    short = tuple(replace(p, output=3) for p in made["mixed"][:batch])
+    """A short job that warms up, then the rounds; the plainest contender first, so that a cut leaves it."""
     seconds: dict[str, list[float]] = {}
     for _ in range(_ROUNDS):
         for contender in contenders:
@@ -68,7 +67,9 @@ def _run(
                 name = f"{contender.peer} {contender.name}, {workload}"
                 with book.part(name):
                     if name not in seconds:
-                        peer.run(contender, Job(short, batch, (True,) * len(short)))
+                        short = tuple(replace(p, output=3) for p in prompts[:batch])
+                        warming = peer.run(contender, Job(short, batch, (True,) * len(short))).seconds
+                        book.note(f"{name}, warming up by {len(short)} prompts and 3 tokens of each", warming)
                     outcome = peer.run(contender, Job(prompts, batch, (True,) * len(prompts)))
                     seconds.setdefault(name, []).append(outcome.seconds)
                     _note(book, name, prompts, outcome, seconds[name])

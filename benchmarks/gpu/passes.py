@@ -86,6 +86,7 @@ def build(asked: Asked, slots: int) -> Built:
 
 def decode(built: Built, rows: int) -> Windows:
     """A pass of one row of each of some requests, each behind its context."""
+    assert rows <= built.slots, f"the device's memory holds the contexts of {built.slots} requests"
     built.forward.cache.pages.lay_out(rows, built.context + 1)
     return Windows.of([Window(slot, built.context, [7], 1) for slot in range(rows)])
 
@@ -106,19 +107,19 @@ def measure(book: Notebook, asked: Asked) -> None:
     book.say(f"{asked.model}: {built.weights / 1e9:.2f} billion weights, by {type(built.forward.model).__name__}")
     logits: dict[int, torch.Tensor] = {}
     for rows in decoded:
-        with book.part(f"{rows} rows"):
-            assert rows <= built.slots, f"the device's memory holds the contexts of {built.slots} requests"
+        name = f"batch {rows}, context {built.context:,}"
+        with book.part(name):
             windows = decode(built, rows)
             logits[rows] = built.forward.run(windows, FREE_SHAPES)[0].clone()
-            name = f"{rows} decode rows at context {built.context}"
             _note(book, built, name, windows, bandwidth, rate)
     if logits:
         found = _classes(logits)
         line = f"whole passes, unpadded, of shapes that no probe chose: {in_words(found, list(logits))}"
         book.note("classes", found.agreeing, line)
     for rows in prompts:
-        with book.part(f"{rows} rows of a prompt"):
-            _note(book, built, f"{rows} rows of a prompt", read(built, rows), bandwidth, rate)
+        name = f"prompt of {rows:,} rows"
+        with book.part(name):
+            _note(book, built, name, read(built, rows), bandwidth, rate)
 
 
 def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: float, rate: float) -> None:

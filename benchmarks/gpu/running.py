@@ -100,7 +100,8 @@ class Suite:
             self._keep(stage.name, result)
             print(*told(stage, result), sep="\n", flush=True)
         if any(stage.name.startswith("generations") for stage in stages):
-            print(*ratios(self._results), sep="\n", flush=True)
+            for line in ratios(self._results):
+                print(line, flush=True)
         return well
 
     def _run(self, stage: Stage, limit: float) -> dict[str, Any]:
@@ -156,7 +157,11 @@ def told(stage: Stage, result: dict[str, Any]) -> Iterator[str]:
 def ratios(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     """How many times as fast as the peer detgen's whole generations are, and as with equal lengths the mixed ones."""
     own, peer = (results.get(name, _KNOWS_NOTHING)["found"] for name in ("generations", "generations-peer"))
-    speeds = {name: found["tokens_per_second"] for name, found in (own | peer).items() if "tokens_per_second" in found}
+    speeds = {
+        name: found["tokens_per_second"]
+        for name, found in (own | peer).items()
+        if isinstance(found, dict) and "tokens_per_second" in found
+    }
     others = {name.rpartition(", ")[2]: speed for name, speed in speeds.items() if name in peer}
     for name, speed in speeds.items():
         who, _, workload = name.rpartition(", ")
