@@ -59,8 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, kernels in Triton's interpreter")
     model = "configuration whose shapes are measured, as of detgen bench (default: llama-3.1-8b, with --tiny tiny)"
     parser.add_argument("--random-weights", metavar="NAME", help=model)
-    minutes = "for all stages together; each has its share (default: the sum that --list shows)"
-    parser.add_argument("--minutes", type=minutes_of, metavar="M", help=minutes)
+    share = "for all stages together; each has its share (default: the sum that --list shows)"
+    parser.add_argument("--minutes", type=minutes_of, metavar="M", help=share)
     parser.add_argument("--output", "-o", type=Path, metavar="DIR", help="folder of the results")
     args = parser.parse_args(arguments)
     stages = [stage for stage in STAGES if args.stage is None or stage.name in args.stage]

@@ -20,7 +20,7 @@ def command_of(asked: Asked, answer: Path) -> list[str]:
     if asked.stage == "cuda-tests":
         # Collecting all tests takes longer than these do.
         marked = [str(path) for path in sorted(_ROOT.glob("tests/**/test_*.py")) if ".mark.cuda" in path.read_text()]
-        return [*python, "pytest", "-m", "cuda", "-p", "no:cacheprovider", "--durations=5", *marked]
+        return [*python, "pytest", "-m", "cuda and not slow", "-p", "no:cacheprovider", "--durations=5", *marked]
     check = [*python, "detgen", "verify-determinism", "--device", asked.device, "--json", str(answer)]
     if asked.stage == "probe":
         return [*check, "--probe"]

@@ -11,12 +11,22 @@ from typing import Any
 
 from gpu.notebook import Asked, Notebook
 
-_PACKAGES = ("torch", "triton", "transformers", "accelerate", "numpy", "safetensors", "tokenizers", "typer", "rich")
+_PACKAGES: tuple[str, ...] = (
+    "torch",
+    "triton",
+    "transformers",
+    "accelerate",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "typer",
+    "rich",
+)
 _PACKAGES += ("psutil", "pytest", "hypothesis", "datasets", "bitsandbytes", "gguf", "zstandard", "vllm", "sglang")
 _SMI = "name,driver_version,pstate,temperature.gpu,power.draw,power.limit"
 _SMI += ",clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,memory.total,memory.used"
 _VARIABLES = ("CUBLAS", "CUDA", "NVIDIA", "OMP_", "PYTORCH", "TORCH", "TRITON")
-_PROPERTIES = ("name", "multi_processor_count", "total_memory", "L2_cache_size", "major", "minor")
+_PROPERTIES: tuple[str, ...] = ("name", "multi_processor_count", "total_memory", "L2_cache_size", "major", "minor")
 _PROPERTIES += ("shared_memory_per_block_optin", "regs_per_multiprocessor", "clock_rate", "memory_clock_rate")
 
 

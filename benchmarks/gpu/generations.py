@@ -8,6 +8,7 @@ import random
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 from detgen.bench.interface import BenchConfig, Contender, Job, ModelSource, Outcome, Peer, Prompt
 from detgen.bench.models import resolve
@@ -37,7 +38,7 @@ def workloads(requests: int, prompt: int, output: int, vocabulary: int) -> dict[
 def measure(book: Notebook, asked: Asked) -> None:
     """Some rounds of both workloads, by detgen's drafters or by the peer."""
     requests, batch, prompt, output = (4, 2, 8, 4) if asked.tiny else _SIZES
-    dtype = "float32" if asked.tiny else "bfloat16"
+    dtype: Literal["float32", "bfloat16"] = "float32" if asked.tiny else "bfloat16"
     config = BenchConfig(EngineConfig(device=asked.device, dtype=dtype), random_weights=asked.model)
     target = resolve(config, Unobserved())
     made = workloads(requests, prompt, output, target.vocabulary)
@@ -48,7 +49,7 @@ def measure(book: Notebook, asked: Asked) -> None:
         kind = peer_class(name)
         contenders = {c.name: c for c in kind.contenders(source)}
         chosen = [contenders[n] for n in (("none", "auto") if name == "detgen" else ("generate_batch",))]
-        peer = kind(source, chosen[0], (batch,))
+        peer: Any = kind(source, chosen[0], (batch,))
         if name == "detgen":
             book.note("probe", peer.engine.probe_report())
             book.say(f"probe: {peer.engine.probe}")

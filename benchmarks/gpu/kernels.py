@@ -7,21 +7,21 @@ That tensor cores make the same of a row in tiles of 16 and of 64 rows, the line
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.linear import weight_sample
-from detgen.kernels.probe import Product, same_bits
+from detgen.kernels.probe import same_bits
 from detgen.kernels.triton.gate import gate, gate_reference
 from detgen.kernels.triton.linear import linear
 from detgen.kernels.triton.norm import norm, norm_reference
 from detgen.kernels.triton.rotate import rotate, rotate_reference
 from gpu.notebook import Asked, Notebook
 from gpu.paged import Cache, Packed, attend_exactly, attend_rows
-from gpu.products import ROWS, classes, in_words, random
+from gpu.products import ROWS, classes, in_words, product_of, random
 
 _ROUNDED = {torch.float32: 1e-6, torch.bfloat16: 2**-9, torch.float16: 2**-12}
 _ALONE = 24  # rows that are computed alone
@@ -92,26 +92,20 @@ def _distance(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 def _makers(asked: Asked, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Kernel]]]:
     """The kernels, by names; each is made when it is checked."""
-    device, tiny = asked.device, asked.tiny
+    how = dtype, asked.device, asked.tiny
+    tiny = asked.tiny
     heads = ((4, 2), 16) if tiny else ((32, 8), 128)
-    plain = AttentionTraits(heads[1] ** -0.5)
-    yield "attend", lambda: _attend(heads, plain, dtype, device, tiny)
-    others = [((4, 2), 32)] if tiny else [((16, 8), 256), ((32, 8), 64)]
-    for other in others:
+    yield "attend", partial(_attend, heads, AttentionTraits(heads[1] ** -0.5), *how)
+    for other in [((4, 2), 32)] if tiny else [((16, 8), 256), ((32, 8), 64)]:
         traits = AttentionTraits(other[1] ** -0.5, window=100, softcap=30.0)
-        yield (
-            f"attend of {other[1]} entries",
-            lambda other=other, traits=traits: _attend(  # type: ignore[misc]
-                other, traits, dtype, device, tiny
-            ),
-        )
+        yield f"attend of {other[1]} entries", partial(_attend, other, traits, *how)
     for size in (64,) if tiny else (4096, 2880):
-        yield f"norm of {size}", lambda size=size: _norm(size, dtype, device, tiny)  # type: ignore[misc]
+        yield f"norm of {size}", partial(_norm, size, *how)
     for size in (96,) if tiny else (14336, 8191):
-        yield f"gate of {size}", lambda size=size: _gate(size, dtype, device, tiny)  # type: ignore[misc]
-    yield "rotate", lambda: _rotate(heads, dtype, device, tiny)
+        yield f"gate of {size}", partial(_gate, size, *how)
+    yield "rotate", partial(_rotate, heads, *how)
     for shape in [(64, 96)] if tiny else [(4096, 6144), (14336, 4096), (2880, 1000)]:
-        yield f"linear {shape}", lambda shape=shape: _linear(shape, dtype, device, tiny)  # type: ignore[misc]
+        yield f"linear {shape}", partial(_linear, shape, *how)
 
 
 def _attend(
@@ -126,7 +120,8 @@ def _attend(
     layouts = [Cache.of(lengths, kv_heads, size, dtype, device, seed) for seed in (None, 1, 2)]
     held = []
     for slot, n in enumerate(lengths):
-        held.append(tuple(x[layouts[0].places(slot, n)] for x in layouts[0][:2]))
+        at = layouts[0].places(slot, n)
+        held.append((layouts[0].keys[at], layouts[0].values[at]))
         for layout in layouts[1:]:
             at = layout.places(slot, n)
             layout.keys[at], layout.values[at] = held[-1]
@@ -136,10 +131,14 @@ def _attend(
         return attend_rows(layouts[layout], queries[list(order)], packed, traits)
 
     def exactly(kind: torch.dtype) -> torch.Tensor:
-        found = [attend_exactly(queries[i], *held[slot], at, traits, kind) for i, (slot, at) in enumerate(rows)]
+        found = []
+        for query, (slot, position) in zip(queries, rows, strict=True):
+            found.append(attend_exactly(query, *held[slot], position, traits, kind))
         return torch.stack(found)
 
-    name = f"attend {heads}/{kv_heads} x {size}" + (f", window {traits.window}, capped" * (traits.window is not None))
+    name = f"attend {heads}/{kv_heads} x {size}"
+    if traits.window is not None:
+        name += f", window {traits.window}, capped"
     return Kernel(name, len(rows), compute, exactly(torch.float64), exactly(torch.float32).to(dtype), paged=True)
 
 
@@ -200,7 +199,6 @@ def _heights(book: Notebook, asked: Asked, dtype: torch.dtype) -> None:
     counts = (1, 16, 17) if asked.tiny else ROWS
     for inputs, outputs in [(64, 96)] if asked.tiny else [(4096, 6144), (14336, 4096)]:
         weight = random((outputs, inputs), dtype, asked.device)
-        product = Product(lambda x, weight=weight: linear(x, weight), weight_sample(weight))  # type: ignore[misc]
-        found = classes(product, counts)
+        found = classes(product_of(linear, weight), counts)
         name = f"classes of linear {inputs}→{outputs}, {str(dtype).rpartition('.')[2]}"
         book.note(name, found._asdict(), f"{name}, tiles of 16 rows to 16, of 64 beyond: {in_words(found, counts)}")

@@ -10,7 +10,7 @@ from gpu.notebook import Asked
 
 def settle(asked: Asked) -> torch.device:
     """The device, its libraries told what detgen tells them: before their first product, as some is read once."""
-    device = torch.device(asked.device, None if asked.tiny else 0)
+    device = torch.device("cpu" if asked.tiny else "cuda:0")
     if device.type == "cuda":
         cuda_numerics.settle(device)
     return device

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +22,12 @@ from gpu.notebook import Asked, Notebook
 from gpu.timing import copies, seconds_each
 
 # A ladder, with odd ones between its rungs.
-ROWS = (1, 2, 3, 4, 5, 7, 8, 11, 16, 17, 23, 24, 32, 33, 47, 48, 64, 65, 96, 97, 127, 128, 129, 192, 256, 257, 384)
-ROWS += (511, 512, 1024, 2048)
+ROWS: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 8, 11, 16, 17, 23, 24, 32, 33, 47, 48, 64, 65, 96, 97, 127, 128, 129, 192)
+ROWS += (256, 257, 384, 511, 512, 1024, 2048)
 TIMED = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
 _FEW = (1, 2, 3, 16, 17)
 
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Shapes = dict[tuple[int, int], str]
 
 
@@ -103,7 +105,7 @@ class Weights:
         key = shape, dtype
         if key not in self._made:
             weight = random(shape[::-1], dtype, self.asked.device)
-            self._made[key] = weight, Product(lambda x: F.linear(x, weight), weight_sample(weight))
+            self._made[key] = weight, product_of(F.linear, weight)
         return self._made[key]
 
     def label(self, shape: tuple[int, int]) -> str:
@@ -206,8 +208,11 @@ def _times(book: Notebook, setting: Setting, weights: Weights) -> None:
                 book.say(f"    {label}: {' '.join(f'{1e6 * t:.1f}' for t in times.values())}")
 
 
-def calls(
-    linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, weights: Iterable[torch.Tensor]
-) -> list[Callable[[], torch.Tensor]]:
+def product_of(linear: Linear, weight: torch.Tensor) -> Product:
+    """A linear layer as something to compare at many row counts."""
+    return Product(lambda x: linear(x, weight), weight_sample(weight))
+
+
+def calls(linear: Linear, x: torch.Tensor, weights: Iterable[torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
     """A call of a linear layer with each of some weights."""
-    return [lambda weight=weight: linear(x, weight) for weight in weights]  # type: ignore[misc]
+    return [partial(linear, x, weight) for weight in weights]

@@ -22,6 +22,7 @@ _ROOT = _HERE.parent
 _LEAST = 5.0  # seconds that a stage has in any case
 _LAST = 15  # lines of a stage's log that are kept where it failed
 _LOOK = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
+_INTERRUPTED = "interrupted"
 _KNOWS_NOTHING: dict[str, Any] = {"found": {}, "lines": [], "failed": []}
 
 
@@ -87,6 +88,9 @@ class Suite:
         Args:
             stages: which.
             minutes: for all together; each has its share of them, and what those before it left.
+
+        Raises:
+            KeyboardInterrupt: what the stage had found is kept.
         """
         started, share = time.monotonic(), 60 * minutes / sum(stage.seconds for stage in stages)
         until, well = started, True
@@ -99,6 +103,8 @@ class Suite:
                 well = well and result["status"] == "done"
             self._keep(stage.name, result)
             print(*told(stage, result), sep="\n", flush=True)
+            if result["status"] == _INTERRUPTED:
+                raise KeyboardInterrupt
         if any(stage.name.startswith("generations") for stage in stages):
             for line in ratios(self._results):
                 print(line, flush=True)
@@ -124,6 +130,8 @@ class Suite:
                 status = "done" if process.returncode == 0 else f"failed: exit status {process.returncode}"
             except subprocess.TimeoutExpired:
                 status = f"stopped at its limit of {limit:.0f} s"
+            except KeyboardInterrupt:
+                status = _INTERRUPTED
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)

@@ -37,7 +37,7 @@ def seconds_each(functions: Sequence[Callable[[], object]]) -> float:
     once = time.perf_counter() - started
     times = max(min(-(-_LAUNCHES // len(functions)), int(_LONG / once)), 1)
     hold = getattr(torch.cuda, "_sleep", None)
-    found = []
+    found: list[float] = []
     for _ in range(_ROUNDS):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if hold is not None:

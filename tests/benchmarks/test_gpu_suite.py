@@ -168,6 +168,25 @@ def test_a_stage_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
     pytest.fail("the child of a stage runs on")
 
 
+def test_an_interruption_keeps_what_was_found(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--tiny", "--stage", "environment", "--stage", "ceilings", "-o", "out"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        part = tmp_path / "out" / "environment.part.json"
+        while not (part.exists() and "packages" in part.read_text()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+    assert (process.returncode, said) == (130, "gpu_suite: interrupted; what was measured is kept\n")
+    found = json.loads((tmp_path / "out" / "gpu_suite.json").read_text())["stages"]
+    assert list(found) == ["environment"]
+    assert found["environment"]["status"] == "interrupted"
+    assert "packages" in found["environment"]["found"]
+    assert not list((tmp_path / "out").glob("*.part.*"))
+
+
 def test_stages_of_earlier_runs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Suite, "_run", lambda self, stage, limit: made | {"found": {"limit": limit}})
     made = {"found": {}, "lines": [f"a line of {tmp_path.name}"], "failed": [], "status": "done", "seconds": 1.0}
