@@ -69,7 +69,7 @@ def _check(book: Notebook, kernel: Kernel, dtype: torch.dtype) -> None:
     ways: dict[str, list[tuple[Sequence[int], int]]] = {
         "alone": [([row], 0) for row in some],
         "beside fewer": [(range(n), 0) for n in _BESIDE if n < kernel.rows],
-        "at other places": [(torch.randperm(kernel.rows).tolist(), 0) for _ in range(2)],
+        "at other places": [([*everything[1:], 0], 0), (torch.randperm(kernel.rows).tolist(), 0)],
     }
     if kernel.paged:
         ways["on other pages"] = [(everything, layout) for layout in (1, 2)]
