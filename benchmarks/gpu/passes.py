@@ -1,0 +1,149 @@
+"""Passes of a whole model with random weights, through detgen's own `Forward`, by number of rows.
+
+The probe is left out: `generations` and `probe` have it. Decode rows stand behind contexts of random keys and values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from detgen.bench.models import TokenIds
+from detgen.bench.random_weights import random_model
+from detgen.kernels.probe import same_bits
+from detgen.passes import preparing
+from detgen.passes.adapter import attach
+from detgen.passes.forward import Forward
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.loading import LoadedModel
+from detgen.passes.packing import FREE_SHAPES, Window, Windows
+from detgen.passes.pages import PAGE, Pages
+from gpu.ceilings import roof
+from gpu.notebook import Asked, Notebook
+from gpu.numerics import settle
+from gpu.products import Classes, in_words
+from gpu.timing import host_seconds
+
+CONTEXT = 1024
+_DECODED = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
+_READ = (512, 2048)
+_ROUNDS = 5
+_SPARE = 4 << 30  # bytes of the device that are left to a pass
+
+
+class Built(NamedTuple):
+    """A model that is ready for passes.
+
+    Attributes:
+        forward: its passes.
+        layers: how many it has.
+        weights: parameters that a pass reads.
+        head: those of the output layer among them, which only wanted rows are multiplied by.
+        width: query heads times their size, all layers together, for the arithmetic of attention.
+        context: positions in front of decode rows.
+        slots: requests whose contexts the cache holds.
+    """
+
+    forward: Forward
+    layers: int
+    weights: int
+    head: int
+    width: int
+    context: int
+    slots: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights that a pass reads."""
+        return self.weights * self.forward.cache.values[0].element_size()
+
+
+def build(asked: Asked, slots: int) -> Built:
+    """A model of random weights whose cache holds the contexts of `slots` requests, or of those that fit."""
+    device = settle(asked)
+    dtype, name = torch.float32 if asked.tiny else torch.bfloat16, asked.model
+    model = random_model(name, "target", dtype, device, 0)
+    config = model.config
+    weights, head = sum(p.numel() for p in model.parameters()), model.get_output_embeddings().weight.numel()
+    if not config.tie_word_embeddings:
+        weights -= model.get_input_embeddings().weight.numel()
+    context = 100 if asked.tiny else CONTEXT
+    layout = attach(model, name)
+    of_slot, least = (-(-positions // PAGE) for positions in (context + 1, _READ[-1]))
+    pages = slots * of_slot
+    if device.type == "cuda":
+        position = KVCache.position_bytes(layout.cached, dtype)
+        pages = min(pages, (torch.cuda.mem_get_info(device)[0] - _SPARE) // (position * PAGE))
+    pages = max(pages, least)
+    loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset(), dtype)
+    forward = preparing._passes(loaded, model, layout, Pages(pages), device)
+    for buffer in (*forward.cache.keys, *forward.cache.values):
+        buffer.normal_()
+    width = sum(layout.group * kv_heads * size for kv_heads, _, size in layout.cached)
+    return Built(forward, len(layout.cached), weights, head, width, context, pages // of_slot)
+
+
+def decode(built: Built, rows: int) -> Windows:
+    """A pass of one row of each of some requests, each behind its context."""
+    assert rows <= built.slots, f"the device's memory holds the contexts of {built.slots} requests"
+    built.forward.cache.pages.lay_out(rows, built.context + 1)
+    return Windows.of([Window(slot, built.context, [7], 1) for slot in range(rows)])
+
+
+def read(built: Built, rows: int) -> Windows:
+    """A pass of the first rows of a prompt."""
+    built.forward.cache.pages.lay_out(1, rows)
+    return Windows.of([Window(0, 0, [7] * rows, 1)])
+
+
+def measure(book: Notebook, asked: Asked) -> None:
+    """Decode passes with their classes, then passes that read a prompt."""
+    decoded, prompts = ((1, 2, 3), (8,)) if asked.tiny else (_DECODED, _READ)
+    settle(asked)
+    bandwidth, rate = roof(asked, torch.float32 if asked.tiny else torch.bfloat16)
+    built = build(asked, decoded[-1])
+    book.note("model", {"weights": built.weights, "decoder": type(built.forward.model).__name__, "slots": built.slots})
+    book.say(f"{asked.model}: {built.weights / 1e9:.2f} billion weights, by {type(built.forward.model).__name__}")
+    logits: dict[int, torch.Tensor] = {}
+    for rows in decoded:
+        name = f"batch {rows}, context {built.context:,}"
+        with book.part(name):
+            windows = decode(built, rows)
+            logits[rows] = built.forward.run(windows, FREE_SHAPES)[0].clone()
+            _note(book, built, name, windows, bandwidth, rate)
+    if logits:
+        found = _classes(logits)
+        line = f"whole passes, unpadded, of shapes that no probe chose: {in_words(found, list(logits))}"
+        book.note("classes", found.agreeing, line)
+    for rows in prompts:
+        name = f"prompt of {rows:,} rows"
+        with book.part(name):
+            _note(book, built, name, read(built, rows), bandwidth, rate)
+
+
+def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: float, rate: float) -> None:
+    """Time a pass, beside what its bytes and its arithmetic take at best."""
+    seconds = host_seconds(lambda: built.forward.run(windows, FREE_SHAPES), _ROUNDS)
+    seen = int((windows.positions + 1).sum())
+    held = int((windows.starts + windows.lengths).sum()) * built.forward.cache.entry_bytes
+    moved = built.weight_bytes + held
+    multiplied = (built.weights - built.head) * len(windows.tokens) + built.head * int(windows.logits.sum())
+    operations = 2 * multiplied + 4 * built.width * seen
+    floor = max(moved / bandwidth, operations / rate)
+    found: dict[str, Any] = {"eager": seconds, "floor": floor, "bytes": moved, "operations": operations}
+    book.note(
+        name, found, f"{name}: {1e3 * seconds:.2f} ms, {seconds / floor:.2f} times its floor of {1e3 * floor:.2f}"
+    )
+
+
+def _classes(logits: dict[int, torch.Tensor]) -> Classes:
+    """Row counts whose first row has the same bits."""
+    found: list[list[int]] = []
+    for rows, mine in logits.items():
+        members = next((members for members in found if same_bits(logits[members[0]], mine)), None)
+        if members is None:
+            found.append([rows])
+        else:
+            members.append(rows)
+    return Classes(found, [])

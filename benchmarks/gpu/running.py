@@ -1,0 +1,202 @@
+"""Starts a process for each stage, ends it at its limit, and keeps what it wrote. Imports no library."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpu.stages import STAGES, Stage
+
+_HERE = Path(__file__).resolve().parents[1]
+_ROOT = _HERE.parent
+_LEAST = 5.0  # seconds that a stage has in any case
+_LAST = 15  # lines of a stage's log that are kept where it failed
+_LOOK = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
+_INTERRUPTED = "interrupted"
+_KNOWS_NOTHING: dict[str, Any] = {"found": {}, "lines": [], "failed": []}
+
+
+class SuiteError(Exception):
+    """Why the suite cannot run, as a sentence."""
+
+
+def environment(*, tiny: bool) -> dict[str, str]:
+    """What stages have in common: this checkout's packages, nothing of the network, and no device if `tiny`."""
+    paths = [str(_HERE), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    found |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return found | ({"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"} if tiny else {})
+
+
+def device_name() -> str:
+    """The name of the CUDA device.
+
+    Raises:
+        SuiteError: there is none, or no torch.
+    """
+    look = subprocess.run(
+        [sys.executable, "-c", _LOOK], env=environment(tiny=False), capture_output=True, text=True, check=False
+    )
+    if look.returncode:
+        why = (look.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise SuiteError(f"torch cannot be asked for a CUDA device ({why}); run this by the Python that has torch")
+    if not (name := look.stdout.strip()):
+        raise SuiteError("torch finds no CUDA device here; --tiny tries all stages on the CPU")
+    return name
+
+
+class Suite:
+    """The results in a folder, and the running of stages.
+
+    Args:
+        folder: for `gpu_suite.json`, which is written after each stage, and its summary; stages that are there from an
+            earlier run and do not run again stay.
+        device: name of the device.
+        model: as `Asked.model`.
+        tiny: as `Asked.tiny`.
+
+    Raises:
+        SuiteError: the folder has a file of that name that cannot be read.
+    """
+
+    def __init__(self, folder: Path, device: str, model: str, *, tiny: bool) -> None:
+        self._folder, self._device, self._model, self._tiny = folder, device, model, tiny
+        self._path = folder / "gpu_suite.json"
+        self._results: dict[str, dict[str, Any]] = {}
+        if self._path.exists():
+            try:
+                self._results = dict(json.loads(self._path.read_text(encoding="utf-8"))["stages"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise SuiteError(
+                    f"{self._path} is no result of this program ({error}); delete it, or give another -o"
+                ) from None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, stages: Sequence[Stage], minutes: float) -> bool:
+        """Run stages one after the other, and print what each found; whether all that could run are done.
+
+        Args:
+            stages: which.
+            minutes: for all together; each has its share of them, and what those before it left.
+
+        Raises:
+            KeyboardInterrupt: what the stage had found is kept.
+        """
+        started, share = time.monotonic(), 60 * minutes / sum(stage.seconds for stage in stages)
+        until, well = started, True
+        for stage in stages:
+            until += share * stage.seconds
+            if missing := [name for name in stage.packages if importlib.util.find_spec(name) is None]:
+                result = _KNOWS_NOTHING | {"status": f"skipped: {', '.join(missing)} not installed", "seconds": 0.0}
+            else:
+                result = self._run(stage, max(until - time.monotonic(), _LEAST))
+                well = well and result["status"] == "done"
+            self._keep(stage.name, result)
+            print(*told(stage, result), sep="\n", flush=True)
+            if result["status"] == _INTERRUPTED:
+                raise KeyboardInterrupt
+        if any(stage.name.startswith("generations") for stage in stages):
+            for line in ratios(self._results):
+                print(line, flush=True)
+        return well
+
+    def _run(self, stage: Stage, limit: float) -> dict[str, Any]:
+        """A stage in a process of its own, which is ended at the limit with all that it started."""
+        part, log = (self._folder / f"{stage.name}.{kind}" for kind in ("part.json", "log"))
+        part.unlink(missing_ok=True)
+        started = time.monotonic()
+        settings = environment(tiny=self._tiny)
+        for name, value in stage.environment:
+            settings.pop(name, None)
+            if value is not None:
+                settings[name] = value
+        command = [sys.executable, "-m", "gpu", stage.name, self._model, str(part), *(["tiny"] if self._tiny else [])]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, env=settings, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+            )
+            try:
+                process.wait(limit)
+                status = "done" if process.returncode == 0 else f"failed: exit status {process.returncode}"
+            except subprocess.TimeoutExpired:
+                status = f"stopped at its limit of {limit:.0f} s"
+            except KeyboardInterrupt:
+                status = _INTERRUPTED
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        result = _KNOWS_NOTHING | _read(part) | {"status": status, "seconds": round(time.monotonic() - started, 1)}
+        result |= {"limit": round(limit, 1), "device": self._device, "model": self._model, "tiny": self._tiny}
+        result |= {"measured": datetime.now(UTC).isoformat(timespec="seconds"), "commit": _commit()}
+        if status != "done":
+            result["log"] = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST:]
+        for path in (part, part.with_suffix(".new"), log):
+            path.unlink(missing_ok=True)
+        return result
+
+    def _keep(self, name: str, result: dict[str, Any]) -> None:
+        self._results[name] = result
+        known = {stage.name: stage for stage in STAGES}
+        there = {name: self._results[name] for name in known if name in self._results}
+        _write(self._path, json.dumps({"format": 1, "stages": there}, indent=1) + "\n")
+        lines = [line for name, each in there.items() for line in told(known[name], each)]
+        _write(self._path.with_suffix(".txt"), "\n".join([*lines, *ratios(there)]) + "\n")
+
+
+def told(stage: Stage, result: dict[str, Any]) -> Iterator[str]:
+    """What a stage found, in lines."""
+    yield f"== {stage.name} ({stage.title}): {result['status']}, {result['seconds']:.1f} s"
+    yield from (f"  {line}" for line in result["lines"])
+    yield from (f"  FAILED {line}" for line in result["failed"])
+    yield from (f"  | {line}" for line in result.get("log", ()))
+
+
+def ratios(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """How many times as fast as the peer detgen's whole generations are, and as with equal lengths the mixed ones."""
+    own, peer = (results.get(name, _KNOWS_NOTHING)["found"] for name in ("generations", "generations-peer"))
+    speeds = {
+        name: found["tokens_per_second"]
+        for name, found in (own | peer).items()
+        if isinstance(found, dict) and "tokens_per_second" in found
+    }
+    others = {name.rpartition(", ")[2]: speed for name, speed in speeds.items() if name in peer}
+    for name, speed in speeds.items():
+        who, _, workload = name.rpartition(", ")
+        if name in own and workload in others:
+            yield f"{name}: {speed / others[workload]:.2f} times generate_batch"
+        if workload == "mixed" and f"{who}, equal" in speeds:
+            yield f"{who}: mixed lengths at {speed / speeds[f'{who}, equal']:.2f} of the speed of equal ones"
+
+
+def _read(part: Path) -> dict[str, Any]:
+    """What a stage wrote; nothing if it came to nothing."""
+    try:
+        found: dict[str, Any] = json.loads(part.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def _commit() -> str | None:
+    """Of this checkout; None where git does not know."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    return None

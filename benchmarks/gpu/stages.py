@@ -1,0 +1,49 @@
+"""The stages, those first that decide most. Imports nothing, as whoever starts them needs no libraries."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+_SMALL = tuple(zip(_WORKSPACES, (":16:8", "1"), strict=True))
+_UNSET = tuple((name, None) for name in _WORKSPACES)
+
+
+class Stage(NamedTuple):
+    """A part of the suite.
+
+    Attributes:
+        name: as `--stage` takes it.
+        seconds: that it may take; what the stages before it did not need comes on top.
+        module: of this package.
+        title: what it measures.
+        environment: variables that its process starts with; without those that are None.
+        packages: that have to be there.
+    """
+
+    name: str
+    seconds: int
+    module: str
+    title: str
+    environment: tuple[tuple[str, str | None], ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+_MODELS = ("numpy", "transformers", "psutil")
+_COMMANDS = (*_MODELS, "typer", "rich")
+
+STAGES = (
+    Stage("environment", 20, "environment", "the device, its driver, versions, packages"),
+    Stage("classes", 40, "products", "linear shapes by row count: bits and times, small workspaces", _SMALL),
+    Stage("classes-plain", 40, "products", "the same with the libraries' own workspaces", _UNSET),
+    Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),
+    Stage("kernels", 55, "kernels", "detgen's kernels: right, and in bits over packings", packages=("triton",)),
+    Stage("passes", 50, "passes", "passes of the model by row count", packages=_MODELS),
+    Stage("kernel-times", 45, "kernel_times", "times of detgen's kernels", packages=("triton",)),
+    Stage("trace", 30, "trace", "what runs on the device during a pass", packages=_MODELS),
+    Stage("generations", 75, "generations", "whole generations by detgen", packages=_MODELS),
+    Stage("generations-peer", 40, "generations", "the same by transformers' generate_batch", packages=_MODELS),
+    Stage("quick", 55, "commands", "detgen verify-determinism --quick", packages=_COMMANDS),
+    Stage("probe", 20, "commands", "detgen verify-determinism --probe", packages=_COMMANDS),
+    Stage("cuda-tests", 35, "commands", "the tests marked cuda", packages=(*_COMMANDS, "pytest", "hypothesis")),
+)

@@ -1,0 +1,86 @@
+"""Times on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from statistics import median
+
+import torch
+
+_ROUNDS = 7
+_LAUNCHES = 16  # of a round, at least, unless they take longer than
+_LONG = 0.02  # seconds
+_WAKING = 0.5  # seconds
+_CYCLES = 2e9  # a second, of a fast multiprocessor
+_HELD = 512 << 20  # bytes of operands that are too many for any L2 cache, several times over
+
+
+def seconds_each(functions: Sequence[Callable[[], object]]) -> float:
+    """Seconds that the device takes for a function, of some that run one after the other; the median of rounds.
+
+    Functions that read memory of their own do not find it in the L2 cache. On CUDA the launches of a round wait until
+    all have been made, so that what the host needs for a launch does not count.
+    """
+    for function in functions:
+        function()  # compiles, chooses kernels, allocates
+    if not torch.cuda.is_available():
+        return _on_host(functions)
+    _wake()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for function in functions:
+        function()
+    launching = time.perf_counter() - started
+    torch.cuda.synchronize()
+    once = time.perf_counter() - started
+    times = max(min(-(-_LAUNCHES // len(functions)), int(_LONG / once)), 1)
+    hold = getattr(torch.cuda, "_sleep", None)
+    found: list[float] = []
+    for _ in range(_ROUNDS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if hold is not None:
+            hold(int(_CYCLES * min(1.5 * times * launching + 5e-5, _LONG)))
+        first.record()
+        for _ in range(times):
+            for function in functions:
+                function()
+        last.record()
+        last.synchronize()
+        found.append(first.elapsed_time(last) / 1e3)
+    return median(found) / (times * len(functions))
+
+
+@cache
+def _wake() -> None:
+    """Once a process, work until the device has raised its clocks."""
+    x = torch.randn(4096, 4096, device="cuda")
+    until = time.perf_counter() + _WAKING
+    while time.perf_counter() < until:
+        x.sin()
+        torch.cuda.synchronize()
+
+
+def _on_host(functions: Sequence[Callable[[], object]]) -> float:
+    started = time.perf_counter()
+    for function in functions:
+        function()
+    return (time.perf_counter() - started) / len(functions)
+
+
+def host_seconds(function: Callable[[], object], rounds: int) -> float:
+    """Seconds of a function that waits for the device itself; the median of rounds, after two."""
+    found = []
+    for _ in range(rounds + 2):
+        started = time.perf_counter()
+        function()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return median(found[2:])
+
+
+def copies(size: int, *, tiny: bool, most: int = 64) -> int:
+    """How many operands of `size` bytes to take turns with."""
+    return 2 if tiny else max(min(-(-_HELD // max(size, 1)), most), 1)

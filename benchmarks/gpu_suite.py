@@ -1,0 +1,96 @@
+"""What a GPU makes of detgen, in one program: the vendor's kernels, detgen's own, passes, generations, checks.
+
+    python benchmarks/gpu_suite.py                        # everything, within 9 minutes on an H100
+    python benchmarks/gpu_suite.py --stage classes --stage kernels --minutes 3
+    python benchmarks/gpu_suite.py --list                 # the stages, those first that decide most
+    python benchmarks/gpu_suite.py --tiny                 # all stages on the CPU, with small shapes: tries this program
+
+It needs torch and this checkout, but no network; detgen need not be installed. A stage whose packages are lacking is
+skipped. Each stage runs in a process of its own and is stopped at its limit. After each, `gpu_suite.json` and its
+summary, `gpu_suite.txt`, are written to `benchmarks/results/<device>/`, or to `-o DIR`; stages that are there from
+earlier runs stay until they run again. The summary is printed, too.
+
+Exit status: 0 all done, 1 a stage failed or was stopped (the others ran), 2 no CUDA device or wrong usage, 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+_HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(_HERE.parent)]  # where detgen is not installed
+
+from gpu.running import Suite, SuiteError, device_name  # noqa: E402
+from gpu.stages import STAGES  # noqa: E402
+
+from detgen.bench.random_weights import settings_of  # noqa: E402
+from detgen.errors import BenchError  # noqa: E402
+
+
+def minutes_of(text: str) -> float:
+    """A number of minutes that is more than 0."""
+    minutes = float(text)
+    if not (minutes > 0 and math.isfinite(minutes)):
+        raise ValueError
+    return minutes
+
+
+minutes_of.__name__ = "number of minutes"  # as argparse calls it
+
+
+def folder_of(device: str) -> Path:
+    """Where results of a device are kept."""
+    return _HERE / "results" / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the stages that are asked for; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("--stage", action="append", choices=names, metavar="NAME", help="run only this one; repeatable")
+    parser.add_argument("--list", action="store_true", help="list the stages, their limits and what they measure")
+    parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, kernels in Triton's interpreter")
+    model = "configuration whose shapes are measured, as of detgen bench (default: llama-3.1-8b, with --tiny tiny)"
+    parser.add_argument("--random-weights", metavar="NAME", help=model)
+    share = "for all stages together; each has its share (default: the sum that --list shows)"
+    parser.add_argument("--minutes", type=minutes_of, metavar="M", help=share)
+    parser.add_argument("--output", "-o", type=Path, metavar="DIR", help="folder of the results")
+    args = parser.parse_args(arguments)
+    stages = [stage for stage in STAGES if args.stage is None or stage.name in args.stage]
+    if args.list:
+        for stage in stages:
+            print(f"{stage.name:<17}{stage.seconds:>4} s  {stage.title}")
+        print(f"{'together':<17}{sum(stage.seconds for stage in stages):>4} s")
+        return 0
+    minutes = args.minutes or sum(stage.seconds for stage in stages) / 60
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        model = args.random_weights or ("tiny" if args.tiny else "llama-3.1-8b")
+        settings_of(model)
+        device = "tiny" if args.tiny else device_name()
+        folder = args.output or (Path("gpu-suite-out") if args.tiny else folder_of(device))
+        well = Suite(folder, device, model, tiny=args.tiny).run(stages, minutes)
+    except (SuiteError, BenchError, OSError) as error:
+        print(f"gpu_suite: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("gpu_suite: interrupted; what was measured is kept", file=sys.stderr)
+        return 130
+    print(f"written to {folder / 'gpu_suite.json'}")
+    return 0 if well else 1
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    """Let the stage that runs be ended, too."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
