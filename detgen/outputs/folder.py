@@ -193,7 +193,7 @@ class OutputFolder:
         Raises:
             OutputError: they are not.
         """
-        for name in (OUTPUTS, ACCEPTANCE):
+        for name in manifest["files"]:
             reason = None
             try:
                 with self.directory.reader(name) as file:

@@ -92,6 +92,7 @@ class Prompts(ABC):
         echo: bool = False,
         seed_per_line: bool = False,
         say: Callable[[str], None] | None = None,
+        parse: Callable[..., Request | BadLine] = parse_record,
     ) -> Iterator[Request | BadLine]:
         """The first `limit` requests, in input order.
 
@@ -101,6 +102,7 @@ class Prompts(ABC):
             echo: whether outputs repeat their prompts.
             seed_per_line: derive the seed of a record that sets none from the default and its id (`line_seed`).
             say: is told, a line each, what a person should hear of the input.
+            parse: what makes a request of a record, as `parse_record` does.
 
         Raises:
             PromptsError: the input, or the rest of it, cannot be read.
@@ -113,8 +115,8 @@ class Prompts(ABC):
             except RequestError as error:
                 yield BadLine(index=index, line=line, id=number, error=f"{self.name}:{line}: {error}")
                 continue
-            found = parse_record(record, index=index, line=line, name=self.name, defaults=defaults, number=number)
-            if notices is not None:
+            found = parse(record, index=index, line=line, name=self.name, defaults=defaults, number=number)
+            if notices is not None and parse is parse_record:
                 notices.record(record, line)
             if isinstance(found, Request):
                 if seed_per_line and isinstance(record, dict) and record.get("seed") is None:
