@@ -14,13 +14,14 @@ from detgen.audit.claims import check_files, check_input, check_profile, check_s
 from detgen.audit.judging import judge
 from detgen.audit.lines import Derivation
 from detgen.audit.result import AuditResult
+from detgen.audit.scores import ScoreDerivation
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError, PromptsError
 from detgen.outputs import sampling_params
 from detgen.progress import Observer, Progress
-from detgen.prompts import BadLine, Prompts, open_prompts, spooled_prompts
+from detgen.prompts import BadLine, Prompts, open_prompts, read_scores, spooled_prompts
 
 # Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -69,6 +70,7 @@ class Audit:
     def __init__(self, folder: Path, manifest: dict[str, Any], engine: Engine, prompts: str | None) -> None:
         self._folder, self._manifest, self._engine = folder, manifest, engine
         self._given = prompts
+        self._stopped = manifest["status"] != "finished"
         self.result = AuditResult()
 
     def run(self, observer: Observer) -> AuditResult:
@@ -83,11 +85,15 @@ class Audit:
         dtypes = {manifest["profile"]["dtype"], self._engine.profile()["dtype"]}
         result.tolerance = max(TOLERANCE.get(d, 5e-2) for d in dtypes)
         prompts = self._prompts()
-        stopped = manifest["status"] != "finished"
-        derivation = Derivation(self._engine, self._folder, prompts.name, stopped=stopped, result=result)
+        derivation: Derivation | ScoreDerivation
+        if manifest.get("command") == "score":
+            derivation = ScoreDerivation(self._engine, self._folder, prompts.name, stopped=self._stopped, result=result)
+            judged = derivation.check(self._scores(prompts))
+        else:
+            derivation = Derivation(self._engine, self._folder, prompts.name, stopped=self._stopped, result=result)
+            judged = map(self._report, judge(self._engine, derivation.check(self._items(prompts))))
         started = time.perf_counter()
-        for done, audited in enumerate(judge(self._engine, derivation.check(self._items(prompts))), start=1):
-            self._report(audited)
+        for done, _ in enumerate(judged, start=1):
             result.seconds = time.perf_counter() - started
             observer.progress(Progress(done, None, "samples", result.seconds, figures=(f"{result.faults:,} faults",)))
         if "summary" in manifest and derivation.whole:
@@ -117,6 +123,11 @@ class Audit:
         parameters = self._manifest["parameters"]
         seed_per_line, echo = (parameters[name] for name in ("seed_per_line", "echo"))
         return prompts.read(sampling_params(parameters), parameters["limit"], echo=echo, seed_per_line=seed_per_line)
+
+    def _scores(self, prompts: Prompts) -> Iterator[Request | BadLine]:
+        """The prompts of a folder of scores."""
+        parameters = self._manifest["parameters"]
+        return read_scores(prompts, parameters["limit"], echo=parameters["echo"])
 
     def _report(self, audited: Audited) -> None:
         """Note the tokens and log-probabilities that are not what the logits give."""

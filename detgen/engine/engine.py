@@ -30,7 +30,7 @@ from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.scored import ScoreEncoder
 from detgen.engine.scores import Scorable, Score, ScoreRequest, score_requests_of
-from detgen.engine.scoring import Scoring
+from detgen.engine.scoring import ScoreTrace, Scoring
 from detgen.engine.sequence import Sequence
 from detgen.engine.showing import call
 from detgen.engine.stats import EngineStats
@@ -321,11 +321,12 @@ class Engine:
         done = [score for batch in self.score_stream(requests) for score in batch]
         return sorted(done, key=lambda score: (order[id(score.request)], score.sample))
 
-    def score_stream(self, requests: Iterable[ScoreRequest]) -> Iterator[list[Score]]:
+    def score_stream(self, requests: Iterable[ScoreRequest], trace: ScoreTrace | None = None) -> Iterator[list[Score]]:
         """Score requests while reading them, as `stream` completes them.
 
         Args:
             requests: read as slots become free, about one batch ahead.
+            trace: sees the logits of scored tokens.
 
         Yields:
             After each pass, the scores that it completed, often none.
@@ -335,7 +336,12 @@ class Engine:
         """
         refused: list[Score] = []
         sequences = self._score_encoder.all(requests, refused)
-        return self._rounds(sequences, lambda: _before(refused, self._scoring.step()), self._scoring.clear)
+
+        def step() -> list[Score]:
+            self._scoring.trace = trace
+            return _before(refused, self._scoring.step())
+
+        return self._rounds(sequences, step, self._scoring.clear)
 
     def _rounds(
         self, sequences: Iterator[Sequence], step: Callable[[], list[_Done]], clear: Callable[[], None]

@@ -7,6 +7,7 @@ beginnings of prompts are. Knows no files and no models.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -24,6 +25,9 @@ from detgen.passes.packing import Shapes, Window, Windows
 
 _NONE = Windows.of(())
 
+# Told of logits, float32 [n, vocabulary], before a sequence's scored tokens first, first + 1, ... are judged by them.
+ScoreTrace = Callable[[ScoredSequence, int, torch.Tensor], None]
+
 
 class Scoring:
     """Reads scored sequences pass by pass until they end.
@@ -34,6 +38,9 @@ class Scoring:
         scheduler: assigns slots and rows; has scored sequences only.
         stats: counters to update.
         ahead: reads the prompts of a thinking model; None if the target does not think.
+
+    Attributes:
+        trace: sees the logits of scored tokens; None for no trace.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class Scoring:
         self._stats = stats
         self._ahead = ahead
         self._done: list[Score] = []
+        self.trace: ScoreTrace | None = None
 
     @torch.inference_mode()
     def step(self) -> list[Score]:
@@ -87,6 +95,11 @@ class Scoring:
             broken: rows of the pass whose hidden states are not finite.
         """
         read: list[tuple[ScoredSequence, Window]] = [(self._sequence(w.slot), w) for w in windows]
+        if self.trace is not None:
+            at = 0
+            for seq, window in read:
+                self.trace(seq, len(seq.found), logits[at : at + window.logits])
+                at += window.logits
         finite, logprobs, greedy = _judged(logits, list(chain.from_iterable(_behind(seq, w) for seq, w in read)))
         row = asked = 0
         for seq, window in read:

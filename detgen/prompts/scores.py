@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from detgen.engine.request import Request, SamplingParams
 from detgen.engine.scores import ScoreRequest
 from detgen.errors import RequestError
+from detgen.prompts.base import Prompts
 from detgen.prompts.keys import ALIASES, CONTENTS, PARAMS
 from detgen.prompts.record import BadLine, parse_record
 from detgen.prompts.values import check_depth, check_text, kind
 
 _OWN = ("text", "completion", "completions")
+
+
+def read_scores(
+    prompts: Prompts, limit: int | None = None, *, echo: bool = False, say: Callable[[str], None] | None = None
+) -> Iterator[Request | BadLine]:
+    """The first `limit` requests to score, in input order; arguments and errors as those of `Prompts.read`.
+
+    A line of plain text is a text to be scored as a whole. So is what stands in a column that the user names, where
+    there are no completions beside it.
+    """
+    parse = partial(parse_score, texts=prompts.format == "txt" or prompts.column is not None)
+    return prompts.read(SamplingParams(), limit, echo=echo, say=say, parse=parse)
 
 
 def parse_score(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,7 +13,7 @@ from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scores import Score, ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.outputs import Totals
-from detgen.prompts import BadLine, Prompts, parse_score
+from detgen.prompts import BadLine, Prompts, read_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ class ScoreConfig:
 
     def items(self, source: Prompts, say: Callable[[str], None] | None = None) -> Iterator[Request | BadLine]:
         """What there is to score, in input order; `say` is told what a person should hear of it."""
-        parse = partial(parse_score, texts=source.format == "txt" or source.column is not None)
-        return source.read(SamplingParams(), self.limit, echo=self.echo, say=say, parse=parse)
+        return read_scores(source, self.limit, echo=self.echo, say=say)
 
     def stream(self, engine: EngineLike, requests: Iterable[Any]) -> Iterator[list[Score]]:
         """Score requests."""
