@@ -205,6 +205,11 @@ class Engine:
         return self._target.vocabulary
 
     @property
+    def context(self) -> int:
+        """Most positions of a sequence."""
+        return self._target.context
+
+    @property
     def thinks(self) -> bool:
         """Whether the target thinks while it reads."""
         return self._prepared.thinking is not None

@@ -64,7 +64,9 @@ def test_untouched(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
     result = audit(folder)
     assert result.findings == []
     assert (result.samples, result.missing, result.other_profile) == (7, 0, [])
-    assert result.tokens == sum(json.loads(line).get("completion_tokens", 0) for line in (folder / "outputs.jsonl").open())
+    assert result.tokens == sum(
+        json.loads(line).get("completion_tokens", 0) for line in (folder / "outputs.jsonl").open()
+    )
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,10 @@ def test_records(tmp_path: Path, record: dict[str, Any], expected: dict[str, Any
 @pytest.mark.parametrize(
     ("record", "error"),
     [
-        ({"prompt": "a"}, "there is neither completion nor completions; a text to be scored as a whole is given as text"),
+        (
+            {"prompt": "a"},
+            "there is neither completion nor completions; a text to be scored as a whole is given as text",
+        ),
         ({"completion": "b"}, "neither prompt nor messages is given"),
         ({"prompt": "", "completion": "b"}, "prompt is empty"),
         ({"prompt": 3, "completion": "b"}, "prompt must be a string, got a number"),
@@ -70,8 +73,14 @@ def test_records(tmp_path: Path, record: dict[str, Any], expected: dict[str, Any
         ({"prompt": "a", "completions": ["b", None]}, "completions[1] must be a string, got null"),
         ({"prompt": "a", "completions": ["b", ""]}, "completions[1] is empty"),
         ({"prompt": "a", "completions": ["\ud800"]}, "completions[0] holds half a character, \\ud800 at position 0"),
-        ({"prompt": "a", "completion": "b", "completions": ["b"]}, "both completion and completions are given; give one"),
-        ({"prompt": "a", "text": "b"}, "both prompt and text are given; give a prompt with completions, or a text alone"),
+        (
+            {"prompt": "a", "completion": "b", "completions": ["b"]},
+            "both completion and completions are given; give one",
+        ),
+        (
+            {"prompt": "a", "text": "b"},
+            "both prompt and text are given; give a prompt with completions, or a text alone",
+        ),
         ({"text": "b", "completion": "c"}, "both completion and text are given; give a prompt with completions"),
         ({"text": ["b"]}, "text must be a string, got a list"),
         ({"text": ""}, "text is empty"),

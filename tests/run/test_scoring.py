@@ -126,9 +126,7 @@ def test_the_same_bytes_in_any_batch(tmp_path: Path, prompts: Path, engine: Engi
 
 
 @pytest.mark.parametrize("stop", [1, 4, 9, 15])
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    tmp_path: Path, prompts: Path, engine: Engine, stop: int
-) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, prompts: Path, engine: Engine, stop: int) -> None:
     """After Ctrl-C and after a crash; what was finished is not scored again."""
     small = engine.with_settings(batch_size=2)
     whole = score(prompts, tmp_path / "whole", small)
