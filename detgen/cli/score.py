@@ -36,7 +36,17 @@ def score_command(
             " prompt_token_ids) with a completion or a list of completions, or a text by itself.",
         ),
     ],
-    target: options.Target = None,
+    target: Annotated[
+        str | None,
+        options.model_option(
+            "--target",
+            "--model",
+            metavar="MODEL",
+            show_default="the embedded one",
+            help="The model that scores: a folder, a GGUF file, a Hugging Face name, or demo-thinking, the embedded one"
+            " that thinks while it reads.",
+        ),
+    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     target_quant: options.TargetQuant = "none",

@@ -1,163 +1,99 @@
-"""detgen in EleutherAI's harness: local tasks, the same results in every batch, and those of the harness's own model."""
+"""The harness's model without the harness: what it asks of the engine, and what it makes of the answers."""
 
 from __future__ import annotations
 
-import json
+import importlib
 import math
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.engine_inputs import code, ids
+from helpers.engine_inputs import PROMPTS, code, ids
 
-lm_eval = pytest.importorskip("lm_eval", reason="the harness is not installed: pip install 'detgen[lm-eval]'")
-
-from lm_eval.api.instance import Instance  # noqa: E402
-from lm_eval.models.huggingface import HFLM  # noqa: E402
-from lm_eval.tasks import TaskManager  # noqa: E402
-
-from detgen import Engine  # noqa: E402
-from detgen.errors import EngineError, RequestError  # noqa: E402
-from detgen.integrations.lm_eval import DetgenLM  # noqa: E402
+from detgen import Engine, ScoreRequest
+from detgen.errors import EngineError, RequestError
 
 pytestmark = pytest.mark.usefixtures("probed_once")
 
-TOLERANCE = 1e-4
-
-COMMON = """
-dataset_path: json
-dataset_kwargs: {data_files: {test: "FOLDER/docs.jsonl"}, cache_dir: "FOLDER/cache"}
-test_split: test
-"""
-TASKS = {
-    "choosing": """
-output_type: multiple_choice
-doc_to_text: "{{start}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: 0
-metric_list: [{metric: acc}, {metric: acc_norm}]
-num_fewshot: 0
-""",
-    "reading": """
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{text}}"
-metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}]
-""",
-    "writing": """
-output_type: generate_until
-doc_to_text: "{{start}}"
-doc_to_target: "{{rest}}"
-generation_kwargs: {until: ["\\n"], max_gen_toks: 12, do_sample: false}
-metric_list: [{metric: bleu}]
-""",
-}
+STAND_INS = Path(__file__).parent / "stand_ins"
 
 
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Functions to be chosen, read and written, and the tasks that say so."""
-    folder = tmp_path_factory.mktemp("tasks")
-    texts = code(16)
-    docs = []
-    for i, text in enumerate(texts):
-        start, rest = text[: len(text) // 2], text[len(text) // 2 :]
-        others = [texts[(i + step) % len(texts)][: len(rest)] for step in (1, 2, 3)]
-        docs.append({"start": start, "rest": rest, "choices": [rest, *others], "text": text})
-    (folder / "docs.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-    for name, task in TASKS.items():
-        (folder / f"{name}.yaml").write_text(f"task: {name}\n{COMMON.replace('FOLDER', str(folder))}{task}")
-    return folder
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, on a stand-in for the harness."""
+    for name in loaded():
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    yield importlib.import_module("detgen.integrations.lm_eval")
+    for name in loaded():
+        del sys.modules[name]
 
 
-@pytest.fixture(scope="module")
-def hf(demo_models: Any) -> HFLM:
-    return HFLM(pretrained=str(demo_models.target), device="cpu", dtype="float32", batch_size=4)
+def loaded() -> list[str]:
+    """The harness's modules, and the one that uses it, as far as they are loaded."""
+    return [name for name in sys.modules if name.split(".")[0] == "lm_eval" or name == "detgen.integrations.lm_eval"]
 
 
-def evaluate(model: Any, tasks: Path, *names: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """The results of tasks, and what the model said of each document."""
-    found = lm_eval.simple_evaluate(
-        model,
-        tasks=list(names),
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        bootstrap_iters=0,
-        log_samples=True,
-    )
-    said = {
-        name: [(sample["resps"], sample["doc_id"]) for sample in sorted(found["samples"][name], key=_document)]
-        for name in names
-    }
-    return found["results"], said
+def instances(*asked: tuple[Any, ...]) -> list[Any]:
+    return [SimpleNamespace(args=args) for args in asked]
 
 
-def _document(sample: dict[str, Any]) -> int:
-    return int(sample["doc_id"])
+def test_it_is_registered(model: Any) -> None:
+    from lm_eval.api.registry import MODELS  # the stand-in's
+
+    assert list(MODELS.items()) == [("detgen", model.DetgenLM)]
 
 
-def test_tasks_have_the_same_results_in_every_batch(engine: Engine, tasks: Path, hf: HFLM) -> None:
-    """Equal as they are, not only nearly; beside the harness's own model, equal but for rounding."""
-    first = None
+def test_without_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in loaded():
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ImportError, match=r"the harness is not installed .*: pip install 'detgen\[lm-eval\]'"):
+        importlib.import_module("detgen.integrations.lm_eval")
+
+
+def test_log_likelihoods(model: Any, engine: Engine) -> None:
+    """The same in every batch, in the order in which they were asked for; the harness's cache hears of each."""
+    asked = [((f"c{i}", "x"), list(ids(3 + 20 * (i % 4))), list(ids(1 + i % 5, i + 1))) for i in range(12)]
+    want = [
+        (score.logprob, score.is_greedy)
+        for _, context, continuation in asked
+        for score in engine.score(ScoreRequest(0, 0, token_ids=tuple(context), completions=(tuple(continuation),)))
+    ]
     for size in (1, 3, 16):
-        plain = engine.with_settings(prefix_cache=size != 3)
-        results, said = evaluate(DetgenLM(engine=plain, batch_size=size), tasks, *TASKS)
-        first = first or (results, said)
-        assert repr((results, said)) == repr(first), size
-    assert first is not None
-    results, said = first
-    theirs, they_said = evaluate(hf, tasks, *TASKS)
-    assert said["writing"] == they_said["writing"]
-    for name in ("choosing", "reading"):
-        for (mine, doc), (own, same) in zip(said[name], they_said[name], strict=True):
-            assert doc == same
-            for a, b in zip(_numbers(mine), _numbers(own), strict=True):
-                assert a == pytest.approx(b, rel=TOLERANCE, abs=TOLERANCE)
-    for name, metrics in results.items():
-        for metric, value in metrics.items():
-            if isinstance(value, float):
-                assert value == pytest.approx(theirs[name][metric], rel=TOLERANCE), (name, metric)
-    assert 0.25 < results["choosing"]["acc,none"] <= 1
-    assert 1 < results["reading"]["byte_perplexity,none"] < 8
+        lm = model.DetgenLM(engine=engine, batch_size=size)
+        assert lm._loglikelihood_tokens(asked, disable_tqdm=True) == want
+        assert lm.cache_hook.told == [
+            ("loglikelihood", pair, found) for (pair, _, _), found in zip(asked, want, strict=True)
+        ]
 
 
-def _numbers(said: Any) -> list[float]:
-    """Whatever the answers to a document hold."""
-    if isinstance(said, list | tuple):
-        return [number for part in said for number in _numbers(part)]
-    return [float(said)]
+def test_whole_texts(model: Any, engine: Engine) -> None:
+    """In windows of the model's context, or of a shorter one that is asked for."""
+    texts = ["".join(code(40)), "x", "", code(1)[0]]
+    lm = model.DetgenLM(engine=engine)
+    found = lm.loglikelihood_rolling(instances(*((text,) for text in texts)), disable_tqdm=True)
+    assert found == [engine.score(text)[0].logprob if text else 0.0 for text in texts]
+    assert lm.cache_hook.told == [
+        ("loglikelihood_rolling", (text,), value) for text, value in zip(texts, found, strict=True)
+    ]
+    short = model.DetgenLM(engine=engine, max_length=100).loglikelihood_rolling(
+        instances((texts[0],)), disable_tqdm=True
+    )
+    assert short[0] < found[0]
 
 
-def test_scores_are_those_of_the_harness(engine: Engine, hf: HFLM) -> None:
-    """Token by token the same question: white space, empty contexts, texts and prompts that are too long."""
-    lm = DetgenLM(engine=engine, batch_size=5)
-    long = "".join(code(40))
-    pairs = [("def f", "(x):"), ("x =\n ", "1"), ("", "import os"), ("a", " b" * 30), (long, " pass"), ("é", "è\n")]
-    instances = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
-    mine, own = lm.loglikelihood(instances, disable_tqdm=True), hf.loglikelihood(instances, disable_tqdm=True)
-    for (a, greedy), (b, theirs) in zip(mine, own, strict=True):
-        assert a == pytest.approx(b, rel=TOLERANCE, abs=TOLERANCE)
-        assert greedy == theirs
-    assert len(lm.tok_encode(long)) > lm.max_length == 1024
-    texts = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate((long, "x", code(1)[0]))]
-    short = DetgenLM(engine=engine, max_length=100)
-    hf_short = HFLM(pretrained=hf.model, tokenizer=hf.tokenizer, max_length=100, batch_size=2)
-    for ours, harness in ((lm, hf), (short, hf_short)):
-        found = ours.loglikelihood_rolling(texts, disable_tqdm=True)
-        assert found == pytest.approx(harness.loglikelihood_rolling(texts, disable_tqdm=True), rel=TOLERANCE)
-    assert lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("",), 0)], disable_tqdm=True) == [0.0]
+def generate(lm: Any, context: str, **asked: Any) -> str:
+    (text,) = lm.generate_until(instances((context, asked)), disable_tqdm=True)
+    return str(text)
 
 
-def generate(lm: DetgenLM, context: str, **asked: Any) -> str:
-    (text,) = lm.generate_until([Instance("generate_until", {}, (context, asked), 0)], disable_tqdm=True)
-    return text
-
-
-def test_generation(engine: Engine, hf: HFLM) -> None:
+def test_generation(model: Any, engine: Engine) -> None:
     """Parameters under the names that tasks use; greedy unless they say otherwise."""
-    lm = DetgenLM(engine=engine, max_gen_toks=9)
+    lm = model.DetgenLM(engine=engine, max_gen_toks=9)
     context = code(1)[0]
     plain = generate(lm, context)
     assert plain == engine.generate(context, max_tokens=9)[0].text
@@ -167,39 +103,45 @@ def test_generation(engine: Engine, hf: HFLM) -> None:
     assert generate(lm, context, until=until) == generate(lm, context, until=[until, ""]) == plain.split(until)[0]
     sampled = generate(lm, context, do_sample=True, temperature=1.5, seed=3)
     assert sampled == engine.generate(context, max_tokens=9, temperature=1.5, seed=3)[0].text != plain
+    assert generate(lm, context, temperature=1.5, seed=3) == sampled
     assert generate(lm, context, do_sample=True, top_k=1) == plain
-    assert generate(lm, "".join(code(40)), max_gen_toks=5) == _theirs(hf, "".join(code(40)), max_gen_toks=5)
+    done = lm.generate_until(instances(*((p, {"max_gen_toks": 4}) for p in PROMPTS)), disable_tqdm=True)
+    assert done == [c.text for c in engine.generate(PROMPTS, max_tokens=4)]
+    assert len(lm.tok_encode("".join(code(40)))) > lm.max_length
+    assert generate(lm, "".join(code(40))) == generate(lm, "".join(code(40)), max_gen_toks=9)
     with pytest.raises(RequestError, match="num_beams: detgen has no such parameter of a generation"):
         generate(lm, context, num_beams=4)
     with pytest.raises(RequestError, match="max_gen_toks must be below 1024, got 1024"):
         generate(lm, context, max_gen_toks=1024)
 
 
-def _theirs(hf: HFLM, context: str, **asked: Any) -> str:
-    (text,) = hf.generate_until([Instance("generate_until", {}, (context, asked), 0)], disable_tqdm=True)
-    return str(text)
-
-
-def test_what_the_model_has_no_room_for(engine: Engine) -> None:
-    lm = DetgenLM(engine=engine, max_length=20)
-    (found,) = lm._loglikelihood_tokens([(("", ""), list(ids(50)), list(ids(20)))], disable_tqdm=True)
-    assert math.isfinite(found[0])
-    with pytest.raises(RequestError, match="request 0 has 5 tokens of context and 21 of continuation, .* room for 20"):
+def test_what_the_model_has_no_room_for(model: Any, engine: Engine) -> None:
+    """A context loses its beginning; a continuation that does not fit is refused."""
+    lm = model.DetgenLM(engine=engine, max_length=20)
+    (long,) = lm._loglikelihood_tokens([(("", ""), list(ids(50)), list(ids(20)))], disable_tqdm=True)
+    (cut,) = lm._loglikelihood_tokens([(("", ""), list(ids(50)[-1:]), list(ids(20)))], disable_tqdm=True)
+    assert long == cut
+    assert math.isfinite(long[0])
+    with pytest.raises(RequestError, match=r"request 0 has 5 tokens of context and 21 of continuation, .* for 20"):
         lm._loglikelihood_tokens([(("", ""), list(ids(5)), list(ids(21)))], disable_tqdm=True)
     with pytest.raises(RequestError, match="5 tokens of context and 0 of continuation"):
         lm._loglikelihood_tokens([(("", ""), list(ids(5)), [])], disable_tqdm=True)
+    with pytest.raises(RequestError, match="request 0: token_ids must be from 0 to 4095"):
+        lm._loglikelihood_tokens([(("", ""), [4096], [1])], disable_tqdm=True)
 
 
-def test_settings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings(model: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the harness's command line, and any of detgen's."""
     made: list[Any] = []
-    monkeypatch.setattr(
-        "detgen.integrations.lm_eval.Engine",
-        lambda *a, **named: made.append((a, named)) or engine,  # type: ignore[func-returns-value]
-    )
-    DetgenLM.create_from_arg_string(
-        "pretrained=folder,dtype=float32,kv_memory=1000", {"batch_size": "4", "max_batch_size": None, "device": "cpu"}
-    )
-    DetgenLM(batch_size="auto", device="cuda:0")
+
+    def build(*given: Any, **named: Any) -> Engine:
+        made.append((given, named))
+        return engine
+
+    monkeypatch.setattr(model, "Engine", build)
+    named = {"pretrained": "folder", "dtype": "float32", "kv_memory": 1000}
+    model.DetgenLM.create_from_arg_obj(named, {"batch_size": "4", "max_batch_size": None, "device": "cpu"})
+    model.DetgenLM(batch_size="auto", device="cuda:0")
     assert made == [
         (("folder",), {"dtype": "float32", "kv_memory": 1000, "batch_size": 4, "device": "cpu"}),
         ((None,), {}),
@@ -210,37 +152,7 @@ def test_settings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"engine": engine, "dtype": "float16"}, "dtype cannot change on loaded models"),
     ):
         with pytest.raises(EngineError, match=said):
-            DetgenLM(**wrong)
-
-
-def test_the_command_line(tasks: Path, tmp_path: Path) -> None:
-    """The harness's own, with detgen among its models."""
-    words = ["run", "--model", "detgen", "--model_args", "drafter=none,kv_memory=30000000", "--tasks", "reading"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "detgen.integrations.lm_eval",
-            *words,
-            "--include_path",
-            tasks,
-            "--output_path",
-            tmp_path,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "byte_perplexity" in done.stdout
-    (written,) = tmp_path.rglob("results_*.json")
-    assert json.loads(written.read_text())["config"]["detgen_profile"]["arithmetic"] == "detgen-1"
-
-
-def test_chats(engine: Engine) -> None:
-    lm = DetgenLM(engine=engine)
-    chat = [{"role": "user", "content": "sort a list"}]
-    template: Callable[..., Any] = engine.tokenizer.apply_chat_template
-    assert lm.apply_chat_template(chat) == template(chat, tokenize=False, add_generation_prompt=True)
-    assert lm.chat_template(True) == engine.tokenizer.chat_template
-    assert lm.tokenizer_name
+            model.DetgenLM(**wrong)
+    lm = model.DetgenLM(engine=engine)
+    assert lm.get_model_info() == {"detgen_profile": engine.profile(), "deterministic": True}
+    assert lm.tok_encode("<|endoftext|>a") == [engine.tokenizer.eos_token_id, *engine.tokenizer.encode("a")]

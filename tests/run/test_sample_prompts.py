@@ -29,6 +29,7 @@ KNOWN = {
     ("chat.jsonl", "0.8"): "9487db59ad586dff29986daa927825bb32d91e51f9e0de2dba938e6b370911f6",
     ("coin_flips.jsonl", "0"): "e8a1fc002ae8b4c7a17ad4d554b65dd5c8b28822986ae83da9239118afe577b1",
 }
+SCORES = "079fb7443db266706bf8cb1498b18ee6f2183104e27abf4454a0623a7bbb85bd"
 
 if library.best_build() is None:
     pytest.skip("the pass was not built", allow_module_level=True)
@@ -45,9 +46,9 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     choosing._library.cache_clear()
 
 
-def digest(folder: Path, file: str, *options: str) -> str:
+def digest(folder: Path, file: str, *options: str, command: str = "run") -> str:
     target = ["--target", "demo-thinking"] if file == "coin_flips.jsonl" else []
-    arguments = ["run", str(PROMPTS / file), "-o", str(folder), "-q", "--kv-memory", "128MiB", *target, *options]
+    arguments = [command, str(PROMPTS / file), "-o", str(folder), "-q", "--kv-memory", "128MiB", *target, *options]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     return hashlib.sha256((folder / "outputs.jsonl").read_bytes()).hexdigest()
@@ -58,6 +59,11 @@ def test_outputs_are_known(tmp_path: Path, build: str, file: str, temperature: s
     if build == "plain" and (file, temperature) not in (("mistakes.jsonl", "0"), ("prompts.txt", "0.8")):
         pytest.skip("takes long without vectors")
     assert digest(tmp_path, file, "--max-tokens", "32", "--temperature", temperature) == KNOWN[file, temperature]
+
+
+@pytest.mark.parametrize("size", ["1", "16"])
+def test_scores_are_known(tmp_path: Path, build: str, size: str) -> None:
+    assert digest(tmp_path, "scores.jsonl", "--batch-size", size, command="score") == SCORES
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model", "self"])
