@@ -17,8 +17,10 @@ lm_eval = pytest.importorskip("lm_eval", reason="the harness is not installed: p
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # noqa: E402
 
 from detgen import Engine  # noqa: E402
+from detgen.engine.joining import rolling_windows  # noqa: E402
 from detgen.integrations.lm_eval import DetgenLM  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("probed_once")
@@ -187,3 +189,17 @@ def test_chats(engine: Engine) -> None:
     assert lm.apply_chat_template(chat) == template(chat, tokenize=False, add_generation_prompt=True)
     assert lm.chat_template(True) == engine.tokenizer.chat_template
     assert lm.tokenizer_name
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 30])
+def test_windows_are_those_of_the_harness(length: int) -> None:
+    tokens = list(range(length))
+    windows = map(make_disjoint_window, get_rolling_token_windows(tokens, 99, 8, 1))
+    assert [(w.tokens[: -w.scored], w.tokens[-w.scored :]) for w in rolling_windows(tokens, 99, 8)] == list(windows)
+
+
+def test_prompts_and_completions_are_joined_as_in_the_harness(engine: Engine, hf: HFLM) -> None:
+    for prompt, completion in (("def f", "(x):"), ("x =\n ", "1"), ("a b ", " c"), ("é", "è")):
+        before, behind = hf._encode_pair(prompt, completion)
+        (score,) = engine.score((prompt, completion))
+        assert (score.prompt_tokens, list(score.token_ids)) == (len(before), behind)
