@@ -206,6 +206,10 @@ def test_prompts_are_read_once(plain: Engine) -> None:
     assert [bits(s) for s in cached.score(request)] == [bits(s) for s in without.score(request)]
     assert without.stats.prompt_tokens == count * 151
     assert cached.stats.prompt_tokens == 151 + (count - 1) * 2
+    slowly = plain.with_settings(batch_size=4, prefill_chunk=70)  # others wait for the last, partial page, too
+    slowly.reset_prefix_cache()
+    slowly.score(request)
+    assert slowly.stats.prompt_tokens == 151 + (count - 1) * 2
     few_shot = [ScoreRequest(i, i, token_ids=(*ids(192), i + 1, 9), completions=((3,),)) for i in range(8)]
     fresh = plain.with_settings(batch_size=8)
     fresh.reset_prefix_cache()
@@ -318,6 +322,30 @@ def test_what_is_not_finite_is_an_error_of_its_own(plain: Engine) -> None:
         assert not any(s.refused for s in found.values())
         assert bits(found["good", 0]) == bits(expected[0])
         assert [bits(found["completion", i]) for i in (1, 2)] == [bits(s) for s in expected[1:]]
+
+
+def test_logits_that_are_not_finite(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN, or an infinity above all others, where the hidden states are; one below them makes a token impossible."""
+    request = ScoreRequest(0, 0, token_ids=ids(7), completions=((1, 2, 3),))
+    engine = plain.with_settings(prefix_cache=False)
+    (whole,) = engine.score(request)
+    run = engine.canonical[0].run
+    for value, place, error in ((math.nan, 5, True), (math.inf, 5, True), (-math.inf, 5, False), (-math.inf, 2, False)):
+
+        def broken(*args: Any, value: float = value, place: int = place, **named: Any) -> torch.Tensor:
+            logits = run(*args, **named)
+            logits[1, place] = value
+            return logits
+
+        monkeypatch.setattr(engine.canonical[0], "run", broken)
+        (score,) = engine.score(request)
+        if error:
+            where = "the model's hidden states or logits are not finite at position 7 (token 0 of the completion)"
+            assert (score.error, score.refused, score.logprobs) == (where, False, ())
+        else:
+            assert score.error is None
+            assert (score.logprobs[0], score.logprobs[2]) == (whole.logprobs[0], whole.logprobs[2])
+            assert (score.logprob == -math.inf) == (place == 2)
 
 
 def test_what_score_takes(plain: Engine) -> None:
