@@ -69,12 +69,16 @@ class ScoreDerivation:
         source = iter(items)
         while some := list(islice(source, _AHEAD)):
             errors: Errors = {}
-            scored = self._score([item for item in some if isinstance(item, ScoreRequest)], errors)
+            requests = [item for item in some if isinstance(item, ScoreRequest) and self._written(item)]
+            scored = self._score(requests, errors)
             for item in some:
                 if isinstance(item, BadLine):
                     self._refusal(item.index, bad_line(item).encode())
                     continue
                 assert isinstance(item, ScoreRequest)
+                if item.index not in scored:
+                    self._result.missing += item.samples
+                    continue
                 failed = False
                 for score in scored[item.index]:
                     if score.refused or self._was_refused(item):
@@ -86,6 +90,12 @@ class ScoreDerivation:
         self._lines.rest()
         if self._journal is not None:
             self._journal.rest()
+
+    def _written(self, request: ScoreRequest) -> bool:
+        """Whether the run may have come to a prompt; one that was not stopped has come to all."""
+        if self._journal is None or self._lines.peek() is not None:
+            return True
+        return any(self._journal.has((request.index, sample)) for sample in range(request.samples))
 
     def _score(self, requests: list[ScoreRequest], errors: Errors) -> dict[int, list[Score]]:
         """The scores of some requests, by index; `errors` gets what rounding explains, under another profile."""
