@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers.engine_inputs import PROMPTS, code, ids
 from helpers.examples import examples
+from helpers.torch_passes import decoders
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -152,6 +153,23 @@ def test_the_same_bits_in_any_company(
     assert [s.request.id for s in found] == [r.id for r in requests for s in found if s.request.id == r.id]
     for score in found:
         assert bits(score) == want[score.request.id, score.sample], (settings, score)
+
+
+@pytest.mark.parametrize("kind", ["lean", "plain"])
+def test_passes_by_torch(kind: str, demo_models: Any, engines: Callable[..., Engine]) -> None:
+    """Where nothing is compiled: near the native scores, and of equal bits among each other."""
+    with decoders(kind):
+        engine = Engine(drafter="none", kv_memory=64 << 20)
+        asked = items()[::5]
+        found = engine.score(asked)
+        for size, chunk in ((1, None), (3, 7)):
+            other = engine.with_settings(batch_size=size, prefill_chunk=chunk, prefix_cache=size > 1)
+            other.reset_prefix_cache()
+            assert [bits(score) for score in other.score(asked)] == [bits(score) for score in found]
+    native = engines(drafter="none", batch_size=16).score(asked)
+    for mine, theirs in zip(found, native, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert np.allclose(mine.logprobs, theirs.logprobs, rtol=0, atol=TOLERANCE)
 
 
 def test_completions_stand_in_order(plain: Engine) -> None:
