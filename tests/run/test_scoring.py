@@ -201,3 +201,26 @@ def test_other_completions_are_not_resumed(tmp_path: Path, engine: Engine) -> No
     (out / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(RunError, match="has another prompt 1 than the input"):
         score(path, out, engine)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m["parameters"].update(max_tokens=3), "parameters.max_tokens is unknown"),
+        (lambda m: m["parameters"].pop("echo"), "parameters.echo is missing"),
+        (lambda m: m.update(command="train"), "command is unknown"),
+        (lambda m: m.pop("command"), "parameters.max_tokens is missing"),
+        (lambda m: m["files"].update({"acceptance.jsonl": m["files"]["outputs.jsonl"]}), "is unknown"),
+        (lambda m: m.pop("files"), "files is missing, though the status is finished"),
+    ],
+)
+def test_a_manifest_that_no_scoring_writes_is_refused(
+    tmp_path: Path, prompts: Path, engine: Engine, change: Any, said: str
+) -> None:
+    out = tmp_path / "out"
+    score(prompts, out, engine, limit=1)
+    manifest = manifest_of(out)
+    change(manifest)
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=rf"manifest\.json: .*{said}.*; detgen writes no such manifest"):
+        score(prompts, out, engine, limit=1)
