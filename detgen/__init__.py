@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from detgen.engine import Engine
     from detgen.engine.config import EngineConfig
     from detgen.engine.request import Completion, Request, SamplingParams
+    from detgen.engine.scores import Score, ScoreRequest
     from detgen.errors import EngineError, RequestError
 
 __version__ = "0.1.0"
@@ -31,6 +32,8 @@ __all__ = [
     "Request",
     "RequestError",
     "SamplingParams",
+    "Score",
+    "ScoreRequest",
     "__version__",
 ]
 
@@ -42,6 +45,8 @@ _HOMES = {
     "Request": "detgen.engine.request",
     "RequestError": "detgen.errors",
     "SamplingParams": "detgen.engine.request",
+    "Score": "detgen.engine.scores",
+    "ScoreRequest": "detgen.engine.scores",
 }
 
 

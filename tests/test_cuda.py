@@ -228,3 +228,18 @@ def _bench(detgen: Command, folder: Path, output: str, *options: str) -> None:
     results = json.loads((folder / output / "bench.json").read_text())
     assert [(row["variant"], row["error"]) for row in results["rows"] if row["error"] or row["wrong"]] == []
     assert all(row["precision"] == "bfloat16" and row["gpu_memory"] for row in results["rows"])
+
+
+def test_scores(folder: Path, detgen: Command) -> None:
+    """The same bytes in any batch, and they pass an audit."""
+    lines = [
+        {"prompt": "def add(a, b):\n", "completions": ["    return a + b\n", "    pass\n"]},
+        {"text": "for i in range(10):\n    print(i)\n"},
+    ]
+    (folder / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for size in ("1", "8"):
+        detgen(folder, "score", "scores.jsonl", "-o", f"scores-{size}", "--device", "cuda", "--batch-size", size, "-q")
+    one, several = ((folder / f"scores-{size}" / "outputs.jsonl").read_bytes() for size in ("1", "8"))
+    assert one == several
+    assert b'"error"' not in one
+    assert "nothing differs" in detgen(folder, "audit", "scores-1", "--device", "cuda", "-q")

@@ -22,7 +22,7 @@ ROOT = Path(detgen.__file__).parent
 
 # Top to bottom: a package may import those on the lines below its own.
 LAYERS = (
-    ("cli",),
+    ("cli", "integrations"),
     ("show",),
     ("run", "explain", "check", "audit", "export", "report", "bench"),
     ("outputs",),

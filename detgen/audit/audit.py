@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,15 @@ from detgen.audit.claims import (
 from detgen.audit.judging import judge
 from detgen.audit.lines import Derivation
 from detgen.audit.result import AuditResult
+from detgen.audit.scores import ScoreDerivation
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.pieces import Pieces
+from detgen.engine.request import Request
 from detgen.errors import CheckError, PromptsError
 from detgen.outputs.finished import items_of, prompts_of
 from detgen.progress import Observer, Progress
-from detgen.prompts import Prompts
+from detgen.prompts import BadLine, Prompts, read_scores
 
 # Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -75,6 +78,7 @@ class Audit:
     def __init__(self, folder: Path, manifest: dict[str, Any], engine: Engine, prompts: str | None) -> None:
         self._folder, self._manifest, self._engine = folder, manifest, engine
         self._given = prompts
+        self._stopped = manifest["status"] != "finished"
         self.result = AuditResult()
 
     def run(self, observer: Observer) -> AuditResult:
@@ -89,11 +93,15 @@ class Audit:
         dtypes = {manifest["profile"]["dtype"], self._engine.profile()["dtype"]}
         result.tolerance = max(TOLERANCE.get(d, 5e-2) for d in dtypes)
         prompts = self._prompts()
-        stopped = manifest["status"] != "finished"
-        derivation = Derivation(self._engine, self._folder, prompts.name, stopped=stopped, result=result)
+        derivation: Derivation | ScoreDerivation
+        if manifest.get("command") == "score":
+            derivation = ScoreDerivation(self._engine, self._folder, prompts.name, stopped=self._stopped, result=result)
+            judged = derivation.check(self._scores(prompts))
+        else:
+            derivation = Derivation(self._engine, self._folder, prompts.name, stopped=self._stopped, result=result)
+            judged = map(self._report, judge(self._engine, derivation.check(items_of(manifest, prompts))))
         started = time.perf_counter()
-        for done, audited in enumerate(judge(self._engine, derivation.check(items_of(manifest, prompts))), start=1):
-            self._report(audited)
+        for done, _ in enumerate(judged, start=1):
             result.seconds = time.perf_counter() - started
             observer.progress(Progress(done, None, "samples", result.seconds, figures=(f"{result.faults:,} faults",)))
         if "summary" in manifest and derivation.whole:
@@ -112,6 +120,11 @@ class Audit:
             raise CheckError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None
         check_input(self._manifest, prompts, found, self.result)
         return prompts
+
+    def _scores(self, prompts: Prompts) -> Iterator[Request | BadLine]:
+        """The prompts of a folder of scores."""
+        parameters = self._manifest["parameters"]
+        return read_scores(prompts, parameters["limit"], echo=parameters["echo"])
 
     def _report(self, audited: Audited) -> None:
         """Note the tokens and log-probabilities that are not what the logits give."""

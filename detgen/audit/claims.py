@@ -60,8 +60,8 @@ def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult)
     """Profile and probe against the engine's: other weights are a fault, another profile makes ties possible."""
     mine = json.loads(json.dumps({"profile": engine.profile(), "probe": engine.probe_report()}, default=str))
     own, theirs = mine["probe"], manifest["probe"]
-    same_input = {"input": manifest["input"]}
-    for line in differences(manifest, {**same_input, "profile": mine["profile"]}):
+    same: dict[str, Any] = {name: manifest[name] for name in ("command", "input") if name in manifest}
+    for line in differences(manifest, {**same, "profile": mine["profile"]}):
         if line.startswith("profile.target.digest"):
             what = f"the weights or the tokenizer are not those of the run: {line.partition(': ')[2]}"
             result.add("manifest.json", what, "file")

@@ -145,6 +145,10 @@ class StoppedJournal:
         kept = self._kept.get(key)
         return kept.entry if kept else None
 
+    def has(self, key: Key) -> bool:
+        """Whether there is an entry of a sample."""
+        return key in self._kept
+
     def check(self, derived: Entry) -> None:
         """Compare an entry with what it must be."""
         key = (derived.index, derived.sample)

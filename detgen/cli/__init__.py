@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from detgen import __version__
-from detgen.cli import audit, bench, export, report, run, verify_determinism
+from detgen.cli import audit, bench, export, report, run, score, verify_determinism
 from detgen.failing import DEBUG
 
 
@@ -77,6 +77,7 @@ def root(
 
 
 app.command("run", no_args_is_help=True, epilog=run.EPILOG)(run.run_command)
+app.command("score", no_args_is_help=True, epilog=score.EPILOG)(score.score_command)
 app.command("audit", no_args_is_help=True, epilog=audit.EPILOG)(audit.audit_command)
 app.command("export", no_args_is_help=True, epilog=export.EPILOG)(export.export_command)
 app.command("report", no_args_is_help=True, epilog=report.EPILOG)(report.report_command)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from detgen.cli import options
+
+if TYPE_CHECKING:
+    from detgen.run import RunSummary
+    from detgen.show.progress import QuietDisplay
 
 EPILOG = "\n".join(
     (
@@ -233,6 +237,15 @@ def run_command(
         raise typer.Exit(options.REFUSED) from None
     except KeyboardInterrupt:
         pass  # ends as an interruption of the generation does
+    conclude(summary, display, quiet=quiet, strict=strict)
+
+
+def conclude(summary: RunSummary | None, display: QuietDisplay, *, quiet: bool, strict: bool) -> None:
+    """Show how a run ended; no summary is an interruption.
+
+    Raises:
+        typer.Exit: with the status, unless it is 0.
+    """
     if summary is None or summary.status == "interrupted":
         display.notice("interrupted. What was finished is kept; to resume, run the same command again:")
         display.console.print(f"  {options.same_command()}", soft_wrap=True, markup=False)

@@ -41,7 +41,7 @@ def requests_of(
             found.append(replace(prompt) if id(prompt) in known else prompt)
             known.add(id(prompt))
         else:
-            found.append(_request(i, prompt, chosen))
+            found.append(request_of(i, prompt, chosen))
     return found
 
 
@@ -56,7 +56,12 @@ def _several(prompts: Any) -> list[Any]:
     return [items] if items and (_tokens(items) or _messages(items)) else items
 
 
-def _request(i: int, prompt: Any, params: SamplingParams) -> Request:
+def request_of(i: int, prompt: Any, params: SamplingParams) -> Request:
+    """The request of prompt `i`, which is none yet.
+
+    Raises:
+        RequestError: if it is no prompt either.
+    """
     prompt = _plain(prompt)
     if isinstance(prompt, str):
         return Request(i, i, prompt=prompt, params=params)

@@ -65,11 +65,11 @@ class Encoder:
         target = self._target
 
         def check(text: str) -> None:
-            self._check_length(text, request.params.max_tokens)
+            self.check_length(text, request.params.max_tokens)
 
         return prompt_tokens(request, target.tokenizer, target.name, target.vocabulary, self.render, check)
 
-    def _check_length(self, text: str, max_tokens: int) -> None:
+    def check_length(self, text: str, max_tokens: int) -> None:
         """Refuse a text whose length says that it cannot fit; reading it would take a minute and gigabytes.
 
         Raises:

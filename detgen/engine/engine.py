@@ -5,11 +5,11 @@ Together with the plain data of `request` and `config`, the public API of the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +28,9 @@ from detgen.engine.models import load_models
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
+from detgen.engine.scored import ScoreEncoder
+from detgen.engine.scores import Scorable, Score, ScoreRequest, score_requests_of
+from detgen.engine.scoring import ScoreTrace, Scoring
 from detgen.engine.sequence import Sequence
 from detgen.engine.showing import call
 from detgen.engine.stats import EngineStats
@@ -41,6 +44,8 @@ from detgen.passes.packing import Shapes
 from detgen.passes.preparing import Prepared, prepare
 from detgen.passes.thinking import Thinking
 from detgen.progress import Observer, Unobserved
+
+_Done = TypeVar("_Done")
 
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
 # What `with_settings` may change: none of these is built into the prepared models.
@@ -176,6 +181,8 @@ class Engine:
             ahead,
         )
         self._encoder = Encoder(target, self._scheduler)
+        self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
+        self._scoring = Scoring(self._forward, shapes, self._scheduler, self.stats, ahead)
         self._decoding = Decoding(
             *(self._forward, shapes, self._forward.counting(), self._scheduler, self.stopping, self.stats),
             ahead,
@@ -196,6 +203,11 @@ class Engine:
     def vocabulary(self) -> int:
         """Entries of the logits."""
         return self._target.vocabulary
+
+    @property
+    def context(self) -> int:
+        """Most positions of a sequence."""
+        return self._target.context
 
     @property
     def thinks(self) -> bool:
@@ -276,31 +288,95 @@ class Engine:
         Raises:
             EngineError: if this thread is reading another stream of the engine.
         """
-        scheduler, thinking = self._scheduler, self._prepared.thinking
+        thinking, refused = self._prepared.thinking, list[Completion]()
         chunk = None if thinking is None else thinking.chunk
+
+        def step() -> list[Completion]:
+            self._decoding.committing.trace = trace
+            done = [completion_of(seq, chunk, self.stopping.decode) for seq in self._decoding.step()]
+            return _before(refused, done)
+
+        return self._rounds(self._encoder.samples(requests, refused), step, self._decoding.committing.clear)
+
+    def score(self, items: Scorable | Iterable[Scorable]) -> list[Score]:
+        """The log-probabilities of given completions, or of whole texts.
+
+        >>> [score] = engine.score(("def add(a, b):", " return a + b"))
+        >>> score.logprob, score.is_greedy
+
+        Prompt and completion become tokens together, and the completion has those behind as many as the prompt has
+        alone; white space at the end of a prompt that is a text counts as the completion's. A text by itself is scored
+        behind the tokenizer's BOS token (EOS if it has none), in windows if it is longer than the model's context. All
+        this is as EleutherAI's lm-evaluation-harness does it.
+
+        Args:
+            items: one or several of: a text; a tuple of a prompt, as `generate` takes it, and a completion or a list of
+                them, each a text or a list of token ids; a `ScoreRequest`.
+
+        Returns:
+            The scores in the order of the items, those of an item's completions in order. One that could not run has
+            an `error`.
+
+        Raises:
+            RequestError: if an item is none of these.
+            EngineError: if this thread is reading a stream of the engine.
+        """
+        requests = [replace(request) for request in score_requests_of(items)]
+        order = {id(request): i for i, request in enumerate(requests)}
+        done = [score for batch in self.score_stream(requests) for score in batch]
+        return sorted(done, key=lambda score: (order[id(score.request)], score.sample))
+
+    def score_stream(self, requests: Iterable[ScoreRequest], trace: ScoreTrace | None = None) -> Iterator[list[Score]]:
+        """Score requests while reading them, as `stream` completes them.
+
+        Args:
+            requests: read as slots become free, about one batch ahead.
+            trace: sees the logits of scored tokens.
+
+        Yields:
+            After each pass, the scores that it completed, often none.
+
+        Raises:
+            EngineError: if this thread is reading another stream of the engine.
+        """
+        refused: list[Score] = []
+        sequences = self._score_encoder.all(requests, refused)
+
+        def step() -> list[Score]:
+            self._scoring.trace = trace
+            return _before(refused, self._scoring.step())
+
+        return self._rounds(sequences, step, self._scoring.clear)
+
+    def _rounds(
+        self, sequences: Iterator[Sequence], step: Callable[[], list[_Done]], clear: Callable[[], None]
+    ) -> Iterator[list[_Done]]:
+        """Run sequences, taken as there is room, until all have ended; what each round finished.
+
+        Args:
+            sequences: those that are to run.
+            step: runs a round.
+            clear: forgets what has not ended, in the end.
+        """
+        scheduler = self._scheduler
         turn = self._turns.take()
         try:
             # Also a thread that has run no operator yet is to have torch's number of threads.
             torch.set_num_threads(self.config.threads or torch.get_num_threads())
-            self._decoding.committing.trace = trace
-            refused: list[Completion] = []
-            samples = self._encoder.samples(requests, refused)
             more = True
             while more or scheduler.waiting or scheduler.live:
                 wanted = scheduler.wants()
-                taken = list(islice(samples, wanted))
+                taken = list(islice(sequences, wanted))
                 more = len(taken) == wanted
                 scheduler.add(taken)
-                done = self._decoding.step()
+                finished = step()
                 self._update_stats()
-                finished = refused + [completion_of(seq, chunk, self.stopping.decode) for seq in done]
-                refused.clear()
                 turn.pause()
                 yield finished
                 turn.go_on()
         finally:
             try:
-                self._decoding.committing.clear()
+                clear()
             finally:
                 self.stats.live = 0
                 self._turns.give_back(turn)
@@ -340,3 +416,10 @@ class Engine:
     def probe_report(self) -> dict[str, Any]:
         """The result of the probe, for the manifest; of a thinking model, those of T and C too."""
         return profiles.probe(self._prepared)
+
+
+def _before(refused: list[_Done], done: list[_Done]) -> list[_Done]:
+    """Those that were refused in the meantime, which are forgotten, then the others."""
+    found = [*refused, *done]
+    refused.clear()
+    return found

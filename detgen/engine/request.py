@@ -219,6 +219,11 @@ class Request:
         """The same request with other sampling parameters."""
         return replace(self, params=replace(self.params, **changes))
 
+    @property
+    def samples(self) -> int:
+        """How many samples it has."""
+        return self.params.n
+
 
 class TokenRecord(NamedTuple):
     """One line of the acceptance log: a committed token, or a draft token that was rolled back.
@@ -299,6 +304,11 @@ class Completion:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     thoughts: tuple[Thought, ...] | None = None
     error: str | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the request could not run at all, so that it has no other sample."""
+        return self.error is not None and self.finish_reason is None
 
     def __repr__(self) -> str:
         shown: dict[str, Any] = {"id": self.request.id, "sample": self.sample}

@@ -129,7 +129,8 @@ class Scheduler:
         if not self._prefix_cache:
             return blocks, _NOTHING
         seq.keys = self._pages.keys(seq.tokens, seq.keys)
-        prefix = self._pages.find(seq.tokens, seq.keys)
+        end = seq.asked_from + 1  # what is behind goes through a pass for its logits, whatever the cache holds
+        prefix = self._pages.find(seq.tokens[:end], seq.keys[: end // BLOCK])
         if self._thinking is not None:
             prefix = prefix.cut(self._thinking.chunk)
         if prefix.pending:
@@ -138,7 +139,7 @@ class Scheduler:
 
     def _place(self, seq: Sequence, prefix: Prefix) -> None:
         slot = self.live.add(seq)
-        end = len(seq.tokens) if seq.deterministic else seq.prompt_length
+        end = seq.asked_from + 1 if seq.deterministic else seq.prompt_length
         coming = (seq.tokens[:end], seq.keys[: end // BLOCK]) if self._prefix_cache else ((), [])
         copied = self._pages.take(slot, _blocks(len(seq.tokens)), prefix, *coming)
         if copied is not None:
@@ -283,9 +284,10 @@ class Scheduler:
         return [self._chunk(slot, count) for slot, count in takes.items() if count]
 
     def _chunk(self, slot: int, count: int) -> Window:
-        """The next `count` tokens of a sequence; of the last one, the logits are wanted."""
-        tokens, at = self.live[slot].tokens, int(self.live.cached[slot])
-        return Window(slot, at, tokens[at : at + count], int(at + count == len(tokens)))
+        """The next `count` tokens of a sequence, and how many of them are asked for their logits."""
+        seq, at = self.live[slot], int(self.live.cached[slot])
+        asked = min(max(at + count - seq.asked_from, 0), count)
+        return Window(slot, at, seq.tokens[at : at + count], asked)
 
 
 def _blocks(positions: _Number) -> _Number:

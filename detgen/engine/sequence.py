@@ -92,6 +92,11 @@ class Sequence:
         return self.request.params.deterministic
 
     @property
+    def asked_from(self) -> int:
+        """Position of the first of its tokens whose logits are wanted when they are read: the last one."""
+        return len(self.tokens) - 1
+
+    @property
     def generated(self) -> int:
         """Committed tokens of the completion."""
         return len(self.tokens) - self.prompt_length

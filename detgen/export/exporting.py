@@ -14,7 +14,7 @@ from detgen.export import FORMS
 from detgen.export.placing import placed
 from detgen.export.rows import row_of
 from detgen.export.tables import write_table
-from detgen.outputs import open_plain, read_manifest
+from detgen.outputs import open_plain, read_manifest_of_texts
 from detgen.outputs.finished import beside, items_of, output_lines, prompts_of
 from detgen.outputs.folder import OUTPUTS
 from detgen.outputs.results import result_lines
@@ -55,7 +55,7 @@ def export_run(folder: Path, form: str, prompts: str | None, output: Path | None
         PromptsError: the prompts are needed and cannot be read.
         OSError: the file cannot be written.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest_of_texts(folder)
     if manifest["status"] != "finished":
         raise OutputError(
             f"{folder} holds a run that is not finished (its status is {manifest['status']}); give the command of the"

@@ -16,7 +16,7 @@ from detgen.outputs.holding import FolderLostError
 from detgen.outputs.identity import differences, model_stamp
 from detgen.outputs.lines import dump, echoed
 from detgen.outputs.manifest import parse_manifest, sampling_params
-from detgen.outputs.reading import read_manifest
+from detgen.outputs.reading import read_manifest, read_manifest_of_texts
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [
@@ -37,5 +37,6 @@ __all__ = [
     "parse_manifest",
     "read_entries",
     "read_manifest",
+    "read_manifest_of_texts",
     "sampling_params",
 ]

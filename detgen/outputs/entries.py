@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from detgen.engine.request import Completion
+from detgen.engine.scores import Score
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.outputs.base import open_plain
 from detgen.outputs.lines import acceptance_lines, dump, output_line, request_digest, shallow
@@ -20,7 +21,7 @@ _HEAD = re.compile(
     rb'\{"crc32":"([0-9a-f]{8})",("index":(\d{1,12}),"sample":(\d{1,12}),"bytes":\[(\d{1,12}),(\d{1,12})\],.*\}\n)'
 )
 _BEGIN = b'{"crc32":"'  # no other line of a journal begins so
-_OUTPUT = re.compile(rb'\{"id":.*?,"index":\d+,"sample":\d+,"(?:text|error)":')
+_OUTPUT = re.compile(rb'\{"id":.*?,"index":\d+,"sample":\d+,"(?:text|logprob|error)":')
 _BLOCK = 1 << 20
 
 
@@ -68,18 +69,19 @@ class Gap:
     torn: bool
 
 
-def make_entry(completion: Completion) -> Entry:
+def make_entry(completion: Completion | Score) -> Entry:
     """The entry of a sample that ran."""
     error = completion.error is not None
+    logged = completion if isinstance(completion, Completion) and not error else None
     return Entry(
         index=completion.request.index,
         sample=completion.sample,
         request=request_digest(completion.request),
         tokens=0 if error else len(completion.token_ids),
         prompt_tokens=0 if error else completion.prompt_tokens,
-        drafts=DraftCounts() if error else completion.drafts,
+        drafts=logged.drafts if logged else DraftCounts(),
         output=output_line(completion).encode(),
-        acceptance=b"" if error else acceptance_lines(completion).encode(),
+        acceptance=acceptance_lines(logged).encode() if logged else b"",
         error=error,
     )
 

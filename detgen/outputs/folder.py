@@ -199,7 +199,7 @@ class OutputFolder:
         Raises:
             OutputError: they are not.
         """
-        for name in (OUTPUTS, ACCEPTANCE):
+        for name in (n for n in manifest["files"] if n != RESULTS):  # which can be made again from the others
             reason = None
             try:
                 with self.directory.reader(name) as file:

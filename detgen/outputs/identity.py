@@ -23,7 +23,9 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
     A part that `new` does not have yet (the profile, before a model is loaded) is not compared.
     """
-    found = []
+    found = _compare("command", old.get("command", "run"), new.get("command", "run"))
+    if found:
+        return found  # nothing else can be compared
     for key in ("sha256", "format"):
         if old["input"][key] != new["input"][key]:
             found.append(f"input: {_input(old['input'])} -> {_input(new['input'])}")

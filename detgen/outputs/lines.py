@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from detgen.engine.request import Completion, Request
+from detgen.engine.scores import Score, ScoreRequest
 from detgen.prompts import BadLine
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -23,11 +24,13 @@ def dump(value: object) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def output_line(completion: Completion) -> str:
+def output_line(completion: Completion | Score) -> str:
     """The line of `outputs.jsonl` of a sample, or of a request that could not run (which has sample 0)."""
     request = completion.request
     if completion.error is not None:
         return _error_line(request.id, request.index, completion.sample, completion.error, request.metadata)
+    if isinstance(completion, Score):
+        return _score_line(completion)
     line: dict[str, Any] = {
         "id": request.id,
         "index": request.index,
@@ -50,6 +53,37 @@ def output_line(completion: Completion) -> str:
     if request.metadata:
         line["metadata"] = request.metadata
     return dump(line) + "\n"
+
+
+def _score_line(score: Score) -> str:
+    """The line of a score."""
+    request = score.request
+    line: dict[str, Any] = {
+        "id": request.id,
+        "index": request.index,
+        "sample": score.sample,
+        **scored(score),
+        "logprob": score.logprob,
+        "is_greedy": score.is_greedy,
+        "token_ids": score.token_ids,
+        "prompt_tokens": score.prompt_tokens,
+        "completion_tokens": len(score.token_ids),
+        "logprobs": [
+            {"token": token, "logprob": logprob, "greedy": greedy}
+            for token, logprob, greedy in zip(score.token_ids, score.logprobs, score.greedy, strict=True)
+        ],
+    }
+    if request.metadata:
+        line["metadata"] = request.metadata
+    return dump(line) + "\n"
+
+
+def scored(score: Score) -> dict[str, Any]:
+    """What the output line of a score repeats of its request, as its line spelled it."""
+    request = score.request
+    if request.completions is None:
+        return {"text": request.prompt} if request.echo else {}
+    return echoed(request) | ({"completion": request.completions[score.sample]} if request.echo else {})
 
 
 def echoed(request: Request) -> dict[str, Any]:
@@ -77,8 +111,10 @@ def shallow(instance: Any) -> dict[str, Any]:
 
 def request_digest(request: Request) -> str:
     """Digest of everything in a request that can change its output lines."""
-    asked = shallow(request) | {"params": shallow(request.params)}
+    asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": shallow(request.params)}
     del asked["index"], asked["line"]  # the place in the input, by which the journal finds it
+    if isinstance(request, ScoreRequest):
+        asked["completions"] = request.completions
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -56,7 +56,7 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
         if isinstance(version, str) and version != detgen.__version__:
             _OTHER_VERSION("", manifest)
         else:
-            _MANIFEST("", manifest)
+            (_SCORES if manifest.get("command") == "score" else _MANIFEST)("", manifest)
             _check_status(manifest)
     except _SchemaError as error:
         what = f"{path}: {error}; detgen writes no such manifest"
@@ -322,26 +322,26 @@ _SUMMARY: dict[str, Rule] = {
     "total": _counts,
 }
 _INPUT: dict[str, Rule] = {"path": _text, "format": _text, "sha256": _text}
+_KEYS: dict[str, Rule] = {
+    "detgen": _version,
+    "status": _one_of(*STATUSES),
+    "created": _like(_TIME, "a time in UTC such as 2026-01-31T12:00:00+00:00"),
+    "input": _record({**_INPUT, "prompts": _or_null(_count), "prompt_column": _or_null(_text)}),
+    "settings": _record(_SETTINGS),
+    "model": _or_null(_text),
+    "model_stamp": _or_null(_text),
+    "seconds": _number(),
+    "profile": _record(_PROFILE, _TORCH),
+    "probe": _record(_PROBE, dict.fromkeys(("thinker", "compressor"), _record(_PROBE))),
+    "draft": _or_null(_model),
+}
+_ENDED: dict[str, Rule] = {"deterministic": _flag, "summary": _record(_SUMMARY)}
 _MANIFEST = _record(
-    {
-        "detgen": _version,
-        "status": _one_of(*STATUSES),
-        "created": _like(_TIME, "a time in UTC such as 2026-01-31T12:00:00+00:00"),
-        "input": _record({**_INPUT, "prompts": _or_null(_count), "prompt_column": _or_null(_text)}),
-        "parameters": _parameters,
-        "settings": _record(_SETTINGS),
-        "model": _or_null(_text),
-        "model_stamp": _or_null(_text),
-        "seconds": _number(),
-        "profile": _record(_PROFILE, _TORCH),
-        "probe": _record(_PROBE, dict.fromkeys(("thinker", "compressor"), _record(_PROBE))),
-        "draft": _or_null(_model),
-    },
-    {
-        "deterministic": _flag,
-        "summary": _record(_SUMMARY),
-        "files": _record(dict.fromkeys(FILES, _file), {RESULTS: _file}),
-    },
+    {**_KEYS, "parameters": _parameters}, {**_ENDED, "files": _record(dict.fromkeys(FILES, _file), {RESULTS: _file})}
+)
+_SCORES = _record(
+    {**_KEYS, "command": _one_of("score"), "parameters": _record({"limit": _or_null(_whole(1)), "echo": _flag})},
+    {**_ENDED, "files": _record({FILES[0]: _file})},
 )
 _OTHER_VERSION = _record(
     {

@@ -31,3 +31,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             " read it with the version that wrote it"
         )
     return manifest
+
+
+def read_manifest_of_texts(folder: Path) -> dict[str, Any]:
+    """The manifest of a run that generated texts; see `read_manifest`.
+
+    Raises:
+        OutputError: or it holds scores.
+    """
+    manifest = read_manifest(folder)
+    if manifest.get("command") == "score":
+        raise OutputError(f"{folder} holds scores, and this is for generated texts; read its outputs.jsonl instead")
+    return manifest

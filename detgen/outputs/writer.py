@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from detgen.engine.request import Completion, Request
+from detgen.engine.scores import Score
 from detgen.engine.stats import DraftCounts
 from detgen.errors import OutputError
 from detgen.outputs.base import digest, write_all, writing
@@ -92,8 +93,10 @@ class Writer:
         OutputError: by every method that writes a file, if it cannot.
     """
 
-    def __init__(self, folder: OutputFolder, say: Callable[[str], None] = lambda text: None) -> None:
-        """Open the files; `say` is told what happens to them."""
+    def __init__(
+        self, folder: OutputFolder, say: Callable[[str], None] = lambda text: None, *, acceptance: bool = True
+    ) -> None:
+        """Open the files, the acceptance log only if there is to be one; `say` is told what happens to them."""
         self.totals = Totals()
         self.fresh = Totals()
         self.done = 0
@@ -106,7 +109,11 @@ class Writer:
         self._say = say
         self._journal = Journal(folder)
         self._outputs = _Log(folder, OUTPUTS)
-        self._acceptance = _Log(folder, ACCEPTANCE)
+        self._acceptance = _Log(folder, ACCEPTANCE) if acceptance else None
+
+    @property
+    def _logs(self) -> list[_Log]:
+        return [log for log in (self._outputs, self._acceptance) if log is not None]
 
     @property
     def kept(self) -> int:
@@ -134,9 +141,9 @@ class Writer:
         Raises:
             OutputError: the journal does not belong to these requests.
         """
-        offsets = self._journal.offsets(request.index, request.params.n)
+        offsets = self._journal.offsets(request.index, request.samples)
         if offsets is None:
-            self._slots[request.index] = _Slot(missing=request.params.n)
+            self._slots[request.index] = _Slot(missing=request.samples)
             return False
         self._slots[request.index] = _Slot(missing=0, offsets=offsets, digest=request_digest(request))
         self.resumed += len(offsets)
@@ -150,10 +157,10 @@ class Writer:
         self._set_error(slot, bad_line(bad))
         self._advance()
 
-    def finish(self, completion: Completion) -> None:
+    def finish(self, completion: Completion | Score) -> None:
         """Add a sample, or the error of a request that could not run; `flush` writes it."""
         slot = self._slots[completion.request.index]
-        if completion.error is not None and completion.finish_reason is None:
+        if completion.refused:
             self._set_error(slot, output_line(completion))
         elif slot.error is None:
             entry = make_entry(completion)
@@ -171,8 +178,8 @@ class Writer:
         """
         synced = self._journal.flush()
         self._advance()
-        self._outputs.flush()
-        self._acceptance.flush()
+        for log in self._logs:
+            log.flush()
         if synced:
             self._keep()
 
@@ -185,14 +192,14 @@ class Writer:
         self.flush()
         self._journal.flush(sync=True)
         self._keep()
-        files = {log.name: log.sync() for log in (self._outputs, self._acceptance)}
+        files = {log.name: log.sync() for log in self._logs}
         with writing(self._folder.path):
             self._folder.directory.sync()
         return files
 
     def damage(self) -> str | None:
         """What something else did to the two files while they were written; None if they hold what was written."""
-        found = (log.damage() for log in (self._outputs, self._acceptance))
+        found = (log.damage() for log in self._logs)
         return next((what for what in found if what is not None), None)
 
     @contextmanager
@@ -219,8 +226,8 @@ class Writer:
     def close(self) -> None:
         """Close the files."""
         self._journal.close()
-        self._outputs.close()
-        self._acceptance.close()
+        for log in self._logs:
+            log.close()
 
     def _keep(self) -> None:
         """See that the folder is this run's still, and that it has what a resume would need."""
@@ -263,7 +270,8 @@ class Writer:
                     " with -o"
                 )
             self._outputs.write(entry.output)
-            self._acceptance.write(entry.acceptance)
+            if self._acceptance is not None:
+                self._acceptance.write(entry.acceptance)
             self.totals.add(entry)
             self._fail(slot, entry.error)
         self.totals.errors += slot.failed

@@ -294,7 +294,7 @@ def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterato
 
     Args:
         windows: windows that go through one pass each, of at most `most` tokens.
-        reads: windows that may be divided; the logits are those of the last part.
+        reads: windows that may be divided; each part has those of the logits that are of its tokens.
         most: most tokens of a pass.
 
     Yields:
@@ -316,7 +316,8 @@ def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterato
                 yield batch.joined(Windows.of(parts))
                 batch, parts, free = _NONE, [], most
             part = read.tokens[at : at + free]
-            parts.append(Window(read.slot, read.start + at, part, read.logits if at + len(part) == end else 0))
+            behind = end - at - len(part)
+            parts.append(Window(read.slot, read.start + at, part, min(max(read.logits - behind, 0), len(part))))
             at += len(part)
             free -= len(part)
     if parts or len(batch):

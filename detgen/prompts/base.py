@@ -96,6 +96,7 @@ class Prompts(ABC):
         seed_per_line: bool = False,
         say: Callable[[str], None] | None = None,
         model: str | None = None,
+        parse: Callable[..., Request | BadLine] = parse_record,
     ) -> Iterator[Request | BadLine]:
         """The first `limit` requests, in input order.
 
@@ -106,6 +107,7 @@ class Prompts(ABC):
             seed_per_line: derive the seed of a record that sets none from the default and its id (`line_seed`).
             say: is told, a line each, what a person should hear of the input.
             model: the name of the model that runs, so that a person hears of requests for another one.
+            parse: what makes a request of a record, as `parse_record` does.
 
         Raises:
             PromptsError: the input, or the rest of it, cannot be read.
@@ -119,11 +121,11 @@ class Prompts(ABC):
             except RequestError as error:
                 yield BadLine(index=index, line=line, id=number, error=f"{self.name}:{line}: {error}")
                 continue
-            found = parse_record(record, index=index, line=line, name=self.name, defaults=defaults, number=number)
+            found = parse(record, index=index, line=line, name=self.name, defaults=defaults, number=number)
             if (first := self._first_with_id(record, line, first_lines)) != line:
                 reason = f"custom_id {found.id!r} is that of line {first}, too; a batch has each once"
                 found = BadLine(index, line, found.id, f"{self.name}:{line}: {reason}", found.metadata)
-            if notices is not None:
+            if notices is not None and parse is parse_record:
                 notices.record(record, line)
             if isinstance(found, Request):
                 if seed_per_line and isinstance(record, dict) and settings(record).get("seed") is None:

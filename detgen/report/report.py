@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from detgen.errors import OutputError
-from detgen.outputs import read_entries, read_manifest
+from detgen.outputs import read_entries, read_manifest_of_texts
 from detgen.report.choosing import Choosing
 from detgen.report.comparing import Comparison, compare
 from detgen.report.counting import Counts
@@ -77,9 +77,9 @@ def read_report(folder: Path, asked: Sequence[str] = (), against: Path | None = 
     Raises:
         OutputError: a folder holds no run, cannot be read, or has no request of such an id.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest_of_texts(folder)
     faults = Faults()
-    theirs = None if against is None else read_manifest(against)
+    theirs = None if against is None else read_manifest_of_texts(against)
     lines = read_lines(folder, manifest, frozenset(asked), faults)
     if missing := [name for name in asked if name not in lines.asked]:
         raise OutputError(f"{lines.places.path} has no request with the id {missing[0]!r}; name one that it has")

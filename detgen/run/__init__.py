@@ -7,7 +7,7 @@ loaded.
 from __future__ import annotations
 
 from detgen.errors import RunError
-from detgen.run.interface import EngineLike, RunConfig, RunSummary
+from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig
 from detgen.run.lifecycle import run
 
-__all__ = ["EngineLike", "RunConfig", "RunError", "RunSummary", "run"]
+__all__ = ["EngineLike", "RunConfig", "RunError", "RunSummary", "ScoreConfig", "run"]

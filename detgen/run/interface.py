@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.scores import Score, ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.outputs import Totals
+from detgen.prompts import BadLine, Prompts, read_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,57 @@ class RunConfig:
     echo: bool = False
     show_thoughts: bool = False
     output_format: Literal["jsonl", "openai"] = "jsonl"
+
+    def parameters(self) -> dict[str, Any]:
+        """Whatever decides the outputs beside the prompts and the model."""
+        asked = {"limit": self.limit, "seed_per_line": self.seed_per_line, "echo": self.echo}
+        return {**asdict(self.params), **asked}
+
+    def items(self, source: Prompts, say: Callable[[str], None], model: str) -> Iterator[Request | BadLine]:
+        """What there is to run, in input order, on this model; `say` is told what a person should hear of it."""
+        return source.read(
+            self.params, self.limit, echo=self.echo, seed_per_line=self.seed_per_line, say=say, model=model
+        )
+
+    def stream(self, engine: EngineLike, requests: Iterable[Request]) -> Iterator[list[Completion]]:
+        """Run requests."""
+        return engine.stream(requests)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreConfig:
+    """What to score.
+
+    Attributes:
+        prompts: as those of a run; each has completions, or is a text to be scored as a whole.
+        output: folder to write to; None is "<stem>-scores" in the current directory.
+        engine: how to build the engine.
+        limit: score only the first `limit` prompts; None scores all.
+        overwrite: delete what an earlier run wrote to the folder.
+        prompt_column: the key or column that holds the prompts or, where there are no completions, the texts, if it
+            has another name than usual.
+        echo: write prompt and completion beside each score.
+    """
+
+    prompts: str
+    output: Path | None
+    engine: EngineConfig
+    limit: int | None = None
+    overwrite: bool = False
+    prompt_column: str | None = None
+    echo: bool = False
+
+    def parameters(self) -> dict[str, Any]:
+        """Whatever decides the scores beside the prompts and the model."""
+        return {"limit": self.limit, "echo": self.echo}
+
+    def items(self, source: Prompts, say: Callable[[str], None], model: str) -> Iterator[Request | BadLine]:
+        """What there is to score, in input order, by this model; `say` is told what a person should hear of it."""
+        return read_scores(source, self.limit, echo=self.echo, say=say)
+
+    def stream(self, engine: EngineLike, requests: Iterable[Any]) -> Iterator[list[Score]]:
+        """Score requests."""
+        return engine.score_stream(requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +162,9 @@ class EngineLike(Protocol):
 
     def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
         """Run requests, read as slots become free; yields after each step what finished in it."""
+
+    def score_stream(self, requests: Iterable[ScoreRequest]) -> Iterator[list[Score]]:
+        """Score requests, likewise."""
 
     def profile(self) -> dict[str, Any]:
         """Everything that decides the bits of an output."""

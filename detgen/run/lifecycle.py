@@ -25,8 +25,8 @@ from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, d
 from detgen.outputs.manifest import RESULTS
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
-from detgen.run.interface import EngineLike, RunConfig, RunSummary, ThoughtCounts
-from detgen.run.results import add_results, make_results
+from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig, ThoughtCounts
+from detgen.run.results import add_results, are_wanted, make_results
 from detgen.run.work import Work
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
@@ -39,9 +39,12 @@ _ATTEMPTS = 3  # to write files that something else keeps changing
 
 
 def run(
-    config: RunConfig, observer: Observer, *, build_engine: Callable[[EngineConfig], EngineLike] | None = None
+    config: RunConfig | ScoreConfig,
+    observer: Observer,
+    *,
+    build_engine: Callable[[EngineConfig], EngineLike] | None = None,
 ) -> RunSummary:
-    """Run the prompts, or what is left of them, into the output folder.
+    """Run or score the prompts, or what is left of them, into the output folder.
 
     While it generates, SIGINT or SIGTERM ends it at the next step, with everything written that is finished; a second
     one ends it at once. Either way the same call resumes it.
@@ -55,6 +58,7 @@ def run(
         raise RunError(f"limit must be at least 1, got {config.limit}")
     if build_engine is None:
         check_sources(config.engine)
+    show_thoughts = isinstance(config, RunConfig) and config.show_thoughts
     observer.stage("reading the prompts")
     with _opened(config, observer) as (folder, source, inspection), _crashes_noted(folder):
         manifest = _manifest(config, source, inspection)
@@ -64,12 +68,12 @@ def run(
             if former["status"] == "finished":
                 folder.check_finished(former)
                 same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
-                if same and not config.show_thoughts:
+                if same and not show_thoughts:
                     add_results(config, folder, source, former, observer)
                     return _already_finished(folder, former)
 
         engine = build_engine(config.engine) if build_engine else _load_engine(config.engine, observer)
-        if config.show_thoughts and not engine.thinks:
+        if show_thoughts and not engine.thinks:
             name = engine.profile()["target"]["name"]
             raise RunError(
                 f"--show-thoughts is for models that think while they read, and {name} does not; leave it out"
@@ -92,7 +96,7 @@ def run(
 
 
 def _generate(
-    config: RunConfig,
+    config: RunConfig | ScoreConfig,
     folder: OutputFolder,
     source: Prompts,
     inspection: Inspection,
@@ -105,7 +109,8 @@ def _generate(
     """Generate what the journal does not have; again if the files are not what was written, which costs no token."""
     fresh, kept, seconds = None, 0, 0.0
     for _ in range(_ATTEMPTS):
-        with closing(Writer(folder, observer.message)) as writer, writer.rescuing():
+        logged = isinstance(config, RunConfig)
+        with closing(Writer(folder, observer.message, acceptance=logged)) as writer, writer.rescuing():
             if resumed and fresh is None:
                 observer.message(f"resuming {folder.path}: {writer.kept:,} finished samples kept")
             if lost := _lost(folder, writer.gaps):
@@ -123,7 +128,7 @@ def _generate(
             damage = writer.damage() if finished else None
             if damage is None:
                 written = writer.totals
-                if finished and config.output_format == "openai":
+                if finished and are_wanted(config):
                     files[RESULTS] = make_results(config, folder, source, manifest, files)
                 _conclude(folder, manifest, written, files, seconds, finished)
                 return RunSummary(
@@ -155,9 +160,11 @@ def _thought_counts(engine: EngineLike) -> ThoughtCounts | None:
     return ThoughtCounts(stats.thoughts, stats.chunks, stats.prefill_rounds, stats.passes_saved)
 
 
-def _first_chunks(config: RunConfig, folder: OutputFolder, source: Prompts, engine: EngineLike) -> tuple[Chunk, ...]:
+def _first_chunks(
+    config: RunConfig | ScoreConfig, folder: OutputFolder, source: Prompts, engine: EngineLike
+) -> tuple[Chunk, ...]:
     """The first sample as the model read it; nothing if it was not asked for, or the sample is an error or missing."""
-    if not config.show_thoughts:
+    if not (isinstance(config, RunConfig) and config.show_thoughts):
         return ()
     with folder.directory.reader("outputs.jsonl") as file:
         first = file.readline()
@@ -187,16 +194,17 @@ def _load_engine(config: EngineConfig, observer: Observer) -> EngineLike:
 
 
 @contextmanager
-def _opened(config: RunConfig, observer: Observer) -> Iterator[tuple[OutputFolder, Prompts, Inspection]]:
+def _opened(config: RunConfig | ScoreConfig, observer: Observer) -> Iterator[tuple[OutputFolder, Prompts, Inspection]]:
     """The output folder, locked, and the input, inspected; whatever is wrong with them is a `RunError`."""
+    suffix = "out" if isinstance(config, RunConfig) else "scores"
     try:
         if config.prompts == "-":
-            with OutputFolder(config.output or Path("stdin-out"), observer.message) as folder:
+            with OutputFolder(config.output or Path(f"stdin-{suffix}"), observer.message) as folder:
                 source = _receive(folder, config)
                 yield folder, source, source.inspect()
         else:
             source = open_prompts(config.prompts, config.prompt_column)
-            output = config.output or Path(f"{source.stem}-out")
+            output = config.output or Path(f"{source.stem}-{suffix}")
             _check_apart(source, output)
             inspection = source.inspect()
             with OutputFolder(output, observer.message) as folder:
@@ -222,7 +230,7 @@ def _crashes_noted(folder: OutputFolder) -> Iterator[None]:
         raise
 
 
-def _receive(folder: OutputFolder, config: RunConfig) -> Prompts:
+def _receive(folder: OutputFolder, config: RunConfig | ScoreConfig) -> Prompts:
     """What is piped in; if nothing is, what was piped into the run that is to be resumed."""
     piped = sys.stdin is not None and not sys.stdin.isatty()
     if piped and (received := folder.receive(sys.stdin.buffer)):
@@ -241,10 +249,11 @@ def _check_apart(source: Prompts, output: Path) -> None:
         raise RunError(f"the output folder {output} is where the prompts are; choose another one with -o")
 
 
-def _manifest(config: RunConfig, source: Prompts, inspection: Inspection) -> dict[str, Any]:
+def _manifest(config: RunConfig | ScoreConfig, source: Prompts, inspection: Inspection) -> dict[str, Any]:
     return _plain(
         {
             "detgen": detgen.__version__,
+            **({} if isinstance(config, RunConfig) else {"command": "score"}),
             "status": "running",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "input": {
@@ -254,12 +263,7 @@ def _manifest(config: RunConfig, source: Prompts, inspection: Inspection) -> dic
                 "prompts": inspection.prompts,
                 "prompt_column": config.prompt_column,
             },
-            "parameters": {
-                **asdict(config.params),
-                "limit": config.limit,
-                "seed_per_line": config.seed_per_line,
-                "echo": config.echo,
-            },
+            "parameters": config.parameters(),
             "settings": {name: getattr(config.engine, name) for name in _SETTINGS},
             "model": config.engine.target,
             "model_stamp": model_stamp(config.engine),

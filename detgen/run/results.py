@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from detgen.engine.pieces import pieces_of
 from detgen.outputs import OutputFolder
@@ -12,7 +12,7 @@ from detgen.outputs.manifest import RESULTS
 from detgen.outputs.results import write_results
 from detgen.progress import Observer
 from detgen.prompts import Prompts
-from detgen.run.interface import RunConfig
+from detgen.run.interface import RunConfig, ScoreConfig
 
 
 def make_results(
@@ -41,15 +41,20 @@ def make_results(
     return found
 
 
+def are_wanted(config: RunConfig | ScoreConfig) -> TypeGuard[RunConfig]:
+    """Whether they are asked for; scores have none."""
+    return isinstance(config, RunConfig) and config.output_format == "openai"
+
+
 def add_results(
-    config: RunConfig, folder: OutputFolder, source: Prompts, manifest: dict[str, Any], observer: Observer
+    config: RunConfig | ScoreConfig, folder: OutputFolder, source: Prompts, manifest: dict[str, Any], observer: Observer
 ) -> None:
     """Give a finished run its `results.jsonl` if it is asked for and not there as it was written.
 
     Arguments and errors as `make_results`; the manifest is written, too.
     """
     files = manifest["files"]
-    if config.output_format != "openai" or (RESULTS in files and folder.has_intact(RESULTS, files[RESULTS]["sha256"])):
+    if not are_wanted(config) or (RESULTS in files and folder.has_intact(RESULTS, files[RESULTS]["sha256"])):
         return
     if RESULTS in files:
         observer.message(f"{folder.path / RESULTS} is not what the run had written; it is written again")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from detgen.engine.request import Completion, Request
+from detgen.engine.scores import Score
 from detgen.outputs import Writer
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts
-from detgen.run.interface import EngineLike, RunConfig
+from detgen.run.interface import EngineLike, RunConfig, ScoreConfig
 
 _REPORT_SECONDS = 0.1
 
@@ -28,7 +29,7 @@ class Work:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: RunConfig | ScoreConfig,
         source: Prompts,
         engine: EngineLike,
         writer: Writer,
@@ -41,14 +42,8 @@ class Work:
         self._writer = writer
         self._observer = observer
         self._total = min(prompts, config.limit or prompts) if prompts is not None else None
-        self._items = source.read(
-            config.params,
-            config.limit,
-            echo=config.echo,
-            seed_per_line=config.seed_per_line,
-            say=observer.message,
-            model=engine.profile()["target"]["name"],
-        )
+        self._stream: Callable[[EngineLike, Iterable[Request]], Iterator[list[Any]]] = config.stream
+        self._items = config.items(source, observer.message, engine.profile()["target"]["name"])
         self._name = source.name
         self._exhausted = False
         self._recalled = 0
@@ -67,7 +62,7 @@ class Work:
         with self._stop:
             while not self._exhausted and not self._stop.requested():
                 # Ends with the input, or early where too many prompts wait for an earlier one.
-                for completions in self._engine.stream(self._requests()):
+                for completions in self._stream(self._engine, self._requests()):
                     for completion in completions:
                         self._writer.finish(self._placed(completion))
                     self._writer.flush()
@@ -81,7 +76,7 @@ class Work:
         self._report(now=True)
         return self._exhausted and not self._writer.waiting
 
-    def _placed(self, completion: Completion) -> Completion:
+    def _placed(self, completion: Completion | Score) -> Completion | Score:
         """The completion; an error with the place in the input before it, which the engine does not know."""
         if completion.error is None:
             return completion

@@ -30,7 +30,7 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout) == (0, f"detgen {__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["score", "--help"], ["--version"]])
 def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
     code = (
         "import sys; from detgen.cli import app; app(sys.argv[1:], standalone_mode=False);"

@@ -104,12 +104,12 @@ def filled(windows: list[Window], reads: list[Window], most: int) -> Iterator[li
             if not free:
                 yield batch
                 batch, free = [], most
-            logits = read.logits if i + 1 == len(read.tokens) else 0
+            asked = int(i >= len(read.tokens) - read.logits)
             if i and batch:
                 before = batch.pop()
-                batch.append(Window(read.slot, before.start, [*before.tokens, token], logits))
+                batch.append(Window(read.slot, before.start, [*before.tokens, token], before.logits + asked))
             else:
-                batch.append(Window(read.slot, read.start + i, [token], logits))
+                batch.append(Window(read.slot, read.start + i, [token], asked))
             free -= 1
     if batch:
         yield batch

@@ -31,6 +31,7 @@ KNOWN = {
     ("chat.jsonl", "0.8"): "9487db59ad586dff29986daa927825bb32d91e51f9e0de2dba938e6b370911f6",
     ("coin_flips.jsonl", "0"): "e8a1fc002ae8b4c7a17ad4d554b65dd5c8b28822986ae83da9239118afe577b1",
 }
+SCORES = "079fb7443db266706bf8cb1498b18ee6f2183104e27abf4454a0623a7bbb85bd"
 
 if library.best_build() is None:
     pytest.skip("the pass was not built", allow_module_level=True)
@@ -47,9 +48,9 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     choosing._library.cache_clear()
 
 
-def digest(folder: Path, file: str, *options: str) -> str:
+def digest(folder: Path, file: str, *options: str, command: str = "run") -> str:
     target = ["--target", "demo-thinking"] if file == "coin_flips.jsonl" else []
-    arguments = ["run", str(PROMPTS / file), "-o", str(folder), "-q", "--kv-memory", "128MiB", *target, *options]
+    arguments = [command, str(PROMPTS / file), "-o", str(folder), "-q", "--kv-memory", "128MiB", *target, *options]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     return hashlib.sha256((folder / "outputs.jsonl").read_bytes()).hexdigest()
@@ -69,6 +70,11 @@ def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
     kinds = [type(check(line)).__name__ for line in data.splitlines()]
     assert kinds == ["ChatCompletion", "ChatCompletion", "Completion", "Failure"]
     assert hashlib.sha256(data).hexdigest() == "15f040c9db687179c9092286e87d4c60dd979e4a9b0c894936739d3df8c8abc3"
+
+
+@pytest.mark.parametrize("size", ["1", "16"])
+def test_scores_are_known(tmp_path: Path, build: str, size: str) -> None:
+    assert digest(tmp_path, "scores.jsonl", "--batch-size", size, command="score") == SCORES
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model", "self"])

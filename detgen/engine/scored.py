@@ -1,0 +1,231 @@
+"""The sequences of score requests: how they are made, and how a score is put together from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from detgen.engine.encoding import Encoder
+from detgen.engine.joining import Encode, Scored, completion_tokens, move_space, rolling_windows
+from detgen.engine.rendering import render_chat
+from detgen.engine.scheduler import Scheduler
+from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.sequence import Sequence
+from detgen.errors import RequestError
+from detgen.passes.loading import LoadedModel
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """A score while its sequences are read.
+
+    Attributes:
+        request: the request.
+        sample: which of its completions.
+        prompt_tokens: tokens of the prompt; 0 where it is scored itself.
+        parts: how many sequences it takes: one, or the windows of a text.
+        done: those that ended, by part.
+    """
+
+    request: ScoreRequest
+    sample: int
+    prompt_tokens: int
+    parts: int
+    done: dict[int, ScoredSequence] = field(default_factory=dict)
+
+    def end(self, seq: ScoredSequence) -> Score | None:
+        """Note that a sequence ended; the score if it was the last one."""
+        self.done[seq.part] = seq
+        if len(self.done) < self.parts:
+            return None
+        parts = [self.done[i] for i in range(self.parts)]
+        error = next((part.error for part in parts if part.error is not None), None)
+        if error is not None:
+            return Score(self.request, self.sample, prompt_tokens=self.prompt_tokens, error=error)
+        return Score(
+            self.request,
+            self.sample,
+            tuple(token for part in parts for token in part.scored),
+            tuple(logprob for part in parts for logprob in part.found),
+            tuple(greedy for part in parts for greedy in part.greedy),
+            self.prompt_tokens,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class ScoredSequence(Sequence):
+    """A prompt and its completion while they are read, or a window of a text.
+
+    Its tokens are all but the last one, as nobody asks what comes behind that.
+
+    Attributes:
+        tally: the score that it is a part of.
+        part: which part, from 0.
+        first: place, in what is scored, of the first token that this part scores.
+        scored: the tokens that are scored.
+        found: the log-probabilities of these tokens so far.
+        greedy: whether each is the most likely one.
+    """
+
+    tally: Tally = field(kw_only=True)
+    part: int = 0
+    first: int = 0
+    scored: list[int] = field(default_factory=list)
+    found: list[float] = field(default_factory=list)
+    greedy: list[bool] = field(default_factory=list)
+
+    @property
+    def asked_from(self) -> int:
+        """Position of the first of its tokens whose logits are wanted: the one before those that are scored."""
+        return self.prompt_length - 1
+
+    def break_off(self, position: int) -> None:
+        """End it with an error: the model's results are not finite at this position, counted from 0."""
+        if self.tally.request.completions is not None:
+            Sequence.break_off(self, position)
+            return
+        token = self.first + position - self.asked_from
+        self.finish_reason = "error"
+        self.error = f"the model's hidden states or logits are not finite before token {token} of the text"
+
+
+class ScoreEncoder:
+    """Encodes prompts and completions and creates their sequences.
+
+    Args:
+        target: has the tokenizer, the vocabulary and the context.
+        scheduler: says how long a sequence may get in the KV cache.
+        encoder: encodes prompts.
+    """
+
+    def __init__(self, target: LoadedModel, scheduler: Scheduler, encoder: Encoder) -> None:
+        self._target = target
+        self._scheduler = scheduler
+        self._encoder = encoder
+
+    def all(self, requests: Iterable[ScoreRequest], refused: list[Score]) -> Iterator[ScoredSequence]:
+        """The sequences of the requests that can run; the others go to `refused`."""
+        for request in requests:
+            if not isinstance(request, ScoreRequest):
+                raise RequestError(f"score_stream takes ScoreRequests, got {type(request).__name__}")
+            try:
+                found = self.sequences(request)
+            except RequestError as error:
+                refused.append(Score(request, error=str(error), refused=True))
+            else:
+                yield from found
+
+    def sequences(self, request: ScoreRequest) -> Iterator[ScoredSequence]:
+        """A request's sequences, created one by one; the request is encoded and checked at once.
+
+        Raises:
+            RequestError: if it can never run.
+        """
+        if request.completions is None:
+            return self._rolling(request)
+        if not request.completions:
+            raise RequestError("completions is empty")
+        pairs = list(self._pairs(request, request.completions))
+        return (
+            self._sequence(Tally(request, i, len(pair.tokens) - pair.scored, 1), 0, 0, pair)
+            for i, pair in enumerate(pairs)
+        )
+
+    def _sequence(self, tally: Tally, part: int, first: int, pair: Scored) -> ScoredSequence:
+        tokens, ahead = pair.tokens[:-1], len(pair.tokens) - pair.scored
+        made = ScoredSequence(tally.request, tally.sample, tokens, ahead, len(tokens), tally=tally)
+        made.part, made.first, made.scored = part, first, pair.tokens[ahead:]
+        return made
+
+    def _pairs(self, request: ScoreRequest, completions: tuple[str | tuple[int, ...], ...]) -> Iterator[Scored]:
+        """The tokens of a prompt with each of its completions."""
+        text, encode = self._text(request)
+        prompts: dict[str | None, list[int]] = {}
+        for i, completion in enumerate(completions):
+            name = f"completions[{i}]" if len(completions) > 1 else "the completion"
+            prompt = text
+            if isinstance(completion, str):
+                _check(bool(completion), f"{name} is empty")
+                if text is not None and request.messages is None and text.strip():
+                    prompt, completion = move_space(text, completion)
+            if prompt not in prompts:
+                prompts[prompt] = self._prompt(request, prompt, encode)
+            before = prompts[prompt]
+            if not isinstance(completion, str):
+                behind = list(completion)
+                _check(bool(behind), f"{name} is empty")
+            elif prompt is None:
+                behind = encode(completion)
+                _check(bool(behind), f"{name} has no token")
+            else:
+                self._encoder.check_length(prompt + completion, 0)
+                behind = completion_tokens(prompt, before, completion, encode)
+                _check(bool(behind), f"{name} adds no token to the prompt")
+            self._check_tokens(name, behind)
+            self._check_room(f"the prompt has {len(before)} tokens and {name} {len(behind)}", len(before) + len(behind))
+            yield Scored(before + behind, len(behind))
+
+    def _text(self, request: ScoreRequest) -> tuple[str | None, Encode]:
+        """The text of a prompt, None if it is token ids, and what encodes it and its completions."""
+        target, special = self._target, request.token_ids is None and request.messages is None
+        text = request.prompt
+        if request.messages is not None:
+            text = render_chat(target.tokenizer, target.name, request, self._encoder.render)
+
+        def encode(text: str) -> list[int]:
+            return list(target.tokenizer(text, add_special_tokens=special).input_ids)
+
+        return (None if request.token_ids is not None else text), encode
+
+    def _prompt(self, request: ScoreRequest, text: str | None, encode: Encode) -> list[int]:
+        """The tokens of a prompt."""
+        if text is None:
+            return self._encoder.encode(request)
+        self._encoder.check_length(text, 0)
+        found = encode(text) if text else []
+        _check(bool(found), "the prompt is empty")
+        self._check_tokens("the prompt", found)
+        return found
+
+    def _rolling(self, request: ScoreRequest) -> Iterator[ScoredSequence]:
+        """The windows of a text that is scored as a whole."""
+        target, tokenizer = self._target, self._target.tokenizer
+        if request.messages is not None:
+            raise RequestError("messages are scored with a completion only; give one, or a text")
+        prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if prefix is None:
+            raise RequestError(
+                f"the tokenizer of {target.name} has neither a BOS nor an EOS token, so nothing can come before the"
+                " first token of a text; give prompt and completion"
+            )
+        tokens = list(request.token_ids or ())
+        if request.token_ids is None:
+            tokens = list(tokenizer(request.prompt or "", add_special_tokens=False).input_ids)
+        _check(bool(tokens), "the text is empty")
+        self._check_tokens("the text", tokens)
+        context = target.context
+        longest = min(len(tokens), context)
+        self._check_room(f"the text has windows of {longest} tokens", longest + 1)
+        tally = Tally(request, 0, 0, -(-len(tokens) // context))
+        return (
+            self._sequence(tally, part, part * context, window)
+            for part, window in enumerate(rolling_windows(tokens, prefix, context))
+        )
+
+    def _check_tokens(self, name: str, tokens: list[int]) -> None:
+        """Make sure that all tokens are the model's."""
+        most = self._target.vocabulary - 1
+        if not all(type(token) is int and 0 <= token <= most for token in tokens):
+            raise RequestError(f"{name} must have token ids from 0 to {most}")
+
+    def _check_room(self, size: str, tokens: int) -> None:
+        """Make sure that the model, and then the KV cache, has room for so many tokens; the last one is not read."""
+        context, capacity = self._target.context, self._scheduler.capacity
+        _check(tokens - 1 <= context, f"{size}, the model's context is {context}")
+        room = f"{size}, the KV cache holds sequences of {capacity}; give it more with --kv-memory"
+        _check(tokens - 1 <= capacity, room)
+
+
+def _check(right: bool, otherwise: str) -> None:
+    if not right:
+        raise RequestError(otherwise)

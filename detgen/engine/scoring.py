@@ -1,0 +1,168 @@
+"""Scoring: reads prompts with given completions by canonical passes, and judges the completions' tokens.
+
+Nothing is chosen, so there are neither drafts nor rounds: a completion is read like a prompt, and the logits of the
+token before each of its tokens say how likely that one is. What sequences have in common is read once, as the
+beginnings of prompts are. Knows no files and no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import numpy as np
+import torch
+
+from detgen.engine.reading_ahead import ReadingAhead
+from detgen.engine.scheduler import Scheduler
+from detgen.engine.scored import ScoredSequence
+from detgen.engine.scores import Score
+from detgen.engine.stats import EngineStats
+from detgen.kernels.judging import judge_rows
+from detgen.kernels.sampling import Chosen, choose
+from detgen.passes.forward import Forward
+from detgen.passes.packing import Shapes, Window, Windows
+
+_NONE = Windows.of(())
+
+# Told of logits, float32 [n, vocabulary], before a sequence's scored tokens first, first + 1, ... are judged by them.
+ScoreTrace = Callable[[ScoredSequence, int, torch.Tensor], None]
+
+
+class Scoring:
+    """Reads scored sequences pass by pass until they end.
+
+    Args:
+        target: canonical passes.
+        shapes: the shapes of canonical passes.
+        scheduler: assigns slots and rows; has scored sequences only.
+        stats: counters to update.
+        ahead: reads the prompts of a thinking model; None if the target does not think.
+
+    Attributes:
+        trace: sees the logits of scored tokens; None for no trace.
+    """
+
+    def __init__(
+        self,
+        target: Forward,
+        shapes: Shapes,
+        scheduler: Scheduler,
+        stats: EngineStats,
+        ahead: ReadingAhead | None = None,
+    ) -> None:
+        self._target = target
+        self._shapes = shapes
+        self._scheduler = scheduler
+        self._stats = stats
+        self._ahead = ahead
+        self._done: list[Score] = []
+        self.trace: ScoreTrace | None = None
+
+    @torch.inference_mode()
+    def step(self) -> list[Score]:
+        """Run one pass.
+
+        Returns:
+            The scores that it completed.
+        """
+        scheduler, live = self._scheduler, self._scheduler.live
+        scheduler.admit()
+        self._stats.live = len(live)
+        self._stats.peak_live = max(self._stats.peak_live, len(live))
+        for windows in scheduler.passes(_NONE):
+            broken: list[int] = []
+            results = self._target.run(windows, self._shapes, broken)
+            if self._ahead is not None:
+                windows, found, broken = self._ahead.settle(live, windows, results, broken, self._stats)
+                assert isinstance(found, torch.Tensor)
+                results = found
+            self._judge(windows, results, broken)
+        done, self._done = self._done, []
+        return done
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._scheduler.clear()
+        self._done.clear()
+
+    def _judge(self, windows: Windows, logits: torch.Tensor, broken: list[int]) -> None:
+        """Note what a pass says of the tokens behind its rows; end the sequences that were read, or broke off.
+
+        Args:
+            windows: those of the pass.
+            logits: float32 [sum of the windows' `logits`, vocabulary], overwritten.
+            broken: rows of the pass whose hidden states are not finite.
+        """
+        read: list[tuple[ScoredSequence, Window]] = [(self._sequence(w.slot), w) for w in windows]
+        if self.trace is not None:
+            at = 0
+            for seq, window in read:
+                self.trace(seq, len(seq.found), logits[at : at + window.logits])
+                at += window.logits
+        finite, logprobs, greedy = _judged(logits, list(chain.from_iterable(_behind(seq, w) for seq, w in read)))
+        row = asked = 0
+        for seq, window in read:
+            count, slot = len(window.tokens), np.array([window.slot])
+            part = slice(asked, asked + window.logits)
+            first = count - window.logits  # the first row that has logits
+            wrong = [b - row for b in broken if row <= b < row + count]
+            wrong += (first + np.flatnonzero(~finite[part])).tolist()
+            row, asked = row + count, part.stop
+            self._stats.prompt_tokens += count
+            if wrong:
+                position = window.start + min(wrong)
+                self._scheduler.advance(slot, np.array([position]))
+                seq.break_off(position)
+                self._end(seq)
+                continue
+            seq.found += logprobs[part].tolist()
+            seq.greedy += greedy[part].tolist()
+            self._stats.tokens += window.logits
+            self._scheduler.advance(slot, np.array([window.start + count]))
+            if window.start + count == len(seq.tokens):
+                self._end(seq)
+            else:
+                self._scheduler.share(window.slot)
+
+    def _sequence(self, slot: int) -> ScoredSequence:
+        seq = self._scheduler.live[slot]
+        assert isinstance(seq, ScoredSequence)
+        return seq
+
+    def _end(self, seq: ScoredSequence) -> None:
+        if self._ahead is not None:
+            thoughts = self._ahead.thinking.thoughts[seq.slot]
+            self._stats.chunks += len(thoughts)
+            self._stats.thoughts += sum(map(bool, thoughts))
+        self._scheduler.release(seq)
+        score = seq.tally.end(seq)
+        if score is not None:
+            self._done.append(score)
+
+
+def _behind(seq: ScoredSequence, window: Window) -> list[int]:
+    """The scored tokens behind the rows of a window that have logits."""
+    end = window.start + len(window.tokens) - seq.asked_from
+    return seq.scored[end - window.logits : end]
+
+
+def _judged(logits: torch.Tensor, tokens: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What rows say of given tokens.
+
+    Args:
+        logits: float32 [rows, vocabulary], overwritten.
+        tokens: of each row.
+
+    Returns:
+        bool [rows], whether the row is finite; float32 [rows], the tokens' log-probabilities; bool [rows], whether each
+        is the largest logit, the first of ties.
+    """
+    if not tokens:
+        return np.zeros(0, bool), np.zeros(0, np.float32), np.zeros(0, bool)
+    best = choose(logits, None).tokens
+    # Of a row that is not finite, the largest logit is not finite either.
+    finite = np.isfinite(logits.gather(-1, best[:, None])[:, 0].cpu().numpy())
+    given = torch.tensor(tokens, device=logits.device)
+    judged = judge_rows(logits, Chosen(given, np.zeros(len(tokens))))
+    return finite, judged.chosen, (best == given).cpu().numpy()

@@ -1,0 +1,216 @@
+"""detgen as a model of EleutherAI's lm-evaluation-harness: `lm_eval --model detgen`.
+
+The harness finds models where they were imported, so the command line is that of this module, which is the harness's
+own: `python -m detgen.integrations.lm_eval run --model detgen --model_args target=FOLDER --tasks ...`. From Python it
+is enough to import it before `lm_eval.simple_evaluate(model="detgen", ...)`.
+
+What is asked of the model, token by token, is what the harness's own `hf` model is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from detgen.engine import Engine
+from detgen.engine.config import EngineConfig
+from detgen.engine.joining import rolling_windows
+from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.scores import Score, ScoreRequest
+from detgen.errors import EngineError, RequestError
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    raise ImportError(f"the harness is not installed ({error}): pip install 'detgen[lm-eval]'") from error
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+_MOST_TOKENS = 256  # of a completion for which a task sets no limit, as for the harness's own models
+# What tasks call parameters, and what they are called here.
+_NAMES = {"until": "stop", **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_completion_tokens"), "max_tokens")}
+_Done = TypeVar("_Done", Score, Completion)
+
+
+@register_model("detgen")
+class DetgenLM(TemplateLM):
+    """A model of the harness, computed by an `Engine`; no score depends on the batch.
+
+    Args:
+        target: folder, GGUF file or hub name of the model; None is the embedded one. `pretrained` is the same.
+        pretrained: see target.
+        batch_size: most requests at a time; "auto" is detgen's own default.
+        device: as `EngineConfig` has it; cuda:0, which the harness's command line gives where nobody asks, is auto.
+        max_batch_size: of no use here; the harness gives it to all models.
+        max_length: most tokens that are read, at most the model's context; None for all of that.
+        max_gen_toks: most tokens to generate where a task sets no limit.
+        engine: an engine to use instead; of the others, what `Engine.with_settings` may change can be given.
+        settings: other fields of `EngineConfig`, such as dtype, drafter or kv_memory.
+
+    Raises:
+        EngineError: the engine cannot be built; the message names the remedy.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        *,
+        pretrained: str | None = None,
+        batch_size: int | str | None = None,
+        device: str | None = None,
+        max_batch_size: int | None = None,
+        max_length: int | None = None,
+        max_gen_toks: int = _MOST_TOKENS,
+        engine: Engine | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if unknown := settings.keys() - set(EngineConfig.__slots__):
+            raise EngineError(f"{', '.join(sorted(unknown))}: no such setting of detgen; see `EngineConfig`")
+        if (target is not None) + (pretrained is not None) + (engine is not None) > 1:
+            raise EngineError("target, pretrained and engine all name the model; give one of them")
+        if batch_size is not None and not str(batch_size).startswith("auto"):
+            settings["batch_size"] = int(batch_size)
+        if device not in (None, "cuda:0"):
+            settings["device"] = device
+        name = target if target is not None else pretrained
+        self.engine = Engine(name, **settings) if engine is None else engine.with_settings(**settings)
+        self.tokenizer = self.engine.tokenizer
+        self.max_length = min(max_length or self.engine.context, self.engine.context)
+        self.max_gen_toks = max_gen_toks
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text that nothing comes before."""
+        first = self.tokenizer.bos_token_id
+        return int(first) if first is not None else self.eot_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """By which the harness tells its caches of rendered prompts apart."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """The tokens of a text, with the tokenizer's special tokens unless the text begins with one already."""
+        if add_special_tokens is None:
+            add_special_tokens = not string.startswith(self.tokenizer.decode([self.prefix_token_id]))
+        return list(self.tokenizer(string, add_special_tokens=add_special_tokens).input_ids)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A chat as text, by the model's own template."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness's results say of the model: all that a score depends on."""
+        return {"detgen_profile": self.engine.profile(), "deterministic": self.engine.deterministic}
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        """The scores of tokens behind others; what is too long loses its beginning, as in the harness."""
+        asked = []
+        for i, (_, context, continuation) in enumerate(requests):
+            kept = (context + continuation)[-(self.max_length + 1) :]
+            if not continuation or len(continuation) >= len(kept):
+                raise RequestError(
+                    f"request {i} has {len(context)} tokens of context and {len(continuation)} of continuation,"
+                    f" where the model has room for {self.max_length}"
+                )
+            before = kept[: -len(continuation)]
+            asked.append(ScoreRequest(i, i, token_ids=tuple(before), completions=(tuple(continuation),)))
+        found = []
+        for (pair, _, _), score in zip(requests, _in_order(self.engine.score_stream(asked), disable_tqdm), strict=True):
+            found.append((score.logprob, score.is_greedy))
+            self.cache_hook.add_partial("loglikelihood", pair, found[-1])
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-probabilities of whole texts, in windows where they are too long."""
+        texts = [instance.args[0] for instance in requests]
+        asked: list[ScoreRequest] = []
+        for i, text in enumerate(texts):
+            tokens = self.tok_encode(text)
+            windows = rolling_windows(tokens, self.prefix_token_id, self.max_length) if tokens else iter(())
+            for window in windows:
+                before, behind = window.tokens[: -window.scored], window.tokens[-window.scored :]
+                asked.append(ScoreRequest(len(asked), i, token_ids=tuple(before), completions=(tuple(behind),)))
+        logprobs: list[list[float]] = [[] for _ in texts]
+        for score in _in_order(self.engine.score_stream(asked), disable_tqdm):
+            logprobs[int(score.request.id)].extend(score.logprobs)
+        found = [math.fsum(each) for each in logprobs]
+        for text, logprob in zip(texts, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), logprob)
+        return found
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Texts up to the first stop string, greedy unless the task says otherwise."""
+        asked = [self._generation(i, *instance.args) for i, instance in enumerate(requests)]
+        found = [done.text for done in _in_order(self.engine.stream(asked), disable_tqdm)]
+        for instance, text in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("generate_until", instance.args, text)
+        return found
+
+    def _generation(self, i: int, context: str, asked: dict[str, Any]) -> Request:
+        """The request of a generation."""
+        named: dict[str, Any] = {"max_tokens": self.max_gen_toks}
+        for name, value in asked.items():
+            if value is not None:
+                named[_NAMES.get(name, name)] = value
+        if not named.pop("do_sample", named.get("temperature", 0) > 0):
+            named["temperature"] = 0.0
+        elif "temperature" not in named:
+            named["temperature"] = 1.0
+        if unknown := named.keys() - set(SamplingParams.__slots__):
+            raise RequestError(f"{', '.join(sorted(unknown))}: detgen has no such parameter of a generation")
+        stop = named.pop("stop", ())
+        params = SamplingParams(stop=tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s), **named)
+        room = self.max_length - params.max_tokens
+        if room < 1:
+            raise RequestError(f"max_gen_toks must be below {self.max_length}, got {params.max_tokens}")
+        tokens = self.tok_encode(context)[-room:] or [self.prefix_token_id]
+        return Request(i, i, token_ids=tuple(tokens), params=params)
+
+
+def _in_order(batches: Iterable[list[_Done]], silent: bool) -> Iterator[_Done]:
+    """What a stream finishes, by index.
+
+    Raises:
+        RequestError: one could not run.
+    """
+    from tqdm import tqdm
+
+    found: dict[int, _Done] = {}
+    with tqdm(disable=silent, desc="Running detgen", unit=" requests") as bar:
+        for batch in batches:
+            bar.update(len(batch))
+            for done in batch:
+                if done.error is not None:
+                    raise RequestError(f"request {done.request.index}: {done.error}")
+                found[done.request.index] = done
+    yield from (found[index] for index in sorted(found))
+
+
+if __name__ == "__main__":
+    import sys
+
+    from lm_eval.__main__ import cli_evaluate
+
+    sys.exit(cli_evaluate())
