@@ -14,9 +14,22 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from detgen.kernels.triton import attend, gate, launching, linear, norm, rotate
+from detgen.kernels.triton import (
+    attend,
+    filters,
+    gate,
+    launching,
+    linear,
+    norm,
+    reading,
+    rotate,
+    rows,
+    sampling,
+    verify,
+)
 
-HALF, FLOAT, LONG = "*bf16", "*fp32", "*i64"
+HALF, FLOAT, DOUBLE, INT, LONG = "*bf16", "*fp32", "*fp64", "*i32", "*i64"
+SECTIONS = 32  # of 128,256 logits
 # Kernel, types of its arguments, constants.
 KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     "attend: splits": (
@@ -54,6 +67,47 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         )
         for height in linear._HEIGHTS
     },
+    **{
+        f"choose: {name}": (kernel, types, [True, *constants])
+        for name, kernel, types, constants in (
+            (
+                "read",
+                reading._read,
+                [FLOAT, FLOAT, LONG, INT, FLOAT, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, *["i32"] * 5],
+                [rows.SECTION, reading._MANY],
+            ),
+            (
+                "weigh",
+                filters._weigh,
+                [FLOAT, FLOAT, LONG, LONG, FLOAT, INT, LONG, *["i32"] * 4],
+                [rows.SECTION, SECTIONS, filters.BUCKETS],
+            ),
+            (
+                "list",
+                filters._list,
+                [FLOAT, FLOAT, LONG, LONG, FLOAT, INT, LONG, INT, *["i32"] * 4],
+                [rows.SECTION, SECTIONS, filters.BUCKETS],
+            ),
+            (
+                "settle",
+                filters._settle,
+                [FLOAT, FLOAT, LONG, LONG, FLOAT, INT, LONG, INT, LONG, *["i32"] * 4],
+                [SECTIONS, filters.BUCKETS, filters._TILE, filters._PIVOTS],
+            ),
+            (
+                "score",
+                sampling._score,
+                [FLOAT, FLOAT, LONG, LONG, FLOAT, INT, LONG, DOUBLE, INT, DOUBLE, *["i32"] * 4],
+                [True, rows.SECTION, SECTIONS, sampling._TILE],
+            ),
+        )
+    },
+    "choose: put together": (
+        sampling._choose,
+        [FLOAT, LONG, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, DOUBLE, INT, DOUBLE, INT, *["i32"] * 5],
+        [True, SECTIONS, sampling.BROKEN],
+    ),
+    "verify": (verify._verify, [INT, LONG, LONG, LONG, LONG, LONG, INT, "i32", "i32"], [verify._TILE, 1, 2, 3]),
 }
 
 
@@ -66,7 +120,7 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, (name, kind) in enumerate(zip(names, types, strict=False))
-        if kind[0] == "*" or name in ("size", "inputs", "outputs")
+        if kind[0] == "*" or name in ("size", "inputs", "outputs", "stride", "vocabulary")
     }
     source = ASTSource(kernel, signature, constexprs, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launching.OPTIONS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
 import pytest
 import torch
 
@@ -17,3 +20,21 @@ def device() -> str:
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     kind: torch.dtype = request.param
     return kind
+
+
+@contextmanager
+def _small_sections() -> Iterator[None]:
+    from detgen.kernels.triton import filters, reading, sampling
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (filters, reading, sampling):
+            patch.setattr(module, "SECTION", 256)
+        patch.setattr(filters, "_TILE", 256)
+        patch.setattr(sampling, "_TILE", 128)
+        yield
+
+
+@pytest.fixture(scope="session")
+def small_sections() -> Callable[[], AbstractContextManager[None]]:
+    """Within it, a few hundred logits are several sections, and several tiles of each."""
+    return _small_sections

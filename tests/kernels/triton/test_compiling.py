@@ -26,6 +26,13 @@ KEPT = {
     "rotate, normed": ((27, 16), (27, 16)),
     "linear: 16 rows": ((54, 20480), (56, 20480)),
     "linear: 64 rows": ((126, 32768), (70, 49152)),
+    "choose: read": ((118, 128), (110, 128)),
+    "choose: weigh": ((200, 32), (202, 32)),
+    "choose: list": ((96, 2048), (96, 2048)),
+    "choose: settle": ((96, 4096), (150, 4096)),
+    "choose: score": ((143, 32), (155, 32)),
+    "choose: put together": ((32, 0), (32, 0)),
+    "verify": ((32, 16), (32, 16)),
 }
 ROOM = 1.3  # times what was kept that a later Triton may take
 
