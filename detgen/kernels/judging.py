@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from detgen.kernels import choosing
-from detgen.kernels.sampling import Chosen, leads
+from detgen.kernels.sampling import Chosen, leads, on_device
 
 
 class Judged(NamedTuple):
     """What some rows say about their tokens.
 
     Attributes:
-        logprobs: float32 [rows, vocabulary] on the logits' device; None if only the chosen tokens' are wanted.
+        logprobs: float32 [rows, vocabulary]; None if only the chosen tokens' are wanted.
         chosen: float32 [rows], the chosen tokens' log-probabilities.
         margins: float64 [rows], the tokens' leads; inf where there was no other candidate.
     """
@@ -58,8 +59,8 @@ class Scores(NamedTuple):
 def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:
     """Judge some rows.
 
-    On a CPU, log-probabilities have the bits that docs/numerics.md states; elsewhere, and without a compiler, those of
-    torch.
+    Log-probabilities have the bits that docs/numerics.md states, or those of torch where neither a compiler nor Triton
+    was there.
 
     Args:
         logits: float32 [all rows, vocabulary], no longer adjusted; overwritten.
@@ -67,6 +68,14 @@ def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = N
         rows: int64 [rows], which to judge; None for all.
         full: whether the log-probabilities of whole rows are wanted.
     """
+    device = on_device(logits)
+    if device is not None and not full:
+        known = picked.logprobs if picked.logprobs is not None else device.logprobs(logits, picked.tokens).cpu().numpy()
+        return Judged(
+            None, known if rows is None else known[rows], picked.leads if rows is None else picked.leads[rows]
+        )
+    if device is not None:
+        logits, picked = logits.cpu(), replace(picked, tokens=picked.tokens.cpu())
     found = choosing.logprobs(logits, picked.tokens, rows, full=full)
     chosen, logprobs = found if found is not None else (None, None)
     margins = picked.leads.copy() if rows is None else picked.leads[rows]
@@ -83,3 +92,11 @@ def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = N
     if unknown:
         margins = np.where(np.isnan(margins), leads(logits, best).cpu().numpy(), margins)
     return Judged(logprobs if full else None, chosen, margins)
+
+
+def _given(logits: torch.Tensor, tokens: torch.Tensor) -> np.ndarray:
+    """The log-probabilities of tokens, float32 [rows], on CUDA."""
+    from detgen.kernels.triton.given import logprobs
+
+    found: np.ndarray = logprobs(logits, tokens).cpu().numpy()
+    return found

@@ -128,10 +128,12 @@ class Chosen:
         leads: float64 [rows], each token's lead over the runner-up, in perturbed log-probability or in (adjusted)
             logits; inf if there is none. NaN where it is not known yet, as it may be of rows that are neither sampled
             nor adjusted, and where logits are not finite.
+        logprobs: float32 [rows], log-probabilities of the tokens; None if they are not known yet.
     """
 
     tokens: torch.Tensor
     leads: np.ndarray
+    logprobs: np.ndarray | None = None
 
 
 def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> Chosen:
@@ -141,6 +143,18 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
         logits: float32 [rows, vocabulary], adjusted in the meantime where choices say so.
         choices: one per row; None if all rows take the best logit.
     """
+    if (device := on_device(logits)) is not None:
+        if choices is not None and not isinstance(choices, Choices):
+            choices = Choices.of(choices)
+        asked = None if choices is None else device.Asked.of(choices).to(logits.device)
+        packed = device.choose(logits, asked)
+        found = device.unpack(packed.cpu())
+        tokens = packed[:, 3].long()
+        broken = np.flatnonzero(~found.finite)
+        if len(broken):
+            at = torch.from_numpy(broken).to(logits.device)
+            tokens[at] = argmax(logits[at])  # whose logit is not finite either
+        return Chosen(tokens, found.leads, found.logprobs)
     if choices is None:
         return _greedy(logits)
     if not isinstance(choices, Choices):
@@ -151,6 +165,17 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
         return _choose(logits, choices)
     with adjusted(logits, choices.adjustments):
         return _choose(logits, choices)
+
+
+def on_device(logits: torch.Tensor) -> Any:
+    """The kernels that choose where logits are on CUDA; None where they are not, or there is no Triton."""
+    if logits.device.type != "cuda" or torch.version.cuda is None:
+        return None
+    try:
+        from detgen.kernels.triton import sampling
+    except ImportError:
+        return None
+    return sampling
 
 
 def _choose(logits: torch.Tensor, choices: Choices) -> Chosen:

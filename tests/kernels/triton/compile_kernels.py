@@ -18,6 +18,7 @@ from detgen.kernels.triton import (
     attend,
     filters,
     gate,
+    given,
     launching,
     linear,
     norm,
@@ -107,6 +108,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [FLOAT, LONG, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, DOUBLE, INT, DOUBLE, INT, *["i32"] * 5],
         [True, SECTIONS, sampling.BROKEN],
     ),
+    "given": (given._given, [FLOAT, LONG, FLOAT, FLOAT, FLOAT, "i32", "i32"], []),
     "verify": (verify._verify, [INT, LONG, LONG, LONG, LONG, LONG, INT, "i32", "i32"], [verify._TILE, 1, 2, 3]),
 }
 

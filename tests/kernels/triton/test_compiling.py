@@ -32,6 +32,7 @@ KEPT = {
     "choose: settle": ((96, 4096), (150, 4096)),
     "choose: score": ((143, 32), (155, 32)),
     "choose: put together": ((32, 0), (32, 0)),
+    "given": ((32, 16), (32, 16)),
     "verify": ((32, 16), (32, 16)),
 }
 ROOM = 1.3  # times what was kept that a later Triton may take
