@@ -26,11 +26,13 @@ from typing import Any, NamedTuple
 
 import torch
 from table_engine import Loop
+from torch import nn
 from transformers import AutoTokenizer
 
 from detgen import Request, SamplingParams
 from detgen.engine import committing
 from detgen.errors import DEMO
+from detgen.passes.adapter import PlainDecoder
 from detgen.passes.forward import Forward
 
 WANTED = {32: 0.3, 256: 1.0}
@@ -65,17 +67,20 @@ class Clock:
         return timed
 
 
-class Table:
+class Table(PlainDecoder):
     """In a model's place: logits that were drawn before."""
 
     def __init__(self, clock: Clock) -> None:
+        nn.Module.__init__(self)
         self._clock = clock
         generator = torch.Generator().manual_seed(0)
         self._drawn = [torch.randn(512, VOCABULARY, generator=generator) for _ in range(4)]
         self._fresh = torch.empty(512, VOCABULARY)
         self._calls = 0
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, states: None) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, exchange: object = None
+    ) -> torch.Tensor:
         """Logits of the wanted rows, which may be overwritten."""
         started = time.process_time_ns()
         self._calls += 1

@@ -177,8 +177,9 @@ class Decoding:
 
     def _may_sample(self, slots: np.ndarray, most: int) -> bool:
         """Whether what these slots choose in so many passes can be foreseen, and there is room for the logits."""
-        live, entries = self._scheduler.live, len(slots) * most * (self._target.outputs or 0)
-        return self.committing.trace is None and entries <= _LOGITS and not bool(live.adjusted[slots].any())
+        live, kept = self._scheduler.live, self._target.kept
+        asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
+        return self.committing.trace is None and len(slots) * most * kept <= _LOGITS and not asked
 
     def _chained(self) -> int:
         """How many passes are run in one call, if any are."""
@@ -198,10 +199,10 @@ class Decoding:
         results: torch.Tensor | Scores
         broken: list[int] = []
         if self.committing.plain(windows):
-            tokens, results = self._target.chain(windows, lengths, ends)
+            tokens, results = self._target.chain(windows, lengths, ends, self._shapes)
         else:
             choices = self.committing.choices(Rows.of(windows))
-            tokens, results, broken = self._target.sample(windows, lengths, choices, ends)
+            tokens, results, broken = self._target.sample(windows, lengths, choices, ends, self._shapes)
         read = Windows(slots, windows.starts, lengths, lengths, tokens)
         self.committing.commit(read, results, broken=broken, chained=True)
 

@@ -146,8 +146,7 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
     if (device := on_device(logits)) is not None:
         if choices is not None and not isinstance(choices, Choices):
             choices = Choices.of(choices)
-        asked = None if choices is None else device.Asked.of(choices).to(logits.device)
-        packed = device.choose(logits, asked)
+        packed = device.choose_by(logits, choices)
         found = device.unpack(packed.cpu())
         tokens = packed[:, 3].long()
         broken = np.flatnonzero(~found.finite)

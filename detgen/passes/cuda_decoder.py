@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,12 @@ import torch
 from torch import nn
 
 from detgen.kernels.attention import BLOCK, AttentionTraits
+from detgen.kernels.judging import Scores
 from detgen.kernels.native.program import Activation
+from detgen.kernels.sampling import Choices
 from detgen.kernels.triton.attend import most_tokens
 from detgen.kernels.triton.kernels import Kernels
+from detgen.kernels.triton.sampling import unpack
 from detgen.passes.cuda_layers import CudaLayer, Pages, ResidualNorm, RowLinear
 from detgen.passes.description import Description, FeedForward, Layer, Norm, describe
 from detgen.passes.exchange import Exchange
@@ -27,6 +31,7 @@ from detgen.passes.packing import LADDER, Packed
 from detgen.passes.replaying import Replaying
 
 _MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
+_IN_FLIGHT = 16  # most passes that are launched before the first one's results are read
 _LEAST_BLOCKS = 4  # of the contexts of a recorded pass, whose number is a power of two
 
 
@@ -61,9 +66,10 @@ class _Statics:
         rows, wanted, pieces, blocks = key
         counts = [rows, rows, rows, wanted, 4 * pieces, pieces * blocks]
         self._replaying = replaying
-        self._host = replaying.host(sum(counts), torch.int64)
+        self._hosts = [replaying.host(sum(counts), torch.int64) for _ in range(_IN_FLIGHT)]
+        self._fills = 0
         self._sent = torch.zeros(sum(counts), dtype=torch.int64, device=device)
-        self._parts = np.split(self._host.numpy(), np.cumsum(counts)[:-1])
+        self._parts = [np.split(host.numpy(), np.cumsum(counts)[:-1]) for host in self._hosts]
         self.ids, self.positions, self.places, self.wanted, cut, tables = self._sent.split(counts)
         self.pieces, self.tables = cut.view(pieces, 4), tables.view(pieces, blocks)
         self.results = torch.zeros(wanted, outputs, dtype=dtype, device=device)
@@ -75,12 +81,14 @@ class _Statics:
     def fill(self, packed: Packed, scratch: int, pieces: np.ndarray, tables: np.ndarray) -> None:
         """Say what a pass is about; `scratch` is the place of padding, the rest as from `Packed.by_pieces`."""
         given: tuple[Any, ...] = packed.ids, packed.positions, packed.kv_positions, packed.wanted, pieces.ravel()
-        *parts, pages = self._parts
+        turn = self._fills % _IN_FLIGHT  # a copy may not have begun when the next one is made ready
+        self._fills += 1
+        *parts, pages = self._parts[turn]
         for part, values, rest in zip(parts, given, (0, 0, scratch, 0, 0), strict=True):
             part[: len(values)], part[len(values) :] = values, rest
         blocks = min(self.tables.shape[1], tables.shape[1])
         pages.reshape(self.tables.shape)[: len(tables), :blocks] = tables[:, :blocks]
-        self._replaying.send(self._host, self._sent)
+        self._replaying.send(self._hosts[turn], self._sent)
 
 
 class CudaDecoder(nn.Module):
@@ -178,6 +186,43 @@ class CudaDecoder(nn.Module):
             Logits of the rows that are wanted, float32 [n, vocabulary]; without an output layer, their hidden states.
         """
         assert not scored
+        buffers = self._run(packed, exchange)
+        if broken is not None:
+            broken += buffers.broken[: len(packed.ids) - packed.padding].nonzero()[:, 0].tolist()
+        return buffers.results[: len(packed.wanted)].to(torch.float32, copy=True)
+
+    def chain(self, passes: Sequence[tuple[Packed, np.ndarray]], choices: Choices | None) -> tuple[Scores, np.ndarray]:
+        """Passes one after the other, in which sequences go on with what they choose; the host waits for the last one.
+
+        Args:
+            passes: the rows of each and, int64 [n], the sequences that take part in it, ascending, whose wanted rows
+                they are. Behind the first, each has one row a sequence, whose token is known by then.
+            choices: how the first token of each sequence is chosen, the next ones likewise at the positions behind it;
+                None if all take their largest logit.
+
+        Returns:
+            Of the rows of all passes, pass by pass: their scores, and whether a key of the last layer is not finite,
+            bool.
+        """
+        scores, flags = [], []
+        chosen = torch.empty(0)
+        for step, (packed, there) in enumerate(passes):
+            if step:
+                before = passes[step - 1][1]
+                same = len(before) == len(there)
+                known = chosen if same else chosen[torch.from_numpy(np.searchsorted(before, there)).to(chosen.device)]
+                buffers = self._run(packed, None, known)
+            else:
+                buffers = self._run(packed, None)
+            asked = None if choices is None else replace(choices.take(there), position=choices.position[there] + step)
+            found = self.kernels.choose(buffers.results[: len(there)].float(), asked)
+            chosen = found[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
+            scores.append(found)
+            flags.append(buffers.broken[buffers.wanted[: len(there)]])
+        return unpack(torch.cat(scores).cpu()), torch.cat(flags).cpu().numpy()
+
+    def _run(self, packed: Packed, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Statics:
+        """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
         rows, wanted = len(packed.ids), len(packed.wanted)
         if packed.any_rows and exchange is None:
             rows, wanted = _rung(rows), _rung(wanted)
@@ -188,6 +233,8 @@ class CudaDecoder(nn.Module):
             self._statics[key] = _Statics(key, self.outputs, self._dtype, self._frequencies.device, self._replaying)
         buffers = self._statics[key]
         buffers.fill(packed, self._cache.scratch, pieces, tables)
+        if tokens is not None:
+            buffers.ids[: len(tokens)] = tokens
         if exchange is not None or not self._records or rows not in LADDER or rows > _MOST_RECORDED:
             self._compute(buffers, exchange)
         elif buffers.replay is not None:
@@ -197,9 +244,7 @@ class CudaDecoder(nn.Module):
             buffers.uses += 1
             if buffers.uses > 1:  # the first pass compiles kernels, and may be the only one of its shape
                 buffers.replay = self._replaying.record(lambda: self._compute(buffers))
-        if broken is not None:
-            broken += buffers.broken[: len(packed.ids) - packed.padding].nonzero()[:, 0].tolist()
-        return buffers.results[: len(packed.wanted)].to(torch.float32, copy=True)
+        return buffers
 
     def _compute(self, buffers: _Statics, exchange: Exchange | None = None) -> None:
         """What is recorded: looks at no number, and leaves its results in the buffers."""

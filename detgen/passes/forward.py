@@ -166,14 +166,24 @@ class Forward:
     @property
     def chains(self) -> bool:
         """Whether it can run `chain`."""
-        return isinstance(self.model, NativeDecoder) and self.thinking is None and self.model.broken is None
+        model = self.model
+        if self.thinking is not None or isinstance(model, (PlainDecoder, LeanDecoder)):
+            return False
+        return not isinstance(model, NativeDecoder) or model.broken is None
 
     @property
     def outputs(self) -> int | None:
         """Entries of a row of logits, where it can run `chain`."""
-        return self.model.outputs if isinstance(self.model, NativeDecoder) else None
+        return None if isinstance(self.model, (PlainDecoder, LeanDecoder)) else self.model.outputs
 
-    def chain(self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None) -> tuple[np.ndarray, Scores]:
+    @property
+    def kept(self) -> int:
+        """Entries of logits that `sample` leaves behind for each row; 0 where it chooses itself."""
+        return self.model.outputs if isinstance(self.model, NativeDecoder) else 0
+
+    def chain(
+        self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None, shapes: Shapes = FREE_SHAPES
+    ) -> tuple[np.ndarray, Scores]:
         """Run passes one after the other in one call: each sequence goes on with its largest logit.
 
         What `run` with `scored` gives for the same rows. Entries are written for all but a sequence's last token.
@@ -183,13 +193,15 @@ class Forward:
             lengths: int64 [windows], passes that each takes part in, at least 1; lowered where results are not finite,
                 and where a sequence ends. The pages of its slot must reach to the last of them.
             ends: where they do; None for nowhere.
+            shapes: the shapes that the passes may have.
 
         Returns:
             The token that each row read, the last one of the window or what the row before chose, int64 [sum of
             lengths], in the order of the windows, and the rows' scores. A row is not finite, either, whose last keys
             are not.
         """
-        assert isinstance(self.model, NativeDecoder)
+        if not isinstance(self.model, NativeDecoder):
+            return self._launch(windows, lengths, None, ends, shapes)
         started = time.perf_counter()
         packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
         with torch.inference_mode():
@@ -201,23 +213,30 @@ class Forward:
         return _read(windows, there, scores.tokens), scores
 
     def sample(
-        self, windows: Windows, lengths: np.ndarray, choices: Choices, ends: Ends | None = None
-    ) -> tuple[np.ndarray, torch.Tensor, list[int]]:
+        self,
+        windows: Windows,
+        lengths: np.ndarray,
+        choices: Choices,
+        ends: Ends | None = None,
+        shapes: Shapes = FREE_SHAPES,
+    ) -> tuple[np.ndarray, torch.Tensor | Scores, list[int]]:
         """Run passes one after the other in one call: each sequence goes on with what it is likely to choose.
 
         Where it chooses something else in truth, the rows behind have read a token that is not there.
 
         Args:
-            windows: see `chain`, like ends.
+            windows: see `chain`, like ends and shapes.
             lengths: lowered where nobody can tell what is chosen, too.
             choices: how the first token of each is chosen; the next ones likewise, at the positions behind it.
             ends: where sequences end.
+            shapes: the shapes that the passes may have.
 
         Returns:
-            The token that each row read, int64 [sum of lengths], in the order of the windows, the rows' logits, and
-            the rows whose last keys are not finite.
+            The token that each row read, int64 [sum of lengths], in the order of the windows, the rows' logits, or
+            their scores where there is no more to tell, and the rows whose last keys are not finite.
         """
-        assert isinstance(self.model, NativeDecoder)
+        if not isinstance(self.model, NativeDecoder):
+            return *self._launch(windows, lengths, choices, ends, shapes), []
         logits = torch.empty(len(windows), int(lengths.max()), self.model.outputs)
         guessed, broken = self._draft(windows, lengths, choices, ends, logits)
         there = _there(lengths, broken)
@@ -226,8 +245,39 @@ class Forward:
 
     def draft(self, windows: Windows, lengths: np.ndarray, choices: Sequence[Choice]) -> list[list[int]]:
         """What each sequence is likely to choose next; arguments as those of `sample`."""
+        if not isinstance(self.model, NativeDecoder):
+            _, scores = self._launch(windows, lengths, Choices.of(choices), None, FREE_SHAPES)
+            return [of.tolist() for of in np.split(scores.tokens, lengths.cumsum()[:-1])]
         tokens, _ = self._draft(windows, lengths, Choices.of(choices))
         return [of[of >= 0].tolist() for of in tokens]
+
+    def _launch(
+        self, windows: Windows, lengths: np.ndarray, choices: Choices | None, ends: Ends | None, shapes: Shapes
+    ) -> tuple[np.ndarray, Scores]:
+        """`chain` where the device chooses, and an end is known behind the last pass only."""
+        model = self.model
+        assert not isinstance(model, (PlainDecoder, LeanDecoder, NativeDecoder))
+        started, last = time.perf_counter(), windows.starts + windows.lengths - 1
+        steps, passes = int(lengths.max()), []
+        for step in range(steps):
+            there = np.flatnonzero(lengths > step)
+            ones = np.ones(len(there), np.int64)
+            read = Windows(windows.slots[there], last[there] + step, ones, ones, 0 * ones) if step else windows
+            place = self.cache.pages.tables, self.cache.scratch, self.group, torch.device("cpu")
+            passes.append((pack(read, shapes, *place), there))
+        with torch.inference_mode():
+            scores, broken = model.chain(passes, choices)
+        self._count(passes[0][0], lengths, time.perf_counter() - started)
+        owner = np.concatenate([there for _, there in passes])
+        depth = np.repeat(np.arange(steps), [len(there) for _, there in passes])
+        scores = scores._replace(finite=scores.finite & ~broken)
+        over = ~scores.finite
+        if ends is not None:
+            over |= np.isin(scores.tokens, ends.tokens) & ends.to_end[owner]
+        np.minimum.at(lengths, owner[over], depth[over] + 1)
+        order = np.lexsort((depth, owner))
+        scores = Scores(*(values[order] for values in scores)).only((depth < lengths[owner])[order])
+        return _read(windows, np.arange(steps) < lengths[:, None], scores.tokens), scores
 
     def _draft(
         self,

@@ -100,9 +100,9 @@ def test_a_sequence_alone_goes_on_for_longer(engines: Callable[..., Engine], mon
     lengths: list[int] = []
     chain = forward.chain
 
-    def watched(windows: Any, asked: Any, ends: Any) -> Any:
+    def watched(windows: Any, asked: Any, *more: Any) -> Any:
         lengths.append(int(asked.max()))
-        return chain(windows, asked, ends)
+        return chain(windows, asked, *more)
 
     monkeypatch.setattr(forward, "chain", watched)
     (long,) = engine.generate([PROMPTS[0]], max_tokens=40, ignore_eos=True)
@@ -133,8 +133,8 @@ def test_what_was_not_likely_is_rolled_back(engines: Callable[..., Engine], monk
     expected = [said(c, rounds=True) for c in engine.generate(requests)]
     sample, asked = forward.sample, []
 
-    def astray(windows: Any, lengths: np.ndarray, choices: Choices, ends: Any) -> Any:
-        found = sample(windows, lengths, replace(choices, seed=choices.seed + np.uint64(1)), ends)
+    def astray(windows: Any, lengths: np.ndarray, choices: Choices, *more: Any) -> Any:
+        found = sample(windows, lengths, replace(choices, seed=choices.seed + np.uint64(1)), *more)
         asked.append(int(lengths.sum()))
         return found
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +21,12 @@ from hypothesis import strategies as st
 
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.judging import Scores
+from detgen.kernels.native.library import Ends
 from detgen.kernels.probe import same_bits
+from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton.kernels import REFERENCE, TRITON, Kernels
+from detgen.kernels.triton.sampling import choose_reference, unpack
 from detgen.passes.adapter import attach
 from detgen.passes.cuda_decoder import CudaDecoder, cuda_decoder
 from detgen.passes.embedding import broken_embedding
@@ -27,7 +34,7 @@ from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
 from detgen.passes.hooks import told
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import FREE_SHAPES, LADDER, Shapes, Window
+from detgen.passes.packing import FREE_SHAPES, LADDER, Shapes, Window, Windows
 from detgen.passes.pages import Pages
 from detgen.passes.preparing import _class
 from detgen.passes.probing import reference_logits
@@ -186,20 +193,84 @@ def test_linear_layers_of_our_own_where_the_vendors_have_no_class() -> None:
     def by_count(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return F.linear(x, weight, bias) * (1 + len(x) % 7 * 2**-20 + torch.arange(len(x))[:, None] % 3 * 2**-20)
 
-    def alike(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.cat([F.linear(row, weight, bias) for row in x.split(1)])
-
     model = made(hf.LlamaConfig(**SIZES))
     reference = reference_logits(model, 300, torch.float32)
-    forward = passes(model, REFERENCE._replace(linear=by_count, own_linear=alike))
+    forward = passes(model, REFERENCE._replace(linear=by_count, own_linear=alone))
     traits = [AttentionTraits(0.25)] * 2
     shapes, report = _class("model", forward, reference, traits, 300, torch.float32, allowed=False)
     assert isinstance(forward.model, CudaDecoder)
-    assert forward.model.kernels.linear is alike
+    assert forward.model.kernels.linear is alone
     assert report.rows == shapes.rows == LADDER[:8]
     forward.model.compute_with(REFERENCE._replace(linear=by_count))
     with pytest.raises(EngineError, match="not row-invariant"):
         _class("model", forward, reference, traits, 300, torch.float32, allowed=False)
+
+
+def alone(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A linear layer whose rows do not depend on each other."""
+    return torch.cat([F.linear(row, weight, bias) for row in x.split(1)])
+
+
+@pytest.fixture(scope="module")
+def rowwise() -> Forward:
+    return passes(made(hf.LlamaConfig(**SIZES)), REFERENCE._replace(linear=alone))
+
+
+@examples(20)
+@given(data=st.data(), sampled=st.booleans(), spoiled=st.booleans())
+def test_passes_are_launched_one_after_the_other(
+    rowwise: Forward, data: st.DataObject, sampled: bool, spoiled: bool
+) -> None:
+    """What the same passes give one by one, to the bit; who ends, or is not finite, has no more rows."""
+    forward = rowwise
+    slots = data.draw(st.lists(st.integers(0, 4), min_size=1, unique=True))
+    reads = [drawn(data.draw(st.integers(1, 9)), slot) for slot in slots]
+    lengths = np.array([data.draw(st.integers(1, 6)) for _ in slots])
+    windows = Windows.of(map(Window, slots, [0] * 9, reads, [1] * 9))
+    choices = Choices.of([Choice(0.9 * (i % 3 > 0), 0.95, seed=slots[i], position=3 * i) for i in range(len(slots))])
+    ends = Ends(np.array(data.draw(st.lists(st.integers(0, 299), max_size=60))), np.arange(len(slots)) % 2 > 0)
+    asked = lengths.copy()
+    broken = broken_embedding(forward.model, data.draw(st.integers(0, 299))) if spoiled else nullcontext()
+    with broken:
+        if sampled:
+            read, scores, named = forward.sample(windows, asked, choices, ends, FREE_SHAPES)
+            assert not named
+        else:
+            read, scores = forward.chain(windows, asked, ends)
+        assert isinstance(scores, Scores)
+        assert len(read) == len(scores.tokens) == asked.sum()
+        spans = [(slot, 0, len(r) + n - 1) for slot, r, n in zip(slots, reads, asked, strict=True)]
+        entries = [forward.cache.entries(*span) for span in spans]
+        at = 0
+        for i, window in enumerate(windows):
+            for step in range(int(asked[i])):
+                found: list[int] = []
+                logits = forward.run([window], FREE_SHAPES, found)
+                how = replace(choices[i], position=3 * i + step) if sampled else Choice()
+                wanted = unpack(choose_reference(logits, Choices.of([how])))
+                finite = bool(wanted.finite[0]) and len(window.tokens) - 1 not in found
+                assert read[at] == window.tokens[-1]
+                assert scores.finite[at] == finite
+                if finite:
+                    assert [x[at].tobytes() for x in scores[:3]] == [x[0].tobytes() for x in wanted[:3]]
+                token = int(wanted.tokens[0])
+                over = not finite or (token in ends.tokens and ends.to_end[i])
+                assert (step + 1 == asked[i]) == (over or step + 1 == lengths[i])
+                window = Window(window.slot, window.start + len(window.tokens), [max(token, 0)], 1)
+                at += 1
+        for span, kept in zip(spans, entries, strict=True):
+            again = forward.cache.entries(*span)
+            assert all(same_bits(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def test_drafts_are_launched_likewise(rowwise: Forward) -> None:
+    windows = Windows.of([Window(0, 0, [5, 6], 1), Window(1, 0, [7], 1)])
+    choices = [Choice(0.8, seed=3), Choice()]
+    drafts = rowwise.draft(windows, np.array([4, 2]), choices)
+    assert [len(draft) for draft in drafts] == [4, 2]
+    _, scores, _ = rowwise.sample(windows, np.array([4, 2]), Choices.of(choices))
+    assert isinstance(scores, Scores)
+    assert [token for draft in drafts for token in draft] == scores.tokens.tolist()
 
 
 def test_what_is_broken_is_named() -> None:

@@ -58,7 +58,7 @@ def digest(folder: Path, file: str, *options: str, command: str = "run") -> str:
 
 @pytest.mark.parametrize(("file", "temperature"), KNOWN)
 def test_outputs_are_known(tmp_path: Path, build: str, file: str, temperature: str) -> None:
-    if build == "plain" and (file, temperature) not in (("mistakes.jsonl", "0"), ("prompts.txt", "0.8")):
+    if build == "plain" and (file, temperature) != ("prompts.txt", "0.8"):
         pytest.skip("takes long without vectors")
     assert digest(tmp_path, file, "--max-tokens", "32", "--temperature", temperature) == KNOWN[file, temperature]
 
@@ -74,6 +74,8 @@ def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("size", ["1", "16"])
 def test_scores_are_known(tmp_path: Path, build: str, size: str) -> None:
+    if build == "plain":
+        pytest.skip("takes long without vectors")
     assert digest(tmp_path, "scores.jsonl", "--batch-size", size, command="score") == SCORES
 
 

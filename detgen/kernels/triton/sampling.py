@@ -18,8 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.judging import Scores
+from detgen.kernels.judging import Scores, judge_rows
 from detgen.kernels.sampling import Choices
+from detgen.kernels.sampling import choose as choose_plainly
 from detgen.kernels.triton.filters import boundaries, divided, key
 from detgen.kernels.triton.launching import OPTIONS, above
 from detgen.kernels.triton.noise import gumbel, most_gumbel, word_of, words_of
@@ -248,6 +249,23 @@ def choose(logits: torch.Tensor, asked: Asked | None = None) -> torch.Tensor:
         **OPTIONS,
     )
     return out
+
+
+def choose_by(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
+    """What `choose` finds; `choices` are those of the rows, None if all take their best logit."""
+    return choose(logits, None if choices is None else Asked.of(choices).to(logits.device))
+
+
+def choose_reference(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
+    """The same by the functions of a CPU."""
+    rows = logits.cpu().clone()
+    picked = choose_plainly(rows, choices)
+    finite = rows.gather(-1, picked.tokens[:, None])[:, 0].isfinite().numpy()
+    judged = judge_rows(rows, picked)
+    packed = np.zeros(len(rows), _PACKED)
+    packed["lead"], packed["logprob"] = judged.margins, judged.chosen
+    packed["token"] = np.where(finite, picked.tokens.numpy(), BROKEN)
+    return torch.from_numpy(packed.view(np.int32).reshape(-1, 4)).to(logits.device)
 
 
 def unpack(packed: torch.Tensor) -> Scores:
