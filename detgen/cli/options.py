@@ -198,3 +198,4 @@ SpeculativePrefill = Annotated[
 ]
 Limit = Annotated[int | None, run_option(metavar="N", min=1, show_default="all", help="Run only the first N prompts.")]
 Quiet = Annotated[bool, run_option("--quiet", "-q", help="Show only errors.")]
+Overwrite = Annotated[bool, run_option("--overwrite", help="Start over: delete what an earlier run wrote.")]

@@ -153,9 +153,7 @@ def run_command(
         ),
     ] = False,
     limit: options.Limit = None,
-    overwrite: Annotated[
-        bool, options.run_option("--overwrite", help="Start over: delete what an earlier run wrote.")
-    ] = False,
+    overwrite: options.Overwrite = False,
     strict: Annotated[bool, options.run_option("--strict", help="Exit with 1 if any prompt could not be run.")] = False,
     quiet: options.Quiet = False,
     allow_nondeterministic: Annotated[

@@ -79,9 +79,7 @@ def score_command(
         bool, options.run_option("--echo", help="Write prompt and completion, or the text, beside each score.")
     ] = False,
     limit: options.Limit = None,
-    overwrite: Annotated[
-        bool, options.run_option("--overwrite", help="Start over: delete what an earlier run wrote.")
-    ] = False,
+    overwrite: options.Overwrite = False,
     strict: Annotated[
         bool, options.run_option("--strict", help="Exit with 1 if any prompt could not be scored.")
     ] = False,
