@@ -41,7 +41,7 @@ _HEAD, _TAIL = 20, 24  # cached positions of the probed sequence, and the tokens
 _TILE_ROWS = (1, 4, 16, 64, 128)
 _MANY = 1e9  # parameters from which fewer shapes are tried there
 _LONGEST = 512  # positions of a slot
-_SHARE = 32  # a pass on CUDA has at most that part of the cache's positions
+_SHARE = 32  # a pass on CUDA has at most that part of the cache's positions, and its logits that part of its bytes
 _SPAN = 128  # positions of a slot that passes up to that size use
 
 
@@ -299,7 +299,10 @@ def _tried(forward: Forward, model: nn.Module) -> tuple[int, ...]:
     """Row counts to try, by the model's size and never by the time that it takes."""
     held = int(forward.cache.pages.held[0]) * PAGE
     if _on_ladder(forward):
-        return tuple(n for n in LADDER if n <= min(max(forward.cache.positions // _SHARE, _SIZES[-1]), held))
+        cache = forward.cache
+        logits = 6 * (forward.outputs or 0)  # bytes of a row, in 16 bits and in 32
+        most = min(cache.positions, cache.positions * cache.entry_bytes // logits) // _SHARE
+        return tuple(n for n in LADDER if n <= min(max(most, _SIZES[-1]), held))
     if forward.device.type != "cpu":
         return _SIZES + tuple(n for n in (*_BETWEEN, _LARGE[0][1]) if n <= held)
     size = sum(p.numel() for p in (*model.parameters(), *model.buffers()))
