@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-import psutil
-
 from detgen.check.axes import Setting
 from detgen.check.comparing import Key, Observed, Watching
 from detgen.check.pool import grows
@@ -145,6 +143,10 @@ class Subject:
 
 def short_of_memory() -> bool:
     """Whether there is no room for the models once more."""
+    try:
+        import psutil
+    except ImportError:
+        return False
     return bool(psutil.virtual_memory().available < 2 * psutil.Process().memory_info().rss)
 
 

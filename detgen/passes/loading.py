@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -289,9 +288,12 @@ def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, quan
     if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
         raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
     if quant == "none" and isinstance(dtype, torch.dtype):
-        there = psutil.virtual_memory().total + psutil.swap_memory().total
         if device.type == "cuda":
             there = torch.cuda.mem_get_info(device)[1]
+        else:
+            import psutil
+
+            there = psutil.virtual_memory().total + psutil.swap_memory().total
         if elements * dtype.itemsize > there:
             raise ValueError(
                 f"its {elements:,} parameters take {elements * dtype.itemsize / 2**30:,.1f} GiB as"

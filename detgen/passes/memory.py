@@ -7,7 +7,6 @@ import math
 import mmap
 import resource
 
-import psutil
 import torch
 
 from detgen.errors import EngineError
@@ -58,7 +57,11 @@ def check_room(mebibytes: int, purpose: str) -> None:
 def _left() -> int | None:
     """Bytes that may still be added to the process's address space; None for any number."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else max(limit - psutil.Process().memory_info().vms, 0)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    import psutil
+
+    return int(max(limit - psutil.Process().memory_info().vms, 0))
 
 
 def free_memory(device: torch.device, mebibytes: int = 0) -> int:
@@ -69,6 +72,8 @@ def free_memory(device: torch.device, mebibytes: int = 0) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.8)
+    import psutil  # which machines lent for a GPU may lack
+
     free = psutil.virtual_memory().available
     left = _left()
     return int((free if left is None else min(free, max(left - (mebibytes << 20), 0))) * _SHARE)
