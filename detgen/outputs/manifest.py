@@ -290,6 +290,7 @@ _TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
             **{name: _or_null(_text) for name in ("toolkit", "cublas")},
             **{name: _or_null(_count) for name in ("driver", "cudnn")},
             "blas": _text,
+            "sums": _record(dict.fromkeys(("tf32", "bfloat16", "float16"), _flag)),
             "kernels": _or_null(_text),
             "linear": _or_null(_text),
             "rows": _rows,

@@ -37,7 +37,13 @@ def settle(device: torch.device) -> None:
 
 def described(device: torch.device) -> dict[str, Any]:
     """The device, the versions of what computes on it, and how `settle` has left it."""
+    matmul: Any = torch.backends.cuda.matmul
     return {
+        "sums": {
+            "tf32": bool(matmul.allow_tf32),
+            "bfloat16": _reduced(matmul.allow_bf16_reduced_precision_reduction),
+            "float16": _reduced(matmul.allow_fp16_reduced_precision_reduction),
+        },
         "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
         "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count,
         "toolkit": torch.version.cuda,
@@ -47,6 +53,11 @@ def described(device: torch.device) -> dict[str, Any]:
         "blas": str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2].lower(),
         "workspaces": {name: os.environ.get(name) for name in _WORKSPACES},
     }
+
+
+def _reduced(allowed: bool | tuple[bool, bool]) -> bool:
+    """Whether sums in 16 bits, or in parts, are allowed; torch has one answer, or one for each."""
+    return any(allowed) if isinstance(allowed, tuple) else allowed
 
 
 def _driver() -> int | None:

@@ -46,6 +46,9 @@ def test_what_is_told(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, in
     found = cuda_numerics.described(DEVICE)
     assert found["capability"] == "{}.{}".format(*capability)
     assert found["multiprocessors"] == 132
+    assert found["sums"] == {"tf32": False, "bfloat16": False, "float16": False}
+    matmul.allow_tf32 = matmul.allow_fp16_reduced_precision_reduction = True
+    assert cuda_numerics.described(DEVICE)["sums"] == {"tf32": True, "bfloat16": False, "float16": True}
     assert found["workspaces"] == dict(zip(VARIABLES, [":16:8", "1"] if told else [None, None], strict=True))
 
 
