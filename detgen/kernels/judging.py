@@ -70,10 +70,9 @@ def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = N
     """
     device = on_device(logits)
     if device is not None and not full:
-        known = picked.logprobs if picked.logprobs is not None else device.logprobs(logits, picked.tokens).cpu().numpy()
-        return Judged(
-            None, known if rows is None else known[rows], picked.leads if rows is None else picked.leads[rows]
-        )
+        known = picked.logprobs if picked.logprobs is not None else _given(logits, picked.tokens)
+        wanted = slice(None) if rows is None else rows
+        return Judged(None, known[wanted], picked.leads[wanted])
     if device is not None:
         logits, picked = logits.cpu(), replace(picked, tokens=picked.tokens.cpu())
     found = choosing.logprobs(logits, picked.tokens, rows, full=full)

@@ -89,7 +89,7 @@ def test_what_is_not_finite_shows_in_the_chosen_logit(value: float, as_on_cuda: 
     assert finite.tolist() == [True, False, True]
 
 
-def test_tokens_that_were_given(device: str) -> None:
+def test_tokens_that_were_given(device: str, as_on_cuda: pytest.MonkeyPatch) -> None:
     logits = 4 * torch.randn(5, 700, generator=torch.Generator().manual_seed(1))
     tokens = torch.tensor([0, 699, 3, 350, 12])
     wanted = judge_rows(logits, Chosen(tokens, np.zeros(5))).chosen
@@ -97,3 +97,6 @@ def test_tokens_that_were_given(device: str) -> None:
     assert found.tobytes() == wanted.tobytes()
     (alone,) = logprobs(logits[3:4].to(device), tokens[3:4].to(device)).cpu().numpy()
     assert alone == found[3]
+    on_cuda(as_on_cuda)
+    judged = judge_rows(logits.to(device), Chosen(tokens.to(device), np.zeros(5)))
+    assert judged.chosen.tobytes() == wanted.tobytes()
