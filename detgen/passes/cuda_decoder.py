@@ -217,6 +217,8 @@ class CudaDecoder(nn.Module):
             asked = None if choices is None else replace(choices.take(there), position=choices.position[there] + step)
             found = self.kernels.choose(buffers.results[: len(there)].float(), asked)
             chosen = found[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
+            if step % _IN_FLIGHT == _IN_FLIGHT - 1:
+                chosen.cpu()  # waits, as the memory that copies are made from is used again
             scores.append(found)
             flags.append(buffers.broken[buffers.wanted[: len(there)]])
         return unpack(torch.cat(scores).cpu()), torch.cat(flags).cpu().numpy()

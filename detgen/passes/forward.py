@@ -247,7 +247,7 @@ class Forward:
         """What each sequence is likely to choose next; arguments as those of `sample`."""
         if not isinstance(self.model, NativeDecoder):
             _, scores = self._launch(windows, lengths, Choices.of(choices), None, FREE_SHAPES)
-            return [of.tolist() for of in np.split(scores.tokens, lengths.cumsum()[:-1])]
+            return [of[of >= 0].tolist() for of in np.split(scores.tokens, lengths.cumsum()[:-1])]
         tokens, _ = self._draft(windows, lengths, Choices.of(choices))
         return [of[of >= 0].tolist() for of in tokens]
 

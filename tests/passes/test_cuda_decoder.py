@@ -263,6 +263,15 @@ def test_passes_are_launched_one_after_the_other(
             assert all(same_bits(a, b) for a, b in zip(kept, again, strict=True))
 
 
+def test_a_draft_ends_where_logits_are_not_finite(rowwise: Forward) -> None:
+    windows, choices = Windows.of([Window(0, 0, [5, 6], 1)]), [Choice(0.8, seed=3)]
+    (draft,) = rowwise.draft(windows, np.array([20]), choices)
+    assert len(draft) == 20
+    with broken_embedding(rowwise.model, draft[1]):
+        (cut,) = rowwise.draft(windows, np.array([20]), choices)
+    assert cut == draft[: draft.index(draft[1]) + 1]
+
+
 def test_drafts_are_launched_likewise(rowwise: Forward) -> None:
     windows = Windows.of([Window(0, 0, [5, 6], 1), Window(1, 0, [7], 1)])
     choices = [Choice(0.8, seed=3), Choice()]
