@@ -123,6 +123,8 @@ def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarra
     class Seen:
         """Keeps the logits."""
 
+        chains = False
+
         def __init__(self) -> None:
             self.logits: list[torch.Tensor] = []
 

@@ -40,8 +40,7 @@ _WORDS: dict[tuple[str, Value], str] = {
     ("chunk", None): "whole",
     ("speculative_prefill", "whole"): "whole prompt",
     ("threads", 0): "all",
-    ("preemption", False): "off",
-    ("preemption", True): "on",
+    **{(axis, value): ("off", "on")[value] for axis in ("chains", "preemption") for value in (False, True)},
 }
 
 
@@ -69,6 +68,8 @@ class Setting:
             (the same requests have run before), "shared" (others that begin alike have).
         speculative_prefill: chunks of a prompt that a thinking model reads ahead: "off", a number, "auto", or the
             "whole" prompt.
+        chains: passes in one call, each of which reads what the one before chose, where nobody drafts; no pass keeps
+            logits that nobody needs, so that tokens and KV entries are all there is to compare.
         preemption: a KV cache too small for the batch, so that sequences give their pages back and are replayed.
         threads: CPU threads; 0 is all cores.
         process: "this", "fresh" (another one), or "resumed": a `detgen run` that is killed and run again.
@@ -87,6 +88,7 @@ class Setting:
     chunk: int | None = _axis("prompt chunk", None, 1, 7, 64)
     prefix_cache: str = _axis("prefix cache", "off", "cold", "warm", "shared")
     speculative_prefill: int | str = _axis("speculative prefill", "off", 1, 3, "auto", "whole")
+    chains: bool = _axis("chains", False, True)
     preemption: bool = _axis("preemption", False, True)
     threads: int = _axis("threads", 0, 1, 2)
     process: str = _axis("process", "this", "fresh", "resumed")
@@ -158,7 +160,10 @@ def allowed(a: str, x: Value, b: str, y: Value) -> bool:
     if pair.get("process") == "resumed":  # only what the command line of `detgen run` offers: one run, no tiny cache
         offered = drafter not in ("adversary", "oracle") and pair.get("neighbours") != "broken"
         single = pair.get("prefix_cache") not in ("warm", "shared") and pair.get("preemption") is not True
-        return offered and single and pair.get("chunk") is None
+        return offered and single and pair.get("chunk") is None and pair.get("chains") is not True  # they are on
+    drafts = drafter not in ("none", None) or pair.get("draft_tokens") or pair.get("verify_window")
+    if pair.get("chains") and drafts:
+        return False
     if "draft_tokens" in pair and "drafter" in pair:
         return pair["draft_tokens"] is None or drafter not in ("none", "self")
     if "verify_window" in pair and "drafter" in pair:

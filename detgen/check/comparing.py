@@ -30,8 +30,9 @@ class Observed:
         tokens: the completion's.
         text: its text.
         finish: why it ended.
-        logits: a digest per token of the completion; None from another program's files.
-        keys: a digest per cached position, prompt first; likewise.
+        logits: a digest per token of the completion; None where passes may be in one call, and from another program's
+            files.
+        keys: a digest per cached position, prompt first; None from another program's files.
         values: as keys.
         said: the thoughts as its output has them, (first token of the chunk, text); None if the model does not think.
         states: a digest of the state of each chunk whose rows were read; likewise, and None from files.
@@ -59,9 +60,10 @@ def digests(x: torch.Tensor) -> list[bytes]:
 
 
 class Watching:
-    """A trace that keeps digests."""
+    """A trace that keeps digests; see `Trace` for `chains`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, chains: bool = False) -> None:
+        self.chains = chains
         self._logits: dict[Key, list[bytes]] = {}
         self._entries: dict[Key, tuple[list[bytes], list[bytes]]] = {}
         self._read: dict[Key, tuple[list[bytes], list[tuple[int, ...]], int]] = {}

@@ -133,7 +133,7 @@ class Subject:
         Raises:
             EngineError: as building an engine does.
         """
-        trace = Watching()
+        trace = Watching(chains=task.setting.chains)
         with self.configured(task) as engine:
             before = engine.stats.preemptions
             done = [c for finished in engine.stream(task.queue, trace=trace) for c in finished]

@@ -33,7 +33,14 @@ _BROKEN = -2  # in place of the token that a row chooses which is not finite
 
 
 class Trace(Protocol):
-    """Sees the canonical values that tokens are committed from; for proofs and tests."""
+    """Sees the canonical values that tokens are committed from; for proofs and tests.
+
+    Attributes:
+        chains: whether passes keep only the logits that are needed, and may be in one call, as without a trace; then
+            it sees no logits.
+    """
+
+    chains: bool
 
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
         """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed.
@@ -135,11 +142,16 @@ class Committing:
         self._ahead = ahead
         self._done: list[Sequence] = []
 
+    @property
+    def seen(self) -> bool:
+        """Whether a trace sees all logits that tokens are chosen from."""
+        return self.trace is not None and not self.trace.chains
+
     def plain(self, windows: Windows) -> bool:
         """Whether nobody asks more of a canonical pass with these windows than which logits are the largest."""
         live, slots = self._scheduler.live, windows.slots[windows.logits > 0]
         asked = live.choosy[slots].any() or live.wordy[slots].any()
-        return self.trace is None and not asked
+        return not self.seen and not asked
 
     def commit(
         self,
@@ -199,7 +211,7 @@ class Committing:
             rows = replace(rows, drafted=np.full_like(rows.drafted, NONE))
 
         taken = rows.depth < committed[rows.owner]
-        if self.trace is not None:
+        if self.trace is not None and self.seen:
             assert isinstance(results, torch.Tensor)
             for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), committed.tolist(), strict=True):
                 if count:

@@ -179,7 +179,7 @@ class Decoding:
         """Whether what these slots choose in so many passes can be foreseen, and there is room for the logits."""
         live, kept = self._scheduler.live, self._target.kept
         asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
-        return self.committing.trace is None and len(slots) * most * kept <= _LOGITS and not asked
+        return not self.committing.seen and len(slots) * most * kept <= _LOGITS and not asked
 
     def _chained(self) -> int:
         """How many passes are run in one call, if any are."""

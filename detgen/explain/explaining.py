@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from detgen.explain.localizing import Origin, Recording, locate
 from detgen.explain.shrinking import shrink
 
 _MINUTE = 44.0  # seconds of a check's first minute; the rest is for looking where a difference comes from
+_CHAINED = (
+    "nothing differs where each pass is a call of its own: the difference arises in chains, or in the scores of rows"
+)
 _LEAST, _MOST = 5.0, 20.0  # seconds for shrinking
 
 
@@ -112,6 +115,8 @@ def _look(check: Check, failure: Failure, case: Case, difference: Difference) ->
 
 def _where(check: Check, case: Case, difference: Difference) -> tuple[Origin, tuple[tuple[float, float], ...]]:
     """The first module that differs, and the logits of the two tokens."""
+    if case.setting.chains and check.attempt(replace(case, setting=case.setting.turned("chains", False))) is None:
+        return Origin(None, 0, 0, 0, (0, 0), _CHAINED), ()
     reference = check.reference_task(case)
     mine = [r for r in reference.queue if r.id == difference.id]
     with check.subject.configured(reference) as engine:

@@ -83,6 +83,8 @@ class Recording:
         difference: names sample and position.
     """
 
+    chains = False  # modules are watched pass by pass
+
     def __init__(self, engine: Engine, difference: Difference) -> None:
         self._engine = engine
         self._difference = difference

@@ -32,7 +32,7 @@ def test_reading_ahead_is_an_axis_of_models_that_think() -> None:
     assert "speculative_prefill" in {axis.name for axis in THINKING}
     assert "speculative_prefill" not in {axis.name for axis in AXES}
     assert {s.speculative_prefill for s in pairwise(AXES, 0)} == {"off"}
-    assert len(pairwise(AXES, 0)) == 95
+    assert len(pairwise(AXES, 0)) == 98
     assert not consistent(Setting(speculative_prefill=3, chunk=1))
     assert consistent(Setting(speculative_prefill="whole", chunk=7, process="resumed").turned("chunk", None))
     assert str(Setting(speculative_prefill="whole")) == "speculative prefill whole prompt"
@@ -60,8 +60,8 @@ def test_alone(axis: object) -> None:
 
 
 def test_contradictions() -> None:
-    """Draft tokens need a drafter, a window the fast path; a slot and preemption need a batch, preemption one
-    without very long prompts; a resumed run can have what the command line has."""
+    """Draft tokens need a drafter, a window the fast path; chains have no drafts; a slot and preemption need a batch,
+    preemption one without very long prompts; a resumed run can have what the command line has."""
     assert not consistent(Setting(draft_tokens=3))
     assert not consistent(Setting(drafter="self", draft_tokens=3))
     assert not consistent(Setting(drafter="self"))
@@ -71,10 +71,12 @@ def test_contradictions() -> None:
     assert not consistent(Setting(batch=2, preemption=True, neighbours="long"))
     assert consistent(Setting(batch=2, preemption=True))
     assert consistent(Setting(drafter="self", verify_window=4, batch=2, slot=1))
+    assert not any(consistent(Setting(drafter=name, chains=True)) for name in ("auto", "ngram", "oracle"))
+    assert consistent(Setting(batch=3, chains=True))
     resumed = Setting(process="resumed", batch=2)
     assert all(consistent(resumed.turned("prefix_cache", value)) for value in ("off", "cold"))
     changes = [("prefix_cache", "warm"), ("prefix_cache", "shared"), ("preemption", True), ("chunk", 7)]
-    changes += [("drafter", "oracle"), ("neighbours", "broken")]
+    changes += [("drafter", "oracle"), ("neighbours", "broken"), ("chains", True)]
     assert not any(consistent(resumed.turned(axis, value)) for axis, value in changes)
     assert consistent(resumed.turned("threads", 1))
 

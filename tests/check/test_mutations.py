@@ -34,6 +34,8 @@ SETTINGS = [  # those first that find most
     Setting(batch=8, drafter="oracle", draft_tokens=8, sampling="stop"),
     Setting(batch=8, chunk=7, neighbours="long", drafter="adversary", draft_tokens=3, prefix_cache="shared"),
     Setting(batch=3, drafter="self", verify_window=4, neighbours="early", order="reversed", unverified=1),
+    Setting(batch=3, chains=True, sampling="T=1.3 top-p"),
+    Setting(batch=3, chains=True),
     Setting(batch=3, drafter="ngram", draft_tokens=2, sampling="T=1.3 top-p"),
     Setting(batch=2, drafter="model", draft_tokens=3, neighbours="others"),
     Setting(batch=3, drafter="oracle", draft_tokens=8, sampling="T=0.8 penalties"),
@@ -151,3 +153,17 @@ def test_explained_where_a_sample_ends_with_an_error(
     assert found.error is None
     assert found.origin is not None
     assert "ends with an error: the model's hidden states or logits are not finite" in str(found.origin)
+
+
+def test_explained_where_only_chains_differ(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
+    """Modules are watched pass by pass, which does not show it; that is said instead."""
+    FAULTS["chain_skips_an_entry"](monkeypatch)
+    check = make_check(pool)
+    check.learn()
+    setting = Setting(batch=3, chains=True, order="reversed")
+    failure = check.attempt(Case(setting, pool.watched(setting)))
+    assert failure is not None
+    found = explain(check, failure, seconds=20)
+    assert found.case.setting.chains
+    assert found.origin is not None
+    assert str(found.origin).startswith("nothing differs where each pass is a call of its own")

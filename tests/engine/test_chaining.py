@@ -47,6 +47,8 @@ def said(completion: Completion, *, rounds: bool) -> Any:
 class Watching:
     """A trace, for whose sake logits are made, pass by pass."""
 
+    chains = False
+
     def committed(self, *_: Any) -> None: ...
 
     def finished(self, *_: Any) -> None: ...

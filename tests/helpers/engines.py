@@ -73,6 +73,8 @@ class Observed:
 class Recording:
     """A trace that keeps everything."""
 
+    chains = False
+
     def __init__(self) -> None:
         self.logits: dict[Key, list[torch.Tensor]] = {}
         self.entries: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -89,6 +89,22 @@ def truncation_off_by_one(patch: Patch) -> None:
     patch.setattr(Scheduler, "advance", faulty)
 
 
+def chain_skips_an_entry(patch: Patch) -> None:
+    """The second pass of a chain leaves its position of the cache as it is."""
+    commit = committing.Committing.commit
+
+    def faulty(self: committing.Committing, windows: Windows, *args: Any, chained: bool = False, **named: Any) -> None:
+        if chained:
+            tables = self._cache.pages.tables
+            places = [(w.slot, w.start + 1) for w in windows if len(w.tokens) > 1]
+            skipped = torch.tensor([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], dtype=torch.int64)
+            for layer in range(len(self._cache.keys)):
+                self._cache.write(layer, skipped, *(0 * x for x in self._cache.read(layer, skipped)))
+        commit(self, windows, *args, chained=chained, **named)
+
+    patch.setattr(committing.Committing, "commit", faulty)
+
+
 def noise_keyed_by_slot(patch: Patch) -> None:
     """The sampling noise depends on the place in the batch."""
     choices = committing.Committing.choices
@@ -345,6 +361,7 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
         provisional_entry_stays,
         draft_entry_reused_after_roll_back,
         truncation_off_by_one,
+        chain_skips_an_entry,
         noise_keyed_by_slot,
         penalty_for_rolled_back_drafts,
         penalty_of_the_window_before,
