@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 	@$(PY) tools/show_outputs.py demo-out sample_prompts/code.jsonl
 
 test: $(VENV)/installed-dev
-	$(PY) -m pytest
+	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/installed-dev
 	$(PY) -m ruff check
