@@ -166,6 +166,23 @@ def _verified(folder: Path) -> list[str]:
     return lines[:-1]  # the last prompt asks not to be verified
 
 
+def test_another_family(detgen: Command, folder: Path, random_model: Callable[..., Path]) -> None:
+    """A model whose forward stays transformers', with attention over pages: the same bytes in any batch."""
+    from transformers import Gemma3TextConfig
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Gemma3TextConfig(**sizes, num_key_value_heads=2, head_dim=32, vocab_size=4096, sliding_window=20)
+    model = str(random_model(config))
+    for size in ("1", "4"):
+        options = ["--target", model, "--device", "cuda", "--max-tokens", "12", "--batch-size", size]
+        detgen(folder, "run", "prompts.jsonl", "-o", f"other-{size}", *options)
+    assert _verified(folder / "other-1") == _verified(folder / "other-4")
+    assert not any("error" in line for line in _verified(folder / "other-1"))
+    profile = json.loads((folder / "other-1" / "manifest.json").read_text())["profile"]
+    assert profile["attention"] == "pages"
+    assert profile["cuda"]["kernels"] in ("torch", "triton")
+
+
 def test_an_audit_finds_nothing(detgen: Command, folder: Path) -> None:
     found = detgen(folder, "verify-determinism", "--against", "auto", "--device", "cuda")
     assert "7 samples" in found

@@ -22,7 +22,7 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import judge
-from detgen.kernels.judging import Judged, Scores, judge_rows
+from detgen.kernels.judging import Judged, Scores, judge_rows, scored
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choices, choose
 from detgen.passes.cost import PassCost
@@ -186,10 +186,15 @@ class Committing:
             return
         slots = rows.slots[rows.owner]
         started = time.perf_counter()
+        wordy = bool(live.wordy[rows.slots].any())
+        choices = None
+        if not isinstance(results, Scores):
+            choices = self.choices(rows) if live.choosy[rows.slots].any() else None
+            if not (wordy or self.seen):
+                results = scored(results, choices) or results
         if isinstance(results, Scores):
             picked, tokens, finite = None, results.tokens, results.finite
         else:
-            choices = self.choices(rows) if live.choosy[rows.slots].any() else None
             picked = choose(results, choices)
             tokens = picked.tokens.cpu().numpy()
             # Of a row that is not finite, the chosen logit is not finite either.
@@ -222,9 +227,8 @@ class Committing:
         if isinstance(results, Scores):
             judged = Judged(None, results.logprobs[at], results.leads[at])
         else:
-            wordy = live.wordy[rows.slots]
             assert picked is not None
-            judged = judge_rows(results, picked, None if len(at) == len(taken) else at, full=bool(wordy.any()))
+            judged = judge_rows(results, picked, None if len(at) == len(taken) else at, full=wordy)
         if judged.logprobs is not None:
             self._note_logprobs(rows, committed, judged)
         codes = np.where(live.verified[rows.slots], 0 if drafters is None else drafters[rows.slots], FAST)

@@ -46,7 +46,7 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
 
 def _computed_by(model: Any, prepared: Prepared) -> dict[str, Any]:
     """Whose kernels run on CUDA, and in passes of how many rows."""
-    kernels = getattr(model, "kernels", None)
+    kernels = getattr(model, "kernels", None)  # none where there is no Triton
     if kernels is None:
         return {"kernels": None, "linear": None, "rows": list(prepared.probe.rows)}
     linear = kernels.name if kernels.linear is kernels.own_linear else "vendor"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from detgen.kernels import choosing
-from detgen.kernels.sampling import Chosen, leads, on_device
+from detgen.kernels.sampling import Choices, Chosen, leads, on_device
 
 
 class Judged(NamedTuple):
@@ -27,10 +27,11 @@ class Judged(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What is known of some rows that take their largest logit.
+    """What is known of some rows.
 
     Attributes:
-        tokens: int64 [rows], the largest logits, the first of ties; anything where logits are not finite.
+        tokens: int64 [rows], what they choose: the largest logits, the first of ties, unless others were asked for;
+            anything where logits are not finite.
         leads: float64 [rows], over the next one.
         logprobs: float32 [rows].
         finite: bool [rows], whether the largest logit is finite and none is NaN.
@@ -54,6 +55,20 @@ class Scores(NamedTuple):
     def only(self, wanted: np.ndarray) -> Scores:
         """Those of some rows, a bool for each."""
         return Scores(*(values[wanted] for values in self))
+
+
+def scored(logits: torch.Tensor, choices: Choices | None) -> Scores | None:
+    """What is chosen of some rows and what it says, by one copy from CUDA; None where logits are elsewhere.
+
+    Args:
+        logits: float32 [rows, vocabulary]; only read.
+        choices: one per row; None if all rows take their largest logit.
+    """
+    device = on_device(logits)
+    if device is None:
+        return None
+    found: Scores = device.unpack(device.choose_by(logits, choices).cpu())
+    return found
 
 
 def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.passes.exchange import Exchange, exchanging
 from detgen.passes.lean_decoder import AttendRows
+
+if TYPE_CHECKING:
+    from detgen.kernels.triton.kernels import Kernels  # imports Triton
 
 ATTENTION_NAME = "detgen"
 
@@ -43,6 +46,7 @@ class PlainDecoder(nn.Module):
     Args:
         model: a transformers decoder.
         native: whether its modules were replaced by native ones.
+        kernels: compute its attention and what was replaced, on CUDA; None elsewhere.
 
     Attributes:
         kind: class name of the model.
@@ -53,12 +57,19 @@ class PlainDecoder(nn.Module):
 
     concurrent = False
 
-    def __init__(self, model: PreTrainedModel, *, native: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, native: bool = False, kernels: Kernels | None = None) -> None:
         super().__init__()
         self.kind = type(model).__name__
-        self.model, self.native = model, native
+        self.model, self.native, self.kernels = model, native, kernels
         self.functions: TorchFunctionMode | None = None
         self.census: Census | None = None
+
+    def compute_with(self, kernels: Kernels) -> None:
+        """Take other kernels than those that were given."""
+        from detgen.passes import cuda_layers  # imports Triton
+
+        self.kernels = kernels
+        cuda_layers.compute_with(self, kernels)
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, exchange: Exchange | None = None

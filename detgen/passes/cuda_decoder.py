@@ -23,7 +23,7 @@ from detgen.kernels.sampling import Choices
 from detgen.kernels.triton.attend import most_tokens
 from detgen.kernels.triton.kernels import Kernels
 from detgen.kernels.triton.sampling import unpack
-from detgen.passes.cuda_layers import CudaLayer, Pages, ResidualNorm, RowLinear
+from detgen.passes.cuda_layers import CudaLayer, Pages, ResidualNorm, RowLinear, compute_with
 from detgen.passes.description import Description, FeedForward, Layer, Norm, describe
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
@@ -147,9 +147,7 @@ class CudaDecoder(nn.Module):
     def compute_with(self, kernels: Kernels) -> None:
         """Take other kernels; what was recorded is forgotten."""
         self.kernels = kernels
-        for module in self.modules():
-            if isinstance(module, (CudaLayer, RowLinear, ResidualNorm)):
-                module.kernels = kernels
+        compute_with(self, kernels)
         self._statics.clear()
 
     @contextlib.contextmanager
@@ -160,16 +158,6 @@ class CudaDecoder(nn.Module):
             yield
         finally:
             self._records = True
-
-    def attend(self, packed: Packed, layer: int, q: torch.Tensor, traits: AttentionTraits) -> torch.Tensor:
-        """Attention of all rows of a pass in a layer, whose entries are stored; q is [rows, heads, head_size]."""
-        cache, device = self._cache, q.device
-        pieces, tables = packed.by_pieces(most_tokens(q.shape[1] // cache.keys[layer].shape[1]))
-        on_device = (torch.from_numpy(x).to(device) for x in (pieces, tables))
-        positions = packed.positions.to(device)
-        return self.kernels.attend(
-            q.contiguous(), cache.keys[layer], cache.values[layer], positions, *on_device, packed.longest, traits
-        )
 
     def run(
         self, packed: Packed, exchange: Exchange | None, broken: list[int] | None, *, scored: bool = False

@@ -34,7 +34,24 @@ class Pages(NamedTuple):
     tables: torch.Tensor
 
 
-class RowLinear(nn.Module):
+class Computed(nn.Module):
+    """What is computed by kernels, which may be exchanged.
+
+    Attributes:
+        kernels: compute it.
+    """
+
+    kernels: Kernels
+
+
+def compute_with(model: nn.Module, kernels: Kernels) -> None:
+    """Give all that is computed by kernels these."""
+    for module in model.modules():
+        if isinstance(module, Computed):
+            module.kernels = kernels
+
+
+class RowLinear(Computed):
     """Linear layers that read the same rows, as one.
 
     Args:
@@ -56,11 +73,12 @@ class RowLinear(nn.Module):
         self.kernels = kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, inputs] -> [rows, outputs]."""
-        return self.kernels.linear(x, self.weight, self.bias)
+        """[..., inputs] -> [..., outputs]."""
+        y = self.kernels.linear(x.reshape(-1, self.in_features), self.weight, self.bias)
+        return y.view(*x.shape[:-1], self.out_features)
 
 
-class ResidualNorm(nn.Module):
+class ResidualNorm(Computed):
     """Adds to the hidden states what the last part made of them, and norms the sum."""
 
     def __init__(self, norm: Norm, dtype: torch.dtype, kernels: Kernels) -> None:
@@ -74,7 +92,7 @@ class ResidualNorm(nn.Module):
         return self.kernels.norm(hidden, self.weight, self.epsilon, added)
 
 
-class CudaLayer(nn.Module):
+class CudaLayer(Computed):
     """One layer.
 
     Args:

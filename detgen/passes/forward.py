@@ -30,7 +30,8 @@ from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows, pack
 
 if TYPE_CHECKING:
-    from detgen.passes.cuda_decoder import CudaDecoder  # imports Triton
+    from detgen.passes.cuda_attention import CudaAttention  # imports Triton, as does the next
+    from detgen.passes.cuda_decoder import CudaDecoder
 
 Decoder: TypeAlias = "PlainDecoder | LeanDecoder | NativeDecoder | CudaDecoder"
 
@@ -56,6 +57,7 @@ class Forward:
         model: a decoder that runs whole passes, or one that uses the attention of the pass in progress.
         cache: its KV cache.
         group: query heads per KV head.
+        attention: over the cache; None for that of the cache's layout, or for tiles by torch's operators.
 
     Attributes:
         passes: passes run so far.
@@ -63,10 +65,13 @@ class Forward:
         padding: padding rows among them.
         cost: cost of the passes and of choosing their tokens.
         group: query heads per KV head.
+        attention: over the cache, of models that run no whole passes; None for tiles by torch's operators.
         thinking: brings the states of rows that bring none themselves; None if the model does not think.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, group: int) -> None:
+    def __init__(
+        self, model: Decoder, cache: KVCache, group: int, attention: NativeAttention | CudaAttention | None = None
+    ) -> None:
         self.model = model
         self.cache = cache
         self.device = cache.keys[0].device
@@ -74,11 +79,11 @@ class Forward:
         self.passes = self.rows = self.padding = 0
         self.thinking: Exchanging | None = None
         self.group = group
-        self._attention = NativeAttention(cache) if cache.native else None
+        self.attention = NativeAttention(cache) if attention is None and cache.native else attention
 
     def counting(self) -> Forward:
         """The same model, cache, cost and states with counters of its own."""
-        other = Forward(self.model, self.cache, self.group)
+        other = Forward(self.model, self.cache, self.group, self.attention)
         other.cost, other.thinking = self.cost, self.thinking
         return other
 
@@ -330,11 +335,9 @@ class Forward:
         """
         if layer == len(self.cache.keys) - 1:
             packed.last_keys = k
-        if self._attention is not None:
-            return self._attention.attend(layer, q, k, v, packed, traits)
+        if self.attention is not None:
+            return self.attention.attend(layer, q, k, v, packed, traits)
         self.cache.write(layer, packed.kv_positions.to(self.device), k, v)
-        if not isinstance(self.model, (PlainDecoder, LeanDecoder, NativeDecoder)):
-            return self.model.attend(packed, layer, q, traits)
         return packed.attend(q, self.cache.keys[layer], self.cache.values[layer], traits)
 
 

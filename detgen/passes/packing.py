@@ -18,6 +18,7 @@ from detgen.kernels.attention import (
     PERIOD,
     Attend,
     AttentionTraits,
+    attend_blocks,
     attend_fused,
     cut_pieces,
     lay_out,
@@ -111,7 +112,8 @@ class Shapes:
         dense: see rows.
         tile_rows: the query rows of an attention tile, with padding, are a multiple of this.
         key_lengths: remainders, in (BLOCK, ..., PERIOD), of the key lengths a tile may read.
-        attend: computes the attention of a tile; None for `attend_fused`. Native attention needs none.
+        attend: computes the attention of a tile; None for `attend_fused`, or `attend_blocks` on CUDA. Attention over
+            pages needs none.
     """
 
     rows: tuple[int, ...]
@@ -241,7 +243,8 @@ class Packed:
         """
         if self._tiles is None:
             self._tiles = self.tiles()
-        return self._tiles.attend(q, keys, values, self._shapes.attend or attend_fused, traits)
+        usual = attend_fused if q.device.type == "cpu" else attend_blocks
+        return self._tiles.attend(q, keys, values, self._shapes.attend or usual, traits)
 
     def tiles(self) -> Tiles:
         """The windows laid out in tiles, for attention by torch's operators."""

@@ -171,23 +171,30 @@ def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: 
         if not getattr(model, "is_quantized", False):
             replace_modules(model)
             return Forward(PlainDecoder(model, native=True), cache, layout.group)
-    decoder = _cuda_decoder(model, cache, layout) if device.type == "cuda" else None
-    decoder = decoder or lean_decoder(model, attend_current, layout.traits) or _plain_decoder(model)
-    return Forward(decoder, cache, layout.group)
+    if device.type == "cuda" and (forward := _on_cuda(model, cache, layout)) is not None:
+        return forward
+    return Forward(lean_decoder(model, attend_current, layout.traits) or _plain_decoder(model), cache, layout.group)
 
 
-def _cuda_decoder(model: PreTrainedModel, cache: KVCache, layout: Layout) -> Decoder | None:
-    """A decoder of kernels in Triton; None where there is none for the model, or no Triton.
+def _on_cuda(model: PreTrainedModel, cache: KVCache, layout: Layout) -> Forward | None:
+    """Passes by kernels in Triton, whole ones or those of the model's own forward; None where there is no Triton.
 
     Where there is no CUDA, as in tests, PyTorch's operators stand in for the kernels.
     """
     try:
-        from detgen.kernels.triton import kernels
-        from detgen.passes.cuda_decoder import cuda_decoder
+        from detgen.kernels.triton.kernels import REFERENCE, TRITON
+        from detgen.passes import cuda_decoder, cuda_modules
+        from detgen.passes.cuda_attention import CudaAttention
     except ImportError:
         return None
-    chosen = kernels.REFERENCE if torch.version.cuda is None else kernels.TRITON
-    return cuda_decoder(model, cache, layout.traits, chosen, replaying(cache.keys[0].device))
+    kernels = REFERENCE if torch.version.cuda is None else TRITON
+    decoder: Decoder | None = cuda_decoder.cuda_decoder(
+        model, cache, layout.traits, kernels, replaying(cache.keys[0].device)
+    )
+    if decoder is None:
+        cuda_modules.replace_modules(model, kernels)
+        decoder = PlainDecoder(model, kernels=kernels)
+    return Forward(decoder, cache, layout.group, CudaAttention(cache, kernels))
 
 
 def _cached(loaded: LoadedModel, device: torch.device) -> torch.dtype:

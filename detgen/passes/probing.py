@@ -237,7 +237,7 @@ _ATTENTIONS: dict[str, Attend] = {"fused": attend_fused, "blocks": attend_blocks
 def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator[tuple[str, Shapes]]:
     """Name of each attention that keeps its promise here, and shapes with its tile rows and key lengths; best first."""
     cache = forward.cache
-    if _on_ladder(forward):
+    if forward.device.type == "cuda" and forward.attention is not None:
         yield "pages", replace(FREE_SHAPES, rows=(_SIZES[-1],), dense=False)
         return
     if cache.native:
@@ -249,6 +249,8 @@ def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator
     }
     tiled = {(heads, size, dtype, replace(asked, window=None)) for heads, (size, _), dtype, asked in layers}
     for name, attend in _ATTENTIONS.items():
+        if name == "fused" and forward.device.type == "cuda":
+            continue  # with a mask, torch may take kernels there that plan anew for each shape
         for rows in _TILE_ROWS:
             found = [key_lengths(attend, h, d, dtype, forward.device, rows, asked) for h, d, dtype, asked in tiled]
             if lengths := tuple(sorted(set.intersection(*map(set, found)))):

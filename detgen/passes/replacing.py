@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -88,36 +88,58 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
 
-def _weight(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """Weight [outputs, inputs] and bias of a plain linear layer, GPT-2's transposed `Conv1D` among them."""
+class LinearParts(NamedTuple):
+    """What a linear layer consists of: its weight [outputs, inputs] and its bias [outputs], or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def linear_of(module: nn.Module) -> LinearParts | None:
+    """A plain linear layer, GPT-2's transposed `Conv1D` among them."""
     found: Any = module
     transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
     if (type(module) is not nn.Linear and not transposed) or found.weight.dtype not in STORAGE:
         return None
-    return found.weight.t() if transposed else found.weight, found.bias
+    return LinearParts(found.weight.t() if transposed else found.weight, found.bias)
 
 
 def _activation(module: nn.Module) -> Activation | None:
     return _ACTIVATIONS.get(type(module).__name__)
 
 
-def _feed_forwards(module: nn.Module) -> Iterator[_Candidate]:
+class FeedForwardParts(NamedTuple):
+    """What a feed-forward may consist of: its first linear layers, its last one, and the activation between them."""
+
+    up: list[LinearParts]
+    down: LinearParts
+    activation: Activation
+    gated: bool
+
+
+def feed_forwards_of(module: nn.Module) -> Iterator[FeedForwardParts]:
+    """What a module may be; nothing if it is no feed-forward."""
     children = {n: m for n, m in module.named_children() if type(m) is not nn.Dropout}
     activations = [a for m in children.values() if (a := _activation(m)) is not None]
-    linears = {name: found for name, m in children.items() if (found := _weight(m)) is not None}
+    linears = {name: found for name, m in children.items() if (found := linear_of(m)) is not None}
     plain = len(children) == len(linears) + 1 and not list(module.parameters(recurse=False))
     names = next((names for names in (*_GATED, *_UNGATED) if set(names) == linears.keys()), None)
     if len(activations) != 1 or not plain or names is None:
         return
     *first, down = (linears[name] for name in names)
-    up = [w for w, _ in first], [b for _, b in first if b is not None]
-    if len({b is None for _, b in first}) > 1:
+    if len({linear.bias is None for linear in first}) > 1:
         return
-    x = _random(1, _ROWS, up[0][0].shape[1])
+    inner = sum(len(linear.weight) for linear in first)
     for gated in (False, True):
-        inner = sum(len(w) for w in up[0])
-        if inner == (1 + gated) * down[0].shape[1] and (gated or len(first) == 1):
-            yield partial(NativeFeedForward, up, down, activations[0], gated=gated), [(x,)]
+        if inner == (1 + gated) * down.weight.shape[1] and (gated or len(first) == 1):
+            yield FeedForwardParts(first, down, activations[0], gated)
+
+
+def _feed_forwards(module: nn.Module) -> Iterator[_Candidate]:
+    for first, down, activation, gated in feed_forwards_of(module):
+        up = [linear.weight for linear in first], [linear.bias for linear in first if linear.bias is not None]
+        x = _random(1, _ROWS, up[0][0].shape[1])
+        yield partial(NativeFeedForward, up, (down.weight, down.bias), activation, gated=gated), [(x,)]
 
 
 def _experts(module: nn.Module) -> Iterator[_Candidate]:
@@ -138,11 +160,22 @@ def _experts(module: nn.Module) -> Iterator[_Candidate]:
 
 
 def _linears(module: nn.Module) -> Iterator[_Candidate]:
-    if (found := _weight(module)) is not None:
+    if (found := linear_of(module)) is not None:
         yield partial(NativeLinear, *found), []
 
 
-def _norms(module: nn.Module) -> Iterator[_Candidate]:
+class NormParts(NamedTuple):
+    """What a norm may consist of: the shape of its weight, the weight and bias in float32, or None, and the rest."""
+
+    shape: tuple[int, ...]
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    epsilon: float
+    centred: bool
+
+
+def norms_of(module: nn.Module) -> Iterator[NormParts]:
+    """What a module may be; nothing if it is no norm."""
     epsilon = next(
         (getattr(module, name) for name in _EPSILONS if isinstance(getattr(module, name, None), float)), None
     )
@@ -156,11 +189,16 @@ def _norms(module: nn.Module) -> Iterator[_Candidate]:
     shape = tuple(getattr(module, "normalized_shape", ()))[-1:] if weight is None else tuple(weight.shape)
     if not 1 <= len(shape) <= 2:
         return
-    x = _random(1, _ROWS, *shape) + 0.5
     for centred in (False, True):
         for one in (weight,) if weight is None else (weight, 1 + weight):
             if bias is None or one is not None:
-                yield partial(NativeNorm, shape[-1], one, bias, epsilon, centred=centred), [(x,), (x * 1e-3,)]
+                yield NormParts(shape, one, bias, epsilon, centred)
+
+
+def _norms(module: nn.Module) -> Iterator[_Candidate]:
+    for shape, weight, bias, epsilon, centred in norms_of(module):
+        x = _random(1, _ROWS, *shape) + 0.5
+        yield partial(NativeNorm, shape[-1], weight, bias, epsilon, centred=centred), [(x,), (x * 1e-3,)]
 
 
 def _activations(module: nn.Module) -> Iterator[_Candidate]:

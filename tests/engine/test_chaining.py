@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.engine_inputs import code
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Completion, Engine, Request, SamplingParams
-from detgen.engine import decoding
+from detgen.engine import committing, decoding
+from detgen.kernels.judging import Scores
 from detgen.kernels.sampling import Choices
 
 PROMPTS = code(8)
@@ -28,7 +30,7 @@ PARAMS = st.builds(
     top_p=st.sampled_from([1.0, 1.0, 0.9]),
     top_k=st.sampled_from([0, 0, 20]),
     min_p=st.sampled_from([0.0, 0.0, 0.1]),
-    seed=st.integers(0, 2**64 - 1),
+    seed=st.integers(0, 2**63 - 1),
     logprobs=st.sampled_from([None, None, None, 2]),
     frequency_penalty=st.sampled_from([0.0] * 9 + [0.5]),
     deterministic=st.sampled_from([True, True, True, False]),
@@ -170,3 +172,28 @@ def test_calls_leave_few_logits_behind(engines: Callable[..., Engine], monkeypat
     made.clear()
     engine.generate(requests)
     assert not made
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "self"])
+@examples(6)
+@given(params=st.lists(PARAMS, min_size=1, max_size=8), batch=st.sampled_from([1, 3, 16]))
+def test_choices_made_on_a_device_say_the_same(
+    engines: Callable[..., Engine], drafter: str, params: list[SamplingParams], batch: int
+) -> None:
+    """Where they come as scores, as from CUDA, of rows whose logits nobody else asks for."""
+    sampling = pytest.importorskip("detgen.kernels.triton.sampling")
+    asked: list[int] = []
+
+    def scored(logits: torch.Tensor, choices: Choices | None) -> Scores:
+        asked.append(len(logits))
+        found: Scores = sampling.unpack(sampling.choose_reference(logits, choices))
+        return found
+
+    requests = [Request(i, i, prompt=PROMPTS[i], params=p) for i, p in enumerate(params)]
+    engine = engines(drafter=drafter, batch_size=16).with_settings(batch_size=batch)
+    wanted = [said(one, rounds=False) for one in engine.generate(requests)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(committing, "scored", scored)
+        assert [said(one, rounds=False) for one in engine.generate(requests)] == wanted
+    # Whole rows of log-probabilities are asked of the logits, of all rows of a pass then.
+    assert asked or any(p.logprobs is not None for p in params) or not any(p.temperature for p in params)

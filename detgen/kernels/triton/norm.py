@@ -32,7 +32,7 @@ def norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, added: torc
 
     Args:
         hidden: [rows, size], contiguous; becomes x.
-        weight: [size].
+        weight: [size], in that type or in float32.
         epsilon: added to the mean square.
         added: like hidden; None for nothing.
 
@@ -54,4 +54,5 @@ def norm_reference(
     if added is not None:
         hidden += added
     wide = hidden.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(hidden.dtype) * weight
+    normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(hidden.dtype) * weight
+    return normed.to(hidden.dtype)

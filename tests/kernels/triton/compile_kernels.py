@@ -26,7 +26,6 @@ from detgen.kernels.triton import (
     rotate,
     rows,
     sampling,
-    verify,
 )
 
 HALF, FLOAT, DOUBLE, INT, LONG = "*bf16", "*fp32", "*fp64", "*i32", "*i64"
@@ -49,7 +48,9 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [128, 128, attend.SPLIT],
     ),
     "norm": (norm._norm, [HALF, HALF, HALF, HALF, "i32", "fp32"], [True, 4096]),
-    "gate": (gate._gate, [HALF, HALF, "i32"], [1024]),
+    "gate": (gate._gate, [HALF, HALF, "i32"], [1024, 1]),
+    "gate, GELU": (gate._gate, [HALF, HALF, "i32"], [1024, 3]),
+    "gate, GELU by tanh": (gate._gate, [HALF, HALF, "i32"], [1024, 2]),
     "rotate": (
         rotate._rotate,
         [HALF, FLOAT, FLOAT, LONG, HALF, HALF, HALF, HALF, "fp32", "i32", "i32"],
@@ -109,7 +110,6 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [True, SECTIONS, sampling.BROKEN],
     ),
     "given": (given._given, [FLOAT, LONG, FLOAT, FLOAT, FLOAT, "i32", "i32"], []),
-    "verify": (verify._verify, [INT, LONG, LONG, LONG, LONG, LONG, INT, "i32", "i32"], [verify._TILE, 1, 2, 3]),
 }
 
 

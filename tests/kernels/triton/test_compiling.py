@@ -22,6 +22,8 @@ KEPT = {
     "attend: sum": ((32, 0), (32, 0)),
     "norm": ((52, 16), (48, 16)),
     "gate": ((30, 0), (32, 0)),
+    "gate, GELU": ((32, 0), (32, 0)),
+    "gate, GELU by tanh": ((29, 0), (31, 0)),
     "rotate": ((24, 0), (22, 0)),
     "rotate, normed": ((27, 16), (27, 16)),
     "linear: 16 rows": ((54, 20480), (56, 20480)),
@@ -33,7 +35,6 @@ KEPT = {
     "choose: score": ((143, 32), (155, 32)),
     "choose: put together": ((32, 0), (32, 0)),
     "given": ((32, 16), (32, 16)),
-    "verify": ((32, 16), (32, 16)),
 }
 ROOM = 1.3  # times what was kept that a later Triton may take
 

@@ -13,17 +13,23 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 from helpers.examples import examples
 
-from detgen.kernels.triton.gate import gate, gate_reference
+from detgen.kernels.native.program import Activation
+from detgen.kernels.triton.gate import ACTIVATIONS, gate, gate_reference
 from detgen.kernels.triton.norm import norm, norm_reference
 from detgen.kernels.triton.rotate import HeadNorms, rotate, rotate_reference
 
 ROUNDED = {torch.float32: 2**-23, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
-def near(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, times: float) -> bool:
-    """Whether each entry differs by at most so many roundings; the interpreter rounds to bfloat16 towards 0."""
+def near(
+    found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, times: float, of: torch.Tensor | None = None
+) -> bool:
+    """Whether each entry differs by at most so many roundings, of the entry or of a number that it is a difference of.
+
+    The interpreter rounds to bfloat16 towards 0.
+    """
     wanted = wanted.double()
-    least = wanted.abs().clamp_min(torch.finfo(dtype).tiny * 1e3)
+    least = (wanted if of is None else of).abs().clamp_min(torch.finfo(dtype).tiny * 1e3)
     return bool(((found.double() - wanted).abs() <= times * ROUNDED[dtype] * least).all())
 
 
@@ -47,23 +53,37 @@ def test_norm(device: str, dtype: torch.dtype, rows: int, size: int, adds: bool,
 
 
 @examples(12)
-@given(rows=st.integers(1, 4), size=st.sampled_from([1, 64, 1000, 1025]), seed=st.integers(0, 99))
-def test_gate(device: str, dtype: torch.dtype, rows: int, size: int, seed: int) -> None:
+@given(
+    rows=st.integers(1, 4),
+    size=st.sampled_from([1, 64, 1000, 1025]),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    seed=st.integers(0, 99),
+)
+def test_gate(device: str, dtype: torch.dtype, rows: int, size: int, activation: Activation, seed: int) -> None:
     maker = torch.Generator().manual_seed(seed)
     both = (8 * torch.randn(rows, 2 * size, generator=maker)).to(device, dtype)
-    found = gate(both)
+    found = gate(both, activation)
     first, second = both.double().chunk(2, -1)
-    assert near(found, first / (1 + torch.exp(-first)) * second, dtype, 6)
-    assert near(found, gate_reference(both), dtype, 6)
+    active = {
+        Activation.SILU: first * torch.sigmoid(first),
+        Activation.GELU_TANH: first * (1 + torch.tanh(math.sqrt(2 / math.pi) * (first + 0.044715 * first**3))) / 2,
+        Activation.GELU: first * (1 + torch.erf(first / math.sqrt(2))) / 2,
+    }
+    of = None if activation == Activation.SILU else first * second
+    assert near(found, active[activation] * second, dtype, 6, of)
+    assert near(found, gate_reference(both, activation), dtype, 6, of)
     for row in range(rows):
-        assert torch.equal(gate(both[row : row + 1])[0], found[row])
+        assert torch.equal(gate(both[row : row + 1], activation)[0], found[row])
 
 
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("value", [-math.inf, -1e30, -200.0, -80.0, 0.0, 200.0, math.inf, math.nan])
-def test_gate_of_extreme_values(device: str, value: float) -> None:
+def test_gate_of_extreme_values(device: str, value: float, activation: Activation) -> None:
     both = torch.tensor([[value, 1.0, 2.0, 3.0]], device=device)
-    found, wanted = gate(both), gate_reference(both)
-    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-30, equal_nan=True)
+    found, wanted = gate(both, activation), gate_reference(both, activation)
+    finite = wanted.isfinite()
+    assert torch.equal(found.isfinite(), finite)  # PyTorch gives NaN for some infinities
+    assert torch.allclose(found[finite], wanted[finite], rtol=1e-5, atol=1e-30)
 
 
 @examples(15)
