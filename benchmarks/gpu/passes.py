@@ -1,10 +1,12 @@
-"""Passes of a whole model with random weights, through detgen's own `Forward`, by number of rows.
+"""Passes of a whole model with random weights, through detgen's own `Forward`, by number of rows, recorded and anew.
 
 The probe is left out: `generations` and `probe` have it. Decode rows stand behind contexts of random keys and values.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -76,8 +78,10 @@ def build(asked: Asked, slots: int) -> Built:
         position = KVCache.position_bytes(layout.cached, dtype)
         pages = min(pages, (torch.cuda.mem_get_info(device)[0] - _SPARE) // (position * PAGE))
     pages = max(pages, least)
-    loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset(), dtype)
-    forward = preparing._passes(loaded, model, layout, Pages(pages), device)
+    forward = preparing._on_cuda(model, KVCache(layout.cached, Pages(pages), dtype, device), layout)
+    if forward is None:  # no Triton
+        loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset(), dtype)
+        forward = preparing._passes(loaded, model, layout, Pages(pages), device)
     for buffer in (*forward.cache.keys, *forward.cache.values):
         buffer.normal_()
     width = sum(layout.group * kv_heads * size for kv_heads, _, size in layout.cached)
@@ -110,11 +114,12 @@ def measure(book: Notebook, asked: Asked) -> None:
         name = f"batch {rows}, context {built.context:,}"
         with book.part(name):
             windows = decode(built, rows)
-            logits[rows] = built.forward.run(windows, FREE_SHAPES)[0].clone()
+            with _anew(built.forward):
+                logits[rows] = built.forward.run(windows, FREE_SHAPES)[0].clone()
             _note(book, built, name, windows, bandwidth, rate)
     if logits:
         found = _classes(logits)
-        line = f"whole passes, unpadded, of shapes that no probe chose: {in_words(found, list(logits))}"
+        line = f"whole passes, of shapes that no probe chose: {in_words(found, list(logits))}"
         book.note("classes", found.agreeing, line)
     for rows in prompts:
         name = f"prompt of {rows:,} rows"
@@ -123,18 +128,32 @@ def measure(book: Notebook, asked: Asked) -> None:
 
 
 def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: float, rate: float) -> None:
-    """Time a pass, beside what its bytes and its arithmetic take at best."""
-    seconds = host_seconds(lambda: built.forward.run(windows, FREE_SHAPES), _ROUNDS)
+    """Time a pass as it is replayed and as it is launched anew, beside what its bytes and arithmetic take at best.
+
+    A pass that is never recorded is launched anew both times.
+    """
+    run = partial(built.forward.run, windows, FREE_SHAPES)
+    with _anew(built.forward):
+        launched, want = host_seconds(run, _ROUNDS), run()
+    seconds, got = host_seconds(run, _ROUNDS), run()
+    equal = same_bits(got, want)
     seen = int((windows.positions + 1).sum())
     held = int((windows.starts + windows.lengths).sum()) * built.forward.cache.entry_bytes
     moved = built.weight_bytes + held
     multiplied = (built.weights - built.head) * len(windows.tokens) + built.head * int(windows.logits.sum())
     operations = 2 * multiplied + 4 * built.width * seen
     floor = max(moved / bandwidth, operations / rate)
-    found: dict[str, Any] = {"eager": seconds, "floor": floor, "bytes": moved, "operations": operations}
-    book.note(
-        name, found, f"{name}: {1e3 * seconds:.2f} ms, {seconds / floor:.2f} times its floor of {1e3 * floor:.2f}"
-    )
+    found: dict[str, Any] = {"replayed": seconds, "eager": launched, "equal": equal, "floor": floor}
+    times = f"{1e3 * seconds:.2f} ms, {seconds / floor:.2f} times its floor of {1e3 * floor:.2f}"
+    line = f"{name}: {times}; {1e3 * launched:.2f} ms launched anew, {'equal bits' if equal else 'OTHER BITS'}"
+    book.note(name, found | {"bytes": moved, "operations": operations}, line)
+
+
+def _anew(forward: Forward) -> AbstractContextManager[None]:
+    """Passes that are neither recorded nor replayed, inside the block."""
+    model: Any = forward.model
+    unrecorded = getattr(model, "unrecorded", None)
+    return nullcontext() if unrecorded is None else unrecorded()
 
 
 def _classes(logits: dict[int, torch.Tensor]) -> Classes:

@@ -28,7 +28,7 @@ class Replaying(Protocol):
         ...
 
     def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of this machine's memory, [count], for copies to the device."""
+        """Zeros in this machine's memory, [count], for copies to the device."""
         ...
 
     def send(self, host: torch.Tensor, to: torch.Tensor) -> None:
@@ -52,7 +52,7 @@ class Graphs:
 
     def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """See `Replaying`; pinned."""
-        return torch.empty(count, dtype=dtype, pin_memory=True)
+        return torch.zeros(count, dtype=dtype, pin_memory=True)
 
     def send(self, host: torch.Tensor, to: torch.Tensor) -> None:
         """See `Replaying`."""
@@ -79,7 +79,7 @@ class Calls:
 
     def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """See `Replaying`."""
-        return torch.empty(count, dtype=dtype)
+        return torch.zeros(count, dtype=dtype)
 
     def send(self, host: torch.Tensor, to: torch.Tensor) -> None:
         """See `Replaying`."""

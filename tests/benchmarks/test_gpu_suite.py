@@ -83,6 +83,7 @@ def test_passes_have_their_floors(measured: dict[str, Any]) -> None:
     assert one["bytes"] - per_request == 4 * found["model"]["weights"]
     assert three["operations"] > one["operations"] > 2 * found["model"]["weights"]
     assert prompt["eager"] > 0
+    assert all(each["equal"] for each in (one, three, prompt))
 
 
 @pytest.mark.slow
