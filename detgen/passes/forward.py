@@ -165,7 +165,7 @@ class Forward:
             torch.cuda.synchronize(self.device)
         if broken is not None:
             broken += _not_finite(packed)  # none of a decoder that runs whole passes, which has named them
-        self.cost.update(rows, time.perf_counter() - started, packed.area)
+        self.cost.update(rows, time.perf_counter() - started, float(packed.area))
         return results
 
     @property
@@ -307,9 +307,10 @@ class Forward:
         rows = (lengths > np.arange(lengths.max())[:, None]).sum(1)
         rows[0] = len(packed.windows.tokens)
         self.passes += len(rows)
-        self.rows += int(rows.sum())
+        total, first, area = int(rows.sum()), int(rows[0]), float(packed.area)
+        self.rows += total
         for count in rows.tolist():
-            self.cost.update(count, seconds * count / rows.sum(), packed.area * count / rows[0])
+            self.cost.update(count, seconds * count / total, area * count / first)
 
     def attend(
         self,
