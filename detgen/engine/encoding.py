@@ -58,7 +58,7 @@ class Encoder:
             )
         request.params.check_ids(self._target.vocabulary)
         eos = self._target.eos
-        return (Sequence(request, i, list(tokens), len(tokens), limit, eos) for i in range(request.params.n))
+        return (Sequence(request, i, list(tokens), len(tokens), limit, eos) for i in request.wanted)
 
     def encode(self, request: Request) -> list[int]:
         """As `Engine.encode`."""

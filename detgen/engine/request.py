@@ -5,7 +5,7 @@ Plain data. Knows no files and no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -197,6 +197,7 @@ class Request:
         metadata: the line's unknown keys, copied to the output.
         echo: whether the prompt is written beside the output.
         line: line (or record) number in the input, from 1; None if it did not come from a file.
+        only: which of its samples to run, from 0; None for all. The others are known already.
     """
 
     index: int
@@ -211,6 +212,7 @@ class Request:
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool = False
     echo: bool = False
+    only: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         return brief(self)
@@ -223,6 +225,11 @@ class Request:
     def samples(self) -> int:
         """How many samples it has."""
         return self.params.n
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        """Which of them to run."""
+        return range(self.samples) if self.only is None else self.only
 
 
 class TokenRecord(NamedTuple):

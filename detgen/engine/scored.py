@@ -127,8 +127,8 @@ class ScoreEncoder:
             raise RequestError("completions is empty")
         pairs = list(self._pairs(request, request.completions))
         return (
-            self._sequence(Tally(request, i, len(pair.tokens) - pair.scored, 1), 0, 0, pair)
-            for i, pair in enumerate(pairs)
+            self._sequence(Tally(request, i, len(pairs[i].tokens) - pairs[i].scored, 1), 0, 0, pairs[i])
+            for i in request.wanted
         )
 
     def _sequence(self, tally: Tally, part: int, first: int, pair: Scored) -> ScoredSequence:

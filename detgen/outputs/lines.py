@@ -113,6 +113,7 @@ def request_digest(request: Request) -> str:
     """Digest of everything in a request that can change its output lines."""
     asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": shallow(request.params)}
     del asked["index"], asked["line"]  # the place in the input, by which the journal finds it
+    del asked["only"]  # what is left of it to run
     if isinstance(request, ScoreRequest):
         asked["completions"] = request.completions
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,18 @@ def test_generate_takes_texts(engines: Callable[..., Engine]) -> None:
     assert engine.generate([]) == []
     with pytest.raises(RequestError, match="temperature"):
         engine.generate(["x"], temperature=-1.0)
+
+
+def test_some_samples_of_a_request(engines: Callable[..., Engine]) -> None:
+    """A request may ask for some of its samples: they are those of the whole, and their logs are, too."""
+    engine = engines(drafter="none", batch_size=4)
+    whole = Request(0, 0, prompt=PROMPTS[0], params=SamplingParams(n=5, temperature=1.0, max_tokens=8, seed=1))
+    done = engine.generate([whole])
+    some = engine.generate([replace(whole, only=(1, 4)), replace(whole, only=())])
+    assert [c.sample for c in some] == [1, 4]
+    assert [(c.token_ids, c.text, c.records) for c in some] == [
+        (c.token_ids, c.text, c.records) for c in (done[1], done[4])
+    ]
 
 
 def test_more_samples_than_slots(engines: Callable[..., Engine]) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -390,3 +391,13 @@ def test_scoring_takes_turns_with_generation(plain: Engine) -> None:
     stream.close()  # type: ignore[attr-defined]
     assert not plain.live
     assert plain.generate("x", max_tokens=2)[0].error is None
+
+
+def test_some_scores_of_a_request(engines: Callable[..., Engine]) -> None:
+    """A request may ask for the scores of some of its completions."""
+    engine = engines(drafter="none", batch_size=4)
+    whole = ScoreRequest(0, 0, prompt=PROMPTS[0], completions=(" a", " b", " c"))
+    done = engine.score([whole])
+    some = engine.score([replace(whole, only=(2, 0))])
+    assert [score.sample for score in some] == [0, 2]
+    assert list(map(bits, some)) == [bits(done[0]), bits(done[2])]
