@@ -14,6 +14,7 @@ from detgen.audit.claims import (
     check_files,
     check_input,
     check_profile,
+    check_requests,
     check_results,
     check_summary,
     read_manifest,
@@ -106,6 +107,7 @@ class Audit:
             observer.progress(Progress(done, None, "samples", result.seconds, figures=(f"{result.faults:,} faults",)))
         if "summary" in manifest and derivation.whole:
             check_summary(manifest, derivation.totals, result)
+        check_requests(self._folder, manifest, prompts, result)
         check_results(self._folder, manifest, prompts, Pieces(lambda: self._engine.tokenizer), result)
         if manifest["seconds"] and "summary" in manifest:
             result.run_speed = manifest["summary"]["tokens"] / manifest["seconds"]

@@ -13,7 +13,7 @@ from detgen.outputs.entries import Entry, Gap, make_entry, read_entries
 from detgen.outputs.failures import first_errors
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.holding import FolderLostError
-from detgen.outputs.identity import differences, model_stamp
+from detgen.outputs.identity import changes, differences, model_stamp
 from detgen.outputs.lines import dump, echoed
 from detgen.outputs.manifest import parse_manifest, sampling_params
 from detgen.outputs.reading import read_manifest, read_manifest_of_texts
@@ -27,6 +27,7 @@ __all__ = [
     "OutputFolder",
     "Totals",
     "Writer",
+    "changes",
     "differences",
     "dump",
     "echoed",

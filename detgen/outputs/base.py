@@ -193,17 +193,21 @@ class Directory:
         return None
 
 
-def make_folder(path: Path) -> bool:
+def make_folder(path: Path, mode: int = 0o777) -> bool:
     """Make a folder and the folders above it, durably; whether it was not there before.
+
+    Args:
+        path: where.
+        mode: who may use it.
 
     Raises:
         OSError: it cannot be made.
     """
     try:
-        path.mkdir()
+        path.mkdir(mode)
     except FileNotFoundError:
         make_folder(path.parent)
-        path.mkdir()
+        path.mkdir(mode)
     except FileExistsError:
         if not path.is_dir():
             raise

@@ -15,7 +15,7 @@ from detgen.engine.request import Completion
 from detgen.engine.scores import Score
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.outputs.base import open_plain
-from detgen.outputs.lines import acceptance_lines, dump, output_line, request_digest, shallow
+from detgen.outputs.lines import acceptance_lines, content_digest, dump, output_line, request_digest, shallow
 
 _HEAD = re.compile(
     rb'\{"crc32":"([0-9a-f]{8})",("index":(\d{1,12}),"sample":(\d{1,12}),"bytes":\[(\d{1,12}),(\d{1,12})\],.*\}\n)'
@@ -38,6 +38,7 @@ class Entry:
         drafts: the counts of its records, by drafter.
         output: its line of `outputs.jsonl`.
         acceptance: its lines of `acceptance.jsonl`.
+        content: the `content_digest` of the request.
         error: whether the sample ended with an error; then it has neither tokens nor lines of the acceptance log.
     """
 
@@ -49,6 +50,7 @@ class Entry:
     drafts: DraftCounts
     output: bytes
     acceptance: bytes
+    content: str | None = None
     error: bool = False
 
 
@@ -82,6 +84,7 @@ def make_entry(completion: Completion | Score) -> Entry:
         drafts=logged.drafts if logged else DraftCounts(),
         output=output_line(completion).encode(),
         acceptance=acceptance_lines(logged).encode() if logged else b"",
+        content=content_digest(completion.request),
         error=error,
     )
 
@@ -96,6 +99,7 @@ def pack(entry: Entry) -> bytes:
         "tokens": entry.tokens,
         "prompt_tokens": entry.prompt_tokens,
         "drafts": {name: shallow(stats) for name, stats in entry.drafts.items()},
+        "content": entry.content,
     }
     if entry.error:
         figures["error"] = True
@@ -120,9 +124,16 @@ def unpack(packed: Packed) -> Entry | None:
         known["prompt_tokens"],
         *(count for each in drafts.values() for count in shallow(each).values()),
     ]
-    if not all(type(count) is int for count in counts):
+    if not all(type(count) is int for count in counts) or not isinstance(fields.get("content"), str | None):
         return None
-    return Entry(**known, drafts=drafts, output=output, acceptance=acceptance, error="error" in fields)
+    return Entry(
+        **known,
+        drafts=drafts,
+        output=output,
+        acceptance=acceptance,
+        content=fields.get("content"),
+        error="error" in fields,
+    )
 
 
 def place(packed: Packed) -> tuple[int, int]:

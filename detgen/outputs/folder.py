@@ -13,15 +13,16 @@ from typing import Any, BinaryIO
 from detgen.errors import OutputError
 from detgen.outputs.base import Directory, copy, digest, free_folder, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
-from detgen.outputs.manifest import RESULTS, parse_manifest
+from detgen.outputs.manifest import REQUESTS, RESULTS, parse_manifest
 
 _ELSEWHERE = "choose another folder with -o"
 
 OUTPUTS, ACCEPTANCE, JOURNAL, SPOOL = "outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl"
+FORMER = "former.sqlite3"  # what an earlier run of other prompts finished, while a run takes from it
 _MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
-_FILES = (OUTPUTS, ACCEPTANCE, RESULTS, JOURNAL, SPOOL, _CRASH, _MANIFEST)
+_FILES = (OUTPUTS, ACCEPTANCE, REQUESTS, RESULTS, JOURNAL, FORMER, SPOOL, _CRASH, _MANIFEST)
 _DRAFT_SPOOL = f"{SPOOL}.tmp"
-_DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (_MANIFEST, JOURNAL, RESULTS, _CRASH)))  # what a crash may leave
+_DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (_MANIFEST, JOURNAL, FORMER, RESULTS, _CRASH)))  # left by a crash
 
 
 class OutputFolder:
@@ -179,11 +180,23 @@ class OutputFolder:
             with writing(self.path / name):
                 self.directory.remove(name)
 
+    def succeed(self, *, piped: bool) -> None:
+        """Make room for a run of other prompts, which takes from `FORMER` what the earlier run finished.
+
+        Args:
+            piped: whether its prompts are those that were piped in.
+        """
+        self.check()
+        with writing(self.path):
+            for name in (JOURNAL, RESULTS, _CRASH, *(() if piped else (SPOOL,))):
+                self.directory.remove(name)
+            self.directory.sync()
+
     def remove_journal(self) -> None:
-        """Delete the journal of a finished run."""
+        """Delete the journal of a finished run, and what was kept of an earlier one."""
         self.check()
         with writing(self.journal):
-            for name in (JOURNAL, *_DRAFTS):
+            for name in (JOURNAL, FORMER, *_DRAFTS):
                 self.directory.remove(name)
             self.directory.sync()
 

@@ -18,6 +18,18 @@ from detgen.passes.folders import EMBEDDED
 _IRRELEVANT = ("name", "path", "threads")
 
 
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Those `differences` that leave a completion what it is: which prompts there are."""
+    found = []
+    for key in ("sha256", "format"):
+        if old["input"][key] != new["input"][key]:
+            found.append(f"input: {_input(old['input'])} -> {_input(new['input'])}")
+            break
+    if "parameters" in new:
+        found += _compare("limit", old["parameters"].get("limit"), new["parameters"].get("limit"))
+    return found
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The differences between two manifests that can change an output, each as "what: old -> new".
 
@@ -26,10 +38,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     found = _compare("command", old.get("command", "run"), new.get("command", "run"))
     if found:
         return found  # nothing else can be compared
-    for key in ("sha256", "format"):
-        if old["input"][key] != new["input"][key]:
-            found.append(f"input: {_input(old['input'])} -> {_input(new['input'])}")
-            break
+    found += changes(old, new)
     found += _compare("prompt column", old["input"].get("prompt_column"), new["input"].get("prompt_column"))
     for part in ("detgen", "parameters", "profile"):
         if part in new:
@@ -37,8 +46,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return found
 
 
-def fingerprint(profile: dict[str, Any]) -> str:
-    """Twelve hexadecimal digits that change if anything does on which outputs depend besides the request."""
+def fingerprint(profile: dict[str, Any], size: int = 6) -> str:
+    """Digits for so many bytes that change if anything does on which outputs depend besides the request."""
 
     def relevant(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -46,7 +55,7 @@ def fingerprint(profile: dict[str, Any]) -> str:
         return {key: relevant(part) for key, part in value.items() if key not in _IRRELEVANT}
 
     text = json.dumps([detgen.__version__, relevant(profile)], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 
 def _input(described: dict[str, Any]) -> str:
@@ -56,6 +65,7 @@ def _input(described: dict[str, Any]) -> str:
 def _compare(name: str, old: object, new: object) -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [key for key in {**old, **new} if not key.startswith("draft") and key not in _IRRELEVANT]
+        keys = [key for key in keys if (name, key) != ("parameters", "limit")]  # see `changes`
         shown = "" if name == "parameters" else f"{name}."
         return [line for key in keys for line in _compare(f"{shown}{key}", old.get(key), new.get(key))]
     return [] if old == new else [f"{name}: {old} -> {new}"]

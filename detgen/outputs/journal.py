@@ -50,18 +50,21 @@ class Journal:
             if not self.end:
                 folder.directory.sync()  # it may be new
 
-    def offsets(self, index: int, samples: int) -> dict[int, int] | None:
-        """Offsets of a prompt's samples, if an earlier process finished all of them; else None."""
-        if index >= len(self._first) or self._first[index] == _NOWHERE:
-            return None
-        found = {0: self._first[index], **self._others.get(index, {})}
-        return found if len(found) == samples else None
+    def offsets(self, index: int) -> dict[int, int]:
+        """Offsets of those of a prompt's samples that an earlier process finished."""
+        first = self._first[index] if index < len(self._first) else _NOWHERE
+        return {**({} if first == _NOWHERE else {0: first}), **self._others.get(index, {})}
 
     def append(self, entry: Entry) -> int:
         """Add an entry, to be written by `flush`; return its offset."""
         offset = self.end + len(self._pending)
         self._pending += pack(entry)
         return offset
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that were appended and not flushed."""
+        return len(self._pending)
 
     def flush(self, *, sync: bool = False) -> bool:
         """Write what was appended; from now on it survives this process, and after an fsync a power cut.

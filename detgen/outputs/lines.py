@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import fields
 from typing import Any
 
-from detgen.engine.request import Completion, Request
+from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scores import Score, ScoreRequest
 from detgen.prompts import BadLine
 
+_CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
+_FLOATS = [field.name for field in fields(SamplingParams) if isinstance(field.default, float)]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -118,6 +121,27 @@ def request_digest(request: Request) -> str:
         asked["completions"] = request.completions
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def content_digest(request: Request) -> str | None:
+    """Digest of what the completions of a request depend on beside the profile, by which later runs find them again.
+
+    That is its prompt and its parameters but `n`: not its id or its place, nor what is copied to its output lines.
+    None if they depend on more, since it is unverified, or if it has none, since it is scored.
+    """
+    if isinstance(request, ScoreRequest) or not request.params.deterministic:
+        return None
+    params = {name: value for name, value in shallow(request.params).items() if name not in ("n", "deterministic")}
+    params |= {name: float(params[name]) for name in _FLOATS}  # 1 and 1.0 ask for the same
+    # Keys stay in their order, since a chat template may print an object as it is.
+    asked = [{name: getattr(request, name) for name in _CONTENT}, params]
+    text = json.dumps(asked, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def request_line(index: int, content: str | None) -> bytes:
+    """The line of `requests.jsonl` of a request, given its `content_digest`."""
+    return b'{"index":%d,"request":%s}\n' % (index, json.dumps(content).encode())
 
 
 def _error_line(id: str | int, index: int, sample: int, error: str, metadata: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from detgen.prompts.values import kind
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")
+REQUESTS = "requests.jsonl"  # of generated texts
 RESULTS = "results.jsonl"  # if they were asked for
 
 _MOST = 2**63 - 1
@@ -338,7 +339,8 @@ _KEYS: dict[str, Rule] = {
 }
 _ENDED: dict[str, Rule] = {"deterministic": _flag, "summary": _record(_SUMMARY)}
 _MANIFEST = _record(
-    {**_KEYS, "parameters": _parameters}, {**_ENDED, "files": _record(dict.fromkeys(FILES, _file), {RESULTS: _file})}
+    {**_KEYS, "parameters": _parameters},
+    {**_ENDED, "files": _record(dict.fromkeys(FILES, _file), {REQUESTS: _file, RESULTS: _file})},
 )
 _SCORES = _record(
     {**_KEYS, "command": _one_of("score"), "parameters": _record({"limit": _or_null(_whole(1)), "echo": _flag})},

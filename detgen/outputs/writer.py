@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,8 @@ from detgen.outputs.entries import Entry, Gap, make_entry
 from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
 from detgen.outputs.holding import FolderLostError
 from detgen.outputs.journal import Journal
-from detgen.outputs.lines import bad_line, output_line, request_digest
+from detgen.outputs.lines import bad_line, content_digest, output_line, request_digest, request_line
+from detgen.outputs.manifest import REQUESTS
 from detgen.prompts import BadLine
 
 # How far the input may be read past the first unwritten prompt. An unwritten prompt takes a few hundred bytes, since
@@ -65,7 +66,8 @@ class _Slot:
     Attributes:
         missing: how many of its samples are not finished.
         offsets: offsets in the journal, by sample.
-        digest: of the request, if its samples are an earlier process's.
+        digest: of the request, if samples of it are an earlier process's.
+        line: its line of `requests.jsonl`, if it is a request.
         error: its line if it cannot run.
         failed: whether any of its samples is known to have ended with an error.
     """
@@ -73,6 +75,7 @@ class _Slot:
     missing: int
     offsets: dict[int, int] = field(default_factory=dict)
     digest: str | None = None
+    line: bytes = b""
     error: bytes | None = None
     failed: bool = False
 
@@ -84,10 +87,11 @@ class Writer:
 
     Attributes:
         totals: totals over what is written.
-        fresh: totals over the samples that this process finished, written or not.
+        fresh: totals over the samples that this process generated, written or not.
         done: prompts that are finished, written or not.
         errors: those of them that cannot run, or of which a sample is known to have ended with an error.
         resumed: samples taken from the journal.
+        reused: samples taken from a completion cache.
 
     Raises:
         OutputError: by every method that writes a file, if it cannot.
@@ -96,12 +100,13 @@ class Writer:
     def __init__(
         self, folder: OutputFolder, say: Callable[[str], None] = lambda text: None, *, acceptance: bool = True
     ) -> None:
-        """Open the files, the acceptance log only if there is to be one; `say` is told what happens to them."""
+        """Open the files, what scores do not have only if there is to be an acceptance log; `say` is told of them."""
         self.totals = Totals()
         self.fresh = Totals()
         self.done = 0
         self.errors = 0
         self.resumed = 0
+        self.reused = 0
         self._folder = folder
         self._slots: dict[int, _Slot] = {}
         self._next = 0
@@ -110,10 +115,11 @@ class Writer:
         self._journal = Journal(folder)
         self._outputs = _Log(folder, OUTPUTS)
         self._acceptance = _Log(folder, ACCEPTANCE) if acceptance else None
+        self._requests = _Log(folder, REQUESTS) if acceptance else None
 
     @property
     def _logs(self) -> list[_Log]:
-        return [log for log in (self._outputs, self._acceptance) if log is not None]
+        return [log for log in (self._outputs, self._acceptance, self._requests) if log is not None]
 
     @property
     def kept(self) -> int:
@@ -135,21 +141,33 @@ class Writer:
         """Whether to take no more prompts until some are written."""
         return len(self._slots) >= AHEAD_PROMPTS or self._error_bytes >= AHEAD_BYTES
 
-    def recall(self, request: Request) -> bool:
-        """Add the next request: True if the journal has all its samples, False if it has to run.
+    def recall(self, request: Request) -> Sequence[int]:
+        """Add the next request; those of its samples that the journal does not have.
 
         Raises:
             OutputError: the journal does not belong to these requests.
         """
-        offsets = self._journal.offsets(request.index, request.samples)
-        if offsets is None:
-            self._slots[request.index] = _Slot(missing=request.samples)
-            return False
-        self._slots[request.index] = _Slot(missing=0, offsets=offsets, digest=request_digest(request))
+        samples = range(request.samples)
+        offsets = {sample: at for sample, at in self._journal.offsets(request.index).items() if sample in samples}
+        slot = self._slots[request.index] = _Slot(missing=request.samples - len(offsets), offsets=offsets)
+        if self._requests is not None:
+            slot.line = request_line(request.index, content_digest(request))
+        if not offsets:
+            return samples
+        slot.digest = request_digest(request)
         self.resumed += len(offsets)
+        if slot.missing:
+            return [sample for sample in samples if sample not in offsets]
         self.done += 1
         self._advance()
-        return True
+        return ()
+
+    def reuse(self, completion: Completion) -> None:
+        """Add a sample that a completion cache has."""
+        self._add(completion)
+        self.reused += 1
+        if self._journal.waiting >= _BLOCK:
+            self.flush()
 
     def refuse(self, bad: BadLine) -> None:
         """Add the next input line, which cannot run."""
@@ -163,12 +181,7 @@ class Writer:
         if completion.refused:
             self._set_error(slot, output_line(completion))
         elif slot.error is None:
-            entry = make_entry(completion)
-            slot.offsets[completion.sample] = self._journal.append(entry)
-            self.fresh.add(entry)
-            slot.missing -= 1
-            self.done += slot.missing == 0
-            self._fail(slot, entry.error)
+            self.fresh.add(self._add(completion))
 
     def flush(self) -> None:
         """Write what was added: all of it to the journal, and to the two files whatever is next in order.
@@ -236,9 +249,20 @@ class Writer:
         if self._journal.keep():
             self._say(f"{self._folder.journal} was deleted while the run used it; it is written again")
 
+    def _add(self, completion: Completion | Score) -> Entry:
+        entry = make_entry(completion)
+        slot = self._slots[entry.index]
+        slot.offsets[entry.sample] = self._journal.append(entry)
+        slot.missing -= 1
+        self.done += slot.missing == 0
+        self._fail(slot, entry.error)
+        return entry
+
     def _advance(self) -> None:
-        """Copy whatever is next in order; call it only after the journal's `flush`."""
+        """Copy whatever is next in order, as far as the journal is flushed."""
         while (slot := self._slots.get(self._next)) and not slot.missing:
+            if slot.error is None and max(slot.offsets.values()) >= self._journal.end:
+                return
             self._write(slot)
             del self._slots[self._next]
             self._next += 1
@@ -256,6 +280,8 @@ class Writer:
 
     def _write(self, slot: _Slot) -> None:
         self.totals.prompts += 1
+        if self._requests is not None:
+            self._requests.write(slot.line)
         if slot.error is not None:
             self.totals.errors += 1
             self._error_bytes -= len(slot.error)

@@ -91,10 +91,10 @@ class Work:
                 return
             if isinstance(item, BadLine):
                 self._writer.refuse(item)
-            elif self._writer.recall(item):
+            elif not (missing := self._writer.recall(item)):
                 self._recalled += 1
             else:
-                yield item
+                yield item if len(missing) == item.samples else replace(item, only=tuple(missing))
             self._report()
 
     def _report(self, *, now: bool = False) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.fakes import NAMES
 
 pytestmark = pytest.mark.slow
 
@@ -128,5 +129,5 @@ def test_a_run_that_is_killed_at_any_time_goes_on_to_the_same_bytes(
         runs += 1
         for file in ("outputs.jsonl", *["acceptance.jsonl"] * same_log):
             assert (out / file).read_bytes() == (whole[name] / file).read_bytes(), f"{name}: {file} of run {runs}"
-        assert sorted(path.name for path in out.iterdir()) == ["acceptance.jsonl", "manifest.json", "outputs.jsonl"]
+        assert sorted(path.name for path in out.iterdir()) == sorted(NAMES)
     tally(kills=kills, runs=runs, **killer.where, differing=0, tracebacks=0)

@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from detgen.progress import Observer, Progress
 from detgen.run import RunConfig, RunSummary, run
 from helpers.records import count_records
 
-NAMES = ("outputs.jsonl", "acceptance.jsonl", "manifest.json")
+NAMES = ("outputs.jsonl", "acceptance.jsonl", "requests.jsonl", "manifest.json")
 
 
 class FakeEngine:
@@ -109,11 +110,12 @@ def complete(request: Request) -> list[Completion]:
     prompt = request.prompt or ""
     failing = [int(word) for word in prompt.split()[1:]] if prompt.startswith("overflow") else []  # "overflow 0 2"
     completions: list[Completion] = []
-    for sample in range(request.params.n):
+    for sample in request.wanted:
         if sample in failing:
             completions.append(Completion(request, sample, finish_reason="error", error="the logits are not finite"))
             continue
-        key = f"{request.prompt}{request.messages}{request.params}{sample}".encode()
+        alone = replace(request.params, n=1, temperature=float(request.params.temperature))
+        key = f"{request.prompt}{request.messages}{alone}{sample}".encode()
         tokens = tuple(hashlib.sha256(key).digest()[: request.params.max_tokens])
         records = [
             TokenRecord(

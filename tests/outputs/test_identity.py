@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from detgen.engine.config import EngineConfig
-from detgen.outputs import differences, model_stamp
+from detgen.outputs import changes, differences, model_stamp
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -76,3 +76,17 @@ def test_a_model_that_is_not_at_hand_has_no_stamp(target: str) -> None:
 def test_a_shipped_model_has_a_stamp() -> None:
     assert model_stamp(EngineConfig(target="demo-thinking"))
     assert model_stamp(EngineConfig(target="demo-thinking")) != model_stamp(EngineConfig())
+
+
+def test_other_prompts_leave_a_completion_what_it_is() -> None:
+    other = manifest(
+        input={"path": "q.jsonl", "format": "jsonl", "sha256": "b" * 64},
+        parameters={"temperature": 0.5, "limit": 4},
+        detgen="2",
+    )
+    found = changes(manifest(), other)
+    assert [line.partition(":")[0] for line in found] == ["input", "limit"]
+    assert [line for line in differences(manifest(), other) if line not in found] == [
+        "detgen: 1 -> 2",
+        "temperature: 0.0 -> 0.5",
+    ]

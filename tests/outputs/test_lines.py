@@ -12,8 +12,17 @@ from helpers.completions import completion, records, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.request import Completion, SamplingParams, Thought, TokenLogprobs, TokenRecord
-from detgen.outputs.lines import acceptance_lines, bad_line, dump, output_line, request_digest
+from detgen.engine.request import Completion, Request, SamplingParams, Thought, TokenLogprobs, TokenRecord
+from detgen.engine.scores import ScoreRequest
+from detgen.outputs.lines import (
+    acceptance_lines,
+    bad_line,
+    content_digest,
+    dump,
+    output_line,
+    request_digest,
+    request_line,
+)
 from detgen.prompts import BadLine
 
 
@@ -107,3 +116,39 @@ def test_an_output_line_may_repeat_its_prompt() -> None:
         assert line[list(line)[3]] == (list(value) if isinstance(value, tuple) else value)
         failed = json.loads(output_line(Completion(req, error="too long")))
         assert list(failed) == ["id", "index", "sample", "error"]
+
+
+def test_the_content_of_a_request_is_what_its_completions_depend_on() -> None:
+    """Where it stands, its name, `n` and what is copied to its lines are no part of it; all else is."""
+    params = SamplingParams(temperature=1, seed=3)  # type: ignore[arg-type]
+    one = Request(0, "a", messages=[{"role": "user", "content": "x"}], params=params, tools=[{"a": 1, "b": 2}])
+    alike = [
+        replace(one, index=7, id=8, line=9, metadata={"k": 1}, echo=True, only=(0,)),
+        replace(one, params=replace(params, n=4, temperature=1.0)),
+    ]
+    assert {content_digest(each) for each in alike} == {content_digest(one)}
+    other = [
+        replace(one, messages=None, prompt="x"),
+        replace(one, messages=None, token_ids=(1,)),
+        replace(one, messages=[{"content": "x", "role": "user"}]),
+        replace(one, tools=[{"b": 2, "a": 1}]),
+        replace(one, chat_template_kwargs={"enable_thinking": True}),
+        replace(one, continue_final_message=True),
+        *(replace(one, params=replace(params, **{name: value})) for name, value in OTHER_PARAMS.items()),
+    ]
+    assert len({content_digest(each) for each in (one, *other)}) == len(other) + 1
+    assert set(SamplingParams.__slots__) - set(OTHER_PARAMS) == {"n", "deterministic"}
+
+
+OTHER_PARAMS: dict[str, Any] = {
+    "max_tokens": 9, "temperature": 0.5, "top_p": 0.5, "top_k": 2, "min_p": 0.1, "seed": 4, "stop": ("x",),
+    "logprobs": 0, "min_tokens": 1, "stop_token_ids": (1,), "ignore_eos": True, "repetition_penalty": 2.0,
+    "frequency_penalty": 1.0, "presence_penalty": 1.0, "logit_bias": ((1, 1.0),),
+}  # fmt: skip
+
+
+def test_what_is_no_function_of_its_request_has_no_content() -> None:
+    assert content_digest(Request(0, 0, prompt="x", params=SamplingParams(deterministic=False))) is None
+    assert content_digest(ScoreRequest(0, 0, prompt="x")) is None
+    assert request_line(3, None) == b'{"index":3,"request":null}\n'
+    assert request_line(3, "0f") == b'{"index":3,"request":"0f"}\n'

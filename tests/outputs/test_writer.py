@@ -47,8 +47,9 @@ def test_any_order_in_input_order_out(
                 for item in items:
                     if isinstance(item, BadLine):
                         writer.refuse(item)
-                    elif not writer.recall(item):
-                        left += [completion(item, sample, length=item.index % 5) for sample in range(item.params.n)]
+                    else:
+                        missing = writer.recall(item)
+                        left += [completion(item, sample, length=item.index % 5) for sample in missing]
                 seed.shuffle(left)
                 for done in left if last else left[: int(cut * len(left))]:
                     writer.finish(done)
@@ -98,7 +99,7 @@ def test_the_errors_of_an_engine_are_tried_again(tmp_path: Path) -> None:
             writer.finish(Completion(request(0), error="needs more KV memory"))
             writer.flush()
         with closing(Writer(folder)) as writer:
-            assert not writer.recall(request(0))
+            assert list(writer.recall(request(0))) == [0]
 
 
 def test_a_journal_of_other_requests_is_refused(tmp_path: Path) -> None:
@@ -158,8 +159,44 @@ def test_a_full_disk_is_reported_and_loses_nothing(
             monkeypatch.undo()
         with closing(Writer(folder)) as writer:
             for index in (0, 1):
-                if not writer.recall(request(index)):
+                if writer.recall(request(index)):
                     writer.finish(completion(request(index)))
             writer.finish_all()
             assert writer.resumed == (1 if victim == "journal.jsonl" else 2)
         assert [line["index"] for line in lines_of(folder.outputs)] == [0, 1]
+
+
+def test_only_the_samples_that_are_missing_run_again(tmp_path: Path) -> None:
+    asked = request(0, n=4)
+    with OutputFolder(tmp_path / "out") as folder:
+        with closing(Writer(folder)) as writer:
+            assert list(writer.recall(asked)) == [0, 1, 2, 3]
+            for sample in (3, 1):
+                writer.finish(completion(asked, sample))
+            writer.flush()
+        with closing(Writer(folder)) as writer:
+            assert list(writer.recall(asked)) == [0, 2]
+            assert (writer.resumed, writer.done) == (2, 0)
+            for sample in (2, 0):
+                writer.finish(completion(asked, sample))
+            writer.finish_all()
+            assert (writer.done, writer.fresh.samples, writer.totals.samples) == (1, 2, 4)
+        assert [line["sample"] for line in lines_of(folder.outputs)] == [0, 1, 2, 3]
+
+
+def test_what_is_reused_counts_apart_and_may_wait_for_the_journal(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path / "out") as folder:
+        with closing(Writer(folder)) as writer:
+            for index in range(3):
+                writer.recall(request(index))
+            writer.finish(completion(request(1)))
+            writer.flush()
+        with closing(Writer(folder)) as writer:
+            writer.recall(request(0))
+            writer.reuse(completion(request(0)))
+            assert not writer.recall(request(1)), "comes next in order, behind one that the journal does not have yet"
+            writer.refuse(BadLine(2, 3, 3, "bad"))
+            writer.finish_all()
+            assert (writer.reused, writer.resumed, writer.fresh.samples, writer.totals.samples) == (1, 1, 0, 2)
+        assert [line["index"] for line in lines_of(folder.outputs)] == [0, 1, 2]
+        assert [line["index"] for line in lines_of(tmp_path / "out" / "requests.jsonl")] == [0, 1]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakes import FakeEngine, Watcher, content, go, lines, manifest_of, no_engine, stopping_at
+from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, no_engine, stopping_at
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
@@ -54,12 +54,7 @@ def test_a_line_for_each_request(tmp_path: Path, batch: Path) -> None:
     assert manifest_of(out)["files"]["results.jsonl"] == listed(out)
     assert summary.results == listed(out)["sha256"]
     assert sum("asks for the model other" in message for message in watcher.messages) == 1
-    assert sorted(path.name for path in out.iterdir()) == [
-        "acceptance.jsonl",
-        "manifest.json",
-        "outputs.jsonl",
-        "results.jsonl",
-    ]
+    assert sorted(path.name for path in out.iterdir()) == sorted([*NAMES, "results.jsonl"])
 
 
 def test_the_other_files_do_not_change(tmp_path: Path, batch: Path) -> None:
