@@ -27,6 +27,10 @@ class OutputError(Exception):
     """The output folder cannot be used or written; the message names it and the remedy."""
 
 
+class CacheError(Exception):
+    """The completion cache cannot be used; the message names it, the reason and the remedy."""
+
+
 class RunError(Exception):
     """The run cannot start or continue; the message names the reason and the remedy."""
 

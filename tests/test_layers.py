@@ -25,6 +25,7 @@ LAYERS = (
     ("cli", "integrations"),
     ("show",),
     ("run", "explain", "check", "audit", "export", "report", "bench"),
+    ("cache",),
     ("outputs",),
     ("prompts",),
     ("engine",),

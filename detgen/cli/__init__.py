@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from detgen import __version__
-from detgen.cli import audit, bench, export, report, run, score, verify_determinism
+from detgen.cli import audit, bench, cache, export, report, run, score, verify_determinism
 from detgen.failing import DEBUG
 
 
@@ -81,5 +81,6 @@ app.command("score", no_args_is_help=True, epilog=score.EPILOG)(score.score_comm
 app.command("audit", no_args_is_help=True, epilog=audit.EPILOG)(audit.audit_command)
 app.command("export", no_args_is_help=True, epilog=export.EPILOG)(export.export_command)
 app.command("report", no_args_is_help=True, epilog=report.EPILOG)(report.report_command)
+app.add_typer(cache.app, name="cache")
 app.command("bench", epilog=bench.EPILOG)(bench.bench_command)
 app.command("verify-determinism", epilog=verify_determinism.EPILOG)(verify_determinism.verify_command)
