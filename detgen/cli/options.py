@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
@@ -53,6 +54,13 @@ def parse_chunks(text: str) -> int | str:
     if not text.isdecimal() or int(text) < 1:
         raise typer.BadParameter(f"{text!r} is not one of auto, off, CHUNKS (a whole number of at least 1)")
     return int(text)
+
+
+def parse_cache(text: str) -> Path | str:
+    """A folder, or `auto`."""
+    if not text:
+        raise typer.BadParameter("'' is neither auto nor a folder")
+    return text if text == "auto" else Path(text)
 
 
 def parse_device(text: str) -> str:

@@ -144,6 +144,16 @@ def run_command(
             help="openai also writes results.jsonl, a line per request as the OpenAI batch API has it.",
         ),
     ] = "jsonl",
+    cache: Annotated[
+        Path | None,  # or "auto"
+        options.run_option(
+            parser=options.parse_cache,
+            metavar="DIR|auto",
+            show_default="off",
+            help="Take completions that an earlier run made from the cache in DIR, and add what this one makes: nothing"
+            " is generated twice. DIR must be on a local disk; auto is ~/.cache/detgen. Never changes the text.",
+        ),
+    ] = None,
     echo: Annotated[bool, options.run_option("--echo", help="Write the prompt beside each output.")] = False,
     show_thoughts: Annotated[
         bool,
@@ -228,6 +238,7 @@ def run_command(
                 echo=echo,
                 show_thoughts=show_thoughts,
                 output_format=output_format,
+                cache=cache,
             )
             summary = run(config, display)
     except (EngineError, RequestError, RunError) as error:

@@ -32,6 +32,7 @@ class RunConfig:
         echo: write the prompt beside each output.
         show_thoughts: show how a thinking model read the first prompt.
         output_format: openai also writes the results as the OpenAI batch API does, to `results.jsonl`.
+        cache: folder of the completion cache; "auto" is the user's, None uses none.
     """
 
     prompts: str
@@ -45,6 +46,7 @@ class RunConfig:
     echo: bool = False
     show_thoughts: bool = False
     output_format: Literal["jsonl", "openai"] = "jsonl"
+    cache: Path | Literal["auto"] | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Whatever decides the outputs beside the prompts and the model."""
@@ -116,6 +118,7 @@ class RunSummary:
         written: what the folder holds.
         fresh: the part of it that this process generated; all of it if the run was finished already.
         resumed: samples taken from the journal.
+        reused: samples taken from a completion cache, or from an earlier run into the folder.
         seconds: time this process spent generating.
         target_passes: canonical passes of this process.
         peak_memory: bytes.
@@ -139,6 +142,7 @@ class RunSummary:
     thoughts: ThoughtCounts | None = None
     chunks: tuple[Chunk, ...] = ()
     results: str | None = None
+    reused: int = 0
 
     @property
     def all_failed(self) -> bool:

@@ -21,12 +21,13 @@ from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
-from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, differences, model_stamp
+from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, model_stamp
 from detgen.outputs.manifest import RESULTS
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig, ThoughtCounts
 from detgen.run.results import add_results, are_wanted, make_results
+from detgen.run.reusing import Reuse, check_same, shared_cache, succeed
 from detgen.run.work import Work
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
@@ -60,15 +61,21 @@ def run(
         check_sources(config.engine)
     show_thoughts = isinstance(config, RunConfig) and config.show_thoughts
     observer.stage("reading the prompts")
-    with _opened(config, observer) as (folder, source, inspection), _crashes_noted(folder):
+    cache = config.cache if isinstance(config, RunConfig) else None
+    with (
+        _opened(config, observer) as (folder, source, inspection),
+        _crashes_noted(folder),
+        shared_cache(cache, folder, observer) as shared,
+    ):
         manifest = _manifest(config, source, inspection)
         former = None if config.overwrite else folder.manifest()
+        changed: list[str] = []
         if former is not None:
-            _check_same(folder, former, manifest)
+            changed = check_same(folder, former, manifest)
             if former["status"] == "finished":
                 folder.check_finished(former)
                 same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
-                if same and not show_thoughts:
+                if same and not changed and not show_thoughts:
                     add_results(config, folder, source, former, observer)
                     return _already_finished(folder, former)
 
@@ -82,8 +89,9 @@ def run(
         manifest |= _plain(found)
         if former is None:
             folder.clear()
+        elif changed := check_same(folder, former, manifest):
+            succeed(folder, former, manifest, changed, observer)
         else:
-            _check_same(folder, former, manifest)
             if former["status"] == "finished":
                 add_results(config, folder, source, former, observer)
                 return replace(_already_finished(folder, former), chunks=_first_chunks(config, folder, source, engine))
@@ -92,7 +100,9 @@ def run(
         if config.prompts == "-":
             source.path = folder.keep_received()
 
-        return _generate(config, folder, source, inspection, manifest, engine, observer, resumed=former is not None)
+        resumed = former is not None and not changed
+        with Reuse(shared, folder, manifest, observer) as reuse:
+            return _generate(config, folder, source, inspection, manifest, engine, reuse, observer, resumed=resumed)
 
 
 def _generate(
@@ -102,12 +112,13 @@ def _generate(
     inspection: Inspection,
     manifest: dict[str, Any],
     engine: EngineLike,
+    reuse: Reuse,
     observer: Observer,
     *,
     resumed: bool,
 ) -> RunSummary:
     """Generate what the journal does not have; again if the files are not what was written, which costs no token."""
-    fresh, kept, seconds = None, 0, 0.0
+    fresh, kept, reused, seconds = None, 0, 0, 0.0
     for _ in range(_ATTEMPTS):
         logged = isinstance(config, RunConfig)
         with closing(Writer(folder, observer.message, acceptance=logged)) as writer, writer.rescuing():
@@ -115,7 +126,7 @@ def _generate(
                 observer.message(f"resuming {folder.path}: {writer.kept:,} finished samples kept")
             if lost := _lost(folder, writer.gaps):
                 observer.message(lost)
-            work = Work(config, source, engine, writer, observer, inspection.prompts)
+            work = Work(config, source, engine, writer, reuse, observer, inspection.prompts)
             finished = work.run()
             if finished:
                 if config.prompts == "-":
@@ -123,7 +134,7 @@ def _generate(
                 source.check_unchanged()
             files = writer.finish_all()
             if fresh is None:
-                fresh, kept = writer.fresh, writer.resumed
+                fresh, kept, reused = writer.fresh, writer.resumed, writer.reused
             seconds += work.seconds
             damage = writer.damage() if finished else None
             if damage is None:
@@ -145,6 +156,7 @@ def _generate(
                     thoughts=_thought_counts(engine),
                     chunks=_first_chunks(config, folder, source, engine),
                     results=files.get(RESULTS, {}).get("sha256"),
+                    reused=reused,
                 )
         observer.message(f"{damage} while the run wrote it; it is written again from the journal")
     raise RunError(
@@ -276,15 +288,6 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
     """As it will be read back from the manifest."""
     plain: dict[str, Any] = json.loads(json.dumps(value, default=str))
     return plain
-
-
-def _check_same(folder: OutputFolder, former: dict[str, Any], manifest: dict[str, Any]) -> None:
-    if found := differences(former, manifest):
-        state = "a finished" if former["status"] == "finished" else "an unfinished"
-        raise RunError(
-            f"{folder.path} holds {state} run that differs from this one: {'; '.join(found)}."
-            " Start over with --overwrite, or choose another folder with -o"
-        )
 
 
 def _conclude(

@@ -16,6 +16,7 @@ from detgen.outputs import Writer
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts
 from detgen.run.interface import EngineLike, RunConfig, ScoreConfig
+from detgen.run.reusing import Reuse
 
 _REPORT_SECONDS = 0.1
 
@@ -33,6 +34,7 @@ class Work:
         source: Prompts,
         engine: EngineLike,
         writer: Writer,
+        reuse: Reuse,
         observer: Observer,
         prompts: int | None,
     ) -> None:
@@ -40,6 +42,7 @@ class Work:
         self.seconds = 0.0
         self._engine = engine
         self._writer = writer
+        self._reuse = reuse
         self._observer = observer
         self._total = min(prompts, config.limit or prompts) if prompts is not None else None
         self._stream: Callable[[EngineLike, Iterable[Request]], Iterator[list[Any]]] = config.stream
@@ -65,6 +68,7 @@ class Work:
                 for completions in self._stream(self._engine, self._requests()):
                     for completion in completions:
                         self._writer.finish(self._placed(completion))
+                    self._reuse.keep(completions)
                     self._writer.flush()
                     self._report()
                     if self._stop.requested():
@@ -91,11 +95,23 @@ class Work:
                 return
             if isinstance(item, BadLine):
                 self._writer.refuse(item)
-            elif not (missing := self._writer.recall(item)):
+            elif (rest := self._rest(item)) is None:
                 self._recalled += 1
             else:
-                yield item if len(missing) == item.samples else replace(item, only=tuple(missing))
+                yield rest
             self._report()
+
+    def _rest(self, request: Request) -> Request | None:
+        """The request with those of its samples that nobody knows; None if all are known."""
+        missing = self._writer.recall(request)
+        found = self._reuse.take(request, missing) if missing else []
+        for completion in found:
+            self._writer.reuse(completion)
+        known = {completion.sample for completion in found}
+        left = tuple(sample for sample in missing if sample not in known) if known else missing
+        if len(left) == request.samples:
+            return request
+        return replace(request, only=tuple(left)) if left else None
 
     def _report(self, *, now: bool = False) -> None:
         self.seconds = time.monotonic() - self._started
@@ -115,6 +131,8 @@ class Work:
         if counts.acceptance is not None:
             yield f"{counts.acceptance:.0%} of drafts accepted"
             yield f"{counts.corrected:,} roll-backs"
+        if self._writer.reused:
+            yield f"{self._writer.reused:,} from the cache"
         if self._writer.errors:
             yield f"{self._writer.errors:,} errors"
 

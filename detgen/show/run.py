@@ -72,6 +72,8 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "errors", f"{written.errors:,}"
     if fresh and summary.resumed:
         yield "resumed", f"{summary.resumed:,} samples were finished before; the figures below leave them out"
+    if summary.reused:
+        yield "from the cache", f"{summary.reused:,} samples were generated before; the figures below leave them out"
     yield "tokens", f"{made.tokens:,}"
     if summary.seconds > 0:
         yield "tokens per second", f"{made.tokens / summary.seconds:,.1f} ({clock(summary.seconds)} in all)"

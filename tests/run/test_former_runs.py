@@ -23,7 +23,7 @@ from detgen.run import run
     [
         ({"params": SamplingParams(max_tokens=3, temperature=0.5)}, r"temperature: 0\.0 -> 0\.5"),
         ({"params": SamplingParams(max_tokens=3, stop=("x",), seed=2)}, r"seed: 0 -> 2; stop: \[\] -> \['x'\]"),
-        ({"limit": 5}, "limit: None -> 5"),
+        ({"limit": 5, "echo": True}, "limit: None -> 5; echo: False -> True"),
     ],
 )
 def test_other_parameters_are_refused_without_a_model(
@@ -38,16 +38,6 @@ def test_other_parameters_are_refused_without_a_model(
     ):
         go(prompts, out, build=no_engine, **changes)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-
-
-def test_other_prompts_are_refused(tmp_path: Path, prompts: Path) -> None:
-    out = tmp_path / "out"
-    go(prompts, out, build=stopping_at(4))
-    prompts.write_text('{"prompt": "other"}\n')
-    with pytest.raises(
-        RunError, match=r"input: .*prompts\.jsonl \(sha256 \w{12}\) -> .*prompts\.jsonl \(sha256 \w{12}\)"
-    ):
-        go(prompts, out, build=no_engine)
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,6 @@ def test_standard_input_is_kept_for_resuming(
     assert go("-", None, build=stopping_at(4)).output == Path("stdin-out")
     out = tmp_path / "stdin-out"
     assert (out / "stdin.jsonl").read_bytes() == data
-    pipe(b'{"prompt": "other"}\n')
-    with pytest.raises(RunError, match=r"input: - \(sha256"):
-        go("-", None, build=no_engine)
     pipe(data)
     assert go("-", None, build=stopping_at(2)).resumed > 0
     pipe(b"")
@@ -76,3 +73,24 @@ def test_overwrite_without_new_input_spares_the_old_run(
     assert content(tmp_path / "out") == before
     pipe(b'{"prompt": "other"}\n')
     assert go("-", tmp_path / "out", overwrite=True).written.prompts == 1
+
+
+def test_other_input_takes_what_the_earlier_run_finished(
+    tmp_path: Path, prompts: Path, pipe: Callable[[bytes], None]
+) -> None:
+    out = tmp_path / "out"
+    data = prompts.read_bytes()
+    pipe(data)
+    go("-", out)
+    pipe(data + b'\n{"prompt": "new"}\n')
+    summary = go("-", out, build=stopping_at(1))
+    assert (summary.status, summary.reused) == ("interrupted", 15)
+    pipe(b"")
+    assert go("-", out, limit=4).status == "finished", "what was piped last, with another limit"
+    assert (out / "stdin.jsonl").read_bytes() == data + b'\n{"prompt": "new"}\n'
+    pipe(b"")
+    assert go("-", out).reused == 3, "the last run had no more prompts"
+    assert go(prompts, out).reused == 15
+    assert sorted(path.name for path in out.iterdir()) == sorted(NAMES)
+    go(prompts, tmp_path / "whole")
+    assert content(out) == content(tmp_path / "whole")

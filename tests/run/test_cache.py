@@ -1,0 +1,448 @@
+"""A run with a completion cache: only what is new is generated, and the bytes are those of a fresh run."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from helpers.examples import examples
+from helpers.fakes import FakeEngine, Watcher, config, content, go, lines, manifest_of, no_engine, stopping_at
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen.cache import store as stores
+from detgen.cache.opening import FILE
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.errors import RunError
+from detgen.run import RunSummary, run
+
+Line = dict[str, Any]
+
+
+def write(path: Path, records: Iterable[Line | str]) -> Path:
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records))
+    return path
+
+
+class Generating(FakeEngine):
+    """Notes which samples it is asked for."""
+
+    asked: list[tuple[str | int, int]]
+
+    def __init__(self, config: EngineConfig, observer: Any = None, **named: Any) -> None:
+        super().__init__(config, **named)
+        self.asked = []
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
+        def noted() -> Iterator[Request]:
+            for request in requests:
+                self.asked += [(request.id, sample) for sample in request.wanted]
+                yield request
+
+        yield from super().stream(noted())
+
+
+def generated(prompts: Path, out: Path, cache: Path | None, watcher: Watcher | None = None, **changes: Any) -> int:
+    """How many samples a run into a new folder generates; its bytes are those of a run without a cache."""
+    engines: list[Generating] = []
+
+    def build(config: EngineConfig) -> Generating:
+        engines.append(Generating(config))
+        return engines[-1]
+
+    summary = go(prompts, out, watcher, build=build, cache=cache, **changes)
+    fresh = go(prompts, out.with_name(f"{out.name}-fresh"), **changes)
+    assert content(out) == content(out.with_name(f"{out.name}-fresh"))
+    assert (out / "requests.jsonl").read_bytes() == (out.with_name(f"{out.name}-fresh") / "requests.jsonl").read_bytes()
+    assert manifest_of(out)["summary"] == manifest_of(out.with_name(f"{out.name}-fresh"))["summary"]
+    assert summary.written == fresh.written
+    assert summary.reused + summary.fresh.samples == summary.written.samples
+    asked = [key for engine in engines for key in engine.asked]
+    assert len(set(asked)) == len(asked)
+    return len(asked)
+
+
+def test_of_2100_prompts_the_110_new_ones_are_generated(tmp_path: Path) -> None:
+    first = [{"id": n, "prompt": f"prompt {n}", "task": n} for n in range(2000)]
+    cache = tmp_path / "cache"
+    assert generated(write(tmp_path / "a.jsonl", first), tmp_path / "a", cache, batch_size=64) == 2000
+    draw = random.Random(3)
+    second = first + [{"id": n, "prompt": f"prompt {n}", "task": n} for n in range(2000, 2100)]
+    for place in draw.sample(range(2000), 10):
+        second[place] = second[place] | {"prompt": f"edited {place}"}
+    draw.shuffle(second)
+    watcher = Watcher()
+    assert generated(write(tmp_path / "b.jsonl", second), tmp_path / "b", cache, watcher, batch_size=64) == 110
+    assert watcher.messages == []
+    assert "1,990 from the cache" in watcher.reports[-1].figures
+
+
+def test_what_is_not_in_the_key_does_not_matter_and_all_else_does(tmp_path: Path) -> None:
+    base = {"prompt": "p", "temperature": 1, "seed": 3}
+    cache = tmp_path / "cache"
+    assert generated(write(tmp_path / "a.jsonl", [base]), tmp_path / "a", cache) == 1
+    same = [base | {"id": "x"}, base | {"task": [1, {"b": 2}]}, base | {"temperature": 1.0}]
+    assert generated(write(tmp_path / "b.jsonl", same), tmp_path / "b", cache, batch_size=9, echo=True) == 0
+    other = [
+        {"max_tokens": 2}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {"seed": 4},
+        {"stop": ["x"]}, {"logprobs": 1}, {"min_tokens": 1}, {"stop_token_ids": [7]}, {"ignore_eos": True},
+        {"repetition_penalty": 1.5}, {"frequency_penalty": 0.5}, {"presence_penalty": 0.5}, {"logit_bias": {"5": 1}},
+        {"prompt": "q"}, {"prompt": "P"}, {"prompt": "p "},
+    ]  # fmt: skip
+    others = [base | change for change in other]
+    others.append({"messages": [{"role": "user", "content": "p"}], "temperature": 1, "seed": 3})
+    others.append({"prompt_token_ids": [112], "temperature": 1, "seed": 3})
+    assert generated(write(tmp_path / "c.jsonl", others), tmp_path / "c", cache) == len(others)
+
+
+def test_the_order_of_the_keys_of_a_tool_is_a_difference(tmp_path: Path) -> None:
+    def chat(*keys: str) -> Line:
+        tool = {"type": "function", "function": {key: key for key in keys}}
+        return {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+
+    cache = tmp_path / "cache"
+    assert generated(write(tmp_path / "a.jsonl", [chat("name", "description")]), tmp_path / "a", cache) == 1
+    assert generated(write(tmp_path / "b.jsonl", [chat("description", "name")]), tmp_path / "b", cache) == 1
+    assert generated(write(tmp_path / "c.jsonl", [chat("name", "description")]), tmp_path / "c", cache) == 0
+
+
+def test_another_n_and_another_limit_generate_what_is_missing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"prompt": f"prompt {n}"} for n in range(8)])
+    cache = tmp_path / "cache"
+
+    def params(n: int) -> SamplingParams:
+        return SamplingParams(max_tokens=3, temperature=1.0, n=n)
+
+    assert generated(path, tmp_path / "a", cache, params=params(2), limit=5) == 10
+    assert generated(path, tmp_path / "b", cache, params=params(3), limit=6) == 5 + 3
+    assert generated(path, tmp_path / "c", cache, params=params(1)) == 2
+    assert generated(path, tmp_path / "d", cache, params=params(3)) == 4
+
+
+def test_errors_are_tried_again_and_bad_lines_stay(tmp_path: Path) -> None:
+    records = ['{"prompt": 3}', "{broken", {"prompt": "overflow 1", "n": 3}, {"prompt": "too long"}, {"prompt": "x"}]
+    path = write(tmp_path / "a.jsonl", records)
+    assert generated(path, tmp_path / "a", tmp_path / "cache") == 5
+    engines = []
+
+    def build(config: EngineConfig) -> Generating:
+        engines.append(Generating(config))
+        return engines[-1]
+
+    go(path, tmp_path / "b", build=build, cache=tmp_path / "cache")
+    assert sorted(engines[0].asked) == [(3, 1), (4, 0)]
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_unverified_requests_are_neither_kept_nor_taken(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a", "deterministic": False}, {"prompt": "b"}])
+    assert generated(path, tmp_path / "a", tmp_path / "cache") == 2
+    assert generated(path, tmp_path / "b", tmp_path / "cache") == 1
+    assert [line["request"] is None for line in lines(tmp_path / "a" / "requests.jsonl")] == [True, False]
+
+
+def test_a_run_without_the_guarantee_uses_no_cache(tmp_path: Path, prompts: Path) -> None:
+    def odd(config: EngineConfig) -> FakeEngine:
+        return FakeEngine(config, device="odd")
+
+    for name in "ab":
+        watcher = Watcher()
+        assert go(prompts, tmp_path / name, watcher, build=odd, cache=tmp_path / "cache").reused == 0
+        assert watcher.messages == ["the cache is not used: this model is not deterministic on this device"]
+    with sqlite3.connect(tmp_path / "cache" / FILE) as db:
+        assert db.execute("SELECT count(*) FROM entries").fetchone() == (0,)
+
+
+def test_another_profile_finds_nothing(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    go(prompts, tmp_path / "a", cache=cache)
+    assert go(prompts, tmp_path / "b", build=lambda c: FakeEngine(c, device="cuda"), cache=cache).reused == 0
+    version = stores.importlib.metadata.version
+    monkeypatch.setattr(stores.importlib.metadata, "version", lambda name: version(name) + "x" * (name == "tokenizers"))
+    assert go(prompts, tmp_path / "c", cache=cache).reused == 0
+    monkeypatch.undo()
+    assert go(prompts, tmp_path / "d", cache=cache).reused == 15
+
+
+def test_what_a_journal_has_is_not_taken_from_the_cache(tmp_path: Path, prompts: Path) -> None:
+    go(prompts, tmp_path / "a", cache=tmp_path / "cache")
+    interrupted = go(prompts, tmp_path / "b", build=stopping_at(4))
+    assert interrupted.status == "interrupted"
+    summary = go(prompts, tmp_path / "b", cache=tmp_path / "cache")
+    assert summary.resumed > 0
+    assert summary.reused == 15 - summary.resumed
+    assert summary.fresh.samples == 0
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_a_resume_needs_no_cache(tmp_path: Path, prompts: Path) -> None:
+    go(prompts, tmp_path / "a", cache=tmp_path / "cache", limit=8)
+    interrupted = go(prompts, tmp_path / "b", build=stopping_at(1), cache=tmp_path / "cache")
+    assert interrupted.reused > 0
+    summary = go(prompts, tmp_path / "b")
+    assert summary.resumed >= interrupted.reused
+    go(prompts, tmp_path / "whole")
+    assert content(tmp_path / "b") == content(tmp_path / "whole")
+
+
+def damage(path: Path, places: Iterable[int]) -> None:
+    with path.open("r+b") as file:
+        for place in places:
+            file.seek(place)
+            byte = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte[0] ^ 0x10]))
+
+
+def test_a_damaged_completion_is_generated_again_and_replaced(tmp_path: Path, prompts: Path) -> None:
+    cache = tmp_path / "cache"
+    go(prompts, tmp_path / "a", cache=cache)
+    with sqlite3.connect(cache / FILE) as db:
+        db.execute(
+            "UPDATE completions SET value = substr(value, 1, 20) || x'00' || substr(value, 22) WHERE id IN (2, 5)"
+        )
+        db.execute("DELETE FROM completions WHERE id = 7")
+    watcher = Watcher()
+    summary = go(prompts, tmp_path / "b", watcher, cache=cache)
+    assert summary.fresh.samples == 3
+    assert watcher.messages == [f"{cache / FILE}: 3 completions were damaged, and generated again"]
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert go(prompts, tmp_path / "c", watcher, cache=cache).fresh.samples == 0
+
+
+@examples(40)
+@given(data=st.data())
+def test_no_damage_to_the_file_makes_an_output_wrong(data: st.DataObject) -> None:
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        path = write(folder / "p.jsonl", [{"prompt": f"prompt {n}"} for n in range(12)])
+        go(path, folder / "a", cache=folder / "cache")
+        database = folder / "cache" / FILE
+        size = database.stat().st_size
+        if data.draw(st.booleans()):
+            with database.open("r+b") as file:
+                file.truncate(data.draw(st.integers(100, size)))
+        else:
+            damage(database, data.draw(st.lists(st.integers(100, size - 1), min_size=1, max_size=30)))
+        summary = go(path, folder / "b", cache=folder / "cache")
+        assert summary.reused + summary.fresh.samples == 12
+        assert content(folder / "a") == content(folder / "b")
+
+
+def _text(path: Path) -> None:
+    path.write_text("Dear diary, this is no database.\n" * 9)
+
+
+def _other_database(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE mine (x)")
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_text, "is not a cache of detgen; name another folder, or move it"),
+        (_other_database, "is another program's database; name another folder"),
+        (_folder, "is no file, so it cannot be a cache of detgen; name another folder"),
+    ],
+)
+def test_something_else_in_its_place_is_refused_and_left_alone(
+    tmp_path: Path, prompts: Path, make: Callable[[Path], None], message: str
+) -> None:
+    path = tmp_path / "cache" / FILE
+    path.parent.mkdir()
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(RunError, match=f"{FILE} {message}"):
+        go(prompts, tmp_path / "out", build=no_engine, cache=path.parent)
+    assert not (tmp_path / "out").exists()
+    assert before is None or path.read_bytes() == before
+
+
+def test_a_place_that_cannot_be_a_cache_is_refused(tmp_path: Path, prompts: Path) -> None:
+    with pytest.raises(RunError, match=r"prompts\.jsonl is a file, and a cache is a folder; name another place"):
+        go(prompts, tmp_path / "out", build=no_engine, cache=prompts)
+    with pytest.raises(RunError, match="the cache cannot be in the output folder"):
+        go(prompts, tmp_path / "out", build=no_engine, cache=tmp_path / "x" / ".." / "out")
+
+
+def same_as_without(tmp_path: Path, prompts: Path, cache: Path) -> tuple[RunSummary, list[str]]:
+    watcher = Watcher()
+    summary = go(prompts, tmp_path / "out", watcher, cache=cache)
+    go(prompts, tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    assert len(watcher.messages) == 1
+    return summary, watcher.messages
+
+
+def test_a_cache_that_cannot_be_made_is_no_obstacle(tmp_path: Path, prompts: Path) -> None:
+    _, (said,) = same_as_without(tmp_path, prompts, Path("/proc/detgen"))
+    assert said.startswith("cannot make the folder /proc/detgen of the cache: ")
+    assert said.endswith(". The run goes on without it")
+
+
+def test_a_cache_of_another_schema_is_no_obstacle(tmp_path: Path, prompts: Path) -> None:
+    go(prompts, tmp_path / "a", cache=tmp_path / "cache")
+    with sqlite3.connect(tmp_path / "cache" / FILE) as db:
+        db.execute("PRAGMA user_version = 99")
+    summary, (said,) = same_as_without(tmp_path, prompts, tmp_path / "cache")
+    assert summary.reused == 0
+    assert "was made by another version of detgen; name another folder, or delete it. The run goes on" in said
+
+
+def with_pragma(monkeypatch: pytest.MonkeyPatch, pragma: str) -> None:
+    prepare = stores.Store._prepare
+
+    def prepared(self: stores.Store, **named: bool) -> None:
+        prepare(self, **named)
+        self.db.execute(f"PRAGMA {pragma}").fetchall()
+
+    monkeypatch.setattr(stores.Store, "_prepare", prepared)
+
+
+@pytest.mark.parametrize(
+    ("pragma", "reason"),
+    [("max_page_count = 1", "database or disk is full; free some space"), ("query_only = ON", "make it writable")],
+)
+def test_a_cache_that_cannot_be_written_is_still_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pragma: str, reason: str
+) -> None:
+    path = write(tmp_path / "p.jsonl", [{"prompt": f"prompt {n}"} for n in range(60)])
+    go(path, tmp_path / "a", cache=tmp_path / "cache", limit=30)
+    with_pragma(monkeypatch, pragma)
+    summary, (said,) = same_as_without(tmp_path, path, tmp_path / "cache")
+    assert reason in said
+    assert said.endswith("The run goes on, and what it makes is not kept there")
+    assert summary.reused == 30
+
+
+def test_a_locked_cache_is_no_obstacle(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go(prompts, tmp_path / "a", cache=tmp_path / "cache", limit=4)
+    monkeypatch.setattr(stores, "_PATIENCE", 0.05)
+    other = sqlite3.connect(tmp_path / "cache" / FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    summary, (said,) = same_as_without(tmp_path, prompts, tmp_path / "cache")
+    assert "another process keeps it locked; wait for that. The run goes on, and what it makes is not kept" in said
+    assert summary.reused == 3
+    other.close()
+
+
+def test_a_process_finds_what_another_one_makes_meanwhile(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", [{"prompt": f"prompt {n}"} for n in range(40)])
+
+    def build(config: EngineConfig) -> FakeEngine:
+        engine = FakeEngine(config)
+        engine.on_step = lambda step: (
+            go(path, tmp_path / "other", cache=tmp_path / "cache") and None if step == 3 else None
+        )
+        return engine
+
+    summary = go(path, tmp_path / "out", build=build, cache=tmp_path / "cache")
+    assert summary.reused > 20
+    assert content(tmp_path / "out") == content(tmp_path / "other")
+
+
+def test_a_killed_process_costs_a_shared_cache_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", [{"prompt": f"prompt {n}", "n": 1 + n % 2} for n in range(300)])
+    go(path, tmp_path / "whole")
+    cache, code = tmp_path / "cache", (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from helpers import fakes as t;"
+        f"t.go({str(path)!r}, t.Path(sys.argv[1]), build=lambda c: t.FakeEngine(c, pause=0.002),"
+        f" cache=t.Path({str(tmp_path / 'cache')!r}))"
+    )  # fmt: skip
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)])
+
+    def kept() -> int:
+        if not (cache / FILE).exists():
+            return 0
+        db = sqlite3.connect(cache / FILE)
+        try:
+            return int(db.execute("SELECT count(*) FROM entries JOIN completions USING (id)").fetchone()[0])
+        except sqlite3.OperationalError:  # the other process is making it
+            return 0
+        finally:
+            db.close()
+
+    moments = random.Random(11)
+    lasting = start("lasting")
+    victims = 0
+    while lasting.poll() is None and victims < 4:
+        victim, aim = start(f"victim {victims}"), kept() + moments.randint(10, 60)
+        while kept() < aim and victim.poll() is None and lasting.poll() is None:
+            time.sleep(0.002)
+        victim.kill()
+        assert victim.wait() in (0, -signal.SIGKILL)
+        victims += 1
+    assert lasting.wait() == 0
+    assert content(tmp_path / "lasting") == content(tmp_path / "whole")
+    assert kept() == 450
+    summary = go(path, tmp_path / "again", cache=cache)
+    assert (summary.reused, summary.fresh.samples) == (450, 0)
+    assert content(tmp_path / "again") == content(tmp_path / "whole")
+    for victim in range(victims):
+        folder = tmp_path / f"victim {victim}"
+        journal = (folder / "journal.jsonl").read_bytes() if (folder / "journal.jsonl").exists() else b""
+        assert go(path, folder, cache=cache).fresh.samples == 0, "what was in its journal was in the cache"
+        assert journal.count(b'{"crc32"') <= 450
+        assert content(folder) == content(tmp_path / "whole")
+
+
+def test_auto_is_the_users_cache(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    run(replace(config(prompts, tmp_path / "a"), cache="auto"), Watcher(), build_engine=FakeEngine)
+    assert (tmp_path / "xdg" / "detgen" / FILE).is_file()
+    assert (tmp_path / "xdg" / "detgen").stat().st_mode & 0o077 == 0
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    go(prompts, tmp_path / "b", cache="auto")
+    assert (tmp_path / "home" / ".cache" / "detgen" / FILE).is_file()
+
+
+_records = st.fixed_dictionaries(
+    {"prompt": st.sampled_from(["a", "b", "c", "d", "overflow 0", "too long", "overflow 1 2", "é\u2028"])},
+    optional={
+        "n": st.integers(1, 3),
+        "id": st.integers(0, 3),
+        "seed": st.integers(0, 1),
+        "logprobs": st.just(1),
+        "task": st.text(max_size=2),
+        "deterministic": st.just(False),
+    },
+)
+
+
+@examples(30)
+@given(inputs=st.lists(st.lists(_records, min_size=1, max_size=8), min_size=2, max_size=4), folder=st.booleans())
+def test_any_edits_give_the_bytes_of_a_fresh_run(inputs: list[list[Line]], folder: bool) -> None:
+    """Through a cache, each into a new folder; or into one folder, where what is unverified has it start over."""
+    with TemporaryDirectory() as place:
+        home = Path(place)
+        for number, records in enumerate(inputs):
+            path = write(home / "p.jsonl", records)
+            go(path, home / f"fresh {number}")
+            out = home / ("out" if folder else f"out {number}")
+            try:
+                go(path, out, cache=None if folder else home / "cache")
+            except RunError:
+                assert folder
+                assert any(record.get("deterministic") is False for record in inputs[number - 1])
+                go(path, out, overwrite=True)
+            assert content(out) == content(home / f"fresh {number}")
