@@ -140,9 +140,11 @@ class _NoConfig(Exception):  # noqa: N818 (no error of the folder's, just no mod
 
 def model_files(folder: Path, *, trusted: bool) -> list[Path]:
     """The files of a folder that can change an output, in order of their names; its code only if it is trusted."""
-    suffixes = (*SUFFIXES, ".py") if trusted else SUFFIXES
-    found = folder.rglob("*") if trusted else folder.iterdir()
-    return sorted(p for p in found if p.suffix in suffixes and (p.suffix == ".py" or p.parent == folder))
+    found = [p for p in folder.iterdir() if p.suffix in SUFFIXES]
+    found += folder.glob("additional_chat_templates/*.jinja")
+    if trusted:
+        found += folder.rglob("*.py")
+    return sorted(found)
 
 
 def _check(folder: Path, *, trusted: bool) -> Stored:

@@ -97,6 +97,9 @@ def test_the_digest_sees_what_decides_an_output(copy: Path, small: Path) -> None
     assert changed()
     (copy / "chat_template.jinja").write_text("{{ messages }}")
     assert changed()
+    (copy / "additional_chat_templates").mkdir()
+    (copy / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    assert changed()
 
 
 def test_a_draft_of_another_vocabulary(copy: Path, small: Path) -> None:
