@@ -25,22 +25,28 @@ class CompletionCache:
         profile: `profile_digest`.
         model: what the model is called.
         say: is told what goes wrong.
+        day: the present one, if the text of a chat has it; a chat's completions are those of a day then.
     """
 
-    def __init__(self, store: Store, profile: str, model: str, say: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, profile: str, model: str, say: Callable[[str], None], day: str = "") -> None:
         self._store = store
         self._profile, self._model = profile, model
         self._say = say
+        self._day = day
         self._readable = self._writable = True
         self._new: list[New] = []
 
     def take(self, request: Request, samples: Iterable[int]) -> list[Completion]:
         """Those of a request's samples that are there, as that request's."""
-        content = content_digest(request)
+        content = self._content(request)
         if content is None:
             return []
         found = (self._take(request, content, sample) for sample in samples)
         return [completion for completion in found if completion is not None]
+
+    def _content(self, request: Request) -> str | None:
+        content = content_digest(request)
+        return content and content + (self._day if request.messages is not None else "")
 
     def _take(self, request: Request, content: str, sample: int) -> Completion | None:
         if not self._readable:
@@ -63,7 +69,7 @@ class CompletionCache:
         self._new += [
             New(entry_key(self._profile, content, each.sample), len(each.token_ids), pack(each))
             for each in completions
-            if each.error is None and (content := content_digest(each.request)) is not None
+            if each.error is None and (content := self._content(each.request)) is not None
         ]
         if len(self._new) >= _BATCH:
             self.flush()

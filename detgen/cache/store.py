@@ -66,7 +66,7 @@ def profile_digest(profile: dict[str, Any]) -> str:
 
 
 def entry_key(profile: str, content: str, sample: int) -> bytes:
-    """The key of a completion, given `profile_digest` and `content_digest`."""
+    """The key of a completion, given `profile_digest` and `content_digest`, which a day may follow."""
     return hashlib.blake2b(f"{profile}\n{content}\n{sample}".encode(), digest_size=2 * _DIGEST).digest()
 
 

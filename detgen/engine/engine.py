@@ -237,6 +237,11 @@ class Engine:
         return chunks_of(text, thoughts, thinking.chunk, self.tokenizer.decode, keeps=thinking.thinker.keeps)
 
     @property
+    def dated(self) -> bool:
+        """Whether the target's chat template prints the day, so that a chat is another prompt tomorrow."""
+        return "strftime_now" in str(getattr(self.tokenizer, "chat_template", None))
+
+    @property
     def position_bytes(self) -> int:
         """Bytes that a position takes in the KV caches of target and draft model together."""
         return self._prepared.position_bytes

@@ -161,6 +161,10 @@ class EngineLike(Protocol):
     def thinks(self) -> bool:
         """Whether the model thinks while it reads."""
 
+    @property
+    def dated(self) -> bool:
+        """Whether the text of a chat has the day in it."""
+
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
         """The request's prompt and the tokens of a completion in chunks, with thoughts by first position."""
 

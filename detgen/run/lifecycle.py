@@ -90,7 +90,7 @@ def run(
         if former is None:
             folder.clear()
         elif changed := check_same(folder, former, manifest):
-            succeed(folder, former, manifest, changed, observer)
+            succeed(folder, former, manifest, changed, observer, dated=engine.dated)
         else:
             if former["status"] == "finished":
                 add_results(config, folder, source, former, observer)
@@ -101,7 +101,7 @@ def run(
             source.path = folder.keep_received()
 
         resumed = former is not None and not changed
-        with Reuse(shared, folder, manifest, observer) as reuse:
+        with Reuse(shared, folder, manifest, observer, dated=engine.dated) as reuse:
             return _generate(config, folder, source, inspection, manifest, engine, reuse, observer, resumed=resumed)
 
 

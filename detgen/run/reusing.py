@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,14 +24,22 @@ class Reuse:
         folder: the output folder, which may hold what an earlier run finished.
         manifest: the run's, with its profile.
         observer: is told what goes wrong.
+        dated: whether the text of a chat has the day in it.
     """
 
     def __init__(
-        self, shared: Store | None, folder: OutputFolder, manifest: dict[str, Any], observer: Observer
+        self,
+        shared: Store | None,
+        folder: OutputFolder,
+        manifest: dict[str, Any],
+        observer: Observer,
+        *,
+        dated: bool,
     ) -> None:
         self._opened = ExitStack()
         self._sources: list[CompletionCache] = []
         self._shared: CompletionCache | None = None
+        self._dated = dated
         if not manifest["probe"]["row_invariant"]:
             if shared is not None:
                 observer.message("the cache is not used: this model is not deterministic on this device")
@@ -45,7 +54,7 @@ class Reuse:
                 self._opened.callback(store.close)
                 self._sources.append(CompletionCache(store, *known))
         if shared is not None:
-            self._shared = CompletionCache(shared, *known)
+            self._shared = CompletionCache(shared, *known, day=_today() if dated else "")
             self._sources.append(self._shared)
 
     def __enter__(self) -> Self:
@@ -61,8 +70,8 @@ class Reuse:
         found: dict[int, Completion] = {}
         for source in self._sources:
             known = source.take(request, [sample for sample in samples if sample not in found])
-            if self._shared is not None and source is not self._shared:
-                self._shared.add(known)
+            if self._shared is not None and source is not self._shared and not self._dated:
+                self._shared.add(known)  # of a dated chat, nobody knows the day any more
             found |= {completion.sample: completion for completion in known}
         return list(found.values())
 
@@ -130,7 +139,13 @@ def check_same(
 
 
 def succeed(
-    folder: OutputFolder, former: dict[str, Any], manifest: dict[str, Any], changed: list[str], observer: Observer
+    folder: OutputFolder,
+    former: dict[str, Any],
+    manifest: dict[str, Any],
+    changed: list[str],
+    observer: Observer,
+    *,
+    dated: bool,
 ) -> None:
     """Make a folder that of another run, which takes over what the one that it holds has finished.
 
@@ -142,13 +157,17 @@ def succeed(
         manifest: that of the run to be, with its profile.
         changed: what differs between them.
         observer: is told of it.
+        dated: whether the text of a chat has the day in it; then that must be the day of the other run, too.
 
     Raises:
         RunError: not all samples can be taken over.
     """
     observer.stage("keeping what the earlier run finished")
+    begun = datetime.fromisoformat(former["created"]).astimezone().date().isoformat()
     try:
-        kept = keep_former(folder, former, profile_digest(manifest["profile"]))
+        kept = None
+        if not dated or begun == _today():
+            kept = keep_former(folder, former, profile_digest(manifest["profile"]))
     except CacheError as error:
         raise RunError(f"{error}; or choose another output folder with -o") from None
     if kept is None:
@@ -160,3 +179,7 @@ def succeed(
         " only what is new is generated"
     )
     folder.succeed(piped=manifest["input"]["path"] == "-")
+
+
+def _today() -> str:
+    return date.today().isoformat()

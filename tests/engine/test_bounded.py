@@ -100,6 +100,12 @@ def test_arguments_that_cannot_be_sent() -> None:
         nested = nested[0]
 
 
+def test_a_template_that_prints_the_day_is_known(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not engine.dated
+    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ strftime_now('%d %b %Y') }}{{ messages }}")
+    assert engine.dated
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [

@@ -42,6 +42,10 @@ class FakeEngine:
     def thinks(self) -> bool:
         return False
 
+    @property
+    def dated(self) -> bool:
+        return self._device == "dated"
+
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
         return []
 

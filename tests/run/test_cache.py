@@ -446,3 +446,22 @@ def test_any_edits_give_the_bytes_of_a_fresh_run(inputs: list[list[Line]], folde
                 assert any(record.get("deterministic") is False for record in inputs[number - 1])
                 go(path, out, overwrite=True)
             assert content(out) == content(home / f"fresh {number}")
+
+
+def test_a_chat_with_the_day_in_it_is_of_that_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some chat templates print the date: tomorrow the chat is another prompt. A text stays the same."""
+
+    def dated(config: EngineConfig) -> FakeEngine:
+        return FakeEngine(config, device="dated")
+
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    path, cache = write(tmp_path / "p.jsonl", [chat, {"prompt": "x"}]), tmp_path / "cache"
+    go(path, tmp_path / "a", build=dated, cache=cache)
+    assert go(path, tmp_path / "b", build=dated, cache=cache).reused == 2
+    write(path, [{"prompt": "x"}, chat])
+    assert go(path, tmp_path / "b", build=dated).reused == 2
+    monkeypatch.setattr("detgen.run.reusing._today", lambda: "2001-01-01")
+    assert go(path, tmp_path / "c", build=dated, cache=cache).reused == 1
+    write(path, [chat])
+    with pytest.raises(RunError, match="holds a finished run that differs from this one: input"):
+        go(path, tmp_path / "b", build=dated)
