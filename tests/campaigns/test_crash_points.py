@@ -208,6 +208,17 @@ def _scenarios(prompts: Path, whole: Path) -> Iterator[Scenario]:
 
         go(prompts, out, build=build)
 
+    def of_other_prompts() -> Path:
+        other = prompts.with_name("other.jsonl")
+        other.write_text("\n".join([*LINES.splitlines()[4:2:-1], '{"prompt": "gone"}', *LINES.splitlines()[5:]]))
+        return other
+
+    def others_finished(out: Path) -> None:
+        go(of_other_prompts(), out)
+
+    def others_interrupted(out: Path) -> None:
+        go(of_other_prompts(), out, build=stopping_at(4))
+
     yield Scenario("fresh", nothing, run)
     yield Scenario("fresh, fsynced in groups", nothing, run, 60.0)
     yield Scenario("resumed", interrupted, run)
@@ -215,6 +226,8 @@ def _scenarios(prompts: Path, whole: Path) -> Iterator[Scenario]:
     yield Scenario("resumed from a damaged journal", damaged, run, kept=False)
     yield Scenario("overwriting", finished, lambda out: go(prompts, out, overwrite=True))
     yield Scenario("finished before", finished_with_journal, run)
+    yield Scenario("into a finished run of other prompts", others_finished, run, kept=False)
+    yield Scenario("into an interrupted run of other prompts", others_interrupted, run, kept=False)
     yield Scenario("piped", nothing, piped)
     yield Scenario("meddled with", nothing, meddled, kept=False)
 
