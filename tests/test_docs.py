@@ -23,7 +23,7 @@ NAMING = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 
 # Files of a run, and what other libraries call their own.
-FOREIGN_FILES = re.compile(r".*\.(jsonl?|txt|csv|parquet|gz|zst)")
+FOREIGN_FILES = re.compile(r".*\.(jsonl?|txt|csv|parquet|gz|zst|sqlite3)")
 FOREIGN_NAMES = {"AttentionInterface", "F.linear", "LLM.int8"}
 
 
