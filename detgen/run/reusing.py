@@ -113,29 +113,30 @@ def shared_cache(
                 observer.message(f"{store.path}: {entries} damaged, and generated again")
 
 
-def check_same(
-    folder: OutputFolder, former: dict[str, Any], manifest: dict[str, Any], *, reusable: bool = True
-) -> list[str]:
-    """What differs between the run that a folder holds and this one, where samples of that one can be kept.
+def check_same(folder: OutputFolder, former: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
+    """What differs between the run that a folder holds and this one, where samples of that one may be of use.
 
     Args:
         folder: the output folder.
         former: the manifest of the run that it holds.
         manifest: this run's.
-        reusable: whether samples can be kept at all.
 
     Raises:
         RunError: anything else differs.
     """
     found = differences(former, manifest)
-    allowed = changes(former, manifest) if reusable and manifest.get("command") is None else []
-    if set(found) - set(allowed):
-        state = "a finished" if former["status"] == "finished" else "an unfinished"
-        raise RunError(
-            f"{folder.path} holds {state} run that differs from this one: {'; '.join(found)}."
-            " Start over with --overwrite, or choose another folder with -o"
-        )
+    scores = "command" in manifest
+    if found and (scores or set(found) - set(changes(former, manifest))):
+        raise _refusal(folder, former, "; ".join(found))
     return found
+
+
+def _refusal(folder: OutputFolder, former: dict[str, Any], found: str) -> RunError:
+    state = "a finished" if former["status"] == "finished" else "an unfinished"
+    return RunError(
+        f"{folder.path} holds {state} run that differs from this one: {found}."
+        " Start over with --overwrite, or choose another folder with -o"
+    )
 
 
 def succeed(
@@ -171,8 +172,7 @@ def succeed(
     except CacheError as error:
         raise RunError(f"{error}; or choose another output folder with -o") from None
     if kept is None:
-        check_same(folder, former, manifest, reusable=False)
-        return
+        raise _refusal(folder, former, f"{'; '.join(changed)}; and not all of its samples can be taken over")
     samples = "1 sample" if kept == 1 else f"{kept:,} samples"
     observer.message(
         f"{folder.path}: {'; '.join(changed)}. What the earlier run finished ({samples}) is used where it fits;"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 
 import detgen
-from detgen.cache.opening import make_store, open_store
+from detgen.cache.opening import make_store
 from detgen.cache.pruning import contents, prune
 from detgen.cache.store import New, Store, entry_key
-from detgen.errors import CacheError
 
 A, B = "aa" * 16, "bb" * 16  # profiles
 
@@ -118,30 +116,3 @@ def test_a_run_may_use_it_meanwhile(store: Store) -> None:
         assert other.find(key(1)) is None
         other.add(A, "large", [new(1)])
         assert there(store) == {1}
-
-
-def test_no_cache_is_an_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(CacheError, match=r"there is no cache in .*/c; detgen run --cache .*/c makes one"),
-        open_store(tmp_path / "c"),
-    ):
-        pass
-    assert not (tmp_path / "c").exists()
-
-
-def test_the_former_of_two_equal_entries_stays(store: Store) -> None:
-    store.add(A, "large", [New(key(1), 10, b"other")])
-    assert store.find(key(1)) == new(1).value
-
-
-def test_an_error_keeps_nothing_of_a_batch(store: Store) -> None:
-    with pytest.raises(CacheError, match="cannot use the cache"):
-        store.add(A, "large", [new(5000), New(key(5001), None, b"")])  # type: ignore[arg-type]
-    assert store.find(key(5000)) is None
-
-
-def test_the_database_is_as_it_should_be(store: Store) -> None:
-    with closing(sqlite3.connect(store.path)) as db:
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,)
-        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
