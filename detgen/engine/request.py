@@ -222,14 +222,14 @@ class Request:
         return replace(self, params=replace(self.params, **changes))
 
     @property
-    def samples(self) -> int:
-        """How many samples it has."""
-        return self.params.n
+    def wanted(self) -> Sequence[int]:
+        """Which of its samples to run."""
+        return range(self.params.n) if self.only is None else self.only
 
     @property
-    def wanted(self) -> Sequence[int]:
-        """Which of them to run."""
-        return range(self.samples) if self.only is None else self.only
+    def samples(self) -> int:
+        """How many samples it gives."""
+        return len(self.wanted)
 
 
 class TokenRecord(NamedTuple):

@@ -28,9 +28,11 @@ class ScoreRequest(Request):
     completions: tuple[str | tuple[int, ...], ...] | None = None
 
     @property
-    def samples(self) -> int:
-        """How many scores it gives."""
-        return 1 if self.completions is None else len(self.completions)
+    def wanted(self) -> Sequence[int]:
+        """Which of its scores to give."""
+        if self.only is not None:
+            return self.only
+        return range(1 if self.completions is None else len(self.completions))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
