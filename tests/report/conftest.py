@@ -13,6 +13,7 @@ import pytest
 from helpers.checks import Silent
 
 from detgen import Engine, EngineConfig, SamplingParams
+from detgen.outputs.manifest import FILES
 from detgen.run import RunConfig, run
 
 LINES: list[dict[str, Any]] = [
@@ -63,11 +64,12 @@ Rewrite = Callable[[Path, Callable[[str, list[dict[str, Any]]], list[dict[str, A
 
 @pytest.fixture
 def rewrite() -> Rewrite:
-    """Change the lines of a folder, and its manifest with them, so that nothing is wrong with it."""
+    """Change the lines of a folder's samples, and its manifest with them, so that nothing is wrong with it."""
 
     def rewrite(folder: Path, change: Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
         manifest = json.loads((folder / "manifest.json").read_text())
-        for name, known in manifest["files"].items():
+        for name in FILES:
+            known = manifest["files"][name]
             lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
             data = "".join(
                 json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in change(name, lines)
