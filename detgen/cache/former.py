@@ -62,6 +62,8 @@ def keep_former(folder: OutputFolder, former: dict[str, Any], profile: str) -> i
                     return None
                 value = pack_lines(line, records)
                 new.append(New(entry_key(profile, content, sample), len(line["token_ids"]), value))
+            for each in new:
+                store.find(each.key)  # a damaged copy of it makes room
             store.add(profile, model, new)
         kept = store.count()
     with writing(folder.path / FORMER):

@@ -19,6 +19,7 @@ from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manife
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
 from detgen.errors import RunError
+from detgen.outputs import read_entries
 from detgen.outputs.folder import FORMER
 
 
@@ -202,7 +203,10 @@ def test_a_damaged_copy_is_said_and_generated_again(tmp_path: Path, prompts: Pat
     (out / "journal.jsonl").unlink()
     with sqlite3.connect(out / FORMER) as db:
         db.execute("UPDATE completions SET value = zeroblob(50) WHERE id % 2")
-    assert go(path, out, watcher).status == "finished"
+    assert go(path, out, build=stopping_at(8), batch_size=1).fresh.samples > 0
+    kept = len(list(read_entries(out / "journal.jsonl")))
+    assert go(edited(prompts, "other"), out, build=stopping_at(1), batch_size=1).status == "interrupted"
+    assert go(path, out, watcher).fresh.samples <= 16 - kept, "what was generated for a damaged copy is kept instead"
     assert content(out) == fresh(path)
     go(prompts, out, build=stopping_at(1), batch_size=1)
     (out / FORMER).write_bytes(b"x" * 500)
