@@ -7,7 +7,7 @@ knows no engine, and no run.
 from __future__ import annotations
 
 from detgen.cache.completions import CompletionCache
-from detgen.cache.former import keep_former
+from detgen.cache.former import drop_written, keep_former
 from detgen.cache.opening import make_store, open_store
 from detgen.cache.store import NotACacheError, Store, profile_digest
 
@@ -15,6 +15,7 @@ __all__ = [
     "CompletionCache",
     "NotACacheError",
     "Store",
+    "drop_written",
     "keep_former",
     "make_store",
     "open_store",

@@ -1,23 +1,24 @@
-"""What an earlier run left in an output folder, kept for a run of other prompts into the same folder."""
+"""What earlier runs left in an output folder, kept for runs of other prompts into the same folder."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from detgen.cache.store import New, Store, entry_key
+from detgen.cache.store import New, Store, entry_key, profile_digest
 from detgen.cache.values import pack_lines
-from detgen.errors import OutputError
+from detgen.errors import CacheError, OutputError
 from detgen.outputs import OutputFolder, read_entries
 from detgen.outputs.base import copy, writing
 from detgen.outputs.folder import ACCEPTANCE, FORMER, OUTPUTS
 from detgen.outputs.manifest import REQUESTS
 
+_DRAFT = f"{FORMER}.tmp"
 _BATCH = 1000  # completions to a transaction
 
 _Sample = tuple[str | None, int, dict[str, Any], list[dict[str, Any]]]  # content, sample, output line, its records
@@ -42,23 +43,15 @@ def keep_former(folder: OutputFolder, former: dict[str, Any], profile: str) -> i
     finished = former["status"] == "finished"
     if not former["probe"]["row_invariant"] or (finished and REQUESTS not in former["files"]):
         return None
-    draft = f"{FORMER}.tmp"
-    with writing(folder.path / draft):
-        file = folder.directory.create(draft)
-        try:
-            if folder.directory.has(FORMER):  # of a run that has not finished, either
-                with folder.directory.reader(FORMER) as earlier:
-                    copy(earlier.fileno(), file, 0, os.fstat(earlier.fileno()).st_size)
-        finally:
-            os.close(file)
+    _draft(folder)
     model = former["profile"]["target"]["name"]
     samples = _finished(folder) if finished else _journal(folder)
-    with _reading(folder.path), closing(Store(folder.path / draft, lone=True)) as store:
+    with _reading(folder.path), closing(Store(folder.path / _DRAFT, lone=True)) as store:
         while batch := list(islice(samples, _BATCH)):
             new = []
             for content, sample, line, records in batch:
                 if content is None:
-                    folder.directory.remove(draft)
+                    folder.directory.remove(_DRAFT)
                     return None
                 value = pack_lines(line, records)
                 new.append(New(entry_key(profile, content, sample), len(line["token_ids"]), value))
@@ -66,14 +59,62 @@ def keep_former(folder: OutputFolder, former: dict[str, Any], profile: str) -> i
                 store.find(each.key)  # a damaged copy of it makes room
             store.add(profile, model, new)
         kept = store.count()
+    _put_in_place(folder)
+    return kept
+
+
+def drop_written(folder: OutputFolder, manifest: dict[str, Any]) -> int:
+    """Remove from the store what the finished run in the folder has itself; the store goes if nothing is left.
+
+    Args:
+        folder: locked.
+        manifest: the run's.
+
+    Returns:
+        How many samples stay there: those that no prompt asks for any more.
+
+    Raises:
+        OutputError: a file cannot be read or written.
+    """
+    if not folder.directory.has(FORMER):
+        return 0
+    _draft(folder)
+    profile = profile_digest(manifest["profile"])
+    left = 0
+    with suppress(CacheError), _reading(folder.path), closing(Store(folder.path / _DRAFT, lone=True)) as store:
+        keys = (entry_key(profile, content, sample) for content, sample in _written(folder) if content is not None)
+        while batch := list(islice(keys, _BATCH)):
+            store.discard(batch)
+        store.shrink()
+        left = store.count()
+    if left:
+        _put_in_place(folder)
+    else:
+        with writing(folder.path / FORMER):
+            folder.directory.remove(FORMER)
+    return left
+
+
+def _draft(folder: OutputFolder) -> None:
+    """Begin the store as a copy of the one that is there, if one is."""
+    with writing(folder.path / _DRAFT):
+        file = folder.directory.create(_DRAFT)
+        try:
+            if folder.directory.has(FORMER):
+                with folder.directory.reader(FORMER) as earlier:
+                    copy(earlier.fileno(), file, 0, os.fstat(earlier.fileno()).st_size)
+        finally:
+            os.close(file)
+
+
+def _put_in_place(folder: OutputFolder) -> None:
     with writing(folder.path / FORMER):
-        file = folder.directory.open(draft)
+        file = folder.directory.open(_DRAFT)
         try:
             os.fsync(file)
         finally:
             os.close(file)
-        folder.directory.replace(draft, FORMER)
-    return kept
+        folder.directory.replace(_DRAFT, FORMER)
 
 
 @contextmanager
@@ -98,19 +139,30 @@ def _journal(folder: OutputFolder) -> Iterator[_Sample]:
 
 def _finished(folder: OutputFolder) -> Iterator[_Sample]:
     """The samples of a finished run that gave a text."""
-    readers = [folder.directory.reader(name) for name in (OUTPUTS, ACCEPTANCE, REQUESTS)]
-    with readers[0], readers[1], readers[2]:
-        outputs, records, requests = (map(json.loads, reader) for reader in readers)
-        logs = groupby(records, key=lambda record: (record["index"], record["sample"]))
-        log, request = next(logs, None), next(requests, None)
-        for line in outputs:
-            if "error" in line:
-                continue
+    with folder.directory.reader(ACCEPTANCE) as reader:
+        logs = groupby(map(json.loads, reader), key=lambda record: (record["index"], record["sample"]))
+        log = next(logs, None)
+        for content, line in _lines(folder):
             own: list[dict[str, Any]] = []
             if log is not None and log[0] == (line["index"], line["sample"]):
                 own = list(log[1])
                 log = next(logs, None)
+            yield content, line["sample"], line, own
+
+
+def _lines(folder: OutputFolder) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The output lines of a finished run that are texts, with the digests of their requests."""
+    with folder.directory.reader(OUTPUTS) as outputs, folder.directory.reader(REQUESTS) as reader:
+        requests = map(json.loads, reader)
+        request = next(requests, None)
+        for line in map(json.loads, outputs):
+            if "error" in line:
+                continue
             while request is not None and request["index"] < line["index"]:
                 request = next(requests, None)
-            content = request["request"] if request is not None and request["index"] == line["index"] else None
-            yield content, line["sample"], line, own
+            yield (request["request"] if request is not None and request["index"] == line["index"] else None), line
+
+
+def _written(folder: OutputFolder) -> Iterator[tuple[str | None, int]]:
+    """The samples of a finished run that gave a text."""
+    return ((content, line["sample"]) for content, line in _lines(folder))

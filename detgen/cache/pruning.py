@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 import detgen
 from detgen.cache.store import Store, sound
 
-_BATCH, _PAGES = 1000, 4000  # entries and pages to a transaction, so that nobody waits for long
+_BATCH = 1000  # entries to a transaction, so that nobody waits for long
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,7 @@ def prune(store: Store, *, older_than: float | None = None, max_size: int | None
         for entries in chain.from_iterable(doomed):
             store.remove(entries)
             removed += len(entries)
-        for _ in range(-(-store.pragma("freelist_count") // _PAGES)):
-            store.db.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` stops after one page
+        store.shrink()
         store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     return Pruned(removed, before, _size(store))
 

@@ -27,6 +27,7 @@ _SCHEMA = 1
 _PATIENCE = 5.0  # seconds to wait for a process that is writing
 _USE_SECONDS = 3600  # the time of the last use is noted to within so much
 _DIGEST = 16  # bytes
+_PAGES = 4000  # that are given back at a time, so that nobody waits for long
 _PROMPTING = ("transformers", "tokenizers", "jinja2")  # what turns a prompt into tokens
 
 # Values are apart from the rest, so that what is asked of all entries reads little.
@@ -165,6 +166,18 @@ class Store:
         with self.writing():
             for table in ("entries", "completions"):
                 self.db.executemany(f"DELETE FROM {table} WHERE id = ?", [(each,) for each in entries])
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Remove the entries with these keys, as far as they are there."""
+        found = (self.db.execute("SELECT id FROM entries WHERE key = ?", (key,)).fetchone() for key in keys)
+        with self.watched():
+            self.remove([row[0] for row in found if row is not None])
+
+    def shrink(self) -> None:
+        """Give free space back."""
+        with self.watched():
+            for _ in range(-(-self.pragma("freelist_count") // _PAGES)):
+                self.db.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` stops after one page
 
     def _profile(self, digest: str, model: str) -> int:
         known = (bytes.fromhex(digest), model, detgen.__version__)

@@ -18,7 +18,7 @@ from detgen.outputs.manifest import REQUESTS, RESULTS, parse_manifest
 _ELSEWHERE = "choose another folder with -o"
 
 OUTPUTS, ACCEPTANCE, JOURNAL, SPOOL = "outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl"
-FORMER = "former.sqlite3"  # what an earlier run of other prompts finished, while a run takes from it
+FORMER = "former.sqlite3"  # what earlier runs of other prompts finished
 _MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
 _FILES = (OUTPUTS, ACCEPTANCE, REQUESTS, RESULTS, JOURNAL, FORMER, SPOOL, _CRASH, _MANIFEST)
 _DRAFT_SPOOL = f"{SPOOL}.tmp"
@@ -193,10 +193,10 @@ class OutputFolder:
             self.directory.sync()
 
     def remove_journal(self) -> None:
-        """Delete the journal of a finished run, and what was kept of an earlier one."""
+        """Delete the journal of a finished run."""
         self.check()
         with writing(self.journal):
-            for name in (JOURNAL, FORMER, *_DRAFTS):
+            for name in (JOURNAL, *_DRAFTS):
                 self.directory.remove(name)
             self.directory.sync()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import detgen
+from detgen.cache import drop_written
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
@@ -22,6 +23,7 @@ from detgen.errors import EngineError, OutputError, PromptsError, RequestError, 
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
 from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, model_stamp
+from detgen.outputs.folder import FORMER
 from detgen.outputs.manifest import RESULTS
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
@@ -141,7 +143,7 @@ def _generate(
                 written = writer.totals
                 if finished and are_wanted(config):
                     files[RESULTS] = make_results(config, folder, source, manifest, files)
-                _conclude(folder, manifest, written, files, seconds, finished)
+                _conclude(folder, manifest, written, files, seconds, finished, observer)
                 return RunSummary(
                     status=manifest["status"],
                     output=folder.path,
@@ -297,6 +299,7 @@ def _conclude(
     files: dict[str, dict[str, Any]],
     seconds: float,
     finished: bool,
+    observer: Observer,
 ) -> None:
     manifest |= {
         "status": "finished" if finished else "interrupted",
@@ -308,11 +311,18 @@ def _conclude(
         manifest["files"] = files
     folder.write_manifest(manifest)
     if finished:
+        if left := drop_written(folder, manifest):
+            observer.message(
+                f"{left:,} sample{'s' if left > 1 else ''} of earlier runs, for which no prompt asks any more,"
+                f" stay{'' if left > 1 else 's'} in {folder.path / FORMER} for later ones"
+            )
         folder.remove_journal()
 
 
 def _already_finished(folder: OutputFolder, manifest: dict[str, Any]) -> RunSummary:
-    folder.remove_journal()  # a crash may have come between the manifest and this
+    if folder.directory.has(folder.journal.name):  # a crash came between the manifest and this
+        drop_written(folder, manifest)
+    folder.remove_journal()
     counts = {name: count for name, count in manifest["summary"].items() if name != "total"}
     counts["drafters"] = DraftCounts({name: DrafterStats(**drafts) for name, drafts in counts["drafters"].items()})
     written = Totals(**counts)

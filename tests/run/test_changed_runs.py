@@ -44,7 +44,7 @@ def test_other_prompts_take_what_is_there(tmp_path: Path, prompts: Path, interru
     created = manifest_of(out)["created"]
     path = edited(prompts)
     summary = go(path, out, watcher)
-    (said,) = watcher.messages
+    said, left = watcher.messages
     assert said.startswith(f"{out}: input: {prompts} (sha256 ")
     assert said.endswith(
         f"). What the earlier run finished ({kept} samples) is used where it fits; only what is new is generated"
@@ -53,11 +53,17 @@ def test_other_prompts_take_what_is_there(tmp_path: Path, prompts: Path, interru
     assert summary.reused + summary.fresh.samples == summary.written.samples == 16
     assert summary.resumed == 0
     assert content(out) == fresh(path)
-    assert sorted(file.name for file in out.iterdir()) == sorted(NAMES)
+    assert sorted(file.name for file in out.iterdir()) == sorted([*NAMES, FORMER])
+    assert left == (
+        f"1 sample of earlier runs, for which no prompt asks any more, stays in {out / FORMER} for later ones"
+    )
     manifest = manifest_of(out)
     assert manifest["input"]["path"] == str(path)
     assert manifest["created"] >= created
     assert go(path, out, build=no_engine).status == "already finished"
+    assert (out / FORMER).exists()
+    assert go(prompts, out).fresh.samples == 0, "what was left is still there"
+    assert content(out) == fresh(prompts)
 
 
 def test_a_limit_grows_and_shrinks(tmp_path: Path, prompts: Path) -> None:
@@ -68,8 +74,10 @@ def test_a_limit_grows_and_shrinks(tmp_path: Path, prompts: Path) -> None:
     assert (summary.reused, summary.fresh.samples) == (5, 5)
     assert go(prompts, out, limit=3).fresh.samples == 0
     assert content(out) == fresh(prompts, limit=3)
-    assert go(prompts, out).reused == 3
+    assert len(lines(out / "outputs.jsonl")) == 3
+    assert go(prompts, out).reused == 10, "what the smaller run left out stays"
     assert content(out) == fresh(prompts)
+    assert not (out / FORMER).exists()
 
 
 def test_changes_upon_changes_lose_nothing(tmp_path: Path, prompts: Path) -> None:
@@ -286,6 +294,8 @@ def test_a_change_that_is_killed_anywhere_loses_nothing(
         ], f"operation {fatal}"
         assert content(out) == wanted[path]
         left = {file.name for file in out.iterdir()} - {*NAMES, *(["stdin.jsonl"] if start == "piped" else [])}
+        if path == old:  # the other run may have finished the prompt that this one does not have
+            left.discard(FORMER)
         assert not left, f"operation {fatal}: {left}"
         shutil.rmtree(out)
         fatal += 1

@@ -12,6 +12,7 @@ import pytest
 from helpers.fakes import NAMES, content, go, lines, no_engine, stopping_at
 
 from detgen.errors import RunError
+from detgen.outputs.folder import FORMER
 
 
 @pytest.fixture
@@ -89,8 +90,8 @@ def test_other_input_takes_what_the_earlier_run_finished(
     assert go("-", out, limit=4).status == "finished", "what was piped last, with another limit"
     assert (out / "stdin.jsonl").read_bytes() == data + b'\n{"prompt": "new"}\n'
     pipe(b"")
-    assert go("-", out).reused == 3, "the last run had no more prompts"
+    assert go("-", out).reused == 15, "what the last run left out stays"
     assert go(prompts, out).reused == 15
-    assert sorted(path.name for path in out.iterdir()) == sorted(NAMES)
+    assert sorted(path.name for path in out.iterdir()) == sorted([*NAMES, FORMER]), "nobody asks for the new one"
     go(prompts, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
