@@ -37,7 +37,28 @@ _READ, _LOOKED_UP = 8, 64  # tokens that are enough for the draft model, and for
 _CAPS = (1, 2, 4, 8)  # lengths of drafts that are tried on them
 _SOON = 64  # tokens of each sequence after which the look-up is looked at again, if that costs little
 _LOOKING = 0.005  # share of the time that it takes to look back, at most
+_CALM = 16  # tokens of each sequence, of rounds without drafts that are taken in at once where no try is near
 _NOTHING = Draft([], "none")
+
+
+class _Rounds:
+    """Rounds that are not taken in yet: what they gave, their time, and how many sequences each had."""
+
+    __slots__ = ("count", "seconds", "sequences", "tokens")
+
+    def __init__(self) -> None:
+        self.clear(0)
+
+    def clear(self, sequences: int) -> None:
+        self.count, self.sequences = 0, sequences
+        self.tokens = self.seconds = 0.0
+
+    def add(self, tokens: float, seconds: float) -> float:
+        """Add one; tokens of each sequence, of all rounds."""
+        self.count += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        return self.tokens / self.sequences
 
 
 class AutoDrafter:
@@ -81,6 +102,8 @@ class AutoDrafter:
         self._promised = math.inf  # times what is predicted without drafts that the look-up promised
         self._plain = 0.0  # predicted seconds of a token of the last round, if nothing is drafted
         self._predicted = 0.0  # seconds of the last round: of its draft, as measured, and of its passes
+        self._rounds = _Rounds()
+        self._calm = 0.0  # tokens of each sequence before the rounds are taken in
         self._overheads: defaultdict[int, Overhead] = defaultdict(Overhead)  # like the paces
         self._beside = 0.0  # seconds that the round takes beside what is predicted
         self._slower = 1.0  # times what is predicted that a draft by the model takes
@@ -108,16 +131,33 @@ class AutoDrafter:
 
     def timed(self, tokens: float, seconds: float, sequences: int) -> None:
         """Take in what a round of nothing but decoding gave, its time, and how many sequences there were."""
+        rounds = self._rounds
+        if sequences != rounds.sequences:
+            self._take_in()
+            rounds.clear(sequences)
+            self._calm = 0.0
+        if rounds.add(tokens, seconds) >= self._calm:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Learn from the last rounds."""
+        rounds = self._rounds
+        tokens, sequences = rounds.tokens, rounds.sequences
+        if not rounds.count:
+            return
         pace = self._pace_of(sequences)
         if self._way == "none":
             self._plain = self._alone(sequences, self._context * sequences)
             self._predicted = tokens * self._plain
-        seconds -= self._looked
-        self._overheads[sequences.bit_length()].learn(seconds - self._predicted, drafting=self._way != "none")
+        seconds = rounds.seconds - self._looked
+        beside = (seconds - self._predicted) / rounds.count
+        self._overheads[sequences.bit_length()].learn(beside, drafting=self._way != "none")
         if pace is self._pace:
             pace.learn(tokens, seconds, tokens * self._plain, tokens / sequences)
         self._pace, self._way, self._looked = pace, pace.way, 0.0
+        self._calm = min(pace.rest, _CALM) if self._way == "none" else 0.0
         self._context += tokens / sequences
+        rounds.clear(sequences)
 
     def _pace_of(self, count: int) -> Pace:
         """That of so many sequences."""

@@ -84,6 +84,11 @@ class Pace:
         """How many times as fast as expected a way is; 0 if it has not been taken."""
         return self._speeds[way].value
 
+    @property
+    def rest(self) -> float:
+        """Steps of the best way until another one is tried."""
+        return min(self._due.values(), default=math.inf) - self._steps
+
     def learn(self, tokens: float, seconds: float, expected: float, steps: float) -> None:
         """Take in the round that was last asked for.
 
