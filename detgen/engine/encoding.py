@@ -34,9 +34,12 @@ class Encoder:
         self._scheduler = scheduler
         self._least_tokens = LeastTokens(target.tokenizer)
 
-    def samples(self, requests: Iterable[Request], refused: list[Completion]) -> Iterator[Sequence]:
-        """The samples of the requests that can run; the others go to `refused`."""
+    def samples(self, requests: Iterable[Request | None], refused: list[Completion]) -> Iterator[Sequence | None]:
+        """The samples of the requests that can run; the others go to `refused`. None stays None."""
         for request in requests:
+            if request is None:
+                yield None
+                continue
             if not isinstance(request, Request):
                 raise RequestError(f"stream takes Requests, got {type(request).__name__}; generate takes other prompts")
             try:

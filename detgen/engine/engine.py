@@ -279,11 +279,12 @@ class Engine:
         done = [c for batch in self.stream(requests) for c in batch]
         return sorted(done, key=lambda c: (order[id(c.request)], c.sample))
 
-    def stream(self, requests: Iterable[Request], trace: Trace | None = None) -> Iterator[list[Completion]]:
+    def stream(self, requests: Iterable[Request | None], trace: Trace | None = None) -> Iterator[list[Completion]]:
         """Complete requests while reading them.
 
         Args:
-            requests: read as slots become free, about one batch ahead.
+            requests: read as slots become free, about one batch ahead. None in their place says that there is no other
+                yet: the stream goes on with those that it has, and asks again after the next round.
             trace: sees the logits and KV entries of committed tokens.
 
         Yields:
@@ -331,11 +332,13 @@ class Engine:
         done = [score for batch in self.score_stream(requests) for score in batch]
         return sorted(done, key=lambda score: (order[id(score.request)], score.sample))
 
-    def score_stream(self, requests: Iterable[ScoreRequest], trace: ScoreTrace | None = None) -> Iterator[list[Score]]:
+    def score_stream(
+        self, requests: Iterable[ScoreRequest | None], trace: ScoreTrace | None = None
+    ) -> Iterator[list[Score]]:
         """Score requests while reading them, as `stream` completes them.
 
         Args:
-            requests: read as slots become free, about one batch ahead.
+            requests: as those of `stream`.
             trace: sees the logits of scored tokens.
 
         Yields:
@@ -354,12 +357,12 @@ class Engine:
         return self._rounds(sequences, step, self._scoring.clear)
 
     def _rounds(
-        self, sequences: Iterator[Sequence], step: Callable[[], list[_Done]], clear: Callable[[], None]
+        self, sequences: Iterator[Sequence | None], step: Callable[[], list[_Done]], clear: Callable[[], None]
     ) -> Iterator[list[_Done]]:
         """Run sequences, taken as there is room, until all have ended; what each round finished.
 
         Args:
-            sequences: those that are to run.
+            sequences: those that are to run; None where there is no other yet.
             step: runs a round.
             clear: forgets what has not ended, in the end.
         """
@@ -370,9 +373,7 @@ class Engine:
             torch.set_num_threads(self.config.threads or torch.get_num_threads())
             more = True
             while more or scheduler.waiting or scheduler.live:
-                wanted = scheduler.wants()
-                taken = list(islice(sequences, wanted))
-                more = len(taken) == wanted
+                taken, more = _taken(sequences, scheduler.wants())
                 scheduler.add(taken)
                 finished = step()
                 self._update_stats()
@@ -421,6 +422,16 @@ class Engine:
     def probe_report(self) -> dict[str, Any]:
         """The result of the probe, for the manifest; of a thinking model, those of T and C too."""
         return profiles.probe(self._prepared)
+
+
+def _taken(sequences: Iterator[Sequence | None], wanted: int) -> tuple[list[Sequence], bool]:
+    """As many sequences as are wanted, or as there are by now; and whether others may come."""
+    taken: list[Sequence] = []
+    for seq in islice(sequences, wanted):
+        if seq is None:
+            return taken, True
+        taken.append(seq)
+    return taken, len(taken) == wanted
 
 
 def _before(refused: list[_Done], done: list[_Done]) -> list[_Done]:

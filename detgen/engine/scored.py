@@ -103,9 +103,12 @@ class ScoreEncoder:
         self._scheduler = scheduler
         self._encoder = encoder
 
-    def all(self, requests: Iterable[ScoreRequest], refused: list[Score]) -> Iterator[ScoredSequence]:
-        """The sequences of the requests that can run; the others go to `refused`."""
+    def all(self, requests: Iterable[ScoreRequest | None], refused: list[Score]) -> Iterator[ScoredSequence | None]:
+        """The sequences of the requests that can run; the others go to `refused`. None stays None."""
         for request in requests:
+            if request is None:
+                yield None
+                continue
             if not isinstance(request, ScoreRequest):
                 raise RequestError(f"score_stream takes ScoreRequests, got {type(request).__name__}")
             try:

@@ -91,3 +91,39 @@ def test_reads_as_it_goes(engines: Callable[..., Engine]) -> None:
     stream.close()
     assert done > 0
     assert len(read) <= done + 3 * 4
+
+
+def test_requests_that_come_while_the_stream_runs(observe: Callable[..., Any], engines: Callable[..., Engine]) -> None:
+    """None in place of a request neither ends a stream nor keeps the others from going on; the bits are the same."""
+    some = [
+        Request(i, i, prompt=p, params=SamplingParams(max_tokens=8, n=2, temperature=0.7))
+        for i, p in enumerate(PROMPTS)
+    ]
+    want = observe(engines(drafter="none", batch_size=1), some)
+    for pauses in (1, 7, 40):  # of rounds; after the longest ones nothing runs any more
+        engine = engines(drafter="auto", batch_size=3)
+
+        def with_pauses(count: int = pauses) -> Any:
+            for request in some:
+                yield request
+                yield from [None] * count
+
+        found = observe(engine, with_pauses())
+        assert len(found) == len(want)
+        for key, one in want.items():
+            assert found[key].differs(one) is None
+
+
+def test_a_stream_that_has_nothing_to_run_yet_reads_on(engines: Callable[..., Engine]) -> None:
+    engine = engines(drafter="none", batch_size=1)
+    coming: list[Request] = []
+    stream = engine.stream(coming.pop() if coming else None for _ in iter(int, 1))
+    before = engine.stats.target_passes
+    assert [next(stream) for _ in range(3)] == [[], [], []]
+    assert engine.stats.target_passes == before
+    coming.append(Request(0, 0, prompt="", params=SamplingParams(max_tokens=1)))
+    assert [c.error for c in next(stream)] == ["the prompt is empty"]
+    coming.append(Request(1, 1, prompt="x", params=SamplingParams(max_tokens=1)))
+    done = [c for _ in range(3) for c in next(stream)]
+    assert [len(c.token_ids) for c in done] == [1]
+    stream.close()
