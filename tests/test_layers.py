@@ -26,6 +26,7 @@ LAYERS = (
     ("show",),
     ("run", "explain", "check", "audit", "export", "report", "bench"),
     ("cache",),
+    ("workers",),
     ("outputs",),
     ("prompts",),
     ("engine",),

@@ -179,6 +179,24 @@ DraftTokens = Annotated[
 VerifyWindow = Annotated[int, drafting_option(metavar="N", help="Tokens that self drafts between two verifications.")]
 BatchSize = Annotated[int, resource_option(metavar="N", help="Most requests to run at a time.")]
 Threads = Annotated[int | None, resource_option(metavar="N", show_default="torch's choice", help="CPU threads.")]
+Workers = Annotated[
+    int | None,
+    resource_option(
+        metavar="N",
+        show_default="one process",
+        help="Processes that work side by side: one per GPU, or each with a share of the cores (--threads is the"
+        " number of each). Needs detgen\\[ray]. Never changes the text.",
+    ),
+]
+Ray = Annotated[
+    str | None,
+    resource_option(
+        metavar="ADDRESS",
+        show_default=False,
+        help="Work on a Ray cluster that this machine is part of: HOST:PORT, or auto. Without --workers, one per GPU of"
+        " the cluster, or one per node if it has none.",
+    ),
+]
 KvMemory = Annotated[
     int | None,
     resource_option(

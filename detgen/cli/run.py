@@ -116,6 +116,8 @@ def run_command(
     ] = True,
     batch_size: options.BatchSize = 16,
     threads: options.Threads = None,
+    workers: options.Workers = None,
+    ray: options.Ray = None,
     kv_memory: options.KvMemory = None,
     prefix_cache: options.PrefixCache = "on",
     speculative_prefill: options.SpeculativePrefill = "auto",
@@ -183,6 +185,7 @@ def run_command(
     from detgen.engine.request import SamplingParams
     from detgen.errors import EngineError, RequestError, RunError
     from detgen.show.progress import open_display
+    from detgen.workers.config import workers_config
 
     display = open_display(quiet=quiet)
     summary = None
@@ -239,6 +242,7 @@ def run_command(
                 show_thoughts=show_thoughts,
                 output_format=output_format,
                 cache=cache,
+                workers=workers_config(workers, ray),
             )
             summary = run(config, display)
     except (EngineError, RequestError, RunError) as error:

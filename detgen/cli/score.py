@@ -53,6 +53,8 @@ def score_command(
     trust_remote_code: options.TrustRemoteCode = False,
     batch_size: options.BatchSize = 16,
     threads: options.Threads = None,
+    workers: options.Workers = None,
+    ray: options.Ray = None,
     kv_memory: options.KvMemory = None,
     prefix_cache: options.PrefixCache = "on",
     speculative_prefill: options.SpeculativePrefill = "auto",
@@ -99,6 +101,7 @@ def score_command(
     from detgen.engine.config import EngineConfig
     from detgen.errors import EngineError, RequestError, RunError
     from detgen.show.progress import open_display
+    from detgen.workers.config import workers_config
 
     display = open_display(quiet=quiet)
     summary = None
@@ -120,7 +123,8 @@ def score_command(
                 allow_nondeterministic=allow_nondeterministic,
                 trust_remote_code=trust_remote_code,
             )
-            summary = run(ScoreConfig(prompts, output, engine, limit, overwrite, prompt_column, echo), display)
+            asked = workers_config(workers, ray)
+            summary = run(ScoreConfig(prompts, output, engine, limit, overwrite, prompt_column, echo, asked), display)
     except (EngineError, RequestError, RunError) as error:
         display.error(options.as_typed(error))
         raise typer.Exit(options.REFUSED) from None

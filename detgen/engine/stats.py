@@ -71,6 +71,8 @@ class EngineStats:
         chunks: full chunks read.
         prefill_rounds: parts of prompts that canonical passes read, one for each sequence and pass.
         passes_saved: further chunks that such passes read: reading chunk by chunk takes so many passes more.
+        workers: processes that generate for this one; 0 where it does so itself.
+        ready: those of them that do so now; the others are being started.
     """
 
     tokens: int = 0
@@ -89,3 +91,5 @@ class EngineStats:
     chunks: int = 0
     prefill_rounds: int = 0
     passes_saved: int = 0
+    workers: int = 0
+    ready: int = 0

@@ -46,6 +46,16 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return found
 
 
+def profile_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The differences between two engines that can change an output, each as "what: old -> new".
+
+    Args:
+        old: what is to be equal, such as `detgen` (the version) and `profile`, by name.
+        new: the same of the other one.
+    """
+    return [line for name in old for line in _compare(name, old[name], new[name])]
+
+
 def fingerprint(profile: dict[str, Any], size: int = 6) -> str:
     """Digits for so many bytes that change if anything does on which outputs depend besides the request."""
 

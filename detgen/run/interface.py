@@ -14,6 +14,7 @@ from detgen.engine.scores import Score, ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.outputs import Totals
 from detgen.prompts import BadLine, Prompts, read_scores
+from detgen.workers.config import WorkersConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class RunConfig:
         show_thoughts: show how a thinking model read the first prompt.
         output_format: openai also writes the results as the OpenAI batch API does, to `results.jsonl`.
         cache: folder of the completion cache; "auto" is the user's, None uses none.
+        workers: how many processes generate, and where; None for this one.
     """
 
     prompts: str
@@ -47,6 +49,7 @@ class RunConfig:
     show_thoughts: bool = False
     output_format: Literal["jsonl", "openai"] = "jsonl"
     cache: Path | Literal["auto"] | None = None
+    workers: WorkersConfig | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Whatever decides the outputs beside the prompts and the model."""
@@ -77,6 +80,7 @@ class ScoreConfig:
         prompt_column: the key or column that holds the prompts or, where there are no completions, the texts, if it
             has another name than usual.
         echo: write prompt and completion beside each score.
+        workers: how many processes score, and where; None for this one.
     """
 
     prompts: str
@@ -86,6 +90,7 @@ class ScoreConfig:
     overwrite: bool = False
     prompt_column: str | None = None
     echo: bool = False
+    workers: WorkersConfig | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Whatever decides the scores beside the prompts and the model."""

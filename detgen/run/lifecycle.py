@@ -6,7 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig,
 from detgen.run.results import add_results, are_wanted, make_results
 from detgen.run.reusing import Reuse, check_same, shared_cache, succeed
 from detgen.run.work import Work
+from detgen.workers.opening import open_workers
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
 _SETTINGS = (
@@ -65,6 +66,7 @@ def run(
     observer.stage("reading the prompts")
     cache = config.cache if isinstance(config, RunConfig) else None
     with (
+        ExitStack() as opened,
         _opened(config, observer) as (folder, source, inspection),
         _crashes_noted(folder),
         shared_cache(cache, folder, observer) as shared,
@@ -81,7 +83,12 @@ def run(
                     add_results(config, folder, source, former, observer)
                     return _already_finished(folder, former)
 
-        engine = build_engine(config.engine) if build_engine else _load_engine(config.engine, observer)
+        if build_engine:
+            engine = build_engine(config.engine)
+        elif config.workers:
+            engine = _load_workers(config, observer, opened)
+        else:
+            engine = _load_engine(config.engine, observer)
         if show_thoughts and not engine.thinks:
             name = engine.profile()["target"]["name"]
             raise RunError(
@@ -207,6 +214,14 @@ def _load_engine(config: EngineConfig, observer: Observer) -> EngineLike:
     return Engine(config, observer=observer)
 
 
+def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: ExitStack) -> EngineLike:
+    """An engine of workers, which end when `opened` does."""
+    assert config.workers is not None
+    if config.workers.ray is None:  # a cluster's nodes fetch what they need
+        check_sources(config.engine, observer)
+    return opened.enter_context(open_workers(config.workers, config.engine, observer))
+
+
 @contextmanager
 def _opened(config: RunConfig | ScoreConfig, observer: Observer) -> Iterator[tuple[OutputFolder, Prompts, Inspection]]:
     """The output folder, locked, and the input, inspected; whatever is wrong with them is a `RunError`."""
@@ -278,12 +293,16 @@ def _manifest(config: RunConfig | ScoreConfig, source: Prompts, inspection: Insp
                 "prompt_column": config.prompt_column,
             },
             "parameters": config.parameters(),
-            "settings": {name: getattr(config.engine, name) for name in _SETTINGS},
+            "settings": {name: getattr(config.engine, name) for name in _SETTINGS} | _workers(config),
             "model": config.engine.target,
             "model_stamp": model_stamp(config.engine),
             "seconds": 0.0,
         }
     )
+
+
+def _workers(config: RunConfig | ScoreConfig) -> dict[str, int | None]:
+    return {} if config.workers is None else {"workers": config.workers.number}
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:

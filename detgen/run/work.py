@@ -128,6 +128,9 @@ class Work:
         counts = stats.drafters.total()
         yield f"{stats.tokens / self.seconds:,.0f} tokens/s"
         yield f"{stats.live} live"
+        if stats.workers:
+            ready = "" if stats.ready == stats.workers else f"{stats.ready} of "
+            yield f"{ready}{stats.workers} worker{'s' if stats.workers > 1 else ''}"
         if counts.acceptance is not None:
             yield f"{counts.acceptance:.0%} of drafts accepted"
             yield f"{counts.corrected:,} roll-backs"

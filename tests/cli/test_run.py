@@ -21,6 +21,7 @@ from detgen.engine.request import SamplingParams
 from detgen.errors import DTypeName, EngineError, QuantName, RequestError, RunError
 from detgen.outputs import Totals
 from detgen.run import RunConfig, RunSummary
+from detgen.workers.config import WorkersConfig
 
 PANELS = ("Models", "Drafting", "Sampling", "Resources", "Run")
 OPTIONS = (
@@ -29,7 +30,7 @@ OPTIONS = (
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
     *("--quiet", "-q", "--allow-nondeterministic", "--trust-remote-code"),
     *("--seed-per-line", "--prompt-column", "--echo", "--prefix-cache"),
-    *("--speculative-prefill", "--show-thoughts", "--output-format"),
+    *("--speculative-prefill", "--show-thoughts", "--output-format", "--workers", "--ray"),
 )
 
 
@@ -63,7 +64,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
         *("--prefix-cache", "off", "--speculative-prefill", "3", "--show-thoughts"),
         *("--allow-nondeterministic", "--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
-        *("--output-format", "openai"),
+        *("--output-format", "openai", "--workers", "2", "--ray", "auto"),
     )
     assert result.exit_code == 0, result.output
     params = SamplingParams(
@@ -103,7 +104,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         trust_remote_code=True,
     )
     asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True, "show_thoughts": True}
-    asked["output_format"] = "openai"
+    asked |= {"output_format": "openai", "workers": WorkersConfig(2, "auto")}
     assert config == RunConfig("-", Path("folder"), params, engine, limit=9, overwrite=True, **asked)
 
 

@@ -1,0 +1,240 @@
+"""Ray: starts it or joins one that runs, keeps a worker process for each share of it, carries calls there and back.
+
+The only place that knows Ray, which is imported when a cluster is opened.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+from detgen.engine.config import EngineConfig
+from detgen.errors import EngineError
+from detgen.machine import usable_cores
+from detgen.progress import Observer
+from detgen.workers.config import WorkersConfig
+from detgen.workers.serving import Serving
+from detgen.workers.sharing import Node, Share, share_out
+
+_STORE = 256 << 20  # bytes of shared memory for what moves; taken as it is used
+_REACHED = 5.0  # seconds in which a cluster must answer
+_SOCKETS = 40  # characters of a folder whose sockets may have names of 107
+_TOKEN = secrets.token_hex(32)  # whoever is not told it cannot use the Ray of this process
+
+
+class WorkerDied(Exception):  # noqa: N818 (what happened, not an error of anybody)
+    """A call that its worker did not answer: the process has died, its machine has gone, or cannot be reached."""
+
+
+class Call(NamedTuple):
+    """A call that has begun: to which worker, and what stands for its answer."""
+
+    worker: int
+    answer: Any
+
+
+class Cluster(Protocol):
+    """Workers that can be called."""
+
+    @property
+    def number(self) -> int:
+        """How many workers there are."""
+
+    def call(self, worker: int, method: str, *arguments: Any) -> Call:
+        """Begin a call of a method of a worker's `Serving`.
+
+        Calls of one worker are run in the order in which they began. A worker that died is started again, and answers
+        when it is there.
+        """
+
+    def wait(self, calls: list[Call], seconds: float) -> list[Call]:
+        """Wait until one of the calls is answered, at most so long; those that are."""
+
+    def result(self, call: Call) -> Any:
+        """What an answered call returned.
+
+        Raises:
+            WorkerDied: it will never be answered.
+            Exception: what it raised.
+        """
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class RayCluster:
+    """Workers as actors of Ray.
+
+    Args:
+        config: how many, and where.
+        engine: the settings of their engines.
+        observer: is told what is being done.
+
+    Raises:
+        EngineError: Ray is not installed, cannot be reached, or has no room for so many workers.
+    """
+
+    def __init__(self, config: WorkersConfig, engine: EngineConfig, observer: Observer) -> None:
+        self._ray = _imported(local=config.ray is None)
+        self._folder: str | None = None
+        self._dead: set[int] = set()
+        observer.stage("starting Ray" if config.ray is None else f"joining the Ray cluster at {config.ray}")
+        try:
+            self._open(config, engine)
+            self._share = share_out(self._nodes(), config.number, engine.device)
+            self._settings = engine if self._share.gpus else replace(engine, device="cpu")
+            self._actors = [self._actor() for _ in range(self._share.number)]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def number(self) -> int:
+        """How many workers there are."""
+        return self._share.number
+
+    @property
+    def share(self) -> Share:
+        """What each of them has of the machines."""
+        return self._share
+
+    def call(self, worker: int, method: str, *arguments: Any) -> Call:
+        """As `Cluster.call`."""
+        if worker in self._dead:
+            self._actors[worker] = self._actor()
+            self._dead.discard(worker)
+        return Call(worker, getattr(self._actors[worker], method).remote(*arguments))
+
+    def wait(self, calls: list[Call], seconds: float) -> list[Call]:
+        """As `Cluster.wait`."""
+        by_answer = {call.answer: call for call in calls}
+        ready, others = self._ray.wait(list(by_answer), num_returns=1, timeout=seconds)
+        if ready and others:
+            ready += self._ray.wait(others, num_returns=len(others), timeout=0)[0]
+        return [by_answer[answer] for answer in ready]
+
+    def result(self, call: Call) -> Any:
+        """As `Cluster.result`."""
+        exceptions = self._ray.exceptions
+        try:
+            return self._ray.get(call.answer)
+        except exceptions.ActorDiedError as error:
+            self._dead.add(call.worker)
+            raise WorkerDied(str(error)) from None
+        except exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from error
+        except exceptions.RayError as error:
+            raise WorkerDied(str(error)) from None
+
+    def close(self) -> None:
+        """End the workers, and the Ray that was started for them."""
+        for actor in getattr(self, "_actors", []):
+            with suppress(Exception):  # the one that is to go may have gone
+                self._ray.kill(actor)
+        self._ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _open(self, config: WorkersConfig, engine: EngineConfig) -> None:
+        quiet = {"log_to_driver": False, "configure_logging": False}
+        with _signals_kept():
+            if config.ray is not None:
+                self._join(config.ray, quiet)
+                return
+            place = tempfile.gettempdir()
+            self._folder = tempfile.mkdtemp(prefix="detgen-", dir=place if len(place) < _SOCKETS else "/tmp")
+            try:
+                self._ray.init(
+                    address="local",
+                    num_cpus=usable_cores(),
+                    num_gpus=0 if engine.device == "cpu" else None,
+                    include_dashboard=False,
+                    object_store_memory=_STORE,
+                    _temp_dir=self._folder,
+                    **quiet,
+                )
+            except Exception as error:
+                raise EngineError(f"Ray does not start here: {_first_line(error)}") from error
+
+    def _join(self, address: str, quiet: dict[str, bool]) -> None:
+        if address != "auto":
+            host, _, port = address.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
+            except OSError as error:
+                raise EngineError(
+                    f"no Ray cluster answers at {address} ({error.strerror or error}); start one with"
+                    " `ray start --head`, or leave --ray out"
+                ) from error
+        try:
+            self._ray.init(address=address, **quiet)
+        except (Exception, SystemExit) as error:
+            raise EngineError(
+                f"cannot join the Ray cluster at {address}: {_first_line(error)}; this machine must be part of it (ray"
+                " start --address=HOST:PORT), with the same versions of Python and Ray"
+            ) from error
+
+    def _nodes(self) -> list[Node]:
+        resources = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return [Node(int(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in resources]
+
+    def _actor(self) -> Any:
+        share = self._share
+        kind = self._ray.remote(Serving).options(
+            num_cpus=share.cores,
+            num_gpus=share.gpus,
+            max_restarts=-1,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )
+        return kind.remote(self._settings, os.getcwd(), share.cores)
+
+
+def _imported(*, local: bool) -> ModuleType:
+    """Ray, told to keep quiet; a local one to keep to itself.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if local:
+        # Ports are of the loopback device only, and whoever finds them needs a token that is nowhere but here.
+        os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_TOKEN)
+    logging.getLogger("ray").setLevel(logging.CRITICAL + 1)
+    try:
+        import ray
+        import ray.exceptions
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise EngineError("--workers and --ray need Ray, which is not installed: pip install 'detgen[ray]'") from None
+    # Ray prints to standard output when a worker dies, which is said elsewhere.
+    ray._private.worker._worker_logs_enabled = False
+    return ray
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray handles SIGTERM; whoever calls it goes on as before."""
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and former is not None:
+            signal.signal(signal.SIGTERM, former)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,217 @@
+"""A worker's side: an engine that takes requests while it generates, and hands over what has finished.
+
+Knows nothing of Ray. One stream of the engine stays open from call to call, so that its batch never drains.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import detgen
+from detgen.engine.chunks import Chunk
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Completion, Request
+from detgen.engine.scores import Score
+from detgen.engine.stats import EngineStats
+from detgen.machine import usable_cores
+
+_SECONDS = 0.05  # that a call generates at least, if there is anything to do: fewer calls, less work for all
+_PATIENCE = 0.5  # seconds after which a call returns although nothing has finished, to say how far it is
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which engine a worker has, told before it gets work.
+
+    Attributes:
+        instance: another one whenever a worker begins anew, since it has forgotten its requests then.
+        node: name of its machine.
+        version: of detgen there.
+        thinks: whether the model thinks while it reads.
+        profile: everything that decides the bits of an output.
+        draft: the draft model, which decides none of them; None without one.
+        probe: the probe's report.
+    """
+
+    instance: str
+    node: str
+    version: str
+    thinks: bool
+    profile: dict[str, Any]
+    draft: dict[str, Any] | None
+    probe: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call to work returns.
+
+    Attributes:
+        done: what has finished. Of the request there is only the index, as the coordinator has the rest.
+        stats: of the engine, since it was loaded.
+    """
+
+    done: list[Completion | Score]
+    stats: EngineStats
+
+
+class ServedEngine(Protocol):
+    """What a worker needs of `detgen.engine.Engine`."""
+
+    stats: EngineStats
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks while it reads."""
+
+    def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
+        """As `Engine.chunks`."""
+
+    def stream(self, requests: Iterable[Request | None]) -> Iterator[list[Completion]]:
+        """As `Engine.stream`."""
+
+    def score_stream(self, requests: Iterable[Any]) -> Iterator[list[Score]]:
+        """As `Engine.score_stream`."""
+
+    def profile(self) -> dict[str, Any]:
+        """As `Engine.profile`."""
+
+    def draft_profile(self) -> dict[str, Any] | None:
+        """As `Engine.draft_profile`."""
+
+    def probe_report(self) -> dict[str, Any]:
+        """As `Engine.probe_report`."""
+
+
+class Serving:
+    """Serves one engine; calls come one after the other.
+
+    Args:
+        config: of the engine.
+        folder: the coordinator's working directory, by which paths are meant.
+        cores: that this worker may use; 0 for no say. It takes as much of the memory as of the machine's cores.
+        build: makes the engine; None makes detgen's own.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        folder: str,
+        cores: int = 0,
+        build: Callable[[EngineConfig], ServedEngine] | None = None,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._cores = cores
+        self._build = build or _load
+        self._engine: ServedEngine | None = None
+        self._instance = ""
+        self._stream: Any = None
+        self._coming: deque[Request] = deque()
+        self._missing: dict[int, int] = {}  # samples, by the index of the request
+
+    def begin(self) -> Identity:
+        """Forget all requests; load the engine, the first time.
+
+        Raises:
+            EngineError: from building the engine.
+        """
+        if self._engine is None:
+            with suppress(OSError):  # another machine need not have it
+                os.chdir(self._folder)
+            self._engine = self._build(self._settled())
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._coming.clear()
+        self._missing.clear()
+        self._instance = uuid.uuid4().hex
+        engine = self._engine
+        return Identity(
+            self._instance,
+            platform.node(),
+            detgen.__version__,
+            engine.thinks,
+            engine.profile(),
+            engine.draft_profile(),
+            engine.probe_report(),
+        )
+
+    def work(self, instance: str, requests: list[Request], scoring: bool = False) -> Answer | None:
+        """Take requests, and generate for some time or until all have finished.
+
+        Args:
+            instance: as `begin` told it.
+            requests: those to take besides the ones it has.
+            scoring: whether they are `ScoreRequest`s; the same from `begin` to `begin`.
+
+        Returns:
+            What has finished; None if this is another instance, which has none of the earlier requests and takes none.
+        """
+        engine = self._engine
+        if engine is None or instance != self._instance:
+            return None
+        self._coming.extend(requests)
+        self._missing.update((request.index, request.samples) for request in requests)
+        if self._stream is None:
+            self._stream = (engine.score_stream if scoring else engine.stream)(self._next())
+        done: list[Completion | Score] = []
+        began = time.monotonic()
+        while self._missing:
+            for completion in next(self._stream):
+                self._note(completion)
+                done.append(replace(completion, request=_only_index(completion.request)))
+            passed = time.monotonic() - began
+            if passed > (_SECONDS if done else _PATIENCE):
+                break
+        return Answer(done, deepcopy(engine.stats))
+
+    def chunks(self, request: Request, tokens: list[int], thoughts: dict[int, str]) -> list[Chunk]:
+        """As `Engine.chunks`, after `begin`."""
+        assert self._engine is not None
+        return self._engine.chunks(request, tokens, thoughts)
+
+    def _next(self) -> Iterator[Any]:
+        """Requests as they come; None where there is no other yet."""
+        while True:
+            yield self._coming.popleft() if self._coming else None
+
+    def _note(self, completion: Completion | Score) -> None:
+        index = completion.request.index
+        self._missing[index] -= 1
+        if completion.refused or not self._missing[index]:
+            del self._missing[index]
+
+    def _settled(self) -> EngineConfig:
+        """The settings, with this worker's share of threads and memory where they say nothing of them."""
+        config, cores = self._config, self._cores
+        if not cores:
+            return config
+        if config.kv_memory is None and config.device == "cpu":
+            import torch
+
+            from detgen.passes.memory import free_memory
+
+            free = free_memory(torch.device("cpu"))
+            config = replace(config, kv_memory=max(free * cores // max(usable_cores(), cores), 1))
+        return replace(config, threads=config.threads or cores)
+
+
+def _only_index(request: Request) -> Any:
+    """A request of which nothing is left but its place."""
+    return Request(request.index, "")
+
+
+def _load(config: EngineConfig) -> ServedEngine:
+    from detgen.engine import Engine
+
+    return Engine(config)

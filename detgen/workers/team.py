@@ -1,0 +1,313 @@
+"""An engine that is made of workers: it hands requests to them, and has them run again where a worker died.
+
+To a run it is an engine like any other: requests in, completions out. Of the requests it holds those that workers have,
+and some that are next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from detgen.engine.chunks import Chunk
+from detgen.engine.request import Completion, Request
+from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.stats import EngineStats
+from detgen.errors import EngineError, RunError
+from detgen.outputs.identity import profile_differences
+from detgen.progress import Observer
+from detgen.workers.cluster import Cluster, WorkerDied
+from detgen.workers.serving import Answer, Identity
+from detgen.workers.waiting import Errand, Waiting
+
+_BATCHES = 2  # that a worker has of requests: one that runs, one that waits there
+_CALLS = 2  # of a worker at a time: while one is answered, it works at the other
+_LOOK = 0.1  # seconds after which whoever reads the stream gets the word
+_DEATHS = 3  # of a worker while it loads, or of workers that have one request alone: enough to give up
+_TOGETHER = 2  # deaths after which a request runs alone, so that it is seen whether they are its doing
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """What the coordinator knows of a worker.
+
+    Attributes:
+        number: from 1, as people see it.
+        identity: of its engine; None while it is not known, and it gets no work.
+        calls: that are not answered.
+        sent: requests that it has, by index.
+        alone: whether it has one request that runs alone.
+        stats: of its engine.
+        before: of its engines that have died.
+        deaths: since it was last ready.
+        refused: whether it gets no more work for good.
+        reason: why.
+        node: name of its machine, if it ever was ready.
+    """
+
+    number: int
+    identity: Identity | None = None
+    calls: list[Any] = field(default_factory=list)
+    sent: dict[int, Errand] = field(default_factory=dict)
+    alone: bool = False
+    stats: EngineStats = field(default_factory=EngineStats)
+    before: EngineStats = field(default_factory=EngineStats)
+    deaths: int = 0
+    refused: bool = False
+    reason: str = ""
+    node: str = ""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
+
+    def forget(self) -> None:
+        """It has to begin anew; nothing is known of what it does until then."""
+        self.identity = None
+        self.calls.clear()
+        self.sent.clear()
+        self.alone = False
+        _add(self.before, self.stats)
+        self.stats = EngineStats()
+
+
+class WorkersEngine:
+    """Runs requests on workers; an `EngineLike` of `detgen.run`.
+
+    Args:
+        cluster: the workers.
+        batch_size: most requests at a time of each.
+        observer: is told of what happens to workers.
+
+    Raises:
+        EngineError: an engine cannot be built, workers die while they load, or one differs from the first in what
+            decides the bits of an output.
+    """
+
+    def __init__(self, cluster: Cluster, batch_size: int, observer: Observer) -> None:
+        self._cluster = cluster
+        self._samples = _BATCHES * batch_size
+        self._observer = observer
+        self._workers = [Worker(number) for number in range(1, cluster.number + 1)]
+        self._suspects: deque[Errand] = deque()
+        many = f"{cluster.number} worker{'s' if cluster.number > 1 else ''}"
+        observer.stage(f"loading the model in {many}")
+        self._first: Identity | None = None
+        self._load()
+
+    @property
+    def stats(self) -> EngineStats:
+        """Those of all workers together."""
+        total = EngineStats(workers=len(self._workers))
+        for worker in self._workers:
+            _add(total, worker.before)
+            _add(total, worker.stats)
+            total.live += worker.stats.live if worker.sent else 0
+            total.ready += worker.identity is not None
+        return total
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks while it reads."""
+        return self._known.thinks
+
+    def profile(self) -> dict[str, Any]:
+        """Everything that decides the bits of an output; the same of all workers."""
+        return self._known.profile
+
+    def draft_profile(self) -> dict[str, Any] | None:
+        """The first worker's draft model, which decides none of them; None without one."""
+        return self._known.draft
+
+    def probe_report(self) -> dict[str, Any]:
+        """What the first worker's probe found."""
+        return self._known.probe
+
+    def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
+        """As `Engine.chunks`, by a worker."""
+        for worker in self._workers:
+            if worker.identity is not None:
+                call = self._cluster.call(worker.number - 1, "chunks", request, list(tokens), dict(thoughts))
+                while not self._cluster.wait([call], _LOOK):
+                    pass
+                found: list[Chunk] = self._cluster.result(call)
+                return found
+        return []
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
+        """Run requests; yields what has finished, and often nothing.
+
+        Raises:
+            EngineError: no worker is left.
+            RunError: a request ends each worker that runs it.
+        """
+        return self._stream(requests, scoring=False)
+
+    def score_stream(self, requests: Iterable[ScoreRequest]) -> Iterator[list[Score]]:
+        """Score requests, as `stream` runs them."""
+        return self._stream(requests, scoring=True)
+
+    @property
+    def _known(self) -> Identity:
+        assert self._first is not None
+        return self._first
+
+    def _load(self) -> None:
+        """Have all workers ready, and all alike."""
+        while any(worker.identity is None for worker in self._workers):
+            self._begin()
+            self._wait(Waiting(iter(())))
+            if gone := [worker for worker in self._workers if worker.refused]:
+                raise EngineError("; ".join(worker.reason for worker in gone))
+        first, *others = self._workers
+        self._first = first.identity
+        if unlike := [text for worker in others if (text := self._differs(worker)) is not None]:
+            raise EngineError(
+                f"{'; '.join(unlike)}. Outputs could differ from those of {first.name}: have the same model, versions"
+                " and kind of machine for all workers"
+            )
+
+    def _stream(self, requests: Iterable[Request], *, scoring: bool) -> Iterator[list[Any]]:
+        waiting = Waiting(iter(requests))
+        try:
+            while True:
+                waiting.look_ahead()
+                self._begin()
+                self._send(waiting, scoring)
+                if not any(worker.sent for worker in self._workers) and not len(waiting) and not self._suspects:
+                    return
+                yield self._wait(waiting)
+        finally:
+            for worker in self._workers:
+                if worker.sent:  # the stream was left before its end
+                    worker.forget()
+            self._suspects.clear()
+
+    def _begin(self) -> None:
+        """Call workers that are not ready."""
+        for worker in self._workers:
+            if worker.identity is None and not worker.calls and not worker.refused:
+                worker.calls.append(self._cluster.call(worker.number - 1, "begin"))
+        if all(worker.refused for worker in self._workers):
+            reasons = "; ".join(worker.reason for worker in self._workers)
+            raise EngineError(f"no worker is left: {reasons}; what was finished is kept: run the same command again")
+
+    def _send(self, waiting: Waiting, scoring: bool) -> None:
+        """Give workers requests, as many as they have room for, and have them go on."""
+        ready = [w for w in self._workers if w.identity is not None and len(w.calls) < _CALLS]
+        part = -(-len(waiting) // max(len(self._workers), 1))  # the last ones are divided
+        for worker in ready:
+            assert worker.identity is not None
+            new: list[Errand] = []
+            if self._suspects and not worker.sent:
+                new, worker.alone = [self._suspects.popleft()], True
+            elif not worker.alone:
+                room = self._samples - sum(e.request.samples - len(e.delivered) for e in worker.sent.values())
+                new = waiting.take(worker.number, min(room, part))
+            worker.sent |= {errand.request.index: errand for errand in new}
+            if new or worker.sent:
+                requests = [errand.request for errand in new]
+                instance = worker.identity.instance
+                worker.calls.append(self._cluster.call(worker.number - 1, "work", instance, requests, scoring))
+
+    def _wait(self, waiting: Waiting) -> list[Any]:
+        """Wait for a moment; what has finished."""
+        owners = {call: worker for worker in self._workers for call in worker.calls}
+        done: list[Any] = []
+        for call in self._cluster.wait(list(owners), _LOOK):
+            worker = owners[call]
+            if call not in worker.calls:  # it has just died
+                continue
+            worker.calls.remove(call)
+            try:
+                answer = self._cluster.result(call)
+            except WorkerDied:
+                self._lost(worker, waiting)
+                continue
+            if isinstance(answer, Identity):
+                self._welcome(worker, answer)
+            elif isinstance(answer, Answer):
+                worker.stats = answer.stats
+                done += [found for each in answer.done if (found := self._arrived(worker, each)) is not None]
+            else:  # it died between two calls
+                self._lost(worker, waiting)
+        return done
+
+    def _arrived(self, worker: Worker, completion: Completion | Score) -> Completion | Score | None:
+        """A completion with its request; None if it came before, from a worker that died."""
+        index = completion.request.index
+        errand = worker.sent.get(index)
+        if errand is None or completion.sample in errand.delivered:
+            return None
+        errand.delivered.add(completion.sample)
+        if completion.refused or len(errand.delivered) == errand.request.samples:
+            del worker.sent[index]
+            worker.alone = worker.alone and bool(worker.sent)
+        request: Any = errand.request
+        return replace(completion, request=request)
+
+    def _welcome(self, worker: Worker, identity: Identity) -> None:
+        """A worker is ready; one that was started again only if it is like the first one."""
+        worker.identity, worker.node, worker.deaths = identity, identity.node, 0
+        if self._first is not None and (text := self._differs(worker)) is not None:
+            worker.identity = None
+            self._refuse(worker, text)
+
+    def _differs(self, worker: Worker) -> str | None:
+        """In what a worker differs from the first one, of all that decides the bits of an output."""
+        first, other = self._known, worker.identity
+        assert other is not None
+        found = profile_differences(
+            {"detgen": first.version, "profile": first.profile, "probe": first.probe["row_invariant"]},
+            {"detgen": other.version, "profile": other.profile, "probe": other.probe["row_invariant"]},
+        )
+        return f"{worker.name} differs: {'; '.join(found)}" if found else None
+
+    def _lost(self, worker: Worker, waiting: Waiting) -> None:
+        """A worker has died: what it had runs again."""
+        errands, alone, was_ready = list(worker.sent.values()), worker.alone, worker.identity is not None
+        worker.forget()
+        worker.deaths += 1
+        for errand in errands:
+            errand.deaths += 1
+            errand.alone += alone
+            if errand.alone >= _DEATHS:
+                raise RunError(_deadly(errand))
+        again = [errand for errand in errands if errand.deaths < _TOGETHER]
+        waiting.put_back(again)
+        self._suspects += [errand for errand in errands if errand.deaths >= _TOGETHER]
+        if was_ready:
+            runs = f", and its {len(errands)} requests run again" if errands else ""
+            self._observer.message(f"{worker.name} died; it is started again{runs}")
+        elif worker.deaths >= _DEATHS:
+            self._refuse(
+                worker,
+                f"{worker.name} died {worker.deaths} times while it loaded the model, as the system does when memory"
+                " runs out; ask for fewer --workers",
+            )
+
+    def _refuse(self, worker: Worker, reason: str) -> None:
+        worker.refused, worker.reason = True, reason
+        if self._first is not None:
+            self._observer.message(f"{reason}; the run goes on without it")
+
+
+def _deadly(errand: Errand) -> str:
+    request = errand.request
+    line = "" if request.line is None else f" (line {request.line})"
+    return (
+        f"{request.id!r}{line} ended {errand.deaths} workers, {errand.alone} of which ran nothing else; see that there"
+        " is memory for it, or leave it out. What was finished is kept: run the same command again to resume"
+    )
+
+
+def _add(total: EngineStats, more: EngineStats) -> None:
+    """Add counts to others; `live` belongs to the moment, and `workers` to none of them."""
+    for one in fields(EngineStats):
+        if one.name == "drafters":
+            total.drafters.add(more.drafters)
+        elif one.name not in ("live", "workers", "ready"):
+            setattr(total, one.name, getattr(total, one.name) + getattr(more, one.name))
