@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,17 +23,20 @@ from detgen.errors import EngineError
 from detgen.machine import usable_cores
 from detgen.progress import Observer
 from detgen.workers.config import WorkersConfig
+from detgen.workers.scratch import ScratchFolder
 from detgen.workers.serving import Serving
-from detgen.workers.sharing import Node, Share, share_out
+from detgen.workers.sharing import Node, share_out
 
 _STORE = 256 << 20  # bytes of shared memory for what moves; taken as it is used
 _REACHED = 5.0  # seconds in which a cluster must answer
-_SOCKETS = 40  # characters of a folder whose sockets may have names of 107
 _TOKEN = secrets.token_hex(32)  # whoever is not told it cannot use the Ray of this process
 
 
 class WorkerDied(Exception):  # noqa: N818 (what happened, not an error of anybody)
-    """A call that its worker did not answer: the process has died, its machine has gone, or cannot be reached."""
+    """A call that its worker did not answer: the process has died, its machine has gone, or cannot be reached.
+
+    The message is the cause, where there is one to be known.
+    """
 
 
 class Call(NamedTuple):
@@ -87,7 +89,7 @@ class RayCluster:
 
     def __init__(self, config: WorkersConfig, engine: EngineConfig, observer: Observer) -> None:
         self._ray = _imported(local=config.ray is None)
-        self._folder: str | None = None
+        self._scratch: ScratchFolder | None = None
         self._dead: set[int] = set()
         observer.stage("starting Ray" if config.ray is None else f"joining the Ray cluster at {config.ray}")
         try:
@@ -103,11 +105,6 @@ class RayCluster:
     def number(self) -> int:
         """How many workers there are."""
         return self._share.number
-
-    @property
-    def share(self) -> Share:
-        """What each of them has of the machines."""
-        return self._share
 
     def call(self, worker: int, method: str, *arguments: Any) -> Call:
         """As `Cluster.call`."""
@@ -131,11 +128,11 @@ class RayCluster:
             return self._ray.get(call.answer)
         except exceptions.ActorDiedError as error:
             self._dead.add(call.worker)
-            raise WorkerDied(str(error)) from None
+            raise WorkerDied(_cause(error)) from None
         except exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from error
         except exceptions.RayError as error:
-            raise WorkerDied(str(error)) from None
+            raise WorkerDied(_cause(error)) from None
 
     def close(self) -> None:
         """End the workers, and the Ray that was started for them."""
@@ -143,8 +140,8 @@ class RayCluster:
             with suppress(Exception):  # the one that is to go may have gone
                 self._ray.kill(actor)
         self._ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.remove()
 
     def _open(self, config: WorkersConfig, engine: EngineConfig) -> None:
         quiet = {"log_to_driver": False, "configure_logging": False}
@@ -152,8 +149,7 @@ class RayCluster:
             if config.ray is not None:
                 self._join(config.ray, quiet)
                 return
-            place = tempfile.gettempdir()
-            self._folder = tempfile.mkdtemp(prefix="detgen-", dir=place if len(place) < _SOCKETS else "/tmp")
+            self._scratch = ScratchFolder()
             try:
                 self._ray.init(
                     address="local",
@@ -161,7 +157,7 @@ class RayCluster:
                     num_gpus=0 if engine.device == "cpu" else None,
                     include_dashboard=False,
                     object_store_memory=_STORE,
-                    _temp_dir=self._folder,
+                    _temp_dir=str(self._scratch.path),
                     **quiet,
                 )
             except Exception as error:
@@ -233,6 +229,12 @@ def _signals_kept() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread() and former is not None:
             signal.signal(signal.SIGTERM, former)
+
+
+def _cause(error: BaseException) -> str:
+    """The exception that a long report ends with; nothing if it speaks of none."""
+    named = [line.strip() for line in str(error).splitlines() if re.match(r"\s*\w+Error: ", line)]
+    return named[-1] if named else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -41,7 +41,7 @@ def share_out(nodes: list[Node], number: int | None, device: str) -> Share:
     """
     if device.startswith("cuda:"):
         raise EngineError(f"--device {device} names one GPU; with workers, which have one each, use --device cuda")
-    where = "this machine" if len(nodes) == 1 else f"the cluster's {len(nodes)} nodes"
+    where = "this machine" if len(nodes) == 1 else f"the cluster of {len(nodes)} nodes"
     gpus = sum(node.gpus for node in nodes)
     if device != "cpu" and (gpus or device == "cuda"):
         wanted = number or gpus
@@ -63,5 +63,5 @@ def _fitting(nodes: list[Node], cores: int) -> int:
 
 def _too_many(wanted: int, most: int, what: str, where: str) -> str:
     has = f"{most} {what}{'' if most == 1 else 's'}" if most else f"no {what}"
-    need = "1 worker needs" if wanted == 1 else f"{wanted} workers need"
-    return f"{need} a {what} each, and {where} has {has}; ask for fewer --workers"
+    need = f"1 worker needs a {what}" if wanted == 1 else f"{wanted} workers need a {what} each"
+    return f"{need}, and {where} has {has}; ask for fewer --workers"

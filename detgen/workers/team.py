@@ -70,6 +70,11 @@ class Worker:
         self.calls.clear()
         self.sent.clear()
         self.alone = False
+
+    def died(self) -> None:
+        """Likewise, and with another engine."""
+        self.forget()
+        self.deaths += 1
         _add(self.before, self.stats)
         self.stats = EngineStats()
 
@@ -224,8 +229,8 @@ class WorkersEngine:
             worker.calls.remove(call)
             try:
                 answer = self._cluster.result(call)
-            except WorkerDied:
-                self._lost(worker, waiting)
+            except WorkerDied as death:
+                self._lost(worker, waiting, str(death))
                 continue
             if isinstance(answer, Identity):
                 self._welcome(worker, answer)
@@ -266,11 +271,10 @@ class WorkersEngine:
         )
         return f"{worker.name} differs: {'; '.join(found)}" if found else None
 
-    def _lost(self, worker: Worker, waiting: Waiting) -> None:
+    def _lost(self, worker: Worker, waiting: Waiting, cause: str = "") -> None:
         """A worker has died: what it had runs again."""
         errands, alone, was_ready = list(worker.sent.values()), worker.alone, worker.identity is not None
-        worker.forget()
-        worker.deaths += 1
+        worker.died()
         for errand in errands:
             errand.deaths += 1
             errand.alone += alone
@@ -283,11 +287,8 @@ class WorkersEngine:
             runs = f", and its {len(errands)} requests run again" if errands else ""
             self._observer.message(f"{worker.name} died; it is started again{runs}")
         elif worker.deaths >= _DEATHS:
-            self._refuse(
-                worker,
-                f"{worker.name} died {worker.deaths} times while it loaded the model, as the system does when memory"
-                " runs out; ask for fewer --workers",
-            )
+            why = f" ({cause})" if cause else ", as processes do when memory runs out; ask for fewer --workers"
+            self._refuse(worker, f"{worker.name} died {worker.deaths} times while it loaded the model{why}")
 
     def _refuse(self, worker: Worker, reason: str) -> None:
         worker.refused, worker.reason = True, reason
