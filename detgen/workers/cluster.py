@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import ModuleType
@@ -24,7 +24,7 @@ from detgen.machine import usable_cores
 from detgen.progress import Observer
 from detgen.workers.config import WorkersConfig
 from detgen.workers.scratch import ScratchFolder
-from detgen.workers.serving import Serving
+from detgen.workers.serving import ServedEngine, Serving
 from detgen.workers.sharing import Node, share_out
 
 _STORE = 256 << 20  # bytes of shared memory for what moves; taken as it is used
@@ -82,15 +82,23 @@ class RayCluster:
         config: how many, and where.
         engine: the settings of their engines.
         observer: is told what is being done.
+        build: makes the engines, in place of detgen's own.
 
     Raises:
         EngineError: Ray is not installed, cannot be reached, or has no room for so many workers.
     """
 
-    def __init__(self, config: WorkersConfig, engine: EngineConfig, observer: Observer) -> None:
+    def __init__(
+        self,
+        config: WorkersConfig,
+        engine: EngineConfig,
+        observer: Observer,
+        build: Callable[[EngineConfig], ServedEngine] | None = None,
+    ) -> None:
         self._ray = _imported(local=config.ray is None)
         self._scratch: ScratchFolder | None = None
         self._dead: set[int] = set()
+        self._build = build
         observer.stage("starting Ray" if config.ray is None else f"joining the Ray cluster at {config.ray}")
         try:
             self._open(config, engine)
@@ -194,7 +202,7 @@ class RayCluster:
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
-        return kind.remote(self._settings, os.getcwd(), share.cores)
+        return kind.remote(self._settings, os.getcwd(), share.cores, self._build)
 
 
 def _imported(*, local: bool) -> ModuleType:
@@ -207,6 +215,7 @@ def _imported(*, local: bool) -> ModuleType:
     if local:
         # Ports are of the loopback device only, and whoever finds them needs a token that is nowhere but here.
         os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_TOKEN)
+        os.environ["RAY_worker_niceness"] = "0"  # as a single process would run
     logging.getLogger("ray").setLevel(logging.CRITICAL + 1)
     try:
         import ray

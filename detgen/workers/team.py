@@ -111,7 +111,7 @@ class WorkersEngine:
             _add(total, worker.before)
             _add(total, worker.stats)
             total.live += worker.stats.live if worker.sent else 0
-            total.ready += worker.identity is not None
+            total.ready += not worker.deaths and not worker.refused
         return total
 
     @property

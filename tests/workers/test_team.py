@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,14 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.errors import EngineError, RunError
 from detgen.workers.team import WorkersEngine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _answers_with_little() -> Iterator[None]:
+    """Workers answer as soon as anything has finished, so that requests are often half done when they die."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("detgen.workers.serving._SECONDS", 0.0)
+        yield
 
 
 def requests_of(shapes: list[tuple[int, int, bool]]) -> list[Request]:
