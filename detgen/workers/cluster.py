@@ -97,6 +97,8 @@ class RayCluster:
     ) -> None:
         self._ray = _imported(local=config.ray is None)
         self._scratch: ScratchFolder | None = None
+        self._opened = False
+        self._actors: list[Any] = []
         self._dead: set[int] = set()
         self._build = build
         observer.stage("starting Ray" if config.ray is None else f"joining the Ray cluster at {config.ray}")
@@ -104,7 +106,7 @@ class RayCluster:
             self._open(config, engine)
             self._share = share_out(self._nodes(), config.number, engine.device)
             self._settings = engine if self._share.gpus else replace(engine, device="cpu")
-            self._actors = [self._actor() for _ in range(self._share.number)]
+            self._actors += [self._actor() for _ in range(self._share.number)]
         except BaseException:
             self.close()
             raise
@@ -144,50 +146,43 @@ class RayCluster:
 
     def close(self) -> None:
         """End the workers, and the Ray that was started for them."""
-        for actor in getattr(self, "_actors", []):
-            with suppress(Exception):  # the one that is to go may have gone
-                self._ray.kill(actor)
-        self._ray.shutdown()
+        if self._opened:
+            for actor in self._actors:
+                with suppress(Exception):  # the one that is to go may have gone
+                    self._ray.kill(actor)
+            self._ray.shutdown()
+            self._opened = False
         if self._scratch is not None:
             self._scratch.remove()
+            self._scratch = None
 
     def _open(self, config: WorkersConfig, engine: EngineConfig) -> None:
+        """Start Ray, or join one."""
         quiet = {"log_to_driver": False, "configure_logging": False}
-        with _signals_kept():
-            if config.ray is not None:
-                self._join(config.ray, quiet)
-                return
+        asked: dict[str, Any] = {"address": config.ray}
+        if config.ray is not None:
+            _look_for(config.ray, self._ray)
+        else:
             self._scratch = ScratchFolder()
+            asked = {
+                "address": "local",
+                "num_cpus": usable_cores(),
+                "num_gpus": 0 if engine.device == "cpu" else None,
+                "include_dashboard": False,
+                "object_store_memory": _STORE,
+                "_temp_dir": str(self._scratch.path),
+            }
+        with _signals_kept():
+            self._opened = True
             try:
-                self._ray.init(
-                    address="local",
-                    num_cpus=usable_cores(),
-                    num_gpus=0 if engine.device == "cpu" else None,
-                    include_dashboard=False,
-                    object_store_memory=_STORE,
-                    _temp_dir=str(self._scratch.path),
-                    **quiet,
-                )
-            except Exception as error:
-                raise EngineError(f"Ray does not start here: {_first_line(error)}") from error
-
-    def _join(self, address: str, quiet: dict[str, bool]) -> None:
-        if address != "auto":
-            host, _, port = address.rpartition(":")
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
-            except OSError as error:
+                self._ray.init(**asked, **quiet)
+            except (Exception, SystemExit) as error:
+                if config.ray is None:
+                    raise EngineError(f"Ray does not start here: {_first_line(error)}") from error
                 raise EngineError(
-                    f"no Ray cluster answers at {address} ({error.strerror or error}); start one with"
-                    " `ray start --head`, or leave --ray out"
+                    f"cannot join the Ray cluster at {config.ray}: {_first_line(error)}; this machine must be part of"
+                    " it (ray start --address=HOST:PORT), with the same versions of Python and Ray"
                 ) from error
-        try:
-            self._ray.init(address=address, **quiet)
-        except (Exception, SystemExit) as error:
-            raise EngineError(
-                f"cannot join the Ray cluster at {address}: {_first_line(error)}; this machine must be part of it (ray"
-                " start --address=HOST:PORT), with the same versions of Python and Ray"
-            ) from error
 
     def _nodes(self) -> list[Node]:
         resources = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
@@ -215,7 +210,7 @@ def _imported(*, local: bool) -> ModuleType:
     if local:
         # Ports are of the loopback device only, and whoever finds them needs a token that is nowhere but here.
         os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_TOKEN)
-        os.environ["RAY_worker_niceness"] = "0"  # as a single process would run
+        os.environ.update(RAY_worker_niceness="0")  # as a single process would run
     logging.getLogger("ray").setLevel(logging.CRITICAL + 1)
     try:
         import ray
@@ -227,6 +222,25 @@ def _imported(*, local: bool) -> ModuleType:
     # Ray prints to standard output when a worker dies, which is said elsewhere.
     ray._private.worker._worker_logs_enabled = False
     return ray
+
+
+def _look_for(address: str, ray: ModuleType) -> None:
+    """See that a cluster answers; Ray itself would try for minutes.
+
+    Raises:
+        EngineError: none does.
+    """
+    try:
+        found = ray._private.services.canonicalize_bootstrap_address(address)
+        if found is None:
+            raise ConnectionError
+        host, _, port = found.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
+    except OSError as error:
+        why = error.strerror or "none is known here"
+        raise EngineError(
+            f"no Ray cluster answers at {address} ({why}); start one with `ray start --head`, or leave --ray out"
+        ) from error
 
 
 @contextmanager

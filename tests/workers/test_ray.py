@@ -104,6 +104,12 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_no_cluster_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(EngineError, match=r"^no Ray cluster answers at auto \(Connection refused\)"):
+        RayCluster(WorkersConfig(ray="auto"), ENGINE, Watcher())
+
+
 def test_without_ray_the_remedy_is_said(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", 1)
     code = "import sys; sys.modules['ray'] = None; from detgen.__main__ import main; main()"
