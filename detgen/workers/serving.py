@@ -24,7 +24,6 @@ from detgen.engine.scores import Score
 from detgen.engine.stats import EngineStats
 from detgen.machine import usable_cores
 
-_SECONDS = 0.05  # that a call generates at least, if there is anything to do: fewer calls, less work for all
 _PATIENCE = 0.5  # seconds after which a call returns although nothing has finished, to say how far it is
 
 
@@ -146,13 +145,16 @@ class Serving:
             engine.probe_report(),
         )
 
-    def work(self, instance: str, requests: list[Request], scoring: bool = False) -> Answer | None:
+    def work(
+        self, instance: str, requests: list[Request], scoring: bool = False, seconds: float = 0.0
+    ) -> Answer | None:
         """Take requests, and generate for some time or until all have finished.
 
         Args:
             instance: as `begin` told it.
             requests: those to take besides the ones it has.
             scoring: whether they are `ScoreRequest`s; the same from `begin` to `begin`.
+            seconds: that it generates at least, if there is anything to do.
 
         Returns:
             What has finished; None if this is another instance, which has none of the earlier requests and takes none.
@@ -171,7 +173,7 @@ class Serving:
                 self._note(completion)
                 done.append(replace(completion, request=_only_index(completion.request)))
             passed = time.monotonic() - began
-            if passed > (_SECONDS if done else _PATIENCE):
+            if passed > (seconds if done else max(seconds, _PATIENCE)):
                 break
         return Answer(done, deepcopy(engine.stats))
 

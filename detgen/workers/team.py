@@ -24,6 +24,8 @@ from detgen.workers.waiting import Errand, Waiting
 
 _BATCHES = 2  # that a worker has of requests: one that runs, one that waits there
 _CALLS = 2  # of a worker at a time: while one is answered, it works at the other
+_SECONDS = 0.05  # that a call takes at least: fewer calls, less work for all
+_SECONDS_PER_WORKER = 0.0005  # more for each of many, of whose calls the coordinator takes some 5,000 a second
 _LOOK = 0.1  # seconds after which whoever reads the stream gets the word
 _DEATHS = 3  # of a worker while it loads, or of workers that have one request alone: enough to give up
 _TOGETHER = 2  # deaths after which a request runs alone, so that it is seen whether they are its doing
@@ -95,6 +97,7 @@ class WorkersEngine:
     def __init__(self, cluster: Cluster, batch_size: int, observer: Observer) -> None:
         self._cluster = cluster
         self._samples = _BATCHES * batch_size
+        self._seconds = max(_SECONDS, _SECONDS_PER_WORKER * cluster.number)
         self._observer = observer
         self._workers = [Worker(number) for number in range(1, cluster.number + 1)]
         self._suspects: deque[Errand] = deque()
@@ -215,8 +218,8 @@ class WorkersEngine:
             worker.sent |= {errand.request.index: errand for errand in new}
             if new or worker.sent:
                 requests = [errand.request for errand in new]
-                instance = worker.identity.instance
-                worker.calls.append(self._cluster.call(worker.number - 1, "work", instance, requests, scoring))
+                asked = worker.identity.instance, requests, scoring, self._seconds
+                worker.calls.append(self._cluster.call(worker.number - 1, "work", *asked))
 
     def _wait(self, waiting: Waiting) -> list[Any]:
         """Wait for a moment; what has finished."""

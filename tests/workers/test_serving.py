@@ -54,7 +54,7 @@ def test_a_call_ends_when_something_has_finished(monkeypatch: pytest.MonkeyPatch
     clock = itertools.count(0, 0.02)
     monkeypatch.setattr(serving.time, "monotonic", lambda: next(clock))
     served, identity = serve(batch_size=50)
-    answer = served.work(identity.instance, [request(i) for i in range(50)])
+    answer = served.work(identity.instance, [request(i) for i in range(50)], seconds=0.05)
     assert answer is not None
     assert 0 < len(answer.done) < 50
     rest = 50 - len(answer.done)
@@ -65,9 +65,8 @@ def test_a_call_ends_when_something_has_finished(monkeypatch: pytest.MonkeyPatch
     assert served.work(identity.instance, []).done == []  # type: ignore[union-attr]
 
 
-def test_a_batch_does_not_drain_between_calls(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_does_not_drain_between_calls(engines: Callable[..., Engine]) -> None:
     """Requests that come with later calls join those that run; outputs are those of one stream."""
-    monkeypatch.setattr(serving, "_SECONDS", 0.0)
     requests = [request(i, n=1 + i % 2, temperature=0.8, seed=i, max_tokens=4 + i) for i in range(12)]
     requests[7] = Request(7, 7, prompt="")
     want = {

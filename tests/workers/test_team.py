@@ -23,7 +23,8 @@ from detgen.workers.team import WorkersEngine
 def _answers_with_little() -> Iterator[None]:
     """Workers answer as soon as anything has finished, so that requests are often half done when they die."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("detgen.workers.serving._SECONDS", 0.0)
+        patch.setattr("detgen.workers.team._SECONDS", 0.0)
+        patch.setattr("detgen.workers.team._SECONDS_PER_WORKER", 0.0)
         yield
 
 
