@@ -266,12 +266,8 @@ class WorkersEngine:
 
     def _differs(self, worker: Worker) -> str | None:
         """In what a worker differs from the first one, of all that decides the bits of an output."""
-        first, other = self._known, worker.identity
-        assert other is not None
-        found = profile_differences(
-            {"detgen": first.version, "profile": first.profile, "probe": first.probe["row_invariant"]},
-            {"detgen": other.version, "profile": other.profile, "probe": other.probe["row_invariant"]},
-        )
+        assert worker.identity is not None
+        found = profile_differences(_decisive(self._known), _decisive(worker.identity))
         return f"{worker.name} differs: {'; '.join(found)}" if found else None
 
     def _lost(self, worker: Worker, waiting: Waiting, cause: str = "") -> None:
@@ -287,8 +283,8 @@ class WorkersEngine:
         waiting.put_back(again)
         self._suspects += [errand for errand in errands if errand.deaths >= _TOGETHER]
         if was_ready:
-            runs = f", and its {len(errands)} requests run again" if errands else ""
-            self._observer.message(f"{worker.name} died; it is started again{runs}")
+            many = "1 request runs" if len(errands) == 1 else f"{len(errands)} requests run"
+            self._observer.message(f"{worker.name} died; it is started again{f', and {many} again' if errands else ''}")
         elif worker.deaths >= _DEATHS:
             why = f" ({cause})" if cause else ", as processes do when memory runs out; ask for fewer --workers"
             self._refuse(worker, f"{worker.name} died {worker.deaths} times while it loaded the model{why}")
@@ -297,6 +293,15 @@ class WorkersEngine:
         worker.refused, worker.reason = True, reason
         if self._first is not None:
             self._observer.message(f"{reason}; the run goes on without it")
+
+
+def _decisive(identity: Identity) -> dict[str, Any]:
+    """What decides the bits of an output, and whether they are guaranteed."""
+    return {
+        "detgen": identity.version,
+        "profile": identity.profile,
+        "probe.row_invariant": identity.probe["row_invariant"],
+    }
 
 
 def _deadly(errand: Errand) -> str:

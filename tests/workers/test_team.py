@@ -119,6 +119,18 @@ def test_no_more_is_read_than_is_needed_ahead() -> None:
     assert done == read == 5000
 
 
+def test_progress_shows_workers(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("detgen.run.work._REPORT_SECONDS", 0.0)
+    watcher, cluster = Watcher(), LocalCluster(2)
+    cluster.before = lambda worker, count: cluster.kill(0) if count == 4 else None
+    go(prompts, tmp_path / "out", watcher, build=lambda config: WorkersEngine(cluster, 4, watcher))
+    figures = {figure for report in watcher.reports for figure in report.figures if "worker" in figure}
+    assert figures == {"2 workers", "1 of 2 workers"}
+    assert "2 workers" in watcher.reports[-1].figures
+    go(prompts, tmp_path / "alone", watcher := Watcher())
+    assert not [figure for report in watcher.reports for figure in report.figures if "worker" in figure]
+
+
 def test_progress_counts_workers() -> None:
     cluster = LocalCluster(2)
     engine = WorkersEngine(cluster, 4, Watcher())
@@ -178,7 +190,7 @@ def by_worker(*kinds: type[FedEngine]) -> Callable[[int], FedEngine]:
 
 @pytest.mark.parametrize(
     ("kind", "difference"),
-    [(Odd, "profile.dtype: float32 -> bfloat16"), (Unproved, "probe: True -> False")],
+    [(Odd, "profile.dtype: float32 -> bfloat16"), (Unproved, "probe.row_invariant: True -> False")],
 )
 def test_a_worker_that_differs_is_refused_by_name(kind: type[FedEngine], difference: str) -> None:
     cluster = LocalCluster(3, by_worker(FedEngine, Renamed, kind))
