@@ -156,6 +156,18 @@ def test_the_same_bits_in_any_company(
         assert bits(score) == want[score.request.id, score.sample], (settings, score)
 
 
+def test_the_same_bits_where_requests_come_while_others_are_read(
+    plain: Engine, want: dict[tuple[Any, int], tuple[Any, ...]]
+) -> None:
+    def with_pauses() -> Any:
+        for request in items():
+            yield from (None, request, None, None)
+
+    batches = plain.with_settings(batch_size=3).score_stream(with_pauses())
+    found = {(s.request.id, s.sample): bits(s) for batch in batches for s in batch}
+    assert found == want
+
+
 @pytest.mark.parametrize("kind", ["lean", "plain"])
 def test_passes_by_torch(kind: str, demo_models: Any, engines: Callable[..., Engine]) -> None:
     """Where nothing is compiled: near the native scores, and of equal bits among each other."""
