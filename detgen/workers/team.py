@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from detgen.engine.chunks import Chunk
@@ -19,6 +19,7 @@ from detgen.errors import EngineError, RunError
 from detgen.outputs.identity import profile_differences
 from detgen.progress import Observer
 from detgen.workers.cluster import Cluster, WorkerDied
+from detgen.workers.known import Worker, add_counts
 from detgen.workers.serving import Answer, Identity
 from detgen.workers.waiting import Errand, Waiting
 
@@ -29,56 +30,6 @@ _SECONDS_PER_WORKER = 0.0005  # more for each of many, of whose calls the coordi
 _LOOK = 0.1  # seconds after which whoever reads the stream gets the word
 _DEATHS = 3  # of a worker while it loads, or of workers that have one request alone: enough to give up
 _TOGETHER = 2  # deaths after which a request runs alone, so that it is seen whether they are its doing
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """What the coordinator knows of a worker.
-
-    Attributes:
-        number: from 1, as people see it.
-        identity: of its engine; None while it is not known, and it gets no work.
-        calls: that are not answered.
-        sent: requests that it has, by index.
-        alone: whether it has one request that runs alone.
-        stats: of its engine.
-        before: of its engines that have died.
-        deaths: since it was last ready.
-        refused: whether it gets no more work for good.
-        reason: why.
-        node: name of its machine, if it ever was ready.
-    """
-
-    number: int
-    identity: Identity | None = None
-    calls: list[Any] = field(default_factory=list)
-    sent: dict[int, Errand] = field(default_factory=dict)
-    alone: bool = False
-    stats: EngineStats = field(default_factory=EngineStats)
-    before: EngineStats = field(default_factory=EngineStats)
-    deaths: int = 0
-    refused: bool = False
-    reason: str = ""
-    node: str = ""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
-
-    def forget(self) -> None:
-        """It has to begin anew; nothing is known of what it does until then."""
-        self.identity = None
-        self.calls.clear()
-        self.sent.clear()
-        self.alone = False
-
-    def died(self) -> None:
-        """Likewise, and with another engine."""
-        self.forget()
-        self.deaths += 1
-        _add(self.before, self.stats)
-        self.stats = EngineStats()
 
 
 class WorkersEngine:
@@ -111,8 +62,8 @@ class WorkersEngine:
         """Those of all workers together."""
         total = EngineStats(workers=len(self._workers))
         for worker in self._workers:
-            _add(total, worker.before)
-            _add(total, worker.stats)
+            add_counts(total, worker.before)
+            add_counts(total, worker.stats)
             total.live += worker.stats.live if worker.sent else 0
             total.ready += not worker.deaths and not worker.refused
         return total
@@ -311,12 +262,3 @@ def _deadly(errand: Errand) -> str:
         f"{request.id!r}{line} ended {errand.deaths} workers, {errand.alone} of which ran nothing else; see that there"
         " is memory for it, or leave it out. What was finished is kept: run the same command again to resume"
     )
-
-
-def _add(total: EngineStats, more: EngineStats) -> None:
-    """Add counts to others; `live` belongs to the moment, and `workers` to none of them."""
-    for one in fields(EngineStats):
-        if one.name == "drafters":
-            total.drafters.add(more.drafters)
-        elif one.name not in ("live", "workers", "ready"):
-            setattr(total, one.name, getattr(total, one.name) + getattr(more, one.name))
