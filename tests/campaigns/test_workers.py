@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers.fakes import content
 from helpers.real_workers import RAY, WORKER, alive, family, journalled, one_process, wait_for, write_prompts
@@ -57,6 +58,7 @@ def test_a_coordinator_that_is_killed_leaves_nothing_behind(
     prompts, out = write_prompts(tmp_path / "prompts.jsonl", 1500), tmp_path / "out"
     alone = one_process(prompts, tmp_path / "one")
     draw = random.Random(6)
+    all_of_them: list[psutil.Process] = []
     for _ in range(tries(5)):
         before = journalled(out)
         process = _start(prompts, out)
@@ -66,7 +68,8 @@ def test_a_coordinator_that_is_killed_leaves_nothing_behind(
         process.kill()
         _end(process, -9)
         wait_for(lambda started=started: not alive(started, *RAY))  # type: ignore[misc]
-        wait_for(lambda started=started: not alive(started), 120)  # type: ignore[misc]
+        all_of_them += started
     _end(_start(prompts, out), 0)
     assert content(out)["outputs.jsonl"] == alone["outputs.jsonl"]
+    wait_for(lambda: not alive(all_of_them), 120)
     tally(kills=tries(5), differing=0)
