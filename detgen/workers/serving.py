@@ -36,6 +36,7 @@ class Identity:
         node: name of its machine.
         version: of detgen there.
         thinks: whether the model thinks while it reads.
+        dated: whether its chat template prints the day.
         profile: everything that decides the bits of an output.
         draft: the draft model, which decides none of them; None without one.
         probe: the probe's report.
@@ -45,6 +46,7 @@ class Identity:
     node: str
     version: str
     thinks: bool
+    dated: bool
     profile: dict[str, Any]
     draft: dict[str, Any] | None
     probe: dict[str, Any]
@@ -71,6 +73,10 @@ class ServedEngine(Protocol):
     @property
     def thinks(self) -> bool:
         """Whether the model thinks while it reads."""
+
+    @property
+    def dated(self) -> bool:
+        """As `Engine.dated`."""
 
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
         """As `Engine.chunks`."""
@@ -140,6 +146,7 @@ class Serving:
             platform.node(),
             detgen.__version__,
             engine.thinks,
+            engine.dated,
             engine.profile(),
             engine.draft_profile(),
             engine.probe_report(),

@@ -73,6 +73,11 @@ class WorkersEngine:
         """Whether the model thinks while it reads."""
         return self._known.thinks
 
+    @property
+    def dated(self) -> bool:
+        """As `Engine.dated`."""
+        return self._known.dated
+
     def profile(self) -> dict[str, Any]:
         """Everything that decides the bits of an output; the same of all workers."""
         return self._known.profile

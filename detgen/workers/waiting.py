@@ -64,7 +64,7 @@ def errand_of(request: Request) -> Errand:
     if isinstance(request, ScoreRequest):
         behind = sum(map(len, request.completions or ()))
         return Errand(request, tokens + behind, group, size + behind)
-    return Errand(request, tokens + request.params.n * request.params.max_tokens, group, size)
+    return Errand(request, tokens + request.samples * request.params.max_tokens, group, size)
 
 
 class Waiting:
