@@ -15,7 +15,7 @@ _FEWEST, _MOST = 4, 16  # of a try, which ends as soon as the verdict is clear
 _SOONEST, _LATEST = 8, 512  # until a way is tried again
 _CHANCE = 1.0  # what chance makes of a speed, as a share of it, if it is known from one token
 _BETTER = 1.02  # times as fast as the way that is kept: less may be chance
-_ALIKE, _WORSE = 0.95, 0.85  # times as fast: not quite sure, and not chance
+_WORSE = 0.85  # times as fast: that is not chance
 _FADE = 0.998  # of what earlier rounds count, by each further token
 # Likewise, for the way that is kept alone; and the tokens after which it may be seen that the texts have changed.
 _LATELY, _SEEN = 0.97, 16
@@ -155,9 +155,9 @@ class Pace:
         if ratio > _BETTER:
             self.best, again = tried, kept  # its first rounds may have been slow by chance
             self._lately = _Speed(_LATELY)
-            self._waits[tried] = self._waits[kept] = _SOONEST
-        else:
+            self._waits[kept] = max(self._waits[kept] / 4, _SOONEST)
+        else:  # of two that are alike, it hardly matters which is kept
             again = tried
-            self._waits[tried] = min(self._waits[tried] * (4 if ratio < _WORSE else 2 if ratio < _ALIKE else 1), latest)
+            self._waits[tried] = min(self._waits[tried] * (4 if ratio < _WORSE else 2), latest)
         self._due[again] = self._steps + self._waits[again]
         self.way, self.begins = self.best, False
