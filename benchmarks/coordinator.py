@@ -43,7 +43,7 @@ _CHARACTERS = 4  # of a token
 class FreeEngine:
     """An engine that has every completion at once; all are alike but for the request."""
 
-    thinks = False
+    thinks = dated = False
 
     def __init__(self, config: EngineConfig) -> None:
         self.stats = EngineStats()
