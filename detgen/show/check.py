@@ -76,6 +76,8 @@ def _cells(tally: Tally, *, thinks: bool) -> list[str]:
 
 
 def _share(equal: int, all_: int) -> str:
+    if not all_:  # of chains, no logits are kept
+        return "-"
     return f"all {all_:,}" if equal == all_ else f"{equal:,} of {all_:,}"
 
 
