@@ -14,7 +14,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain, takewhile
+from itertools import chain
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
@@ -204,16 +204,20 @@ class AutoDrafter:
                 self._by_match[matched - 1].learn(int(hit), 1)
         self._speed = max(self._speed, 1 / self._plain)
         least, speeds = self._least(), []
+        # Tokens that are drafted after a match, by its length; after none there is no draft.
+        reach = [0, *(len(self._chances(matched + 1, _CAPS[-1], least)) for matched in range(len(self._by_match)))]
         for cap in _CAPS:
             rounds = drafted = 0
             for tokens in found:
                 at = 0
                 while at < len(tokens):
-                    length = len(self._chances(tokens[at][0], min(cap, len(tokens) - at - 1), least))
+                    length = min(reach[tokens[at][0]], cap, len(tokens) - at - 1)
                     drafted += length
                     rounds += 1
-                    hits = takewhile(bool, (hit for _, hit in tokens[at : at + length]))
-                    at += 1 + sum(hits)
+                    end = at + length
+                    while at < end and tokens[at][1]:
+                        at += 1
+                    at += 1
             each = count / rounds
             speeds.append(self._rate(each * sum(map(len, found)), each * (rounds + drafted), 1 + cap, keys, 0.0))
         return max(speeds)

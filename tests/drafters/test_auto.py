@@ -256,3 +256,15 @@ def test_a_second_pass_counts(predictable: Any, draftable: Callable[..., Any]) -
         return len(seqs) + sum(len(d.tokens) for d in drafts)
 
     assert [rows(most) for most in (16, 64)] == [16, 36]
+
+
+def test_where_nothing_is_found_nothing_is_drafted(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Looking back, tokens without a match cost what they cost without a draft, however good matches are."""
+    auto = make(predictable, line(0.01, 0.005), None)
+    auto.draft([draftable(0, [1, 2, 3])], [8])
+    for rate in auto._by_match:
+        rate.learn(50, 50)
+    auto._plain = auto._alone(1, 30)
+    promised = auto._looked_up([[(0, False)] * 32], 1, 30)
+    assert promised * auto._plain == pytest.approx(1.0, rel=0.05)
+    assert auto._looked_up([[(3, True)] * 32], 1, 30) > 1.5 * promised
