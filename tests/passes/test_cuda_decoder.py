@@ -15,7 +15,9 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 import torch.nn.functional as F
 import transformers as hf
+from helpers import small_models
 from helpers.examples import examples
+from helpers.small_models import made
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,16 +43,7 @@ from detgen.passes.probing import reference_logits
 from detgen.passes.replaying import Calls
 
 CPU = torch.device("cpu")
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
+SIZES = small_models.SIZES | {"tie_word_embeddings": False}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**SIZES),
     "llama 3": lambda: hf.LlamaConfig(**SIZES | {"tie_word_embeddings": True}, rope_parameters=LLAMA3),
@@ -63,15 +56,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 EXACT = Shapes((1, 1 << 20), dense=False, tile_rows=1, key_lengths=(64,), attend=None)
-
-
-def made(config: Any, dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(5)
-    model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name or "bias" in name:
-            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
-    return model
 
 
 def passes(model: Any, kernels: Kernels) -> Forward:

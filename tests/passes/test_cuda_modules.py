@@ -12,6 +12,7 @@ from torch import nn
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 import transformers as hf
+from helpers.small_models import SIZES, made
 from transformers.activations import ACT2FN
 
 from detgen.kernels.probe import same_bits
@@ -30,15 +31,6 @@ from detgen.passes.probing import _probed_tokens, reference_logits
 from detgen.passes.replaying import Calls
 
 CPU = torch.device("cpu")
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
 HEADS = {"head_dim": 32, "sliding_window": 20}
 # What of a model's modules is replaced.
 KINDS = ["CudaFeedForward", "CudaNorm", "RowLinear"]
@@ -65,15 +57,6 @@ FAMILIES: dict[str, tuple[Callable[[], Any], list[str]]] = {
 }
 PROBED = _probed_tokens(300)
 TOKENS = [(7 * i * i + 3) % 300 for i in range(40)]
-
-
-def made(config: Any, dtype: torch.dtype) -> Any:
-    torch.manual_seed(5)
-    model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name or "bias" in name:
-            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
-    return model
 
 
 def passes(model: Any, kernels: Kernels) -> Forward:
