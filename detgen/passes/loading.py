@@ -148,7 +148,7 @@ def load_model(
         chosen = _WIDENED.get(stored.dtypes, torch.float32) if quant == "none" or bits else torch.float32
     options: dict[str, Any] = {"dtype": chosen}
     if quant != "none" and not bits:
-        options["quantization_config"] = _quantization(quant, chosen)
+        options["quantization_config"] = _quantization(quant, chosen, device)
         options["device_map"] = {"": device}
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     with explained(name, "config.json"):
@@ -345,8 +345,10 @@ def context_of(config: Any) -> int:
     return context
 
 
-def _quantization(quant: QuantName, dtype: Any) -> Any:
+def _quantization(quant: QuantName, dtype: Any, device: torch.device) -> Any:
     """The bitsandbytes configuration; int8 without outlier columns, which depend on the batch."""
+    if device.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        raise EngineError("bitsandbytes computes on a GPU only with a PyTorch that was built for one")
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as e:

@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig
 
 from detgen import Engine, EngineError
+from detgen.passes import loading
 from detgen.passes.loading import check_vocabularies, load_model, pick_device
 
 CPU = torch.device("cpu")
@@ -227,3 +228,10 @@ def test_context_of_stretched_rotary_embeddings(copy: Path) -> None:
         edit(copy / "config.json", lambda c, rope=rope: c.update(rope_parameters=rope))
         loaded = load_model(copy, "copy", CPU, "auto", "none")
         assert loaded.context == (256 if kind == "linear" else 64)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch was built for CUDA")
+def test_bitsandbytes_needs_a_pytorch_for_the_gpu() -> None:
+    """Without one its import breaks down; the check tries other quantizations then."""
+    with pytest.raises(EngineError, match="only with a PyTorch that was built for one"):
+        loading._quantization("nf4", "auto", torch.device("cuda"))
