@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 
-_LONGEST, _SHORTEST = 3, 1  # lengths of the n-grams that are looked up, longest first
+_LONGEST = 3  # length of the n-grams that are looked up; then come shorter ones
 MOST_MATCHED = 8  # a longer match predicts no better
 
 
@@ -22,28 +22,31 @@ class _Index:
     __slots__ = ("after", "done")
 
     def __init__(self) -> None:
-        self.after: dict[tuple[int, ...], int] = {}
+        self.after: dict[int | tuple[int, ...], int] = {}
         self.done = 0
 
     def update(self, tokens: list[int], length: int) -> None:
         """Add the n-grams that have a continuation among the first `length` tokens."""
-        for end in range(max(self.done, 1), length):
-            for n in range(_SHORTEST, _LONGEST + 1):
-                if end >= n:
-                    self.after[tuple(tokens[end - n : end])] = end
+        after, start = self.after, max(self.done, 1)
+        before, last = (tokens[at] if at >= 0 else -1 for at in (start - 3, start - 2))
+        for end in range(start, length):
+            first, before, last = before, last, tokens[end - 1]
+            after[last] = after[before, last] = after[first, before, last] = end
         self.done = length
 
     def match(self, tokens: list[int]) -> tuple[int, int]:
         """Where the continuation of the tokens that it holds is, and the length of the match; 0 if there is none."""
-        end = self.done
-        for n in range(min(_LONGEST, end), _SHORTEST - 1, -1):
-            at = self.after.get(tuple(tokens[end - n : end]))
-            if at is not None:
-                most = min(at, MOST_MATCHED)
-                while n < most and tokens[at - 1 - n] == tokens[end - 1 - n]:
-                    n += 1
-                return at, n
-        return end, 0
+        end = at = self.done
+        matched = 0
+        while matched < min(_LONGEST, end):
+            found = self.after.get(tuple(tokens[end - matched - 1 : end]) if matched else tokens[end - 1])
+            if found is None:
+                return at, matched
+            at, matched = found, matched + 1
+        most = min(at, MOST_MATCHED)
+        while matched < most and tokens[at - 1 - matched] == tokens[end - 1 - matched]:
+            matched += 1
+        return at, matched
 
 
 class NgramDrafter:
