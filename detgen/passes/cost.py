@@ -15,6 +15,7 @@ class PassCost:
         self._n = self._x = self._y = self._z = 0.0
         self._xx = self._xy = self._xz = self._zz = self._zy = 0.0
         self._chosen = self._choosing = 0.0
+        self._line: tuple[float, float, float] | None = None  # seconds without rows, by row and by area, once asked for
 
     def update(self, rows: int, seconds: float, area: float | None = None) -> None:
         """Add one pass. One much slower than expected (the machine paused) counts as twice the expected time."""
@@ -22,6 +23,7 @@ class PassCost:
         if self._n > 3:
             seconds = min(seconds, 2 * self._pass(rows, area))
         f = self._FADE
+        self._line = None
         self._n = f * self._n + 1
         self._x = f * self._x + rows
         self._y = f * self._y + seconds
@@ -51,6 +53,17 @@ class PassCost:
 
     def _slopes(self) -> tuple[float, float]:
         """The slopes of passes, without choosing."""
+        return self._fitted()[1:]
+
+    def _fitted(self) -> tuple[float, float, float]:
+        """Seconds of a pass without rows, by row and by area."""
+        if self._line is None:
+            by_row, by_area = self._fit()
+            self._line = (self._y - by_row * self._x - by_area * self._z) / max(self._n, 1.0), by_row, by_area
+        return self._line
+
+    def _fit(self) -> tuple[float, float]:
+        """The slopes that fit best."""
         n = max(self._n, 1.0)
         xx, zz = self._xx - self._x * self._x / n, self._zz - self._z * self._z / n
         xy, zy = self._xy - self._x * self._y / n, self._zy - self._z * self._y / n
@@ -84,6 +97,5 @@ class PassCost:
 
     def _pass(self, rows: float, area: float) -> float:
         """Seconds of a pass, without choosing."""
-        by_row, by_area = self._slopes()
-        rest = self._y - by_row * self._x - by_area * self._z
-        return max(rest / self._n + by_row * rows + by_area * area, 1e-9)
+        rest, by_row, by_area = self._fitted()
+        return max(rest + by_row * rows + by_area * area, 1e-9)
