@@ -2,63 +2,71 @@
 
 The candidates are no draft, the n-gram look-up and the draft model. (Not the target's fast path: its pass costs as much
 as a canonical pass over so few rows, so it cannot win.) A draft token is worth its row of the canonical pass while its
-chance of acceptance exceeds the row's cost times the speed so far; the draft model drafts if its gain over the look-up
-is worth its passes. How often a drafter is right is learnt from tokens that were generated without it, before it is
-tried: they are looked up, or read by the draft model in one pass. The choice depends on timing; the output does not
-depend on the choice.
+chance of acceptance exceeds the row's cost times the speed so far.
+
+The look-up drafts in rounds that promise to be faster than those without drafts were. How often it is right is learnt
+from tokens that were generated without it, too. Where it finds nothing it is asked less and less often, and for some of
+the sequences only, so that looking costs next to nothing. The draft model drafts if its gain over the look-up is worth
+its passes; whether the run gets faster by it is found out by trying it, after it has read what was generated without
+it, in one pass. The choice depends on timing; the output does not depend on the choice.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from dataclasses import dataclass, field
 
+from detgen.drafters.costs import Costs
+from detgen.drafters.look_up import LookUp
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
-from detgen.drafters.overhead import Overhead
-from detgen.drafters.pace import Pace
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.rate import Rate, expected_accepted
 from detgen.drafters.registry import Parts
+from detgen.drafters.rounds import Rounds, RoundsBySize
+from detgen.drafters.worth import Worth
 from detgen.passes.cost import PassCost
-from detgen.passes.tiles import attention_area
 
 _MODEL_DRAFT_TOKENS = (1, 3, 6)
-# Prior acceptance of the draft model, and of the look-up by the length of its match, from 1.
-_MODEL_PRIOR = 0.67
-_NGRAM_PRIOR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.9)
+_MODEL_PRIOR = 0.67  # acceptance of the draft model, as long as nothing is known of it
 _ADAPTIVE = 8  # most tokens of an adaptive draft
-_BACK = 32  # tokens of a sequence that are looked back at, at most
-_ENOUGH = 8  # tokens of all sequences that are worth looking back at
-_READ, _LOOKED_UP = 8, 64  # tokens that are enough for the draft model, and for the look-up, which costs less
-_CAPS = (1, 2, 4, 8)  # lengths of drafts that are tried on them
-_SOON = 64  # tokens of each sequence after which the look-up is looked at again, if that costs little
-_LOOKING = 0.005  # share of the time that it takes to look back, at most
-_CALM = 16  # tokens of each sequence, of rounds without drafts that are taken in at once where no try is near
+_BACK = 32  # tokens of a sequence that the draft model looks back at, at most
+_ENOUGH = 8  # tokens of all sequences that it looks back at
+_SOME = 8  # sequences that stand for all where nothing was drafted
+_LOOKING, _READING = 0.003, 0.002  # shares of the time to look for drafts where there are none, and to read back
+# Tokens of each sequence until drafts are looked for again, at most: after a round with drafts, and twice as many each
+# time that none are found, up to those.
+_OFTEN, _RARELY = 16, 256
 _NOTHING = Draft([], "none")
 
 
-class _Rounds:
-    """Rounds that are not taken in yet: what they gave, their time, and how many sequences each had."""
+@dataclass(slots=True)
+class _Round:
+    """The last round that was asked for.
 
-    __slots__ = ("count", "seconds", "sequences", "tokens")
+    Attributes:
+        known: what is known of such rounds.
+        context: tokens of a sequence.
+        plain: predicted seconds of a token if nothing is drafted.
+        worth: what its tokens are worth.
+        speed: tokens per second that it promises.
+        seconds: those of its draft, as measured, and of its passes, as predicted.
+        promised: seconds of a token, as predicted for the look-up's drafts; 0 if the draft model drafts.
+        before: its sequences and the tokens that they had; empty if nothing is drafted.
+        read: seconds that the draft model took to look back.
+    """
 
-    def __init__(self) -> None:
-        self.clear(0)
-
-    def clear(self, sequences: int) -> None:
-        self.count, self.sequences = 0, sequences
-        self.tokens = self.seconds = 0.0
-
-    def add(self, tokens: float, seconds: float) -> float:
-        """Add one; tokens of each sequence, of all rounds."""
-        self.count += 1
-        self.tokens += tokens
-        self.seconds += seconds
-        return self.tokens / self.sequences
+    known: Rounds
+    context: float
+    plain: float
+    worth: Worth
+    speed: float = 0.0
+    seconds: float = 0.0
+    promised: float = 0.0
+    before: list[tuple[Drafting, int]] = field(default_factory=list)
+    read: float = 0.0
 
 
 class AutoDrafter:
@@ -82,189 +90,157 @@ class AutoDrafter:
         most_rows: int,
         draft_tokens: int | None,
     ) -> None:
-        self._ngram = ngram
+        self._look_up = LookUp(ngram)
         self._model = model
-        self._cost = target_cost
-        self._most_rows = most_rows
+        self._costs = Costs(target_cost, most_rows)
         self.draft_tokens = draft_tokens or _ADAPTIVE
         self._draft_tokens = draft_tokens
         self._choices = _MODEL_DRAFT_TOKENS if draft_tokens is None else (draft_tokens,)
-        self._speed = 0.0  # expected tokens per second of the last round
         self._by_model = Rate(_MODEL_PRIOR)
-        self._by_match = [Rate(prior) for prior in _NGRAM_PRIOR]
-        self._matched: dict[int, int] = {}  # by slot
-        self._ways = ("ngram", "none") if model is None else ("model", "ngram", "none")
-        self._paces: dict[int, Pace] = {}  # by the magnitude of the number of sequences
-        self._pace = Pace(self._ways, self._ways[-1])  # the one of the last round
-        self._way = self._pace.way  # that of the last round, or of the next one
-        self._context = 0.0  # tokens of a sequence of the last round
-        self._looked = 0.0  # seconds that it took to look back
-        self._promised = math.inf  # times what is predicted without drafts that the look-up promised
-        self._plain = 0.0  # predicted seconds of a token of the last round, if nothing is drafted
-        self._predicted = 0.0  # seconds of the last round: of its draft, as measured, and of its passes
-        self._rounds = _Rounds()
-        self._calm = 0.0  # tokens of each sequence before the rounds are taken in
-        self._overheads: defaultdict[int, Overhead] = defaultdict(Overhead)  # like the paces
-        self._beside = 0.0  # seconds that the round takes beside what is predicted
         self._slower = 1.0  # times what is predicted that a draft by the model takes
+        self._rounds = RoundsBySize(("ngram",) if model is None else ("model", "ngram"))
+        self._round = _Round(self._rounds.of(1), 0.0, 0.0, Worth(None))
+        self._speed = 0.0  # tokens per second that the last round promised
+        self._waiting = True  # whether requests wait
+        self._turn = 0  # the first of the sequences that stood for all
+        self._until = 0.0  # the time before which it is not asked
+        self._readable = 0.0  # the time before which the draft model does not look back again
+        self._pause = _OFTEN  # tokens of each sequence until drafts are looked for again, at most
+        # Rounds without drafts that are not taken in yet: their tokens, seconds and number of sequences.
+        self._tokens, self._took, self._sequences = 0, 0.0, 1
 
     @property
     def patient(self) -> bool:
         """Whether it drafts nothing in the next round."""
-        return self._way == "none"
+        return time.perf_counter() < self._until
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
-        keys = sum(len(seq.tokens) for seq in seqs)
-        self._plain, self._context = self._alone(len(seqs), keys), keys / len(seqs)
-        pace = self._pace = self._pace_of(len(seqs))
-        self._beside = self._overheads[len(seqs).bit_length()].drafting(len(seqs))
-        self._looked = 0.0
-        if pace.begins and pace.way != "none":
-            self._look_back(seqs, keys)
-        self._way = pace.way
-        drafts = self._draft(seqs, lengths, keys) if self._way != "none" else []
-        if self._way == "model" and all(draft.drafter != "model" for draft in drafts):
-            pace.give_up(self._apart(len(seqs)))
-            self._way = pace.way
-        return [_NOTHING] * len(seqs) if self._way == "none" else drafts
+        self._take_in()
+        started, calm, count = time.perf_counter(), not self._round.before, len(seqs)
+        keys, known = sum(len(seq.tokens) for seq in seqs), self._rounds.of(count)
+        worth = Worth(None if self._waiting else [seq.remaining for seq in seqs])
+        now = self._round = _Round(known, keys / count, self._costs.alone(count, keys), worth)
+        some = self._some(count) if calm else slice(None)
+        if calm:
+            self._look_up.look_back(seqs[some])
+        if known.pace.begins:
+            now.read = self._read_back(seqs)
+        if known.known and (
+            len(seqs[some]) == count or known.pace.way == "model" or self._promising(seqs, lengths, some)
+        ):
+            drafts = self._draft(seqs, lengths)
+            if any(draft.tokens for draft in drafts):
+                now.before = [(seq, len(seq.tokens)) for seq in seqs]
+                self._until, self._pause = 0.0, _OFTEN
+                return drafts
+        ended = time.perf_counter()
+        self._until = ended + min((ended - started - now.read) / _LOOKING, self._pause * count * now.plain)
+        self._pause = min(2 * self._pause, _RARELY)
+        return [_NOTHING] * count
 
-    def timed(self, tokens: float, seconds: float, sequences: int) -> None:
-        """Take in what a round of nothing but decoding gave, its time, and how many sequences there were."""
-        rounds = self._rounds
-        if sequences != rounds.sequences:
-            self._take_in()
-            rounds.clear(sequences)
-            self._calm = 0.0
-        if rounds.add(tokens, seconds) >= self._calm:
-            self._take_in()
+    def timed(self, tokens: int, seconds: float, sequences: int, waiting: bool) -> None:
+        """Take in a round of nothing but decoding.
+
+        Args:
+            tokens: those that it committed.
+            seconds: its time.
+            sequences: how many there were.
+            waiting: whether requests wait.
+        """
+        self._waiting = waiting
+        last = self._round
+        if not last.before:
+            if sequences != self._sequences:
+                self._take_in()
+            self._sequences = sequences
+            self._tokens += tokens
+            self._took += seconds
+            return
+        worth = last.worth.tokens([len(seq.tokens) - before for seq, before in last.before])
+        seconds -= last.read
+        if worth > 0:  # else those that the end waits for broke off
+            if last.promised:
+                last.known.kept.learn(worth / sequences, seconds, worth * last.promised)
+            last.known.overhead.learn(seconds - last.seconds)
+            last.known.learn_drafted(worth, seconds, worth * last.plain, sequences)
+
+    def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
+        """Update the acceptance rates after a verified window."""
+        if drafter == "model":
+            self._by_model.learn(accepted, tried)
+        elif drafter == "ngram":
+            self._look_up.learn(seq, accepted, tried)
 
     def _take_in(self) -> None:
-        """Learn from the last rounds."""
-        rounds = self._rounds
-        tokens, sequences = rounds.tokens, rounds.sequences
-        if not rounds.count:
+        """Learn from the last rounds without drafts."""
+        tokens, seconds, sequences, last = self._tokens, self._took - self._round.read, self._sequences, self._round
+        self._tokens, self._took = 0, 0.0
+        if not tokens:
             return
-        pace = self._pace_of(sequences)
-        if self._way == "none":
-            self._plain = self._alone(sequences, self._context * sequences)
-            self._predicted = tokens * self._plain
-        seconds = rounds.seconds - self._looked
-        beside = (seconds - self._predicted) / rounds.count
-        self._overheads[sequences.bit_length()].learn(beside, drafting=self._way != "none")
-        if pace is self._pace:
-            pace.learn(tokens, seconds, tokens * self._plain, tokens / sequences)
-        self._pace, self._way, self._looked = pace, pace.way, 0.0
-        self._calm = min(pace.rest, _CALM) if self._way == "none" else 0.0
-        self._context += tokens / sequences
-        rounds.clear(sequences)
+        expected = tokens * self._costs.alone(sequences, last.context * sequences)
+        self._rounds.of(sequences).learn_plain(tokens, seconds, expected, sequences)
+        last.context += tokens / sequences
+        last.read = 0.0
 
-    def _pace_of(self, count: int) -> Pace:
-        """That of so many sequences."""
-        magnitude = count.bit_length()
-        if magnitude not in self._paces:
-            self._paces[magnitude] = Pace(self._ways, self._pace.best)
-        return self._paces[magnitude]
+    def _some(self, count: int) -> slice:
+        """Which of so many sequences stand for all."""
+        self._turn = (self._turn + _SOME) % count if count > _SOME else 0
+        return slice(self._turn, self._turn + _SOME)
 
-    def _alone(self, count: int, keys: float) -> float:
-        """Predicted seconds of a token if nothing is drafted."""
-        return max(self._seconds(count, 1, keys), 1e-9) / count
+    def _promising(self, seqs: Sequence[Drafting], lengths: list[int], some: slice) -> bool:
+        """Whether drafts by the look-up make rounds faster in which all sequences are like some of them."""
+        few = seqs[some]
+        worth = Worth(None if self._waiting else [seq.remaining for seq in few])
+        return any(self._plan(few, lengths[some], worth, len(seqs) / len(few))[2])
 
-    def _look_back(self, seqs: Sequence[Drafting], keys: int) -> None:
-        """See how good a drafter would have been before it is tried; it may not be worth it, or too early to know."""
-        started, pace, model = time.perf_counter(), self._pace, self._model
-        some, counts = _generated(seqs, _LOOKED_UP)
-        if sum(counts) < _ENOUGH:
-            pace.put_off()
-            return
-        found = [self._ngram.look_back(seq, count) for seq, count in zip(some, counts, strict=True)]
-        if sum(map(len, found)) >= _ENOUGH:
-            self._promised = self._looked_up(found, len(seqs), keys) * self._plain
-        if pace.way == "model" and model is not None:
-            able = (seq for seq in sorted(seqs, key=model.behind) if model.room(seq) > 0)
-            some, counts = _generated(able, _READ)
-            self._by_model.doubt()
-            self._by_model.learn(model.look_back(some, counts), sum(counts))
-        elif self._promised < pace.speed("none"):
-            self._looked = time.perf_counter() - started
-            self._overheads[len(seqs).bit_length()].doubt()
-            pace.give_up(self._apart(len(seqs)), _SOON)
-        self._looked = time.perf_counter() - started
+    def _plan(
+        self, seqs: Sequence[Drafting], lengths: list[int], worth: Worth, times: float = 1.0
+    ) -> tuple[list[list[int]], list[list[float]], list[int]]:
+        """Drafts by the look-up, the chances of their tokens, and how many of them make the round fastest.
 
-    def _apart(self, count: int) -> float:
-        """Tokens of each of `count` sequences that lie between two looks back like the last one."""
-        return self._looked / (_LOOKING * self._plain * count)
+        Sets the speed that this promises.
 
-    def _looked_up(self, found: list[list[tuple[int, bool]]], count: int, keys: int) -> float:
-        """Tokens per second that the look-up would have made for `count` sequences like these; learns from them."""
-        for rate in self._by_match:
-            rate.doubt()
-        for matched, hit in chain.from_iterable(found):
-            if matched:
-                self._by_match[matched - 1].learn(int(hit), 1)
-        self._speed = max(self._speed, 1 / self._plain)
-        least, speeds = self._least(), []
-        # Tokens that are drafted after a match, by its length; after none there is no draft.
-        reach = [0, *(len(self._chances(matched + 1, _CAPS[-1], least)) for matched in range(len(self._by_match)))]
-        for cap in _CAPS:
-            rounds = drafted = 0
-            for tokens in found:
-                at = 0
-                while at < len(tokens):
-                    length = min(reach[tokens[at][0]], cap, len(tokens) - at - 1)
-                    drafted += length
-                    rounds += 1
-                    end = at + length
-                    while at < end and tokens[at][1]:
-                        at += 1
-                    at += 1
-            each = count / rounds
-            speeds.append(self._rate(each * sum(map(len, found)), each * (rounds + drafted), 1 + cap, keys, 0.0))
-        return max(speeds)
-
-    def _draft(self, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> list[Draft]:
-        """As `draft`; `keys` are the tokens of the sequences."""
-        count = len(seqs)
-        self._predicted = 0.0
-        plain = 1 / (self._plain + self._beside / count)
-        self._speed = max(self._speed, plain)
-        least = self._least()
-        found = []
-        chances = []  # of each token of each draft: that it and all before it are accepted
-        for seq, length in zip(seqs, lengths, strict=True):
-            tokens, matched = self._ngram.look_up(
-                seq, length if self._draft_tokens is None else min(length, self._draft_tokens)
-            )
-            self._matched[seq.slot] = matched
-            found.append(tokens)
-            chances.append(self._chances(matched, len(tokens), least))
-        counts, gain, self._speed = [0] * count, 0.0, plain
+        Args:
+            seqs: sequences.
+            lengths: most tokens of each.
+            worth: what their tokens are worth.
+            times: as many sequences in place of each are in the round.
+        """
+        now, count = self._round, len(seqs)
+        keys = now.context * count * times
+        plain, kept = now.known.plain / now.plain, now.known.kept.value or 1.0
+        least = self._least(max(self._speed, plain))
+        most = lengths if self._draft_tokens is None else [min(n, self._draft_tokens) for n in lengths]
+        found = [self._look_up.find(seq, n, least) for seq, n in zip(seqs, most, strict=True)]
+        tokens, chances = [tokens for tokens, _ in found], [chances for _, chances in found]
+        counts, gains, speed, best = [0] * count, [1.0] * count, plain, 0.0
         # Tiles are as wide as the longest draft, so long drafts are cut to the length that pays for all.
         for cap in range(1, max(map(len, chances)) + 1):
-            gain += sum(chance[cap - 1] for chance in chances if len(chance) >= cap)
-            cut = [min(len(chance), cap) for chance in chances]
-            speed = self._rate(count + gain, count + sum(cut), 1 + max(cut), keys, 0.0)
-            if speed > self._speed:
-                counts, self._speed = cut, speed
-        drafts = [Draft(tokens[:n], "ngram") if n else _NOTHING for tokens, n in zip(found, counts, strict=True)]
-        if self._model is not None and self._way == "model":
-            gains = [sum(chance[:n]) for chance, n in zip(chances, counts, strict=True)]
-            self._draft_by_model(self._model, seqs, lengths, drafts, gains, keys)
-        drafted = [len(draft.tokens) for draft in drafts]
-        self._predicted += self._seconds(count + sum(drafted), 1 + max(drafted), keys)
-        return drafts
+            gains = [g + c[cap - 1] if len(c) >= cap else g for g, c in zip(gains, chances, strict=True)]
+            cut = [min(len(c), cap) for c in chances]
+            promised = self._rate(times * worth.tokens(gains), times * (count + sum(cut)), 1 + max(cut), keys)
+            best = max(best, promised)
+            if kept * promised > speed:
+                counts, speed = cut, kept * promised
+        if best > plain and not any(counts):
+            now.known.doubt()
+        self._speed, now.promised = speed, kept / speed
+        return tokens, chances, counts
 
-    def _chances(self, matched: int, length: int, least: float) -> list[float]:
-        """Chances that the tokens after a match are accepted, each with all before it, down to `least`."""
-        chances: list[float] = []
-        chance = 1.0
-        for i in range(length):
-            # Each accepted token makes the match longer by one.
-            chance *= self._by_match[min(matched + i, len(self._by_match)) - 1].value
-            if chance < least:
-                break
-            chances.append(chance)
-        return chances
+    def _draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """The drafts of a round."""
+        now, count = self._round, len(seqs)
+        tokens, chances, counts = self._plan(seqs, lengths, now.worth)
+        drafts = [Draft(t[:n], "ngram") if n else _NOTHING for t, n in zip(tokens, counts, strict=True)]
+        if self._model is not None and now.known.pace.way == "model":
+            gains = [1 + sum(chance[:n]) for chance, n in zip(chances, counts, strict=True)]
+            self._draft_by_model(self._model, seqs, lengths, drafts, gains)
+            if now.promised:
+                now.known.pace.give_up()
+        drafted = [len(draft.tokens) for draft in drafts]
+        now.seconds += self._costs.seconds(count + sum(drafted), 1 + max(drafted), now.context * count)
+        return drafts
 
     def _draft_by_model(
         self,
@@ -273,67 +249,81 @@ class AutoDrafter:
         lengths: list[int],
         drafts: list[Draft],
         gains: list[float],
-        keys: int,
     ) -> None:
-        """Replace drafts by those of the draft model if that makes the round faster; changes `drafts` in place."""
-        count = len(seqs)
+        """Replace drafts by those of the draft model if that makes the round faster; changes `drafts` in place.
+
+        Args:
+            model: the draft model.
+            seqs: the sequences.
+            lengths: most tokens of each.
+            drafts: those of the look-up.
+            gains: tokens that each sequence is expected to get by them.
+        """
+        now, count = self._round, len(seqs)
         rates = [self._acceptance(seq) for seq in seqs]
-        least = math.log(self._least())
+        least = math.log(self._least(self._speed))
         worthwhile = [min(n, int(least / math.log(rate))) for n, rate in zip(lengths, rates, strict=True)]
-        # At the beginning of a try the gain has to be one over rounds without drafts, too, as these were measured.
-        fastest = max(self._speed, self._pace.speed("none") / self._plain if self._pace.begins else 0.0)
         best: dict[int, int] = {}
         expected = 0.0
         for most in self._choices:
             picks: dict[int, int] = {}
-            tokens, read = count + sum(gains), 0.0
+            more, read = list(gains), 0.0
             cut = [len(d.tokens) for d in drafts]
             for i, rate in enumerate(rates):
                 length = min(most, worthwhile[i])
-                gain = expected_accepted(rate, length)
+                gain = 1 + expected_accepted(rate, length)
                 if gain > gains[i]:
-                    picks[i] = length
-                    tokens += gain - gains[i]
-                    cut[i] = length
+                    picks[i] = cut[i] = length
+                    more[i] = gain
                     # The tokens it has to read first also serve the sequence's later rounds.
-                    read += model.behind(seqs[i]) * min((gain + 1) / lengths[i], 1.0)
+                    read += model.behind(seqs[i]) * min(gain / lengths[i], 1.0)
             if picks:
                 first = model.cost.predict(max(read, len(picks)), chosen=len(picks))
                 drafting = first + (most - 1) * model.cost.predict(len(picks))
-                speed = self._rate(tokens, count + sum(cut), 1 + max(cut), keys, drafting * self._slower)
-                if speed > fastest:
-                    best, fastest, expected = picks, speed, drafting
+                keys, rows = now.context * count, count + sum(cut)
+                speed = self._rate(now.worth.tokens(more), rows, 1 + max(cut), keys, drafting * self._slower)
+                if speed > self._speed:
+                    best, self._speed, expected = picks, speed, drafting
         if best:
-            self._speed = fastest
             started = time.perf_counter()
             written = model.draft([seqs[i] for i in best], list(best.values()))
-            self._predicted = time.perf_counter() - started
-            self._slower = 0.9 * self._slower + 0.1 * min(self._predicted / expected, 4.0)
+            now.seconds, now.promised = time.perf_counter() - started, 0.0
+            self._slower = 0.9 * self._slower + 0.1 * min(now.seconds / expected, 4.0)
             for i, draft in zip(best, written, strict=True):
                 drafts[i] = draft if draft.tokens else _NOTHING
 
-    def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
-        """Update the acceptance rates after a verified window."""
-        if drafter == "model":
-            self._by_model.learn(accepted, tried)
-        elif drafter == "ngram":
-            matched = self._matched[seq.slot]
-            for i in range(tried):
-                self._by_match[min(matched + i, len(self._by_match)) - 1].learn(int(i < accepted), 1)
+    def _read_back(self, seqs: Sequence[Drafting]) -> float:
+        """See how good the draft model would have been before it is tried; it may be too early to know.
+
+        Returns:
+            The seconds that it took.
+        """
+        started, model = time.perf_counter(), self._model
+        assert model is not None
+        able = (seq for seq in sorted(seqs, key=model.behind) if model.room(seq) > 0)
+        some, counts = _generated(able, _ENOUGH)
+        if sum(counts) < _ENOUGH or started < self._readable:
+            self._round.known.pace.put_off()
+            return 0.0
+        self._by_model.doubt()
+        self._by_model.learn(model.look_back(some, counts), sum(counts))
+        ended = time.perf_counter()
+        self._readable = ended + (ended - started) / _READING
+        return ended - started
 
     def _acceptance(self, seq: Drafting) -> float:
         """Estimated acceptance of the draft model's tokens: the sequence's own, pulled towards the overall rate."""
         hits, tries = seq.acceptance.get("model", (0.0, 0.0))
         return min(max((hits + 2 * self._by_model.value) / (tries + 2), 0.02), 0.98)
 
-    def _least(self) -> float:
-        """The chance above which a draft token gains more than its row costs, at the last speed."""
+    def _least(self, speed: float) -> float:
+        """The chance above which a draft token gains more than its row costs, at a speed."""
         if self._draft_tokens is not None:
             return 1e-9  # the user set the length
-        return min(max(self._speed * sum(self._cost.slopes()), 1e-3), 0.9)
+        return min(max(speed * self._costs.row, 1e-3), 0.9)
 
-    def _rate(self, tokens: float, rows: float, width: int, keys: float, drafting: float) -> float:
-        """Tokens per second of a round.
+    def _rate(self, tokens: float, rows: float, width: int, keys: float, drafting: float = 0.0) -> float:
+        """Tokens per second of a round with drafts.
 
         Args:
             tokens: expected committed tokens.
@@ -342,13 +332,8 @@ class AutoDrafter:
             keys: tokens of the sequences.
             drafting: seconds taken to draft.
         """
-        seconds = self._seconds(rows, width, keys) + drafting + self._beside
+        seconds = self._costs.seconds(rows, width, keys) + drafting + self._round.known.overhead.seconds
         return tokens / seconds if seconds else 0.0
-
-    def _seconds(self, rows: float, width: int, keys: float) -> float:
-        """Predicted seconds of a round's passes; arguments as above."""
-        passes = math.ceil(rows / (self._most_rows // width * width))  # a window is not divided
-        return passes * self._cost.predict(rows / passes, attention_area(rows, keys) / passes)
 
 
 def _generated(seqs: Iterable[Drafting], most: int) -> tuple[list[Drafting], list[int]]:

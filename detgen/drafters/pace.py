@@ -1,4 +1,4 @@
-"""Which of several ways to draft, or not to, makes the most tokens per second, found out by trying them.
+"""Which of several ways to draft makes the most tokens per second, found out by trying them.
 
 What a pass costs can be predicted, what a round costs beside it hardly. So whole rounds are timed, and the best way is
 kept; the others are tried again after a while that grows as long as the verdict stays and is clear.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+from detgen.drafters.speed import Speed
 
 # In steps, which are about as many as the tokens that a sequence gets: rounds with drafts make several.
 _FIRST = 8  # until the first try
@@ -20,41 +22,6 @@ _FADE = 0.998  # of what earlier rounds count, by each further token
 # Likewise, for the way that is kept alone; and the tokens after which it may be seen that the texts have changed.
 _LATELY, _SEEN = 0.97, 16
 _FORGOTTEN = 0.5  # of it, when a way is tried again
-
-
-class _Speed:
-    """How many times as fast as expected a way is; earlier rounds count less."""
-
-    __slots__ = ("_fading", "expected", "rounds", "seconds", "tokens")
-
-    def __init__(self, fading: float = _FADE) -> None:
-        self._fading = fading
-        self.rounds = 0
-        self.tokens = self.expected = self.seconds = 0.0
-
-    def learn(self, tokens: float, seconds: float, expected: float) -> None:
-        if self.rounds > 2:  # a pause of the machine counts as twice what was to be expected
-            seconds = min(seconds, 2 * expected * self.seconds / self.expected)
-        self.rounds += 1
-        self._fade(self._fading**tokens)
-        self.tokens += tokens
-        self.expected += expected
-        self.seconds += seconds
-
-    def forget(self) -> None:
-        self._fade(_FORGOTTEN)
-
-    def become(self, other: _Speed) -> None:
-        """Know what another one does, and no more."""
-        self.rounds, self.seconds = other.rounds, other.seconds
-        self.tokens, self.expected = other.tokens, other.expected
-
-    def _fade(self, kept: float) -> None:
-        self.tokens, self.expected, self.seconds = kept * self.tokens, kept * self.expected, kept * self.seconds
-
-    @property
-    def value(self) -> float:
-        return self.expected / self.seconds if self.seconds else 0.0
 
 
 class Pace:
@@ -73,21 +40,12 @@ class Pace:
     def __init__(self, ways: Sequence[str], best: str) -> None:
         self.way = self.best = best
         self.begins = False
-        self._speeds = {way: _Speed() for way in ways}
-        self._lately = _Speed(_LATELY)  # of the best way
+        self._speeds = {way: Speed(_FADE) for way in ways}
+        self._lately = Speed(_LATELY)  # of the best way
         self._steps = 0.0  # of the best way, since the beginning
         self._waits = dict.fromkeys(ways, float(_SOONEST))
         self._due = {way: float(_FIRST) for way in ways if way != best}  # the step at which each way is tried
         self._tried = 0.0  # steps of the try
-
-    def speed(self, way: str) -> float:
-        """How many times as fast as expected a way is; 0 if it has not been taken."""
-        return self._speeds[way].value
-
-    @property
-    def rest(self) -> float:
-        """Steps of the best way until another one is tried."""
-        return min(self._due.values(), default=math.inf) - self._steps
 
     def learn(self, tokens: float, seconds: float, expected: float, steps: float) -> None:
         """Take in the round that was last asked for.
@@ -114,17 +72,10 @@ class Pace:
         if self._tried >= (_MOST if unsure else _FEWEST):
             self._judge(ratio)
 
-    def give_up(self, least: float = 0.0, latest: int = _LATEST) -> None:
-        """End a try, if one goes on: the way turned out to be of no use.
-
-        Args:
-            least: steps after which it is tried again, at least.
-            latest: and at most, unless that is less.
-        """
-        tried = self.way
-        if tried != self.best:
-            self._judge(0.0, latest)
-            self._due[tried] = max(self._due[tried], self._steps + least)
+    def give_up(self) -> None:
+        """End a try, if one goes on: the way turned out to be of no use."""
+        if self.way != self.best:
+            self._judge(0.0)
 
     def put_off(self) -> None:
         """Let a try that begins begin later."""
@@ -137,7 +88,7 @@ class Pace:
         faster = [way for way in self._due if lately.value < _WORSE * self._speeds[way].value]
         if faster and lately.tokens > _SEEN:
             self._speeds[self.best].become(lately)
-            self._lately = _Speed(_LATELY)
+            self._lately = Speed(_LATELY)
             for way in faster:
                 self._due[way] = self._steps
 
@@ -146,18 +97,18 @@ class Pace:
         if way != self.best and self._due[way] <= self._steps:
             self.way, self.begins = way, True
             self._tried = 0.0
-            self._speeds[way].forget()
+            self._speeds[way].fade(_FORGOTTEN)
 
-    def _judge(self, ratio: float, latest: int = _LATEST) -> None:
+    def _judge(self, ratio: float) -> None:
         """Keep the faster of the way that was tried, so many times as fast, and the best one so far."""
         tried, kept = self.way, self.best
         del self._due[tried]
         if ratio > _BETTER:
             self.best, again = tried, kept  # its first rounds may have been slow by chance
-            self._lately = _Speed(_LATELY)
+            self._lately = Speed(_LATELY)
             self._waits[kept] = max(self._waits[kept] / 4, _SOONEST)
         else:  # of two that are alike, it hardly matters which is kept
             again = tried
-            self._waits[tried] = min(self._waits[tried] * (4 if ratio < _WORSE else 2), latest)
+            self._waits[tried] = min(self._waits[tried] * (4 if ratio < _WORSE else 2), _LATEST)
         self._due[again] = self._steps + self._waits[again]
         self.way, self.begins = self.best, False

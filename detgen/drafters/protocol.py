@@ -24,6 +24,11 @@ class Drafting(Protocol):
     ending: frozenset[int]
 
     @property
+    def remaining(self) -> int:
+        """How many more tokens it may generate."""
+        ...
+
+    @property
     def generated(self) -> int:
         """How many of the tokens are of its completion."""
         ...
@@ -46,9 +51,9 @@ class Drafter(Protocol):
     A drafter may also have `draft_tokens`, the most tokens it drafts per sequence and round; `learn(seq, drafter,
     accepted, tried)`, which is called after each verified draft with the numbers of tokens that were accepted and that
     were compared with a canonical choice; `patient`, whether it drafts nothing in the next round: it is not asked then,
-    and sequences may get a few tokens; and `timed(tokens, seconds, sequences)`, which is told the committed tokens, the
-    time and the number of sequences of each round in which all sequences decoded. While no request waits, `tokens` are
-    those that all would have got at the mean of the sequences that have the most left, as the end waits for these.
+    and sequences may get a few tokens; and `timed(tokens, seconds, sequences, waiting)`, which is told of rounds in
+    which all sequences decode: the committed tokens, the time, the number of sequences, and whether requests wait. A
+    drafter that has it is asked in such rounds only. Rounds without drafts in which a sequence ends are not told.
     """
 
     @property

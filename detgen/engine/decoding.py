@@ -31,7 +31,6 @@ from detgen.passes.packing import Shapes, Windows
 _CHAINED, _ALONE = 4, 16
 _SOON = 0.01  # seconds
 _LOGITS = 1 << 25  # most entries of logits that one call leaves behind
-_AHEAD = 8  # tokens: sequences that are further ahead than that are not what the end waits for
 
 
 class _Drafts(NamedTuple):
@@ -84,7 +83,7 @@ class Decoding:
         self._thinking = None if ahead is None else ahead.thinking
         self._drafter: Drafter | None = None
         self._draft_tokens = 0
-        self._timed: Callable[[float, float, int], None] | None = None
+        self._timed: Callable[[int, float, int, bool], None] | None = None
 
     def draft_with(self, drafter: Drafter | None, draft_tokens: int) -> None:
         """Set the drafter.
@@ -111,14 +110,14 @@ class Decoding:
         scheduler.admit()
         reading = bool(len(live.still_reading()))
         chained = self._chained()
-        patient = self._patient()
+        patient = self._patient() or (reading and self._timed is not None)
         scheduler.reserve(max(0 if patient else self._draft_tokens, chained - 1))
         self._stats.live = len(live)
         self._stats.peak_live = max(self._stats.peak_live, len(live))
         slots = live.decoding(verified=True)
         passes = self.fast.passes
         drafts = None if patient else self._draft(slots)
-        asked, before = slots, None if drafts is None else live.length[slots]
+        asked = len(slots)
         if not len(slots):
             self.fast.decode([])
         elif self.fast.passes == passes:  # else they got their tokens while the fast path drafted
@@ -128,23 +127,10 @@ class Decoding:
             self._chain(plain, chained)
         else:
             self._passes(plain, drafts)
-        if self._timed is not None and len(asked) and not reading and self._stats.tokens > tokens:
-            made = float(self._stats.tokens - tokens) if before is None else self._made(asked, before)
-            if made:  # those that the end waits for may have thought, or broken off
-                self._timed(made, time.perf_counter() - started, len(asked))
-        return self.committing.finish()
-
-    def _made(self, slots: np.ndarray, before: np.ndarray) -> float:
-        """The tokens that these slots got since their sequences had the lengths `before`.
-
-        While no request waits, those that all would have got if they were as fast as the ones that have the most left,
-        as the end waits for these.
-        """
-        live = self._scheduler.live
-        gained, left = live.length[slots] - before, live.limit[slots] - before
-        if not self._scheduler.waiting:
-            gained = gained[left >= left.max() - _AHEAD]
-        return len(slots) * float(gained.mean())
+        ended, tokens = self.committing.finish(), self._stats.tokens - tokens
+        if self._timed is not None and asked and tokens and not reading and not (ended and drafts is None):
+            self._timed(tokens, time.perf_counter() - started, asked, bool(scheduler.waiting))
+        return ended
 
     def _patient(self) -> bool:
         """Whether nobody drafts in this round."""

@@ -113,6 +113,7 @@ class Draftable:
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
     ending: frozenset[int] = frozenset()
     generated: int = 0
+    remaining: int = 10_000
 
     def choice(self, ahead: int = 0, draft: Any = ()) -> Choice:
         return Choice()

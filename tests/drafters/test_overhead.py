@@ -7,31 +7,38 @@ import pytest
 from detgen.drafters.overhead import Overhead
 
 
-def test_it_is_guessed_until_it_is_measured() -> None:
-    """From rounds without drafts: more of it for more sequences."""
+def test_the_first_rounds_count_alike() -> None:
     overhead = Overhead()
-    assert overhead.drafting(4) == 0
-    overhead.learn(2e-4, drafting=False)
-    assert 2e-4 < overhead.drafting(1) < overhead.drafting(16)
-    overhead.learn(5e-4, drafting=True)
-    overhead.learn(7e-4, drafting=True)
-    assert overhead.drafting(1) == overhead.drafting(16) == pytest.approx(6e-4)
+    assert overhead.seconds == 0
+    overhead.learn(5e-4)
+    overhead.learn(7e-4)
+    assert overhead.seconds == pytest.approx(6e-4)
 
 
 def test_it_follows_a_change_and_takes_no_part_in_a_pause() -> None:
     overhead = Overhead()
     for _ in range(100):
-        overhead.learn(1e-4, drafting=True)
-    overhead.learn(60.0, drafting=True)
-    assert overhead.drafting(1) < 4e-4
+        overhead.learn(1e-4)
+    overhead.learn(60.0)
+    assert overhead.seconds < 4e-4
     for _ in range(100):
-        overhead.learn(3e-4, drafting=True)
-    assert overhead.drafting(1) == pytest.approx(3e-4, rel=0.01)
+        overhead.learn(3e-4)
+    assert overhead.seconds == pytest.approx(3e-4, rel=0.01)
+
+
+def test_what_another_one_knows_counts_like_one_round() -> None:
+    first, second = Overhead(), Overhead()
+    for _ in range(100):
+        first.learn(4e-4)
+    second.become(first)
+    assert second.seconds == first.seconds
+    second.learn(2e-4)
+    assert second.seconds == pytest.approx(3e-4)
 
 
 def test_doubts_add_up() -> None:
     overhead = Overhead()
-    overhead.learn(4e-4, drafting=True)
+    overhead.learn(4e-4)
     for _ in range(50):
         overhead.doubt()
-    assert overhead.drafting(1) < 1e-4
+    assert overhead.seconds < 1e-4

@@ -69,7 +69,7 @@ class Watching:
     def __init__(self, right: list[int], slow: int) -> None:
         self.right, self.slow, self.patient = right, slow, False
         self.asked = 0
-        self.rounds: list[tuple[float, int]] = []
+        self.rounds: list[tuple[int, int, bool]] = []
 
     def draft(self, seqs: Any, lengths: list[int]) -> list[Draft]:
         """The right tokens for all sequences but the one that is slow; four of them."""
@@ -79,39 +79,53 @@ class Watching:
             for s, n in zip(seqs, lengths, strict=True)
         ]
 
-    def timed(self, tokens: float, seconds: float, sequences: int) -> None:
+    def timed(self, tokens: int, seconds: float, sequences: int, waiting: bool) -> None:
         """Keep it."""
         assert seconds > 0
-        self.rounds.append((tokens, sequences))
+        self.rounds.append((tokens, sequences, waiting))
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_what_a_round_gave(base: Engine, waiting: int) -> None:
-    """All tokens, or, as soon as nobody waits, those that all would have got if they were as slow as the last."""
+    """Its tokens, how many sequences there were, and whether requests wait."""
     params = SamplingParams(max_tokens=24)
     requests = [replace(request(0, verified=True), id=i, index=i, params=params) for i in range(3 + waiting)]
     alone = base.with_settings(drafter="none").generate(requests[:1])[0]
     drafter = Watching([*base.tokenizer.encode(alone.request.prompt), *alone.token_ids], slow=2)
     engine = base.with_settings(drafter=lambda _: drafter, draft_tokens=4, batch_size=3)
     assert {tuple(c.token_ids) for c in engine.generate(requests)} == {tuple(alone.token_ids)}
-    gained = 5 + 5 + 1  # in each round; in the fourth the last one is 12 tokens behind
-    assert drafter.rounds[:4] == [(gained, 3)] * 3 + [(gained if waiting else 3, 3)]
+    assert drafter.rounds[:4] == [(5 + 5 + 1, 3, bool(waiting))] * 4
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_who_is_told_of_rounds_is_not_asked_while_prompts_are_read(
+    base: Engine, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a round is not told, so nothing could be learnt of it."""
+    requests = [request(i, verified=True) for i in range(4)]
+    requests[0] = replace(requests[0], params=SamplingParams(max_tokens=2 * TOKENS))
+    asked = []
+
+    class Asked(Watching):
+        """Keeps whether prompts are read when it is asked."""
+
+        def draft(self, seqs: Any, lengths: list[int]) -> list[Draft]:
+            asked.append(bool(engine.live.reading[engine.live.busy].any()))
+            return super().draft(seqs, lengths)
+
+    drafter = Asked([], slow=-1)
+    if not told:
+        monkeypatch.setattr(Watching, "timed", None)
+    engine = base.with_settings(drafter=lambda _: drafter, batch_size=2)
+    engine.generate(requests)
+    assert any(asked) == (not told)
 
 
 def test_a_patient_drafter_is_not_asked(base: Engine) -> None:
     drafter = Watching([], slow=0)
     drafter.patient = True
     engine = base.with_settings(drafter=lambda _: drafter)
-    engine.generate([request(0, verified=True)])
+    engine.generate([replace(request(0, verified=True), params=SamplingParams(max_tokens=50))])
     assert drafter.asked == 0
-    assert sum(tokens for tokens, _ in drafter.rounds) == TOKENS - 1  # the first is the prompt's
-
-
-def test_a_round_in_which_the_last_got_nothing_is_not_told(base: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They thought, or broke off: there is no speed to learn from it."""
-    drafter = Watching([1] * 100, slow=1)
-    engine = base.with_settings(drafter=lambda _: drafter, draft_tokens=4)
-    monkeypatch.setattr(engine._decoding, "_made", lambda *_: 0.0)
-    engine.generate([request(0, verified=True)])
-    assert drafter.asked > 0
-    assert all(tokens > 0 for tokens, _ in drafter.rounds)
+    # The first token is the prompt's; the round in which it ends says nothing of the speed.
+    assert 0 < sum(tokens for tokens, *_ in drafter.rounds) < 49
