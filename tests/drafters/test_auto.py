@@ -291,6 +291,16 @@ def test_what_begins_to_repeat_is_seen_soon(predictable: Any, draftable: Callabl
     assert run.go_on(40, each=0.0001).count("ngram") > 15
 
 
+def test_what_is_often_found_and_never_right_drafts_nothing(
+    predictable: Any, draftable: Callable[..., Any], clock: Clock
+) -> None:
+    """That is seen in what was generated without it."""
+    auto = make(predictable, line(0.01, 0.002), None)
+    before = [token for i in range(10) for token in (0, 1000 + i)]
+    run = Run(auto, clock, [draftable(0, before, generated=20)], lambda t: unforeseen(t) if t[-1] == 0 else 0)
+    assert run.go_on(60, each=0.002) == ["none"] * 60
+
+
 def test_sequences_that_are_far_ahead_are_worth_nothing_when_nobody_waits(
     predictable: Any, draftable: Callable[..., Any], clock: Clock
 ) -> None:
