@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import small_models
 from helpers.torch_passes import decoders
 from transformers import Gemma2Config, LlamaConfig, MixtralConfig
 
@@ -17,16 +18,7 @@ from detgen.kernels.attention import AttentionTraits
 from detgen.passes.lean_decoder import LeanDecoderLayer
 from detgen.passes.probing import reference_logits
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "eos_token_id": 0,
-}
+SIZES = small_models.SIZES | {"vocab_size": 320, "eos_token_id": 0}
 
 
 @pytest.fixture(autouse=True, scope="module")
