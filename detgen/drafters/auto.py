@@ -51,7 +51,6 @@ class _Round:
         context: tokens of a sequence.
         plain: predicted seconds of a token if nothing is drafted.
         worth: what its tokens are worth.
-        speed: tokens per second that it promises.
         seconds: those of its draft, as measured, and of its passes, as predicted.
         promised: seconds of a token, as predicted for the look-up's drafts; 0 if the draft model drafts.
         before: its sequences and the tokens that they had; empty if nothing is drafted.
@@ -61,8 +60,7 @@ class _Round:
     known: Rounds
     context: float
     plain: float
-    worth: Worth
-    speed: float = 0.0
+    worth: Worth = field(default_factory=lambda: Worth(None))
     seconds: float = 0.0
     promised: float = 0.0
     before: list[tuple[Drafting, int]] = field(default_factory=list)
@@ -98,8 +96,9 @@ class AutoDrafter:
         self._choices = _MODEL_DRAFT_TOKENS if draft_tokens is None else (draft_tokens,)
         self._by_model = Rate(_MODEL_PRIOR)
         self._slower = 1.0  # times what is predicted that a draft by the model takes
-        self._rounds = RoundsBySize(("ngram",) if model is None else ("model", "ngram"))
-        self._round = _Round(self._rounds.of(1), 0.0, 0.0, Worth(None))
+        ways = ("ngram",) if model is None else ("model", "ngram")
+        self._rounds = RoundsBySize(ways)
+        self._round = _Round(Rounds(ways), 0.0, 0.0)
         self._speed = 0.0  # tokens per second that the last round promised
         self._waiting = True  # whether requests wait
         self._turn = 0  # the first of the sequences that stood for all
@@ -119,8 +118,7 @@ class AutoDrafter:
         self._take_in()
         started, calm, count = time.perf_counter(), not self._round.before, len(seqs)
         keys, known = sum(len(seq.tokens) for seq in seqs), self._rounds.of(count)
-        worth = Worth(None if self._waiting else [seq.remaining for seq in seqs])
-        now = self._round = _Round(known, keys / count, self._costs.alone(count, keys), worth)
+        now = self._round = _Round(known, keys / count, self._costs.alone(count, keys))
         some = self._some(count) if calm else slice(None)
         if calm:
             self._look_up.look_back(seqs[some])
@@ -191,24 +189,23 @@ class AutoDrafter:
     def _promising(self, seqs: Sequence[Drafting], lengths: list[int], some: slice) -> bool:
         """Whether drafts by the look-up make rounds faster in which all sequences are like some of them."""
         few = seqs[some]
-        worth = Worth(None if self._waiting else [seq.remaining for seq in few])
-        return any(self._plan(few, lengths[some], worth, len(seqs) / len(few))[2])
+        return any(self._plan(few, lengths[some], len(seqs) / len(few))[2])
 
     def _plan(
-        self, seqs: Sequence[Drafting], lengths: list[int], worth: Worth, times: float = 1.0
+        self, seqs: Sequence[Drafting], lengths: list[int], times: float = 1.0
     ) -> tuple[list[list[int]], list[list[float]], list[int]]:
         """Drafts by the look-up, the chances of their tokens, and how many of them make the round fastest.
 
-        Sets the speed that this promises.
+        Sets the speed that this promises, and what their tokens are worth.
 
         Args:
             seqs: sequences.
             lengths: most tokens of each.
-            worth: what their tokens are worth.
             times: as many sequences in place of each are in the round.
         """
         now, count = self._round, len(seqs)
         keys = now.context * count * times
+        worth = now.worth = Worth(None if self._waiting else [seq.remaining for seq in seqs])
         plain, kept = now.known.plain / now.plain, now.known.kept.value or 1.0
         least = self._least(max(self._speed, plain))
         most = lengths if self._draft_tokens is None else [min(n, self._draft_tokens) for n in lengths]
@@ -231,7 +228,7 @@ class AutoDrafter:
     def _draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """The drafts of a round."""
         now, count = self._round, len(seqs)
-        tokens, chances, counts = self._plan(seqs, lengths, now.worth)
+        tokens, chances, counts = self._plan(seqs, lengths)
         drafts = [Draft(t[:n], "ngram") if n else _NOTHING for t, n in zip(tokens, counts, strict=True)]
         if self._model is not None and now.known.pace.way == "model":
             gains = [1 + sum(chance[:n]) for chance, n in zip(chances, counts, strict=True)]

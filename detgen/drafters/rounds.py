@@ -84,9 +84,11 @@ class RoundsBySize:
         self._last: Rounds | None = None
 
     def of(self, count: int) -> Rounds:
-        """Those of about so many sequences; at first they are like the ones that were asked for last."""
+        """Those of about so many sequences; at first they are like the last ones of which something was known."""
         magnitude = count.bit_length()
-        if magnitude not in self._rounds:
-            self._rounds[magnitude] = Rounds(self._ways, self._last)
-        self._last = self._rounds[magnitude]
-        return self._last
+        rounds = self._rounds.get(magnitude)
+        if rounds is None or not rounds.known:
+            rounds = self._rounds[magnitude] = Rounds(self._ways, self._last)
+        if rounds.known:
+            self._last = rounds
+        return rounds

@@ -258,7 +258,7 @@ def test_drafts_that_take_longer_than_anybody_foresees_end(
         assert run.go_on(100, seconds=0.05, each=0.001).count("none") < 10
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(count=st.sampled_from([1, 3, 8, 40]), tick=st.floats(1e-6, 1e-4), waiting=st.booleans())
 def test_where_nothing_is_found_looking_costs_next_to_nothing(
     predictable: Any, draftable: Callable[..., Any], clock: Clock, count: int, tick: float, waiting: bool
@@ -278,7 +278,7 @@ def test_where_nothing_is_found_looking_costs_next_to_nothing(
     auto = AutoDrafter(Slow(), None, line(0.001, 0.0001), 128, None)
     run = Run(auto, clock, [draftable(slot, [slot]) for slot in range(count)], unforeseen)
     run.waiting = waiting
-    assert run.go_on(3000, seconds=0.001 + 0.0001 * count).count("ngram") == 0
+    assert run.go_on(1500, seconds=0.001 + 0.0001 * count).count("ngram") == 0
     assert looked * tick < 0.006 * clock.now + 10 * min(count, 8) * tick
     assert looked <= min(count, 8) * run.asked
 
@@ -312,6 +312,19 @@ def test_sequences_that_are_far_ahead_are_worth_nothing_when_nobody_waits(
         run.waiting = waiting
         drafted = run.go_on(100, each=0.0005)[50:].count("ngram")
         assert drafted > 40 if waiting else drafted == 0
+
+
+def test_a_round_in_which_nobody_got_anything_says_nothing(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Others, that nothing is drafted for, may have got tokens."""
+    auto = make(predictable, line(0.05, 0.0), None, way="ngram")
+    seq = draftable(0, [1, 2, 3, 1, 2])
+    auto.draft([seq], [8])
+    seq.tokens += [3, 1, 2]
+    auto.timed(3, 0.05, 1, True)
+    (before,) = auto.draft([seq], [8])
+    assert before.tokens
+    auto.timed(1, 10.0, 1, True)
+    assert auto.draft([seq], [8]) == [before]
 
 
 def test_rows_that_cost_too_much(predictable: Any, draftable: Callable[..., Any]) -> None:

@@ -48,8 +48,17 @@ def test_others_begin_with_what_is_known() -> None:
 
 def test_a_way_that_was_found_to_be_best_is_kept_for_others() -> None:
     sizes = RoundsBySize(("model", "ngram"))
+    sizes.of(1).learn_plain(1, 1.0, 1.0, 1)
     pace = sizes.of(1).pace
     for _ in range(200):
         pace.learn(10, 1.0 if pace.way == "model" else 2.0, 1.0, 1)
     assert pace.best == "model"
     assert sizes.of(32).pace.best == "model"
+
+
+def test_who_was_asked_for_before_anything_was_known_learns_it_from_others() -> None:
+    sizes = RoundsBySize(("ngram",))
+    assert not sizes.of(1).known
+    sizes.of(8).learn_plain(8, 1.0, 0.5, 8)
+    sizes.of(8)
+    assert sizes.of(1).plain == 0.5
