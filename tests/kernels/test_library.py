@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from detgen.errors import EngineError
 from detgen.kernels import choosing, library
 from detgen.kernels.native import library as native
 from detgen.kernels.native.program import Program
@@ -56,3 +57,20 @@ def test_a_library_of_an_older_version_is_left_alone() -> None:
     """One that lacks a function, and one that is not there."""
     assert library.load("native/_plain", bytes_of_what_came_later=8) is None
     assert library.load("_never_built") is None
+
+
+def test_a_build_is_taken_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compare bits; another word, and one that this processor cannot run, are refused."""
+    if native.build("plain") is None:
+        pytest.skip("it was not built")
+    monkeypatch.setenv(native.CHOICE, "plain")
+    assert native.best_build() is native.build("plain")
+    monkeypatch.setenv(native.CHOICE, "")
+    assert native.best_build() is not None
+    monkeypatch.setenv(native.CHOICE, "sse4")
+    with pytest.raises(EngineError, match=r"DETGEN_BUILD is 'sse4'; choose one of avx512, avx2, plain"):
+        native.best_build()
+    monkeypatch.setenv(native.CHOICE, "avx2")
+    monkeypatch.setattr(native, "build", lambda name: None)
+    with pytest.raises(EngineError, match="cannot run"):
+        native.best_build()

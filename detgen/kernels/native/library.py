@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
@@ -10,11 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from detgen.errors import EngineError
 from detgen.kernels import library
 from detgen.kernels.finite import most
 from detgen.kernels.native.program import SCORED, Builder, Chain, Kind, Pass, Program, Step
 
 BUILDS = ("avx512", "avx2", "plain")  # the fastest first
+CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
 
 
 @cache
@@ -34,7 +37,17 @@ def build(name: str) -> ctypes.CDLL | None:
 
 
 def best_build() -> ctypes.CDLL | None:
-    """The fastest build that this processor can run; None if there is none."""
+    """The build that `DETGEN_BUILD` names, else the fastest that this processor can run; None if there is none.
+
+    Raises:
+        EngineError: if `DETGEN_BUILD` names no build, or one that this processor cannot run.
+    """
+    if asked := os.environ.get(CHOICE):
+        if asked not in BUILDS:
+            raise EngineError(f"{CHOICE} is {asked!r}; choose one of {', '.join(BUILDS)}, or leave it unset")
+        if (found := build(asked)) is None:
+            raise EngineError(f"{CHOICE} is {asked}, which this processor cannot run or which was not built; unset it")
+        return found
     return next((found for name in BUILDS if (found := build(name)) is not None), None)
 
 
