@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.examples import examples
+from helpers.families import OWN_FORWARD
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,37 +25,6 @@ from detgen.passes.packing import FREE_SHAPES, Window
 if best_build() is None:
     pytest.skip("the pass was not built", allow_module_level=True)
 
-LLAMA: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 56,
-    "max_position_embeddings": 1024,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 0,
-}
-ROUTED: dict[str, Any] = {**LLAMA, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "gemma": lambda: hf.GemmaConfig(**LLAMA, head_dim=12),
-    "olmo": lambda: hf.OlmoConfig(**LLAMA, clip_qkv=1.0),
-    "olmo3": lambda: hf.Olmo3Config(**LLAMA, sliding_window=40),
-    "nemotron": lambda: hf.NemotronConfig(**LLAMA),
-    "glm4": lambda: hf.Glm4Config(**LLAMA, head_dim=16),
-    "exaone4": lambda: hf.Exaone4Config(**LLAMA, sliding_window=40),
-    "cohere2": lambda: hf.Cohere2Config(**LLAMA, sliding_window=40),
-    "persimmon": lambda: hf.PersimmonConfig(**LLAMA),
-    "biogpt": lambda: hf.BioGptConfig(**LLAMA),
-    "vaultgemma": lambda: hf.VaultGemmaConfig(**LLAMA, head_dim=12, sliding_window=40, final_logit_softcapping=2.0),
-    "olmoe": lambda: hf.OlmoeConfig(**LLAMA, num_experts=5, num_experts_per_tok=2),
-    "deepseek_v3": lambda: hf.DeepseekV3Config(
-        **{**ROUTED, "num_key_value_heads": 4},
-        **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1},
-        **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 20},
-    ),
-}
 MOST = 512
 
 
@@ -62,9 +32,9 @@ def make(folder: Path, **settings: Any) -> Engine:
     return Engine(target=folder, drafter="none", kv_memory=32 << 20, **settings)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=OWN_FORWARD)
 def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> Path:
-    return random_model(FAMILIES[request.param]())
+    return random_model(OWN_FORWARD[request.param]())
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +107,7 @@ def test_a_row_is_the_same_among_any(
 
 def test_weights_in_16_bits_give_the_bits_of_wide_ones(random_model: Callable[..., Path], tmp_path: Path) -> None:
     """They are kept as they are in linear layers and experts, and widened when they are read."""
-    folder = random_model(FAMILIES["olmoe"]())
+    folder = random_model(OWN_FORWARD["olmoe"]())
     model = hf.AutoModelForCausalLM.from_pretrained(folder).bfloat16()
     for part, dtype in (("narrow", torch.bfloat16), ("wide", torch.float32)):
         model.to(dtype).save_pretrained(tmp_path / part)
@@ -155,7 +125,7 @@ def test_weights_in_16_bits_give_the_bits_of_wide_ones(random_model: Callable[..
 
 @pytest.fixture(scope="module")
 def gemma(random_model: Callable[..., Path]) -> Path:
-    return random_model(FAMILIES["gemma"]())
+    return random_model(OWN_FORWARD["gemma"]())
 
 
 @pytest.fixture

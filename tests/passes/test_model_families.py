@@ -10,93 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from helpers.families import COMMON, DESCRIBED, GPT2, LLAMA
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.kernels.native.library import best_build
 from detgen.passes.embedding import broken_embedding
 
-WINDOW = 40  # of models with sliding windows: shorter than most prompts below
 NEW = 16
-COMMON: dict[str, Any] = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-LLAMA: dict[str, Any] = {
-    **COMMON,
-    "intermediate_size": 96,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 0,
-}
-GPT2: dict[str, Any] = {
-    "vocab_size": 320,
-    "n_embd": 64,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": 512,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-
-SUPPORTED: dict[str, Callable[[], Any]] = {
-    "llama": lambda: hf.LlamaConfig(**LLAMA),
-    "qwen2": lambda: hf.Qwen2Config(**LLAMA),
-    "qwen3": lambda: hf.Qwen3Config(**LLAMA, head_dim=16),
-    "mistral": lambda: hf.MistralConfig(**LLAMA, sliding_window=WINDOW),
-    "gemma2": lambda: hf.Gemma2Config(
-        **LLAMA,
-        head_dim=16,
-        sliding_window=WINDOW,
-        attn_logit_softcapping=2.0,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-    ),
-    "gemma3": lambda: hf.Gemma3TextConfig(
-        **LLAMA,
-        head_dim=16,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-    ),
-    "phi3": lambda: hf.Phi3Config(**LLAMA),
-    "longrope": lambda: hf.Phi3Config(
-        **{**LLAMA, "max_position_embeddings": 1024},
-        original_max_position_embeddings=512,
-        rope_parameters={
-            **{"rope_type": "longrope", "rope_theta": 1e4},
-            **{"short_factor": [1.1] * 8, "long_factor": [2.0] * 8},
-        },
-    ),
-    "dynamic": lambda: hf.LlamaConfig(
-        **LLAMA, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    ),
-    "gpt_neox": lambda: hf.GPTNeoXConfig(
-        **COMMON, intermediate_size=96, max_position_embeddings=512, bos_token_id=0, eos_token_id=0
-    ),
-    "opt": lambda: hf.OPTConfig(
-        **COMMON, ffn_dim=96, max_position_embeddings=512, word_embed_proj_dim=64, eos_token_id=0, pad_token_id=1
-    ),
-    "gpt2": lambda: hf.GPT2Config(**GPT2),
-    "olmo2": lambda: hf.Olmo2Config(**LLAMA),
-    "mixtral": lambda: hf.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2),
-    "qwen2_moe": lambda: hf.Qwen2MoeConfig(
-        **LLAMA,
-        num_experts=6,
-        num_experts_per_tok=2,
-        moe_intermediate_size=48,
-        shared_expert_intermediate_size=80,
-        mlp_only_layers=[1],
-        sliding_window=WINDOW,
-    ),
-    "qwen3_moe": lambda: hf.Qwen3MoeConfig(
-        **LLAMA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=48
-    ),
-    "smollm3": lambda: hf.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1]),
-    "granite": lambda: hf.GraniteConfig(
-        **LLAMA, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0
-    ),
-    "phi": lambda: hf.PhiConfig(**LLAMA),
-    "stablelm": lambda: hf.StableLmConfig(**LLAMA, use_parallel_residual=True, use_qkv_bias=True),
-    "cohere": lambda: hf.CohereConfig(**LLAMA, use_qk_norm=True),
-    "starcoder2": lambda: hf.Starcoder2Config(**{**LLAMA, "intermediate_size": 97}, sliding_window=WINDOW),
-}
 
 # Families that must be refused, the class and what the message says of the reason.
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
@@ -131,9 +51,9 @@ def requests() -> list[Request]:
     return found
 
 
-@pytest.fixture(scope="module", params=SUPPORTED)
+@pytest.fixture(scope="module", params=DESCRIBED)
 def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> Path:
-    return random_model(SUPPORTED[request.param]())
+    return random_model(DESCRIBED[request.param]())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,122 @@
+"""Configurations of small models by family: those that run whole in one call, those that keep their own forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers as hf
+
+WINDOW = 40  # of models with sliding windows: shorter than most prompts below
+COMMON: dict[str, Any] = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+LLAMA: dict[str, Any] = {
+    **COMMON,
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
+GPT2: dict[str, Any] = {
+    "vocab_size": 320,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+DESCRIBED: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**LLAMA),
+    "qwen2": lambda: hf.Qwen2Config(**LLAMA),
+    "qwen3": lambda: hf.Qwen3Config(**LLAMA, head_dim=16),
+    "mistral": lambda: hf.MistralConfig(**LLAMA, sliding_window=WINDOW),
+    "gemma2": lambda: hf.Gemma2Config(
+        **LLAMA,
+        head_dim=16,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=2.0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **LLAMA,
+        head_dim=16,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "phi3": lambda: hf.Phi3Config(**LLAMA),
+    "longrope": lambda: hf.Phi3Config(
+        **{**LLAMA, "max_position_embeddings": 1024},
+        original_max_position_embeddings=512,
+        rope_parameters={
+            **{"rope_type": "longrope", "rope_theta": 1e4},
+            **{"short_factor": [1.1] * 8, "long_factor": [2.0] * 8},
+        },
+    ),
+    "dynamic": lambda: hf.LlamaConfig(
+        **LLAMA, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    ),
+    "gpt_neox": lambda: hf.GPTNeoXConfig(
+        **COMMON, intermediate_size=96, max_position_embeddings=512, bos_token_id=0, eos_token_id=0
+    ),
+    "opt": lambda: hf.OPTConfig(
+        **COMMON, ffn_dim=96, max_position_embeddings=512, word_embed_proj_dim=64, eos_token_id=0, pad_token_id=1
+    ),
+    "gpt2": lambda: hf.GPT2Config(**GPT2),
+    "olmo2": lambda: hf.Olmo2Config(**LLAMA),
+    "mixtral": lambda: hf.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": lambda: hf.Qwen2MoeConfig(
+        **LLAMA,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=80,
+        mlp_only_layers=[1],
+        sliding_window=WINDOW,
+    ),
+    "qwen3_moe": lambda: hf.Qwen3MoeConfig(
+        **LLAMA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=48
+    ),
+    "smollm3": lambda: hf.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1]),
+    "granite": lambda: hf.GraniteConfig(
+        **LLAMA, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0
+    ),
+    "phi": lambda: hf.PhiConfig(**LLAMA),
+    "stablelm": lambda: hf.StableLmConfig(**LLAMA, use_parallel_residual=True, use_qkv_bias=True),
+    "cohere": lambda: hf.CohereConfig(**LLAMA, use_qk_norm=True),
+    "starcoder2": lambda: hf.Starcoder2Config(**{**LLAMA, "intermediate_size": 97}, sliding_window=WINDOW),
+}
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 56,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
+ROUTED: dict[str, Any] = {**SMALL, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+OWN_FORWARD: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: hf.GemmaConfig(**SMALL, head_dim=12),
+    "olmo": lambda: hf.OlmoConfig(**SMALL, clip_qkv=1.0),
+    "olmo3": lambda: hf.Olmo3Config(**SMALL, sliding_window=40),
+    "nemotron": lambda: hf.NemotronConfig(**SMALL),
+    "glm4": lambda: hf.Glm4Config(**SMALL, head_dim=16),
+    "exaone4": lambda: hf.Exaone4Config(**SMALL, sliding_window=40),
+    "cohere2": lambda: hf.Cohere2Config(**SMALL, sliding_window=40),
+    "persimmon": lambda: hf.PersimmonConfig(**SMALL),
+    "biogpt": lambda: hf.BioGptConfig(**SMALL),
+    "vaultgemma": lambda: hf.VaultGemmaConfig(**SMALL, head_dim=12, sliding_window=40, final_logit_softcapping=2.0),
+    "olmoe": lambda: hf.OlmoeConfig(**SMALL, num_experts=5, num_experts_per_tok=2),
+    "deepseek_v3": lambda: hf.DeepseekV3Config(
+        **{**ROUTED, "num_key_value_heads": 4},
+        **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1},
+        **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 20},
+    ),
+}
