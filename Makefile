@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-INSTALL := $(PY) -m pip install --disable-pip-version-check --no-build-isolation -c constraints.txt
+INSTALL := $(PY) -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint clean
 .DELETE_ON_ERROR:
@@ -28,8 +28,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second run start at once. detgen itself is installed in editable mode: an edit needs no new install.
-$(VENV)/installed: pyproject.toml constraints.txt $(wildcard detgen/kernels/*.h detgen/kernels/native/*.[ch]) | $(PY)
-	$(INSTALL) setuptools
+$(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard detgen/kernels/*.h detgen/kernels/native/*.[ch]) | $(PY)
 	$(INSTALL) --editable .
 	@touch $@
 
