@@ -149,16 +149,23 @@ class Layout:
 
 @contextmanager
 def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
-    """Where a model has no weights, let it compute its experts in the one way that looks at no numbers."""
-    before = getattr(model.config, "_experts_implementation", None)
-    if before is None or model.device.type != "meta":
+    """Where a model has no weights, keep it from looking at numbers.
+
+    Its experts are computed in the one way that does not, and it looks for no padding to warn of.
+    """
+    experts, padding = getattr(model.config, "_experts_implementation", None), model.config.pad_token_id
+    if model.device.type != "meta":
         yield
         return
-    model.set_experts_implementation("batched_mm")
     try:
+        model.config.pad_token_id = None
+        if experts is not None:
+            model.set_experts_implementation("batched_mm")
         yield
     finally:
-        model.set_experts_implementation(before)
+        model.config.pad_token_id = padding
+        if experts is not None:
+            model.set_experts_implementation(experts)
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
