@@ -6,7 +6,10 @@ not its size. Knows no requests and no models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch.nn import functional as F
 
 from detgen.kernels.finite import bounded
 from detgen.passes.memory import zeros
@@ -92,9 +95,18 @@ class KVCache:
             buffer[target, :, :, :positions] = buffer[source, :, :, :positions]
 
     def entries(self, slot: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each."""
+        """Keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each.
+
+        Where layers have heads of other sizes, zeros fill up what the smaller ones lack.
+        """
         table = torch.from_numpy(self.pages.tables[slot])
         positions = torch.arange(first, last)
         at = (table[positions // PAGE] * PAGE + positions % PAGE).to(self.keys[0].device)
         keys, values = zip(*(self.read(layer, at) for layer in range(len(self.keys))), strict=True)
-        return torch.stack(keys).flatten(2), torch.stack(values).flatten(2)
+        return _stacked(keys), _stacked(values)
+
+
+def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    rows = [layer.flatten(1) for layer in layers]
+    most = max(row.shape[1] for row in rows)
+    return torch.stack([F.pad(row, (0, most - row.shape[1])) for row in rows])

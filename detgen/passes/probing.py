@@ -140,7 +140,7 @@ class _Prober:
         at = torch.arange(_TAIL, device=self.forward.device) + int(cache.pages.tables[1, 0]) * PAGE + _HEAD
         for layer in range(len(cache.keys)):
             entries = zip(cache.read(layer, at), self._want[1:], strict=True)
-            cache.write(layer, at, *(want[layer].view(old.shape) for old, want in entries))
+            cache.write(layer, at, *(want[layer, :, : old[0].numel()].view(old.shape) for old, want in entries))
 
     def _compute(self, rows: int, start: int, width: int, before: int) -> list[torch.Tensor]:
         """Logits and KV entries of tail tokens start..start+width-1, after `before` rows of a neighbour.

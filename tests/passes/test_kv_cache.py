@@ -93,6 +93,16 @@ def test_entries() -> None:
     assert cache.entries(1, 63, 66)[0][1, 1].tolist() == list(range(6))
 
 
+def test_entries_of_layers_of_other_sizes() -> None:
+    """Zeros stand behind those of the smaller layers."""
+    cache = KVCache([(2, 3, 3), (1, 4, 4)], Pages(4), torch.float32, torch.device("cpu"))
+    cache.pages.lay_out(1, 64)
+    cache.write(0, torch.tensor([0]), torch.ones(1, 2, 3), torch.ones(1, 2, 3))
+    cache.write(1, torch.tensor([0]), torch.ones(1, 1, 4), torch.ones(1, 1, 4))
+    for entries in cache.entries(0, 0, 2):
+        assert entries.tolist() == [[[1] * 6, [0] * 6], [[1, 1, 1, 1, 0, 0], [0] * 6]]
+
+
 @given(
     source=st.integers(0, 3),
     target=st.integers(0, 3),
