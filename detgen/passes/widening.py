@@ -43,6 +43,9 @@ def widened(model: nn.Module, read: Read, bits: int = 0) -> Iterator[None]:
             widen: Callable[..., Any] = partial(_widen, own, read, bits if _has_products(module) else 0)
             if module is embedding:
                 widen = partial(_look_up, own["weight"], read)
+                if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
+                    hooks.callback(setattr, module, "padding_idx", module.padding_idx)
+                    module.padding_idx = None
             hooks.callback(module.register_forward_pre_hook(widen).remove)
             hooks.callback(module.register_forward_hook(partial(_restore, own), always_call=True).remove)
         yield
