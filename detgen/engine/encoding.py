@@ -109,7 +109,8 @@ def prompt_tokens(
         check: is given the text before it is read, and refuses it if it is too long.
 
     Raises:
-        RequestError: if the prompt is empty, a chat cannot be rendered, or there is no such token.
+        RequestError: if the prompt is empty, a chat cannot be rendered, the tokenizer refuses the text, or there is no
+            such token.
     """
     if request.token_ids is not None:
         tokens = list(request.token_ids)
@@ -118,10 +119,10 @@ def prompt_tokens(
     elif request.messages is not None:
         text = render_chat(tokenizer, model, request, render)
         check(text)
-        tokens = list(tokenizer(text, add_special_tokens=False).input_ids)
+        tokens = _tokenized(tokenizer, model, text, add_special_tokens=False)
     else:
         check(request.prompt or "")
-        tokens = list(tokenizer(request.prompt or "").input_ids) if request.prompt else []
+        tokens = _tokenized(tokenizer, model, request.prompt) if request.prompt else []
     if not tokens:
         raise RequestError("the prompt is empty")
     if max(tokens) >= vocabulary:
@@ -130,3 +131,13 @@ def prompt_tokens(
             f" vocab_size is {vocabulary}"
         )
     return tokens
+
+
+def _tokenized(tokenizer: Any, model: str, text: str, **how: Any) -> list[int]:
+    try:
+        return list(tokenizer(text, **how).input_ids)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the tokenizers library panics with errors that are no `Exception`
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise RequestError(f"the tokenizer of {model} refuses the prompt: {reason}") from error

@@ -29,12 +29,14 @@ _LARGEST_HEADER = 100 << 20  # bytes, as in the safetensors library
 _LARGEST = 2**31 - 1  # of any count: what fits the int32 of kernels
 _MOST_LAYERS = 10_000  # where the number of tensors is not known
 _MOST_EXPERTS = 4096
+_MOST_LABELS = 1_000_000  # of a classifier; transformers makes names for all of them
 _COUNTS = re.compile(
     r"hidden_size|n_embd|d_model|intermediate_size|ffn_dim|n_inner|num_hidden_layers|n_layers?|num_layers|vocab_size"
     r"|num_attention_heads|num_key_value_heads|n_heads?|head_dim|max_position_embeddings|n_positions|n_ctx"
     r"|num_experts|num_local_experts|n_routed_experts|num_experts_per_tok|sliding_window"
 )
-_LAYERS = re.compile(r"num_hidden_layers|n_layers?|num_layers")
+_LAYERS = re.compile(r"num_hidden_layers|n_layers?|(num_)?((en|de)coder_)?layers")
+_LABELS = re.compile(r"num_labels|_num_labels")
 _EXPERTS = re.compile(r"num_experts|num_local_experts|n_routed_experts")
 
 
@@ -221,6 +223,11 @@ def _check_tokens(file: str, settings: dict[str, Any]) -> None:
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(i) is int for i in ids):
             raise _WrongError(f"{file}: {key} must be a token id or a list of them, got {_shown(value)}")
+        if wrong := [i for i in ids if abs(i) > _LARGEST]:
+            raise _WrongError(f"{file}: {key} must be at most {_LARGEST:,}, got {_shown(wrong[0])}")
+    longest = settings.get("model_max_length")
+    if longest is not None and type(longest) not in (int, float):
+        raise _WrongError(f"{file}: model_max_length must be a number, got {_shown(longest)}")
 
 
 def _check_code(file: str, settings: dict[str, Any], *, trusted: bool) -> None:
@@ -237,14 +244,18 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
     if not isinstance(config.get("model_type"), str):
         raise _WrongError(f"config.json: model_type must be a text, got {_shown(config.get('model_type'))}")
     for key, value in _nested(config):
+        if _LABELS.fullmatch(key) and type(value) is int and value > _MOST_LABELS:
+            raise _WrongError(f"config.json: {key} must be at most {_MOST_LABELS:,}, got {value:,}")
+        if _LAYERS.fullmatch(key) and type(value) is int and value > most_layers:
+            raise _WrongError(f"config.json: {key} is {value:,}, and the weights have only {most_layers:,} tensors")
+        if key == "query_pre_attn_scalar" and value is not None and not (type(value) in (int, float) and value > 0):
+            raise _WrongError(f"config.json: {key} must be a number above 0, got {_shown(value)}")
         if value is None or not _COUNTS.fullmatch(key) or isinstance(value, list | dict):
             continue
         if key == "sliding_window" and value == 0 and config.get("use_sliding_window") is False:
             continue  # as transformers writes it for models that could have one
         if type(value) is not int or not 1 <= value <= _LARGEST:
             raise _WrongError(f"config.json: {key} must be a whole number from 1 to {_LARGEST:,}, got {_shown(value)}")
-        if _LAYERS.fullmatch(key) and value > most_layers:
-            raise _WrongError(f"config.json: {key} is {value:,}, and the weights have only {most_layers:,} tensors")
         if _EXPERTS.fullmatch(key) and value > _MOST_EXPERTS:
             raise _WrongError(f"config.json: {key} must be at most {_MOST_EXPERTS:,}, got {value:,}")
 

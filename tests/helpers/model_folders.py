@@ -52,6 +52,10 @@ def setting(**changes: Any) -> Damage:
     return lambda folder, _: edit(folder / "config.json", **changes)
 
 
+def edited(file: str, **changes: Any) -> Damage:
+    return lambda folder, _: edit(folder / file, **changes)
+
+
 def content(file: str, text: str | bytes) -> Damage:
     def damage(folder: Path, _: Path) -> None:
         (folder / file).unlink(missing_ok=True)
@@ -194,6 +198,10 @@ def settings() -> Iterator[BadFolder]:
         ("model_type", "../../etc", ""),
         ("eos_token_id", "end", "config.json: eos_token_id"),
         ("eos_token_id", [0, "end"], "config.json: eos_token_id"),
+        ("eos_token_id", 10**20 - 1, "config.json: eos_token_id"),
+        ("query_pre_attn_scalar", -1, "config.json: query_pre_attn_scalar"),
+        ("num_labels", 10**9, "config.json: num_labels"),
+        ("decoder_layers", 10**9, "config.json: decoder_layers"),
         ("hidden_act", "os.system", ""),
         ("rms_norm_eps", "small", ""),
         ("dtype", "float1", ""),
@@ -213,6 +221,17 @@ def settings() -> Iterator[BadFolder]:
 
 def files() -> Iterator[BadFolder]:
     """Files that are not what their names say."""
+    for file, key, value in (
+        ("generation_config.json", "eos_token_id", 10**20 - 1),
+        ("tokenizer_config.json", "model_max_length", "x"),
+    ):
+        yield BadFolder(f"{file} {key} {value}", edited(file, **{key: value}), f"{file}: {key}")
+    yield BadFolder(
+        "a BertTokenizer",
+        edited("tokenizer_config.json", tokenizer_class="BertTokenizer"),
+        "the tokenizer of ",
+        1,
+    )
     for file in ("config.json", "tokenizer_config.json", "generation_config.json"):
         for name, text in FORMS.items():
             if name != "object" or file == "config.json":

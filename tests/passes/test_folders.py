@@ -31,6 +31,9 @@ FEW = (
     *("hidden_size abc", "hidden_size 1048576", "num_hidden_layers -1", "num_hidden_layers 1000000000"),
     *("num_attention_heads 0", "num_attention_heads 3", "max_position_embeddings 1000000000000"),
     *("eos_token_id 'end'", "attention_bias True", "attn_implementation 'stranger/kernel'"),
+    *(f"{file}eos_token_id {10**20 - 1}" for file in ("", "generation_config.json ")),
+    *("query_pre_attn_scalar -1", "num_labels 1000000000", "decoder_layers 1000000000"),
+    "tokenizer_config.json model_max_length x",
 )
 MODEL = """
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -77,6 +80,15 @@ def test_tokens_that_the_model_does_not_have(folder: Path, tmp_path: Path) -> No
     assert "the tokenizer of " in str(beyond.error)
     assert "vocab_size is 4096" in str(beyond.error)
     assert within.error is None
+
+
+def test_a_tokenizer_that_refuses_a_text(folder: Path, tmp_path: Path) -> None:
+    """As another class of tokenizers does, which has no token for what it does not know."""
+    next(case for case in ALL if case.name == "a BertTokenizer").damage(folder, tmp_path / "canary")
+    engine = Engine(target=folder, drafter="none", kv_memory=8 << 20)
+    refused, tokens = engine.generate(["hello there", [5, 6]], max_tokens=2)
+    assert "refuses the prompt: WordPiece error: Missing [UNK] token" in str(refused.error)
+    assert tokens.error is None
 
 
 def test_a_folder_that_may_not_be_read(folder: Path) -> None:
