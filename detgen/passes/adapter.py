@@ -5,8 +5,9 @@ Knows transformers' models; knows no caches and no requests.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.passes.exchange import Exchange, exchanging
 from detgen.passes.lean_decoder import AttendRows
+from detgen.passes.refusing import refusing
 
 if TYPE_CHECKING:
     from detgen.kernels.triton.kernels import Kernels  # imports Triton
@@ -61,6 +63,7 @@ class PlainDecoder(nn.Module):
         super().__init__()
         self.kind = type(model).__name__
         self.model, self.native, self.kernels = model, native, kernels
+        self._chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.functions: TorchFunctionMode | None = None
         self.census: Census | None = None
 
@@ -82,14 +85,22 @@ class PlainDecoder(nn.Module):
                 position_ids=positions[None],
                 attention_mask=None,
                 use_cache=False,
-                logits_to_keep=wanted,
+                **({"logits_to_keep": wanted} if self._chooses else {}),
             ).logits
-        return logits[0]
+        return logits[0] if self._chooses else logits[0, wanted]
 
 
 # Attention of the pass in progress: not every model passes unknown keyword arguments on to its attention.
 _current: ContextVar[AttendRows] = ContextVar("detgen_pass")
-_IGNORED = {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
+_IGNORED = {
+    "dropout",
+    "is_causal",
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "output_attentions",
+    "logits_to_keep",
+}
 
 
 def _attention(
@@ -140,11 +151,13 @@ class Layout:
         cached: (kv_heads, key head size, value head size) of each layer.
         traits: attention traits of each layer.
         group: query heads per KV head.
+        uncalled: names of modules that the modules they are in use without calling them.
     """
 
     cached: list[tuple[int, int, int]]
     traits: list[AttentionTraits]
     group: int
+    uncalled: frozenset[str] = frozenset()
 
 
 @contextmanager
@@ -153,10 +166,10 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
 
     Its experts are computed in the one way that does not, and it looks for no padding to warn of.
     """
-    experts, padding = getattr(model.config, "_experts_implementation", None), model.config.pad_token_id
     if model.device.type != "meta":
         yield
         return
+    experts, padding = getattr(model.config, "_experts_implementation", None), model.config.pad_token_id
     try:
         model.config.pad_token_id = None
         if experts is not None:
@@ -189,14 +202,16 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         traits[layer] = asked
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
 
-    try:
+    called: set[nn.Module] = set()
+    with refusing(kind), ExitStack() as hooks:
         model.set_attn_implementation(ATTENTION_NAME)
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(lambda module, _: called.add(module)).remove)
         ids = torch.zeros(1, 4, dtype=torch.int64, device=next(model.parameters()).device)
         with torch.inference_mode(), attending(note), _asking_no_numbers(model):
             model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None], use_cache=False)
-    except (ValueError, TypeError, NotImplementedError) as e:
-        raise EngineError(f"{kind} is not supported: {str(e).strip().splitlines()[0]}") from e
-    count = model.config.get_text_config().num_hidden_layers
+    # The setting may be of an encoder.
+    count = max([model.config.get_text_config().num_hidden_layers, *(i + 1 for i in sizes)])
     missing = [i for i in range(count) if i not in sizes]
     if missing:
         which = "its layers do" if len(missing) == count else f"layers {missing} of {count} do"
@@ -206,4 +221,12 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         )
     layers = [sizes[i] for i in range(count)]
     group = min(q // h for q, h, _, _ in layers)
-    return Layout([(h, dk, dv) for _, h, dk, dv in layers], [traits[i] for i in range(count)], group)
+    uncalled = {
+        name for name, m in model.named_modules() if name and _parent(model, name) in called and m not in called
+    }
+    cached = [(h, dk, dv) for _, h, dk, dv in layers]
+    return Layout(cached, [traits[i] for i in range(count)], group, frozenset(uncalled))
+
+
+def _parent(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])

@@ -28,6 +28,7 @@ from detgen.passes.folders import check_folder, local_place, model_files
 from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
 from detgen.passes.native_decoder import is_native, runs_natively
+from detgen.passes.refusing import raised_in
 from detgen.passes.stored import Read, fill, held
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
@@ -271,7 +272,9 @@ def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     named = isinstance(error, OSError | ValueError | RuntimeError | ImportError) and said
-    return said if named else f"{type(error).__name__}: {said}".removesuffix(": ")
+    where = raised_in(error)
+    at = "" if where is None else f" (in its {where[0]}, at `{where[1]}`)"
+    return (said if named else f"{type(error).__name__}: {said}".removesuffix(": ")) + at
 
 
 def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, quant: QuantName, *, trusted: bool) -> None:

@@ -25,6 +25,7 @@ from detgen.passes.native_decoder import NativeDecoder, is_native, runs_natively
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.pages import PAGE, Pages
 from detgen.passes.probing import ProbeReport, probe, reference_logits
+from detgen.passes.refusing import refusing
 from detgen.passes.replacing import replace_modules
 from detgen.passes.replaying import replaying
 from detgen.passes.rewriting import align_activations, fuse_norms, prepack_experts, prepack_linears
@@ -120,7 +121,8 @@ def prepare(
     )
     size, allowed = target.vocabulary, allow_nondeterministic
     asked = layouts[0].traits, size, target.dtype
-    shapes, report = _class(target.name, passes[0], reference, *asked, allowed=allowed)
+    with refusing(_kind(target.name, backbones[0])):
+        shapes, report = _class(target.name, passes[0], reference, *asked, allowed=allowed)
     thinking = None
     if isinstance(target.model, ThinkingStatesForCausalLM):
         blocks = (
@@ -134,8 +136,13 @@ def prepare(
         passes[0].model.concurrent = False  # the threads would share the thinker
     if draft:
         observer.stage(f"timing {draft.name}")
-        passes[1].learn_cost(batch_size)
+        with refusing(_kind(draft.name, backbones[1])):
+            passes[1].learn_cost(batch_size)
     return Prepared(target, draft, passes, pages, shapes, report, thinking)
+
+
+def _kind(name: str, model: PreTrainedModel) -> str:
+    return f"{name} ({type(model).__name__})"
 
 
 def _backbone(model: PreTrainedModel) -> PreTrainedModel:
@@ -169,7 +176,8 @@ def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: 
         if is_native(model):
             return Forward(NativeDecoder(model, cache, layout.traits, loaded.bits, loaded.read), cache, layout.group)
         if not getattr(model, "is_quantized", False):
-            replace_modules(model)
+            with refusing(_kind(loaded.name, model)):
+                replace_modules(model, layout.uncalled)
             return Forward(PlainDecoder(model, native=True), cache, layout.group)
     if device.type == "cuda" and (forward := _on_cuda(model, cache, layout)) is not None:
         return forward

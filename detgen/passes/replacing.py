@@ -7,7 +7,7 @@ gives. What is not recognized stays as it is, and the census judges it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -44,17 +44,18 @@ _Candidate = tuple[Callable[[], nn.Module], list[tuple[Any, ...]]]
 
 
 @torch.no_grad()
-def replace_modules(model: nn.Module) -> None:
+def replace_modules(model: nn.Module, kept: Collection[str] = ()) -> None:
     """Replace what is recognized, in place; what is left of the model in 16 bits is widened to float32.
 
     Args:
         model: on the CPU, its weights in float32 or in 16 bits.
+        kept: names of modules that stay as they are.
     """
     chosen: dict[object, int | None] = {}  # of modules of one class and of equal shapes, which candidate
     for find in (_feed_forwards, _experts, _linears, _norms, _activations, _angles):
         gone = "no module's parts"
         for name in [name for name, _ in model.named_modules() if name]:
-            if name.startswith(gone):
+            if name in kept or name.startswith(gone):
                 continue
             module = model.get_submodule(name)
             candidates = list(find(module))
@@ -63,7 +64,11 @@ def replace_modules(model: nn.Module) -> None:
                 chosen[key] = next((i for i, one in enumerate(candidates) if _alike(module, *one)), None)
             index = chosen[key]
             if index is not None:
-                model.set_submodule(name, candidates[index][0]())
+                made = candidates[index][0]()
+                if isinstance(weight := getattr(module, "weight", None), torch.Tensor):
+                    # Some forwards look at the number format that a module computes in.
+                    made.weight = torch.empty(weight.shape, device="meta")
+                model.set_submodule(name, made)
                 gone = f"{name}."
     model.float()
 
@@ -207,6 +212,8 @@ def _activations(module: nn.Module) -> Iterator[_Candidate]:
 
 
 def _angles(module: nn.Module) -> Iterator[_Candidate]:
+    if hasattr(module, "mrope_section"):  # angles of three positions a token
+        return
     kinds = getattr(module, "rope_type", ())
     kinds = (None,) if isinstance(kinds, str) else tuple(kinds)
     found = {kind: rotary for kind in kinds if (rotary := rotary_of(module, kind)) is not None}

@@ -73,3 +73,24 @@ def test_parts_of_what_stays_are_replaced() -> None:
     replace_modules(model)
     kinds = [type(m).__name__ for m in model[0].children()]
     assert kinds == ["NativeLinear", "NativeLinear", "NativeLinear", "NativeActivation"]
+
+
+class Router(nn.Module):
+    """Takes the weight of a layer that it does not call, and the number format of one that it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.LayerNorm(12), nn.Linear(12, 12), nn.Linear(12, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.first(self.norm(x.to(self.norm.weight.dtype))), self.last.weight)
+
+
+def test_what_others_reach_into() -> None:
+    """What is kept stays as it is; what is replaced still tells its number format."""
+    model = nn.Sequential(Router()).requires_grad_(False)
+    x = torch.randn(1, 5, 12)
+    own = model(x)
+    replace_modules(model, {"0.last"})
+    assert [type(m).__name__ for m in model[0].children()] == ["NativeNorm", "NativeLinear", "Linear"]
+    assert (model(x) - own).abs().max() <= 1e-4 * own.abs().max()

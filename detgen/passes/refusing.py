@@ -1,0 +1,56 @@
+"""Says in one line why a model cannot run, where its own forward raises something."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from torch import nn
+
+from detgen.errors import EngineError
+from detgen.failing import limit_reached
+
+
+@contextmanager
+def refusing(kind: str) -> Iterator[None]:
+    """Refuse a model for what one of its modules raises inside; what no module of it raises is a fault of ours.
+
+    Args:
+        kind: name and class of the model.
+
+    Raises:
+        EngineError: names the module, its line and the reason.
+    """
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raised = raised_in(error)
+        if raised is None or limit_reached(error) is not None:
+            raise
+        name, line = raised
+        said = next(iter(str(error).strip().splitlines()), "")
+        reason = (
+            f"its {name} does not run in detgen's passes, which bring no mask, no cache and no padding"
+            f" (at `{line}`: {type(error).__name__}: {said})"
+        )
+        own = isinstance(error, NotImplementedError)  # which detgen raises where it knows the reason
+        raise EngineError(f"{kind} is not supported: {said if own and said else reason}") from error
+
+
+def raised_in(error: BaseException) -> tuple[str, str] | None:
+    """Class of the model's innermost module behind an error, and the line that it was at; None if there is none."""
+    found: tuple[FrameType, int, str] | None = None
+    at = error.__traceback__
+    while at is not None:
+        module, place = at.tb_frame.f_locals.get("self"), at.tb_frame.f_globals.get("__name__", "")
+        if isinstance(module, nn.Module) and not place.startswith(("torch.", "detgen.")):
+            found = at.tb_frame, at.tb_lineno, type(module).__name__
+        at = at.tb_next
+    if found is None:
+        return None
+    frame, number, name = found
+    return name, linecache.getline(frame.f_code.co_filename, number).strip().rstrip("(")
