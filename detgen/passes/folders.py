@@ -171,6 +171,7 @@ def _check(folder: Path, *, trusted: bool) -> Stored:
     _check_code("config.json", config, trusted=trusted)
     size, tensors = _weights(folder, files, config)
     _check_counts(config, _MOST_LAYERS if tensors is None else len(tensors))
+    _check_quantized(config, tensors or [])
     return Stored(size, tensors or [])
 
 
@@ -258,6 +259,17 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
             raise _WrongError(f"config.json: {key} must be a whole number from 1 to {_LARGEST:,}, got {_shown(value)}")
         if _EXPERTS.fullmatch(key) and value > _MOST_EXPERTS:
             raise _WrongError(f"config.json: {key} must be at most {_MOST_EXPERTS:,}, got {value:,}")
+
+
+def _check_quantized(config: dict[str, Any], tensors: list[Tensor]) -> None:
+    """Refuse weights that are said to be of few bits and are not; bitsandbytes would say so by an assertion."""
+    settings = config.get("quantization_config")
+    said = isinstance(settings, dict) and settings.get("quant_method") == "bitsandbytes"
+    if said and tensors and not any(tensor.dtype in ("U8", "I8") for tensor in tensors):
+        raise _WrongError(
+            "config.json: quantization_config says that bitsandbytes has quantized the weights, and it has not;"
+            " remove it, or quantize them with --target-quant nf4 or int8"
+        )
 
 
 def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tuple[int, list[Tensor] | None]:

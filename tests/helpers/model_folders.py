@@ -211,6 +211,7 @@ def settings() -> Iterator[BadFolder]:
         ("attention_bias", True, "weights are missing"),
         ("tie_word_embeddings", False, "weights are missing: lm_head"),
         ("quantization_config", [], ""),
+        ("quantization_config", {"quant_method": "bitsandbytes"}, "config.json: quantization_config says"),
         ("num_local_experts", 10**9, "config.json: num_local_experts"),
         ("attn_implementation", "stranger/kernel", "names code on the hub"),
         ("transformers_weights", "../weights.safetensors", "config.json: transformers_weights"),

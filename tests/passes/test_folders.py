@@ -33,7 +33,7 @@ FEW = (
     *("eos_token_id 'end'", "attention_bias True", "attn_implementation 'stranger/kernel'"),
     *(f"{file}eos_token_id {10**20 - 1}" for file in ("", "generation_config.json ")),
     *("query_pre_attn_scalar -1", "num_labels 1000000000", "decoder_layers 1000000000"),
-    "tokenizer_config.json model_max_length x",
+    *("tokenizer_config.json model_max_length x", "quantization_config {'quant_method': 'bitsandbytes'}"),
 )
 MODEL = """
 from transformers import LlamaConfig, LlamaForCausalLM
