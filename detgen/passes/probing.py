@@ -391,8 +391,20 @@ def _reference_error(prober: _Prober, reference: torch.Tensor) -> float:
     quantized = any(type(module).__module__.startswith("bitsandbytes") for _, module in modules)
     limit = 1e-3 if exact and not quantized else 0.1
     if not error <= limit:
+        if isinstance(model, PlainDecoder) and _counts_otherwise(model.model):
+            raise EngineError(f"{model.kind} is not supported: it does not count positions from 0, as passes do")
         raise EngineError(
             f"{prober.forward.model.kind} is not supported: packed rows give other logits than the model's own "
             f"forward (largest difference {error:.1e} of the largest logit)"
         )
     return error
+
+
+@torch.inference_mode()
+def _counts_otherwise(model: PreTrainedModel) -> bool:
+    """Whether positions from 0, as passes bring them, change what a model's own forward gives without any."""
+    model.set_attn_implementation("eager")
+    ids = torch.arange(2, 2 + _TAIL, device=model.device)[None]
+    own = model(input_ids=ids, use_cache=False).logits
+    counted = model(input_ids=ids, position_ids=ids - 2, use_cache=False).logits
+    return not bool((own - counted).abs().max() <= 1e-3 * own.abs().max())
