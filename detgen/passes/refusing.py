@@ -34,7 +34,7 @@ def refusing(kind: str) -> Iterator[None]:
         name, line = raised
         said = next(iter(str(error).strip().splitlines()), "")
         reason = (
-            f"its {name} does not run in detgen's passes, which bring no mask, no cache and no padding"
+            f"its {name} does not run in detgen's passes, which bring no tensor of a mask, no cache and no padding"
             f" (at `{line}`: {type(error).__name__}: {said})"
         )
         own = isinstance(error, NotImplementedError)  # which detgen raises where it knows the reason
