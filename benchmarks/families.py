@@ -1,0 +1,247 @@
+"""Runs every family in transformers' mapping of causal language models, and writes what becomes of each.
+
+    python benchmarks/families.py                       # all of them, into docs/models.md; some minutes
+    python benchmarks/families.py llama gemma2          # some, printed
+    python benchmarks/families.py --json found.json     # what was found, beside the table
+
+A family is a tiny model with random weights in a folder of its own (`tiny_families`). detgen generates from it in a
+process of its own, within limits of time and memory: prompts of 5 to 200 tokens, one and four at a time. Both must give
+the same bits. Then transformers' own eager forward reads prompts and texts in float32: logits must agree to `CLOSE` of
+the largest, and tokens must be the same wherever the two best differ by more.
+
+The exit status is 1 if a family ended otherwise than by running equal or by a refusal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import resource
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+SECONDS, MEMORY = 300, 12 << 30
+CLOSE = 1e-4  # of the largest logit
+LENGTHS = (5, 17, 40, 77, 130, 200)
+NEW = 8
+WHOLE, OWN, REFUSED, FAULT = "whole", "own forward", "refused", "fault"
+SECTIONS = (
+    (WHOLE, "Whole in one call", "operators that are proved"),
+    (OWN, "By the model's own forward", "operators that are proved"),
+    (REFUSED, "Refused", "why"),
+    (FAULT, "Faults", "what happens"),
+)
+HEAD = """# Families of models
+
+Of the {total} model types that transformers {version} maps to causal language models, {whole} run whole in one call
+of detgen's own pass, {own} run by transformers' forward on detgen's functions, and {refused} are refused with exit
+status 2 and the reason that stands here. Where transformers itself makes no model of a type, the reason is its own.
+
+    python benchmarks/families.py
+
+makes this page. Each type is a tiny model with random weights in float32, in a folder of its own, of which detgen
+generates on a CPU after prompts of 5 to 200 tokens, longer than the model's windows. One prompt at a time and four at
+a time give the same bits; logits are those of transformers' eager forward up to {close:.0e} of the largest one, and
+greedy tokens are the same wherever the two best differ by more. Where a type has the setting is_decoder, it is on. A
+tiny model does not show what other settings would change; whatever a folder asks for, detgen compares its passes with
+the model's own forward before it generates.
+
+An operator that is proved rests on torch: its name, torch's version and the processor are in the profile.
+"""
+DOC = Path(__file__).parent.parent / "docs" / "models.md"
+
+
+class Trace:
+    """Keeps the logits behind the committed tokens."""
+
+    chains = False
+
+    def __init__(self) -> None:
+        self.logits: dict[Any, list[Any]] = {}
+
+    def committed(self, seq: Any, first: int, logits: Any) -> None:
+        """Called for each round."""
+        self.logits.setdefault(seq.request.id, []).append(logits.clone())
+
+    def finished(self, seq: Any, keys: Any, values: Any) -> None:
+        """Called at the end of a sequence."""
+
+
+def generated(engine: Any, prompts: list[list[int]]) -> dict[int, tuple[list[int], Any]]:
+    """Tokens and their logits by prompt."""
+    import torch
+
+    from detgen import Request, SamplingParams
+
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    requests = [Request(i, str(i), token_ids=tuple(p), params=params) for i, p in enumerate(prompts)]
+    trace = Trace()
+    found = {}
+    for batch in engine.stream(requests, trace=trace):
+        for one in batch:
+            if one.error:
+                raise RuntimeError(f"prompt of {one.prompt_tokens} tokens: {one.error}")
+            found[int(one.request.id)] = list(one.token_ids), torch.cat(trace.logits[one.request.id])
+    return found
+
+
+def compared(folder: Path, prompts: list[list[int]], found: dict[int, tuple[list[int], Any]]) -> float:
+    """The largest difference from transformers' logits, as a part of the largest logit.
+
+    Raises:
+        RuntimeError: if a token is another although the two best are clearly apart, or logits are not close.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    worst = 0.0
+    for i, prompt in enumerate(prompts):
+        tokens, logits = found[i]
+        with torch.inference_mode():
+            own = model(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0].float()
+        own = own[len(prompt) - 1 : -1]
+        largest = own.abs().max()
+        error = float((own[:, : logits.shape[1]] - logits).abs().max() / largest)
+        best = own.topk(2).values
+        clear = best[:, 0] - best[:, 1] > CLOSE * largest
+        other = clear & (own.argmax(-1) != torch.tensor(tokens))
+        worst = max(worst, error)
+        if other.any() or not error <= CLOSE:
+            what = f"logits differ by {error:.1e} of the largest" + (", and so do tokens" if other.any() else "")
+            raise RuntimeError(f"after {len(prompt)} tokens of prompt {what}")
+    return worst
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """What becomes of a folder."""
+    import torch
+
+    from detgen import Engine, EngineError
+    from detgen.failing import limit_reached
+    from detgen.passes.native_decoder import NativeDecoder
+
+    torch.set_num_threads(2)
+    try:
+        engine = Engine(target=folder, drafter="none", batch_size=1, kv_memory=32 << 20)
+    except EngineError as error:
+        return {"status": REFUSED, "says": str(error).replace(str(folder), "MODEL")}
+    except Exception as error:
+        limit = limit_reached(error)
+        return {"status": FAULT, "says": limit or f"exit 70: {error!r}", "trace": traceback.format_exc()}
+    random = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(64, 2000, (n,), generator=random).tolist() for n in LENGTHS]
+    try:
+        found = generated(engine, prompts)
+        beside = generated(engine.with_settings(batch_size=4), prompts)
+        for i in found:
+            same = found[i][1].view(torch.int32).equal(beside[i][1].view(torch.int32))
+            if found[i][0] != beside[i][0] or not same:
+                raise RuntimeError(f"prompt of {LENGTHS[i]} tokens: other bits in a batch of 4")
+        model: Any = engine.canonical[0].model
+        error = compared(folder, prompts, found)
+    except Exception as fault:
+        return {"status": FAULT, "says": str(fault), "trace": traceback.format_exc()}
+    if isinstance(model, NativeDecoder):
+        return {"status": WHOLE, "error": error}
+    return {"status": OWN, "error": error, "proved": list(model.census.proved) if model.census else []}
+
+
+def one(family: str, folder: Path) -> dict[str, Any]:
+    """Make a family's tiny model in a folder, and run it."""
+    from tiny_families import UNMADE, save, save_config, tiny_config
+
+    try:
+        save(tiny_config(family), folder)
+    except Exception as error:
+        if family not in UNMADE:
+            return {"status": FAULT, "says": f"no tiny model: {error!r}", "trace": traceback.format_exc()}
+        save_config(family, folder)  # of which detgen is to say why there is no such model
+    return run(folder)
+
+
+def _in_child(family: str, folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    sys.stderr = (folder / "stderr").open("w", buffering=1)
+    (folder / "model").mkdir()
+    (folder / "result.json").write_text(json.dumps(one(family, folder / "model")))
+
+
+def apart(family: str) -> dict[str, Any]:
+    """`one` in a process of its own."""
+    context = multiprocessing.get_context("forkserver")  # which has imported what takes time
+    context.set_forkserver_preload(["detgen.engine.engine", "detgen.passes.native_decoder", "tiny_families"])
+    with tempfile.TemporaryDirectory() as place:
+        folder, started = Path(place), time.monotonic()
+        child = context.Process(target=_in_child, args=(family, folder))
+        child.start()
+        child.join(SECONDS)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            found: dict[str, Any] = {"status": FAULT, "says": f"not done in {SECONDS} seconds"}
+        elif (folder / "result.json").exists():
+            found = json.loads((folder / "result.json").read_text())
+        else:
+            said = (folder / "stderr").read_text()[-300:]
+            found = {"status": FAULT, "says": f"exit {child.exitcode}: {said}"}
+        return {**found, "seconds": round(time.monotonic() - started, 1)}
+
+
+def reason(found: dict[str, Any]) -> str:
+    """Why a family is refused, without what is the same for all."""
+    says = re.sub(r"^(cannot load the model )?MODEL( \(\w+\))?(: | is )(config\.json: )?", "", found["says"])
+    says = re.sub(r"^(\w+ is )?not supported: ", "", says)
+    says = re.sub(r"( \((at|in its) .*`.*\)|\. Its outputs would depend.*)$", "", says)
+    return says.replace("|", r"\|").replace("`", "")
+
+
+def document(found: dict[str, dict[str, Any]]) -> str:
+    """docs/models.md."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    counts = Counter(one["status"] for one in found.values())
+    numbers = {"whole": counts[WHOLE], "own": counts[OWN], "refused": counts[REFUSED], "total": len(found)}
+    parts = [HEAD.format(version=transformers.__version__, close=CLOSE, **numbers)]
+    for status, title, column in SECTIONS:
+        rows = {family: one for family, one in found.items() if one["status"] == status}
+        if not rows:
+            continue
+        parts.append(f"\n## {title}\n\n| model type | class | {column} |\n| --- | --- | --- |\n")
+        for family, one in rows.items():
+            last = ", ".join(one.get("proved", ())) if status in (WHOLE, OWN) else reason(one)
+            parts.append(f"| {family} | {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]} | {last} |\n")
+    return "".join(parts)
+
+
+def main() -> None:
+    """Run some families, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found = {}
+    for family in args.families or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        found[family] = apart(family)
+        says = found[family].get("says") or f"error {found[family]['error']:.1e} {found[family].get('proved', '')}"
+        print(f"{family:28} {found[family]['status']:12} {found[family]['seconds']:6} s  {says}", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1))
+    if not args.families:
+        DOC.write_text(document(found), encoding="utf-8")
+    print(dict(Counter(one["status"] for one in found.values())))
+    sys.exit(any(one["status"] == FAULT for one in found.values()))
+
+
+if __name__ == "__main__":
+    main()
