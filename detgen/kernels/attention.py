@@ -39,11 +39,14 @@ class AttentionTraits:
         scale: factor of the scores.
         window: how many positions a row sees, its own included; None for all. For tiles, their masks apply it.
         softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
+        chunk: positions of a chunk, counted from position 0; a row sees none before its own. None for no chunks. For
+            tiles, as the window.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    chunk: int | None = None
 
 
 def cut_pieces(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, most: int) -> np.ndarray:

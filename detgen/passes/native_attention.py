@@ -60,7 +60,8 @@ class NativeAttention:
         builder.buffer("attended", heads * width)
         fields: dict[str, Any] = {
             **{"heads": heads, "kv_heads": kv_heads, "size": size, "values": width, "keys": keys, "kept": values},
-            **{"scale": traits.scale, "window": traits.window or 0, "softcap": traits.softcap or 0.0},
+            **{"scale": traits.scale, "softcap": traits.softcap or 0.0},
+            **{"window": traits.window or 0, "chunk": traits.chunk or 0},
         }
         builder.step("stored", Kind.ROTATE, **fields, source="qkv", to="qkv")
         builder.step("attended", Kind.ATTEND, **fields, source="qkv", to="attended")

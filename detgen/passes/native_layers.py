@@ -52,7 +52,7 @@ class LayerSteps:
         self._attention: Fields = {
             **{"heads": heads, "kv_heads": kv_heads, "size": size, "values": size},
             **{"keys": keys, "kept": values, "scale": traits.scale * (layer.query_scale or 1.0)},
-            **{"window": traits.window or 0, "softcap": traits.softcap or 0.0},
+            **{"window": traits.window or 0, "chunk": traits.chunk or 0, "softcap": traits.softcap or 0.0},
         }
         self._rotary, self._interleaved = layer.rotary, layer.interleaved
         self._norms = [None if norm is None else norm_fields(norm) for norm in layer.norms]

@@ -247,7 +247,7 @@ def _attentions(forward: Forward, traits: Sequence[AttentionTraits]) -> Iterator
         (k.shape[1], (k.shape[2], v.shape[2]), k.dtype, asked)
         for k, v, asked in zip(cache.keys, cache.values, traits, strict=True)
     }
-    tiled = {(heads, size, dtype, replace(asked, window=None)) for heads, (size, _), dtype, asked in layers}
+    tiled = {(heads, size, dtype, replace(asked, window=None, chunk=None)) for heads, (size, _), dtype, asked in layers}
     for name, attend in _ATTENTIONS.items():
         if name == "fused" and forward.device.type == "cuda":
             continue  # with a mask, torch may take kernels there that plan anew for each shape

@@ -60,7 +60,7 @@ class Tile:
             repeats the last of them.
         rows: int64 [members, width], the row of the pass at each place; 0 if a piece has fewer tokens.
         positions: int64 [members, width], likewise its position.
-        masks: masks made so far in this pass.
+        masks: masks made so far in this pass, by window, chunk and group.
     """
 
     width: int
@@ -68,26 +68,31 @@ class Tile:
     length: int
     rows: np.ndarray
     positions: np.ndarray
-    masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def lay(self, places: np.ndarray) -> np.ndarray:
         """[..., group, width] as [..., query_rows]."""
         flat = places.reshape(*places.shape[:-2], -1)
         return flat[..., np.minimum(np.arange(self.query_rows), flat.shape[-1] - 1)]
 
-    def mask(self, window: int | None, group: int, like: torch.Tensor) -> torch.Tensor:
-        """[members, 1, query_rows, length]: 0 where visible, -inf elsewhere; made once per pass and window size.
+    def mask(self, traits: AttentionTraits, group: int, like: torch.Tensor) -> torch.Tensor:
+        """[members, 1, query_rows, length]: 0 where visible, -inf elsewhere; made once per pass, window and chunk.
 
         Has the dtype and device of `like`.
         """
-        found = self.masks.get((window, group))
+        window, key = traits.window, (traits.window, traits.chunk, group)
+        found = self.masks.get(key)
         if found is None:
             reach = self.length if window is None else min(window, self.length)
             rows = self.lay(np.repeat(self.length + reach - 1 - self.positions[:, None], group, axis=1))
             at = torch.from_numpy(rows.reshape(-1)).to(like.device)
             band = _band(self.length, reach, like.dtype, like.device)
             found = band.index_select(0, at).view(len(rows), 1, self.query_rows, self.length)
-            self.masks[window, group] = found
+            if traits.chunk is not None:
+                firsts = self.lay(np.repeat(self.positions[:, None] // traits.chunk * traits.chunk, group, axis=1))
+                at = torch.from_numpy(firsts).to(like.device)[:, None, :, None]
+                found = found.masked_fill(torch.arange(self.length, device=like.device) < at, -torch.inf)
+            self.masks[key] = found
         return found
 
 
@@ -186,7 +191,7 @@ class Tiles:
             count, held = members * tile.query_rows * kv_heads, members * tile.length
             part = taken[at : at + count].view(members, kv_heads, -1, size)
             k, v = (x[behind : behind + held].unflatten(0, (members, -1)) for x in read)
-            mask = tile.mask(traits.window, heads // kv_heads, q)
+            mask = tile.mask(traits, heads // kv_heads, q)
             out = implementation(part, k, v, mask, traits)
             outs.append(out.transpose(1, 2).reshape(count, -1))  # a view, as torch's fused kernel lays it out
             at += count

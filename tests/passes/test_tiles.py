@@ -102,19 +102,27 @@ def test_there_and_back(
 
 
 @examples(25)
-@given(data=st.data(), group=st.integers(1, 4), window=st.sampled_from([None, 1, 7, 300, 5000]))
-def test_masks(data: st.DataObject, windows: Any, shapes: Any, tables: Any, group: int, window: int | None) -> None:
-    """A row sees its own position and those before it, as far back as the sliding window reaches; so do its heads."""
+@given(
+    data=st.data(),
+    group=st.integers(1, 4),
+    window=st.sampled_from([None, 1, 7, 300, 5000]),
+    chunk=st.sampled_from([None, 1, 7, 300, 5000]),
+)
+def test_masks(
+    data: st.DataObject, windows: Any, shapes: Any, tables: Any, group: int, window: int | None, chunk: int | None
+) -> None:
+    """A row sees its own position and those before it, as far back as window and chunk reach; so do its heads."""
     found, like = data.draw(windows), data.draw(shapes)
     for tile in tiles_of(found, like, data.draw(tables), group)[0].tiles:
         members = len(tile.rows)
-        mask = tile.mask(window, group, torch.zeros(0))
+        mask = tile.mask(AttentionTraits(1.0, window, chunk=chunk), group, torch.zeros(0))
         assert mask.shape == (members, 1, tile.query_rows, tile.length)
         mask, padding = mask.split([group * tile.width, tile.query_rows - group * tile.width], dim=2)
         assert torch.equal(padding, mask[:, :, -1:].expand_as(padding))
         keys = torch.arange(tile.length)
         at = torch.from_numpy(tile.positions)[:, None, :, None]
         visible = (keys <= at) & ((keys > at - window) if window else True)
+        visible &= (keys >= at // chunk * chunk) if chunk else True
         for heads in mask.reshape(members, group, tile.width, tile.length).unbind(1):
             assert torch.equal(heads[:, None] == 0, visible)
             assert torch.equal(heads[:, None] == -torch.inf, ~visible)

@@ -118,7 +118,9 @@ INLINE int64_t rounded_up(int64_t x) { return (x + PAGE - 1) / PAGE * PAGE; }
 
 /* The first key that the row at a position sees. */
 INLINE int64_t first_seen(const Step *s, int64_t position) {
-    return s->window && position >= s->window ? position - s->window + 1 : 0;
+    const int64_t of_window = s->window && position >= s->window ? position - s->window + 1 : 0;
+    const int64_t of_chunk = s->chunk ? position / s->chunk * s->chunk : 0;
+    return of_window > of_chunk ? of_window : of_chunk;
 }
 
 /* Scores of a row of a piece: of all pages that any of its rows sees. */

@@ -46,6 +46,7 @@ typedef struct {
     int64_t turned;      /* entries of a head that are rotated */
     int64_t interleaved; /* entries 2 i and 2 i + 1 are rotated together, else i and turned / 2 + i */
     int64_t window;      /* positions that a row sees, its own included; 0 for all */
+    int64_t chunk;       /* positions of a chunk, before whose first a row sees nothing; 0 for no chunks */
     int64_t last;        /* notes the rows whose keys are not finite */
     double scale;
     const float *cosines, *sines; /* [positions, turned / 2] */

@@ -68,7 +68,7 @@ class Step(ctypes.Structure):
         ("epsilon", c_double),
         *(
             (name, c_int64)
-            for name in ("heads", "kv_heads", "size", "values", "turned", "interleaved", "window", "last")
+            for name in ("heads", "kv_heads", "size", "values", "turned", "interleaved", "window", "chunk", "last")
         ),
         ("scale", c_double),
         *((name, c_void_p) for name in ("cosines", "sines", "keys", "kept")),

@@ -271,7 +271,13 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, *, inter
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int = 0, softcap: float = 0.0
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    chunk: int = 0,
 ) -> torch.Tensor:
     """One query over the keys up to its own position, the last.
 
@@ -282,12 +288,13 @@ def attend(
         scale: of the scores.
         window: positions that it sees, its own included; 0 for all.
         softcap: see `AttentionTraits`; 0 for none.
+        chunk: likewise.
 
     Returns:
         [value size].
     """
     count = len(keys)
-    low = max(count - window, 0) if window else 0
+    low = max(count - window if window else 0, (count - 1) // chunk * chunk if chunk else 0)
     scores = torch.zeros(count)
     for d in range(len(q)):
         scores = fma(keys[:, d], q[d], scores)

@@ -22,7 +22,7 @@ from detgen.kernels.attention import BLOCK, AttentionTraits, attend_blocks
 from detgen.kernels.triton.launching import INTERPRETED, OPTIONS, above, product
 
 SPLIT = 1024  # positions
-_EVERYTHING = 1 << 30  # the window of a layer that sees all positions
+_EVERYTHING = 1 << 30  # the window of a layer that sees all positions, and its chunk
 
 
 def tile_rows(group: int) -> int:
@@ -56,6 +56,7 @@ def _split(
     scale,
     softcap,
     window,
+    chunk,
     rows,
     blocks,
     kv_heads,
@@ -72,7 +73,7 @@ def _split(
 ):
     piece, head, split = pieces + 4 * tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot, start, count, first = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
-    low = tl.maximum(tl.maximum(start - window + 1, 0), split * SPLIT)
+    low = tl.maximum(tl.maximum(start - window + 1, start // chunk * chunk), split * SPLIT)
     high = tl.minimum(start + count, (split + 1) * SPLIT)
     if low < high:
         of = tl.arange(0, TILE)
@@ -96,7 +97,8 @@ def _split(
             if CAPPED:
                 scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
             seen = block * BLOCK + j
-            visible = (seen[None, :] <= position[:, None]) & (seen[None, :] > position[:, None] - window)
+            lowest = tl.maximum(position - window + 1, position // chunk * chunk)
+            visible = (seen[None, :] <= position[:, None]) & (seen[None, :] >= lowest[:, None])
             top, kept, weights = _weighed(top, tl.where(visible, scores, float("-inf")))
             total = total * kept + tl.sum(weights, 1)
             added = product(weights.to(v.dtype), v, added * kept[:, None], INTERPRETED)
@@ -114,6 +116,7 @@ def _add(
     positions,
     out,
     window,
+    chunk,
     rows,
     heads,
     VALUE: tl.constexpr,
@@ -125,7 +128,7 @@ def _add(
     d = tl.arange(0, VALUE_WIDTH)
     top, total = float("-inf"), 0.0
     added = tl.zeros((VALUE_WIDTH,), tl.float32)
-    for split in range(tl.maximum(position - window + 1, 0) // SPLIT, position // SPLIT + 1):
+    for split in range(tl.maximum(position - window + 1, position // chunk * chunk) // SPLIT, position // SPLIT + 1):
         at = (tl.cast(split, tl.int64) * rows + row) * heads + head
         one = tl.load(tops + at)
         higher = tl.maximum(top, one)
@@ -166,15 +169,15 @@ def attend(
     sums = torch.empty(splits, rows, heads, value, device=queries.device)
     tops, totals = torch.empty(2, splits, rows, heads, device=queries.device)
     out = queries.new_empty(rows, heads, value)
-    window, width = traits.window or _EVERYTHING, above(value)
+    window, chunk, width = traits.window or _EVERYTHING, traits.chunk or _EVERYTHING, above(value)
     _split[(len(pieces), kv_heads, splits)](
         *(queries, keys, values, pieces, tables, sums, tops, totals),
-        *(traits.scale, traits.softcap or 1.0, window, rows, tables.shape[1], kv_heads),
+        *(traits.scale, traits.softcap or 1.0, window, chunk, rows, tables.shape[1], kv_heads),
         *(group, tile_rows(group), size, value, above(size), width, BLOCK, SPLIT),
         *(traits.softcap is not None, INTERPRETED),
         **OPTIONS,
     )
-    _add[(rows, heads)](sums, tops, totals, positions, out, window, rows, heads, value, width, SPLIT, **OPTIONS)
+    _add[(rows, heads)](sums, tops, totals, positions, out, window, chunk, rows, heads, value, width, SPLIT, **OPTIONS)
     return out
 
 
@@ -197,7 +200,8 @@ def attend_reference(
     blocks = tables[slots, : -(-longest // BLOCK)].mT
     places = (blocks * BLOCK + torch.arange(BLOCK, device=device)).flatten(1)
     seen = torch.arange(places.shape[1], device=device)
-    visible = (seen <= position[..., None]) & (seen > position[..., None] - (traits.window or _EVERYTHING))
+    window, chunk, position = traits.window or _EVERYTHING, traits.chunk or _EVERYTHING, position[..., None]
+    visible = (seen <= position) & (seen > position - window) & (seen >= position // chunk * chunk)
     mask = torch.zeros(visible.shape, dtype=queries.dtype, device=device).masked_fill(~visible, -torch.inf)
     q = queries[row].unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(2, 3)
     tiles = attend_blocks(q, keys[places], values[places], mask.repeat_interleave(group, 1)[:, None], traits)

@@ -313,6 +313,7 @@ def test_copies(found: ctypes.CDLL) -> None:
     interleaved=st.booleans(),
     window=st.sampled_from([0, 1, 30, 100]),
     softcap=st.sampled_from([0.0, 20.0]),
+    chunk=st.sampled_from([0, 1, 24, 100]),
     threads=st.integers(1, 3),
 )
 def test_attention(
@@ -326,6 +327,7 @@ def test_attention(
     interleaved: bool,
     window: int,
     softcap: float,
+    chunk: int,
     threads: int,
 ) -> None:
     """Windows of several slots, whose pages are anywhere and hold what others left: rotated, stored and attended."""
@@ -354,6 +356,7 @@ def test_attention(
         "keys": keys,
         "kept": kept,
         "window": window,
+        "chunk": chunk,
         "softcap": softcap,
         "scale": 0.2,
     }
@@ -379,7 +382,7 @@ def test_attention(
         seen = tables[slot[row], p // PAGE] * PAGE + p % PAGE
         for head in range(heads):
             own = flat[seen, head // group], kept[seen, head // group]
-            want = reference.attend(q[row, head], *own, 0.2, window, softcap)
+            want = reference.attend(q[row, head], *own, 0.2, window, softcap, chunk)
             assert same_bits(out.view(rows, heads, values)[row, head], want)
 
 

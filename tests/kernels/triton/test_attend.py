@@ -72,7 +72,8 @@ def run(
 
 def exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: int, traits: AttentionTraits) -> torch.Tensor:
     """One row in float64: q [heads, size], k and v [positions, kv_heads, size]."""
-    low = max(position - (traits.window or position + 1) + 1, 0)
+    chunk = traits.chunk or position + 1
+    low = max(position - (traits.window or position + 1) + 1, position // chunk * chunk)
     group = q.shape[0] // k.shape[1]
     k, v = (x[low : position + 1].double().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("hd,phd->hp", q.double(), k) * traits.scale
@@ -98,6 +99,7 @@ SHAPES = st.sampled_from([(1, 1, 64, 64), (4, 2, 16, 16), (14, 2, 64, 64), (3, 1
     lengths=st.lists(st.integers(1, 330), min_size=1, max_size=3),
     window=st.one_of(st.none(), st.sampled_from([1, 40, 150])),
     softcap=st.one_of(st.none(), st.just(5.0)),
+    chunk=st.one_of(st.none(), st.sampled_from([1, 40, 150])),
     seed=st.integers(0, 99),
     data=st.data(),
 )
@@ -108,12 +110,13 @@ def test_rows_are_right_and_alone(
     lengths: list[int],
     window: int | None,
     softcap: float | None,
+    chunk: int | None,
     seed: int,
     data: st.DataObject,
 ) -> None:
     """Against float64; then each row by itself, on other pages, has the bits that it has in a window beside others."""
     heads, kv_heads, size, value = shape
-    traits = AttentionTraits(size**-0.5, window, softcap)
+    traits = AttentionTraits(size**-0.5, window, softcap, chunk)
     maker = torch.Generator().manual_seed(seed)
     queries = [torch.randn(n, heads, size, generator=maker).to(device, dtype) for n in lengths]
     held = [
