@@ -24,7 +24,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 
 # Files of a run, and what other libraries call their own.
 FOREIGN_FILES = re.compile(r".*\.(jsonl?|txt|csv|parquet|gz|zst|sqlite3)")
-FOREIGN_NAMES = {"AttentionInterface", "F.linear", "LLM.int8"}
+FOREIGN_NAMES = {"AttentionInterface", "AttentionMaskInterface", "F.linear", "LLM.int8"}
 
 
 def shown(path: Path) -> str:

@@ -21,6 +21,7 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.passes.exchange import Exchange, exchanging
 from detgen.passes.lean_decoder import AttendRows
+from detgen.passes.masks import ASKING, Mask, Seen, UnknownMaskError
 from detgen.passes.refusing import refusing
 
 if TYPE_CHECKING:
@@ -110,22 +111,43 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers' models call through the AttentionInterface."""
+    """The attention function that transformers' models call through the AttentionInterface.
+
+    A window among its arguments is only for attentions that get no mask: what rows see is what the mask says.
+    """
     unknown = [name for name, value in extra.items() if isinstance(value, torch.Tensor) and name not in _IGNORED]
     if unknown or attention_mask is not None:
         what = f"its attention takes {', '.join(unknown)}" if unknown else "it brings a mask of its own"
         raise EngineError(f"{type(module).__name__} is not supported: {what}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
+    seen: Seen = module.seen  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend_current(layer, q, k, v, AttentionTraits(scale, sliding_window, softcap))[None], None
+    return attend_current(layer, q, k, v, AttentionTraits(scale, seen.window, softcap, seen.chunk))[None], None
+
+
+def _asked(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Mask | None = None,
+    **how: Any,
+) -> tuple[torch.Tensor, None]:
+    """The same in the pass that asks for masks, of two sequences with the same last token."""
+    if not isinstance(attention_mask, Mask):
+        raise UnknownMaskError("its attention takes a mask that transformers does not make")
+    config: Any = module.config
+    module.seen = attention_mask.seen(query.shape[1], config)  # type: ignore[assignment]
+    out, _ = _attention(module, query, key, value, None, **how)
+    return out.expand(len(query), -1, -1, -1), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
+AttentionInterface.register(ASKING, _asked)
 
 
 def attend_current(*args: Any) -> torch.Tensor:
@@ -182,14 +204,15 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
-    """Replace a model's attention by detgen's and record the layout of its layers.
+    """Replace a model's attention by detgen's, record the layout of its layers, and ask for what their rows see.
 
     Args:
         model: a transformers decoder.
         name: its name in messages.
 
     Raises:
-        EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface.
+        EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface, or if
+            detgen's attention has no mask like that of a layer.
     """
     kind = f"{name} ({type(model).__name__})"
     sizes: dict[int, tuple[int, int, int, int]] = {}
@@ -204,12 +227,16 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
 
     called: set[nn.Module] = set()
     with refusing(kind), ExitStack() as hooks:
-        model.set_attn_implementation(ATTENTION_NAME)
+        model.set_attn_implementation(ASKING)
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(lambda module, _: called.add(module)).remove)
-        ids = torch.zeros(1, 4, dtype=torch.int64, device=next(model.parameters()).device)
+        ids = torch.zeros(2, 4, dtype=torch.int64, device=next(model.parameters()).device)
+        positions = torch.arange(4, device=ids.device).expand(2, 4)
         with torch.inference_mode(), attending(note), _asking_no_numbers(model):
-            model(input_ids=ids, position_ids=torch.arange(4, device=ids.device)[None], use_cache=False)
+            # With a mask of padding, transformers does not look for several sequences in a row.
+            mask = torch.ones_like(ids)
+            model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+        model.set_attn_implementation(ATTENTION_NAME)
     # The setting may be of an encoder.
     count = max([model.config.get_text_config().num_hidden_layers, *(i + 1 for i in sizes)])
     missing = [i for i in range(count) if i not in sizes]

@@ -1,0 +1,133 @@
+"""What the rows of a layer see, asked of transformers: the mask that a model gives to its attention is recognized.
+
+Transformers makes masks of functions that say whether a row at a position sees a key at another. A model that runs by
+the attention `ASKING` gets such a function in the mask's place. It is compared with the forms that detgen's attention
+has: all positions up to the row's own, a window of the last ones, chunks that see nothing of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AttentionMaskInterface, PreTrainedConfig
+
+ASKING = "detgen_asking"  # the attention function under which masks are functions
+
+_Visible = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # batch, head, row, key
+_AROUND = (-2, -1, 0, 1, 2)
+_MULTIPLES = (1, 2, 3, 5)
+_DENSE = 80  # first positions, all of which are compared
+_FARTHEST = 1 << 24  # numbers of a configuration beyond are no positions
+
+
+class UnknownMaskError(NotImplementedError):
+    """A mask is none of those that detgen's attention has."""
+
+
+class Seen(NamedTuple):
+    """What a row sees: the positions up to its own, as far as a window or a chunk lets it.
+
+    Attributes:
+        window: how many positions, the row's own included; None for all.
+        chunk: positions of a chunk, counted from position 0, beyond whose first a row does not see; None for no chunks.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def visible(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Whether rows at these positions see keys at those, bool; int64, any shapes that broadcast."""
+        seen = keys <= rows
+        if self.window is not None:
+            seen = seen & (keys > rows - self.window)
+        if self.chunk is not None:
+            seen = seen & (keys >= rows // self.chunk * self.chunk)
+        return seen
+
+
+class Mask:
+    """Stands for the mask of some layers; a model that does anything with it but hand it on is refused.
+
+    Args:
+        function: by which transformers would make it.
+        device: of the tensors that it may hold.
+    """
+
+    def __init__(self, function: _Visible, device: torch.device) -> None:
+        self._function, self._device = function, device
+        self._found: dict[int, Seen] = {}  # by the number of heads
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnknownMaskError("it computes with the mask of its attention")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise UnknownMaskError("it computes with the mask of its attention")
+
+    @classmethod
+    def __torch_function__(cls, *call: Any) -> Any:
+        """Called for torch's functions that a mask is given to."""
+        raise UnknownMaskError("it computes with the mask of its attention")
+
+    def seen(self, heads: int, config: PreTrainedConfig) -> Seen:
+        """What a row sees.
+
+        Args:
+            heads: of the layer's queries.
+            config: of the model; positions around its numbers are compared.
+
+        Raises:
+            UnknownMaskError: if that is none of the forms that there are.
+        """
+        if heads not in self._found:
+            self._found[heads] = self._recognized(heads, config)
+        return self._found[heads]
+
+    def _recognized(self, heads: int, config: PreTrainedConfig) -> Seen:
+        numbers = sorted({n for n in _numbers(config.to_dict()) if 1 < n < _FARTHEST})
+        bound = self._bound(2 * max(numbers, default=_DENSE))
+        numbers += [bound] if bound else []
+        near = {n * times + off for n in numbers for times in _MULTIPLES for off in _AROUND}
+        at = torch.tensor(sorted({n for n in near if n >= 0} | set(range(_DENSE))))
+        asked = self._ask(torch.tensor([0, heads - 1])[:, None, None], at[:, None], at)
+        for form in (Seen(), Seen(window=bound), Seen(chunk=bound)) if bound else (Seen(),):
+            if (asked == form.visible(at[:, None], at)).all():
+                return form
+        raise UnknownMaskError("it brings a mask that is neither causal, nor a sliding window, nor chunks")
+
+    def _bound(self, last: int) -> int:
+        """The first position whose row does not see position 0; 0 if there is none up to `last`."""
+        zero, low, high = torch.tensor(0), 0, last + 1
+        if self._ask(zero, torch.tensor(last), zero):
+            return 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._ask(zero, torch.tensor(middle), zero) else (low, middle)
+        return high
+
+    def _ask(self, head: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        to = self._device if self._device.type != "meta" else torch.device("cpu")
+        shape = torch.broadcast_shapes(head.shape, rows.shape, keys.shape)
+        try:
+            found = self._function(torch.tensor(0, device=to), head.to(to), rows.to(to), keys.to(to))
+            return found.expand(shape).cpu()
+        except Exception as e:  # a function of anybody's
+            raise UnknownMaskError("the mask of its attention cannot be asked for what it hides") from e
+
+
+def _numbers(settings: Any) -> Iterator[int]:
+    """The whole numbers of a configuration."""
+    if isinstance(settings, dict | list | tuple):
+        for one in settings.values() if isinstance(settings, dict) else settings:
+            yield from _numbers(one)
+    elif isinstance(settings, int) and not isinstance(settings, bool):
+        yield settings
+
+
+def _keep(*, mask_function: _Visible, device: torch.device | str = "cpu", **how: Any) -> Mask:
+    """The mask function that transformers' models call through the AttentionMaskInterface."""
+    return Mask(mask_function, torch.device(device))
+
+
+AttentionMaskInterface.register(ASKING, _keep)
