@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from detgen.kernels.triton.kernels import Kernels  # imports Triton
 
 ATTENTION_NAME = "detgen"
+# Of a row's largest entry: what it may differ by when others change, as experts round by how many rows they have.
+_SAME = {torch.float32: 1e-5, torch.bfloat16: 2e-3, torch.float16: 2e-3}
+_QUANTIZED = 0.05  # where libraries quantize what layers read, all rows together
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,24 @@ def _asked(
         raise UnknownMaskError("its attention takes a mask that transformers does not make")
     config: Any = module.config
     module.seen = attention_mask.seen(query.shape[1], config)  # type: ignore[assignment]
+    for heads in (query, key, value):
+        _check_alone(heads[:, :, -1], config)
     out, _ = _attention(module, query, key, value, None, **how)
     return out.expand(len(query), -1, -1, -1), None
+
+
+def _check_alone(rows: torch.Tensor, config: Any) -> None:
+    """Refuse a model in which a row knows of those before it although no attention has told it.
+
+    Args:
+        rows: the same row of two sequences, [2, ...], the rows before which differ.
+        config: of the model.
+    """
+    if rows.device.type == "meta":
+        return
+    close = _QUANTIZED if getattr(config, "quantization_config", None) else _SAME[rows.dtype]
+    if not torch.allclose(rows[0], rows[1], rtol=0, atol=close * float(rows.abs().max()), equal_nan=True):
+        raise NotImplementedError("it keeps a state of what it has read, which detgen's KV cache does not hold")
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
@@ -211,8 +230,8 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         name: its name in messages.
 
     Raises:
-        EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface, or if
-            detgen's attention has no mask like that of a layer.
+        EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface, if
+            detgen's attention has no mask like that of a layer, or if rows know of others by anything but attention.
     """
     kind = f"{name} ({type(model).__name__})"
     sizes: dict[int, tuple[int, int, int, int]] = {}
@@ -230,12 +249,13 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         model.set_attn_implementation(ASKING)
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(lambda module, _: called.add(module)).remove)
-        ids = torch.zeros(2, 4, dtype=torch.int64, device=next(model.parameters()).device)
+        # Two sequences with the same last token; without an attention, it must not matter what is before it.
+        ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 4]], device=next(model.parameters()).device)
         positions = torch.arange(4, device=ids.device).expand(2, 4)
         with torch.inference_mode(), attending(note), _asking_no_numbers(model):
             # With a mask of padding, transformers does not look for several sequences in a row.
             mask = torch.ones_like(ids)
-            model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+            out = model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).logits
         model.set_attn_implementation(ATTENTION_NAME)
     # The setting may be of an encoder.
     count = max([model.config.get_text_config().num_hidden_layers, *(i + 1 for i in sizes)])
@@ -246,6 +266,10 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
             f"{kind} is not supported: {which} not take attention from transformers' AttentionInterface, "
             "so it cannot use detgen's KV cache"
         )
+    try:
+        _check_alone(out[:, -1], model.config)
+    except NotImplementedError as e:
+        raise EngineError(f"{kind} is not supported: {e}") from e
     layers = [sizes[i] for i in range(count)]
     group = min(q // h for q, h, _, _ in layers)
     uncalled = {
