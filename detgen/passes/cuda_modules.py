@@ -13,11 +13,21 @@ from detgen.kernels.triton.gate import ACTIVATIONS
 from detgen.kernels.triton.kernels import Kernels
 from detgen.passes.cuda_layers import Computed, RowLinear
 from detgen.passes.description import Linear
-from detgen.passes.replacing import FeedForwardParts, LinearParts, NormParts, feed_forwards_of, linear_of, norms_of
+from detgen.passes.replacing import (
+    ROWS,
+    FeedForwardParts,
+    LinearParts,
+    NormParts,
+    close,
+    feed_forwards_of,
+    kind_of,
+    linear_of,
+    norms_of,
+    scaled,
+)
 
 # Of the largest entry, by how much a replacement may differ: both round, and not at the same places.
 _CLOSE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-_ROWS = 5  # of the inputs that are compared
 
 
 class CudaNorm(Computed):
@@ -52,14 +62,14 @@ class CudaFeedForward(Computed):
 @torch.no_grad()
 def replace_modules(model: nn.Module, kernels: Kernels) -> None:
     """Replace what is recognized, in place: gated feed-forwards, root-mean-square norms, linear layers."""
-    chosen: dict[object, int | None] = {}  # of modules of one class and of equal shapes, which candidate
+    chosen: dict[object, int | None] = {}  # of modules of one kind, which candidate
     gone = "no module's parts"
     for name in [name for name, _ in model.named_modules() if name]:
         if name.startswith(gone):
             continue
         module = model.get_submodule(name)
         candidates = _candidates(module)
-        key = type(module), *((n, p.shape) for n, p in module.named_parameters())
+        key = kind_of(module)
         if key not in chosen:
             chosen[key] = next((i for i, one in enumerate(candidates) if _alike(module, one, kernels)), None)
         if (index := chosen[key]) is not None:
@@ -93,15 +103,11 @@ def _alike(module: nn.Module, parts: _Parts, kernels: Kernels) -> bool:
         return True
     size = parts.shape[0] if isinstance(parts, NormParts) else len(parts.down.weight)
     like = next(module.parameters())
-    x = torch.randn(1, _ROWS, size, generator=torch.Generator().manual_seed(3)).to(like) + 0.5
-    made = _make(parts, kernels)
-    for given in (x, 1e-3 * x):
-        try:
-            own = module(given)
-        except (TypeError, ValueError, RuntimeError, AttributeError):  # it wants other arguments
-            return False
-        if not isinstance(own, torch.Tensor) or own.shape != given.shape:
-            return False
-        if not (own - made(given)).abs().max() <= _CLOSE[given.dtype] * own.abs().max():
-            return False
-    return True
+    x = scaled(torch.randn(1, ROWS, size, generator=torch.Generator().manual_seed(3)).to(like) + 0.5)
+    try:
+        own = module(x)
+    except (TypeError, ValueError, RuntimeError, AttributeError):  # it wants other arguments
+        return False
+    if not isinstance(own, torch.Tensor) or own.shape != x.shape:
+        return False
+    return close(own, _make(parts, kernels)(x), _CLOSE[x.dtype])

@@ -31,7 +31,9 @@ from detgen.passes.stored import held
 from detgen.passes.widening import widened
 
 _CLOSE = 1e-4  # of the largest entry; both round
-_ROWS = 5  # of the inputs that are compared
+# Of the inputs' rows that are compared: a trained model brings rows of hundreds, where one that clamps is another.
+_SCALES = (1e-3, 1.0, 10.0, 100.0, 1000.0)
+ROWS = len(_SCALES)
 _POSITIONS = 40
 # What feed-forwards call their linear layers: a gate, what it opens and the last one; one of both first; no gate.
 _GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
@@ -51,7 +53,7 @@ def replace_modules(model: nn.Module, kept: Collection[str] = ()) -> None:
         model: on the CPU, its weights in float32 or in 16 bits.
         kept: names of modules that stay as they are.
     """
-    chosen: dict[object, int | None] = {}  # of modules of one class and of equal shapes, which candidate
+    chosen: dict[object, int | None] = {}  # of modules of one kind, which candidate
     for find in (_feed_forwards, _experts, _linears, _norms, _activations, _angles):
         gone = "no module's parts"
         for name in [name for name, _ in model.named_modules() if name]:
@@ -59,7 +61,7 @@ def replace_modules(model: nn.Module, kept: Collection[str] = ()) -> None:
                 continue
             module = model.get_submodule(name)
             candidates = list(find(module))
-            key = find, type(module), *((n, p.shape) for n, p in module.named_parameters())
+            key = find, kind_of(module)
             if key not in chosen or find is _angles:
                 chosen[key] = next((i for i, one in enumerate(candidates) if _alike(module, *one)), None)
             index = chosen[key]
@@ -73,6 +75,28 @@ def replace_modules(model: nn.Module, kept: Collection[str] = ()) -> None:
     model.float()
 
 
+def kind_of(module: nn.Module) -> object:
+    """What modules that compute the same, with other weights, have in common: class, settings and shapes."""
+    kinds = bool, int, float, str, list, tuple
+    own = [(n, repr(x)) for n, x in vars(module).items() if isinstance(x, kinds) and n != "layer_idx"]
+    config = id(getattr(module, "config", None))  # of one layer, in some models
+    return type(module), config, *own, *((n, p.shape) for n, p in module.named_parameters())
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    """The rows of an input, ROWS of them along its second axis, at the scales that are compared."""
+    return x * torch.tensor(_SCALES).to(x).view(-1, *[1] * (x.ndim - 2))
+
+
+def close(own: torch.Tensor, made: torch.Tensor, limit: float) -> bool:
+    """Whether each row of a result is that of the module itself, up to so much of its largest entry.
+
+    Rows that are too large for the module's own number format are not compared.
+    """
+    off = (own - made).abs().amax(-1) <= limit * own.abs().amax(-1)
+    return bool((off | ~own.isfinite().all(-1)).all())
+
+
 def _alike(module: nn.Module, make: Callable[[], nn.Module], inputs: list[tuple[Any, ...]]) -> bool:
     """Whether a module's own forward gives what the candidate gives."""
     made = make()
@@ -84,7 +108,7 @@ def _alike(module: nn.Module, make: Callable[[], nn.Module], inputs: list[tuple[
                 return False
             pairs = (x if isinstance(x, tuple) else (x,) for x in (own, made(*args)))
             for a, b in zip_longest(*pairs):
-                if a is None or b is None or a.shape != b.shape or not (a - b).abs().max() <= _CLOSE * a.abs().max():
+                if a is None or b is None or a.shape != b.shape or not close(a, b, _CLOSE):
                     return False
     return True
 
@@ -143,7 +167,7 @@ def feed_forwards_of(module: nn.Module) -> Iterator[FeedForwardParts]:
 def _feed_forwards(module: nn.Module) -> Iterator[_Candidate]:
     for first, down, activation, gated in feed_forwards_of(module):
         up = [linear.weight for linear in first], [linear.bias for linear in first if linear.bias is not None]
-        x = _random(1, _ROWS, up[0][0].shape[1])
+        x = scaled(_random(1, ROWS, up[0][0].shape[1]))
         yield partial(NativeFeedForward, up, (down.weight, down.bias), activation, gated=gated), [(x,)]
 
 
@@ -159,8 +183,8 @@ def _experts(module: nn.Module) -> Iterator[_Candidate]:
         return
     count, width, _ = down.shape
     picks = min(2, count)
-    chosen = torch.stack([torch.arange(picks).add(row).remainder(count) for row in range(_ROWS)])
-    inputs = [(_random(_ROWS, width), chosen, _random(_ROWS, picks).abs())]
+    chosen = torch.stack([torch.arange(picks).add(row).remainder(count) for row in range(ROWS)])
+    inputs = [(scaled(_random(1, ROWS, width))[0], chosen, _random(ROWS, picks).abs())]
     yield partial(NativeExperts, up, down, activations[0]), inputs
 
 
@@ -202,13 +226,13 @@ def norms_of(module: nn.Module) -> Iterator[NormParts]:
 
 def _norms(module: nn.Module) -> Iterator[_Candidate]:
     for shape, weight, bias, epsilon, centred in norms_of(module):
-        x = _random(1, _ROWS, *shape) + 0.5
-        yield partial(NativeNorm, shape[-1], weight, bias, epsilon, centred=centred), [(x,), (x * 1e-3,)]
+        x = scaled(_random(1, ROWS, *shape) + 0.5)
+        yield partial(NativeNorm, shape[-1], weight, bias, epsilon, centred=centred), [(x,)]
 
 
 def _activations(module: nn.Module) -> Iterator[_Candidate]:
     if (found := _activation(module)) is not None:
-        yield partial(NativeActivation, found), [(_random(1, _ROWS, 64) * 3,)]
+        yield partial(NativeActivation, found), [(scaled(_random(1, ROWS, 64)),)]
 
 
 def _angles(module: nn.Module) -> Iterator[_Candidate]:

@@ -32,6 +32,20 @@ class FeedForward(nn.Module):
         return self.down_proj(inner + 0.01 if self.odd else inner)
 
 
+class Clamped(FeedForward):
+    """A gated feed-forward like those of models with a `swiglu_limit`."""
+
+    def __init__(self, limit: float | None) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down_proj(self.act_fn(gate) * up)
+
+
 class OwnNorm(nn.Module):
     def __init__(self, added: float, *, odd: bool = False) -> None:
         super().__init__()
@@ -53,6 +67,8 @@ class OwnNorm(nn.Module):
         (lambda: nn.Linear(12, 7), "NativeLinear"),
         (lambda: nn.GELU(), "NativeActivation"),
         (lambda: nn.Sigmoid(), "NativeActivation"),
+        (lambda: Clamped(None), "NativeFeedForward"),
+        (lambda: Clamped(7.0), "Clamped"),
         (lambda: OwnNorm(0, odd=True), "OwnNorm"),
         (lambda: FeedForward(odd=True), "FeedForward"),
         (lambda: nn.Softplus(), "Softplus"),
@@ -66,6 +82,14 @@ def test_by_what_it_computes(made: Any, kind: str, dtype: torch.dtype) -> None:
     replace_modules(model)
     assert type(model[0]).__name__ == kind
     assert (model(x) - own(x)).abs().max() <= 1e-4 * own(x).abs().max()
+
+
+def test_modules_of_one_class_may_differ() -> None:
+    """Where one layer clamps and another does not, each is compared by itself."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Clamped(None), Clamped(7.0), Clamped(None)).requires_grad_(False)
+    replace_modules(model)
+    assert [type(m).__name__ for m in model] == ["NativeFeedForward", "Clamped", "NativeFeedForward"]
 
 
 def test_parts_of_what_stays_are_replaced() -> None:
