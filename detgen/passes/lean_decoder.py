@@ -78,7 +78,7 @@ class _NormedLinear(PrepackedLinear):
         return super().forward(self._norm(x).to(self.dtype))
 
 
-def _paired(heads: torch.Tensor) -> torch.Tensor:
+def paired(heads: torch.Tensor) -> torch.Tensor:
     """[..., head_size] with entries i and i + head_size / 2 next to each other."""
     pairs: torch.Tensor = heads.unflatten(-1, (2, -1)).transpose(-1, -2)
     return pairs.flatten(-2)
@@ -111,7 +111,7 @@ class LeanDecoderLayer(nn.Module):
         outputs = turned + attention.v_proj.out_features
         # transformers rotates entry i of a head with entry i + head_size / 2; here the two are adjacent.
         order = torch.arange(outputs)
-        order[:turned] = _paired(order[:turned].view(-1, self.head_size)).reshape(-1)
+        order[:turned] = paired(order[:turned].view(-1, self.head_size)).reshape(-1)
         self.qkv_proj = _NormedLinear(layer.input_layernorm, projections, order)
         self.o_proj = PrepackedLinear(attention.o_proj.weight, attention.o_proj.bias)
         self.gate_up_proj = _NormedLinear(layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj])
@@ -121,7 +121,7 @@ class LeanDecoderLayer(nn.Module):
 
     def _norm_of_heads(self, attention: Any) -> _Norm:
         """The norms of the query heads and of the key heads, in one."""
-        q, k = _paired(attention.q_norm.weight), _paired(attention.k_norm.weight)
+        q, k = paired(attention.q_norm.weight), paired(attention.k_norm.weight)
         heads = attention.q_proj.out_features // self.head_size
         weight = torch.cat([q.expand(heads, -1), k.expand(self.kv_heads, -1)])
         return _Norm(self.head_size, attention.q_norm.variance_epsilon, weight)

@@ -85,7 +85,7 @@ class Mask:
         return self._found[heads]
 
     def _recognized(self, heads: int, config: PreTrainedConfig) -> Seen:
-        numbers = sorted({n for n in _numbers(config.to_dict()) if 1 < n < _FARTHEST})
+        numbers = sorted({n for n in numbers_of(config) if 1 < n < _FARTHEST})
         bound = self._bound(2 * max(numbers, default=_DENSE))
         numbers += [bound] if bound else []
         near = {n * times + off for n in numbers for times in _MULTIPLES for off in _AROUND}
@@ -116,11 +116,15 @@ class Mask:
             raise UnknownMaskError("the mask of its attention cannot be asked for what it hides") from e
 
 
-def _numbers(settings: Any) -> Iterator[int]:
+def numbers_of(config: PreTrainedConfig) -> Iterator[int]:
     """The whole numbers of a configuration."""
+    yield from _within(config.to_dict())
+
+
+def _within(settings: Any) -> Iterator[int]:
     if isinstance(settings, dict | list | tuple):
         for one in settings.values() if isinstance(settings, dict) else settings:
-            yield from _numbers(one)
+            yield from _within(one)
     elif isinstance(settings, int) and not isinstance(settings, bool):
         yield settings
 

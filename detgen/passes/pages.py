@@ -329,6 +329,13 @@ class Pages:
         self._fresh = pages
         self._laid_out = True
 
+    def lay_out_one(self, pages: Sequence[int]) -> None:
+        """Likewise, but slot 0 alone has pages, these ones, some of them perhaps more than once."""
+        self.lay_out(1, PAGE * (max(pages) + 1))
+        self._reach(0, len(pages))
+        self.tables[0, : len(pages)] = pages
+        self.held[0] = len(pages)
+
     def _reset(self) -> None:
         self.tables.fill(self.count)
         self.held.fill(0)

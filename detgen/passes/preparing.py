@@ -16,6 +16,7 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.passes.adapter import Layout, PlainDecoder, attach, attend_current
 from detgen.passes.census import take_census
+from detgen.passes.depth import check_depth, depth_of
 from detgen.passes.forward import Decoder, Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.lean_decoder import lean_decoder
@@ -112,6 +113,8 @@ def prepare(
     for loaded, model in zip(models, backbones, strict=True):
         with explained(loaded.name):
             layouts.append(attach(model, loaded.name))
+    with explained(target.name):
+        depth = depth_of(target, backbones[0], layouts[0])
     held = sum(
         KVCache.position_bytes(layout.cached, _cached(m, device)) for m, layout in zip(models, layouts, strict=True)
     )
@@ -123,6 +126,8 @@ def prepare(
     asked = layouts[0].traits, size, target.dtype
     with refusing(_kind(target.name, backbones[0])):
         shapes, report = _class(target.name, passes[0], reference, *asked, allowed=allowed)
+        if depth is not None:
+            check_depth(passes[0], depth, shapes, target.dtype)
     thinking = None
     if isinstance(target.model, ThinkingStatesForCausalLM):
         blocks = (

@@ -373,18 +373,32 @@ def reference_logits(
 
 
 def _reference_error(prober: _Prober, reference: torch.Tensor) -> float:
+    """Largest difference of packed logits from the model's own, relative to the largest logit; see `check_logits`."""
+    packed = prober.run([Window(0, 0, prober.tokens, _TAIL)], _SIZES[-1])
+    return check_logits(prober.forward, packed, reference, prober.dtype)
+
+
+def check_logits(
+    forward: Forward, packed: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, where: str = ""
+) -> float:
     """Largest difference of packed logits from the model's own, relative to the largest logit.
 
     In a mixture of experts, a rounding error sends a row whose experts are nearly tied to another expert, so in 16 bits
     a quarter of the rows may differ. Quantized layers round to few bits inside, where nobody sees it.
 
+    Args:
+        forward: the passes that they come from.
+        packed: float32 [rows, vocabulary].
+        reference: likewise, of the model's own forward.
+        dtype: of the arithmetic.
+        where: the rows are, for the message.
+
     Raises:
         EngineError: if the difference is larger than rounding explains.
     """
-    packed = prober.run([Window(0, 0, prober.tokens, _TAIL)], _SIZES[-1])
     rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)
-    exact = prober.dtype == torch.float32
-    model = prober.forward.model
+    exact = dtype == torch.float32
+    model = forward.model
     modules = [] if isinstance(model, NativeDecoder) else list(model.named_modules())
     experts = any("expert" in name.lower() for name, _ in modules)
     error = float(rows.quantile(0.75 if experts and not exact else 1.0))
@@ -394,8 +408,8 @@ def _reference_error(prober: _Prober, reference: torch.Tensor) -> float:
         if isinstance(model, PlainDecoder) and _counts_otherwise(model.model):
             raise EngineError(f"{model.kind} is not supported: it does not count positions from 0, as passes do")
         raise EngineError(
-            f"{prober.forward.model.kind} is not supported: packed rows give other logits than the model's own "
-            f"forward (largest difference {error:.1e} of the largest logit)"
+            f"{model.kind} is not supported: packed rows{where} give other logits than the model's own forward "
+            f"(largest difference {error:.1e} of the largest logit)"
         )
     return error
 

@@ -92,13 +92,13 @@ def model(kind: str, window: int) -> Any:
     return made
 
 
-def prepared(made: Any) -> Prepared:
-    """The model's passes; it is spent.
+def prepared(made: Any, context: int = CONTEXT) -> Prepared:
+    """The model's passes, over sequences of so many positions; it is spent.
 
     Raises:
         EngineError: if it is not supported.
     """
-    loaded = LoadedModel("it", made, None, "", CONTEXT, frozenset(), torch.float32)
+    loaded = LoadedModel("it", made, None, "", context, frozenset(), torch.float32)
     kwargs: dict[str, Any] = {"batch_size": 1, "kv_memory": 64 << 20, "allow_nondeterministic": True}
     return prepare(loaded, None, torch.device("cpu"), **kwargs)
 

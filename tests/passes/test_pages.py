@@ -271,6 +271,8 @@ def test_a_layout_forgets_everything() -> None:
     assert (slots.pages.available, slots.pages.used) == (8, 0)
     slots.pages.lay_out(4, 64)
     assert slots.pages.tables[:5, :2].tolist() == [[i, 8] for i in range(4)] + [[8, 8]]
+    slots.pages.lay_out_one([1, 0, 1, 1, 2])
+    assert slots.pages.tables[:2, :6].tolist() == [[1, 0, 1, 1, 2, 8], [8] * 6]
     slots.pages.take(0, 8)
     assert (slots.pages.available, slots.pages.used) == (0, 8)
     assert slots.pages.references.tolist() == [1] * 8
