@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `helpers`
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["helpers.checks", "helpers.commands", "helpers.engines", "helpers.packings"]
+pytest_plugins = ["helpers.checks", "helpers.commands", "helpers.engines", "helpers.interpreting", "helpers.packings"]
 
 # The same examples every time: a red test stays red until its cause is gone. `explore` draws new ones.
 hypothesis.settings.register_profile("detgen", deadline=None, derandomize=True, database=None)

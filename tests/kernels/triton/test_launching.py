@@ -30,6 +30,20 @@ def test_products(device: str, dtype: torch.dtype) -> None:
     assert torch.allclose(out.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
 
 
+@triton.jit
+def _fuse(a, b, c, out):
+    at = tl.arange(0, 16)
+    tl.store(out + at, tl.fma(tl.load(a + at), tl.load(b + at), tl.load(c + at)))
+
+
+def test_a_fused_product_is_rounded_once(device: str) -> None:
+    """1 + 2^-24 + 2^-80: rounded to float32 it is above 1, but not so if either float32 or float64 rounds it before."""
+    a, b, c = (torch.full((16,), x, device=device) for x in (24929 / 4096, 673 / 4096, 2.0**-80))
+    out = torch.empty(16, device=device)
+    _fuse[(1,)](a, b, c, out)
+    assert out.tolist() == [1 + 2.0**-23] * 16
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on a GPU")
 def test_the_interpreter_still_needs_that() -> None:
     """Where this fails, it multiplies bfloat16, and kernels need not care."""
