@@ -137,7 +137,7 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
 
 if __name__ == "__main__":
     found = {
-        name: {str(capability): compiled(*what, capability) for capability in (80, 90)}
+        name: {str(capability): compiled(*what, capability) for capability in (80, 90, 100)}
         for name, what in KERNELS.items()
     }
     sys.stdout.write(json.dumps(found))
