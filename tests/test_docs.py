@@ -247,9 +247,12 @@ def test_an_example_applies_and_touches_few_files(title: str) -> None:
 
 
 TRIED = """
+import importlib.util
+
 import torch
 from detgen import Engine
 from detgen.kernels.attention import AttentionTraits, attend_blocks, attend_fused
+from detgen.kernels.sampling import Choice, Choices, choose
 
 engine = Engine(drafter="repeat", kv_memory=64 << 20)
 plain = engine.with_settings(drafter="none")
@@ -267,6 +270,15 @@ scores = torch.cat([torch.einsum("shrd,skhd->shrk", q, k), torch.full((2, 2, 6, 
 want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1)[..., :-1], v)
 for attend in (attend_blocks, attend_fused):
     torch.testing.assert_close(attend(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
+
+if importlib.util.find_spec("triton") is None:
+    raise SystemExit
+from detgen.kernels.triton import sampling
+
+choices = Choices.of([Choice(1.1, top_n_sigma=1.0, seed=seed) for seed in range(8)])
+logits = torch.randn(8, 300, generator=torch.Generator().manual_seed(1))
+on_device = sampling.unpack(sampling.choose_by(logits, choices)).tokens
+assert on_device.tolist() == choose(logits, choices).tokens.tolist(), "the filter is skipped on a GPU"
 """
 
 

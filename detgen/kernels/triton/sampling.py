@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from detgen.kernels.judging import Scores, judge_rows
-from detgen.kernels.sampling import Choices
+from detgen.kernels.sampling import ARRAYS, Choice, Choices
 from detgen.kernels.sampling import choose as choose_plainly
 from detgen.kernels.triton.filters import boundaries, divided, key
 from detgen.kernels.triton.launching import OPTIONS, above
@@ -41,6 +41,7 @@ from detgen.kernels.triton.rows import (
 _TILE = 1024  # entries whose noise is drawn at a time
 _COLDEST = 1e-200  # a logit divided by less may overflow float64; as in `scaled`
 _TABLE = "temperature", "top_p", "floor", "top_k", "seed", "sample", "position", "inverse"  # as in `rows`
+_KNOWN = frozenset({*_TABLE, "min_p"})  # parameters that the kernels go by; min_p's logarithm is the floor
 BROKEN = -2  # in place of the token of a row that is not finite
 _PACKED = np.dtype([("lead", "<f8"), ("logprob", "<f4"), ("token", "<i4")])
 
@@ -252,8 +253,18 @@ def choose(logits: torch.Tensor, asked: Asked | None = None) -> torch.Tensor:
 
 
 def choose_by(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
-    """What `choose` finds; `choices` are those of the rows, None if all take their best logit."""
+    """What `choose` finds; `choices` are those of the rows, None if all take their best logit.
+
+    A parameter that the kernels do not know leaves the rows to the functions of a CPU: it is never skipped.
+    """
+    if choices is not None and _ask_more(choices):
+        return choose_reference(logits, choices)
     return choose(logits, None if choices is None else Asked.of(choices).to(logits.device))
+
+
+def _ask_more(choices: Choices) -> bool:
+    usual = Choice()
+    return any((getattr(choices, name) != getattr(usual, name)).any() for name in ARRAYS.keys() - _KNOWN)
 
 
 def choose_reference(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:

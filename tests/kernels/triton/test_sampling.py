@@ -26,7 +26,7 @@ from detgen.kernels.native.reference import log_softmax
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton import filters, functions, noise, reading, rows, sampling
-from detgen.kernels.triton.sampling import Asked, choose, unpack
+from detgen.kernels.triton.sampling import Asked, choose, choose_by, unpack
 
 # What overflows float32 is meant to; on a GPU nobody says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -212,6 +212,19 @@ def test_no_sum_is_left_to_the_interpreter() -> None:
     for narrow in (torch.bfloat16, torch.float16):
         with pytest.raises(AssertionError):
             choose(torch.zeros(1, 300, dtype=narrow))
+
+
+def test_a_parameter_that_no_kernel_knows_is_not_skipped(
+    small_sections: Small, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if top_k were new: the kernels are told nothing of it."""
+    told = Asked.of
+    monkeypatch.setattr(sampling, "_KNOWN", sampling._KNOWN - {"top_k"}, raising=False)
+    monkeypatch.setattr(Asked, "of", lambda choices: told(replace(choices, top_k=np.zeros_like(choices.top_k))))
+    logits = torch.randn(2, 530, generator=torch.Generator().manual_seed(5))
+    with small_sections():
+        for choices in ([Choice(1.5, top_k=2, seed=s) for s in range(2)], [Choice(1.5, seed=s) for s in range(2)]):
+            assert same(unpack(choose_by(logits.to(device), Choices.of(choices)).cpu()), wanted(logits, choices))
 
 
 def test_the_only_candidate_has_an_infinite_lead(small_sections: Small, device: str) -> None:
