@@ -60,13 +60,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """x @ weight.T + bias, added up in float32.
 
     Args:
-        x: [rows, inputs], contiguous.
-        weight: [outputs, inputs], contiguous, in the same type.
+        x: [rows, inputs].
+        weight: [outputs, inputs], in the same type.
         bias: [outputs]; None for none.
 
     Returns:
         [rows, outputs], in the type of x; `F.linear` is the reference.
     """
+    x, weight = x.contiguous(), weight.contiguous()
     (rows, inputs), outputs = x.shape, len(weight)
     height = next((h for h in _HEIGHTS if h >= rows), _HEIGHTS[-1])
     out = x.new_empty(rows, outputs)

@@ -31,7 +31,7 @@ def norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, added: torc
     """x / sqrt(mean(x ** 2) + epsilon) * weight (Zhang and Sennrich, arXiv 1910.07467) of x = hidden + added.
 
     Args:
-        hidden: [rows, size], contiguous; becomes x.
+        hidden: [rows, size]; becomes x, and is contiguous where something is added.
         weight: [size], in that type or in float32.
         epsilon: added to the mean square.
         added: like hidden; None for nothing.
@@ -40,10 +40,13 @@ def norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, added: torc
         [rows, size], in the type of hidden. The mean is taken in float32, and x is rounded to that type before it is
         multiplied by the weight, as transformers does.
     """
+    if added is None:
+        hidden = hidden.contiguous()  # only read
+    assert hidden.is_contiguous(), "it takes the sum in place"
     rows, size = hidden.shape
     out = torch.empty_like(hidden)
-    more = hidden if added is None else added
-    _norm[(rows,)](hidden, more, weight, out, size, epsilon, added is not None, above(size), **OPTIONS)
+    more = hidden if added is None else added.contiguous()
+    _norm[(rows,)](hidden, more, weight.contiguous(), out, size, epsilon, added is not None, above(size), **OPTIONS)
     return out
 
 

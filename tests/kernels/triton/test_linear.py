@@ -34,3 +34,5 @@ def test_right_and_alone(
     assert torch.allclose(found.double(), exact, rtol={torch.float32: 1e-5}.get(dtype, 8e-3), atol=1e-5)
     for row in {0, rows // 2, rows - 1}:
         assert torch.equal(linear(x[row : row + 1], weight, bias)[0], found[row])
+    wide, tall = torch.cat([x, x], 1), weight.T.contiguous()
+    assert torch.equal(linear(wide[:, inputs:], tall.T, bias), found)

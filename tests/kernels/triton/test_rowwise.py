@@ -50,6 +50,10 @@ def test_norm(device: str, dtype: torch.dtype, rows: int, size: int, adds: bool,
     for row in range(rows):
         alone = norm(x[row : row + 1].clone(), weight, 1e-5, None if added is None else added[row : row + 1])
         assert torch.equal(alone[0], found[row])
+    if not adds:
+        assert torch.equal(norm(torch.cat([x, x], 1)[:, size:], weight, 1e-5), found)
+    else:
+        assert torch.equal(norm(x.clone(), weight, 1e-5, more.T.contiguous().T), found)
 
 
 @examples(12)
