@@ -133,7 +133,7 @@ class CudaDecoder(nn.Module):
         first = described.layer(0)
         assert first.rotary is not None
         device = cache.keys[0].device
-        self._frequencies = torch.from_numpy(first.rotary.frequencies).double().to(device)
+        self._frequencies = torch.from_numpy(first.rotary.frequencies).to(device)
         self._amplitude = first.rotary.amplitude
         self._most = most_tokens(first.heads // first.kv_heads)
         self.layers: Any = nn.ModuleList()
@@ -238,8 +238,7 @@ class CudaDecoder(nn.Module):
 
     def _compute(self, buffers: _Statics, exchange: Exchange | None = None) -> None:
         """What is recorded: looks at no number, and leaves its results in the buffers."""
-        angles = buffers.positions[:, None] * self._frequencies
-        cosines, sines = ((turn(angles) * self._amplitude).float() for turn in (torch.cos, torch.sin))
+        cosines, sines = _turns(buffers.positions, self._frequencies, self._amplitude)
         pages = Pages(cosines, sines, buffers.positions, buffers.places, buffers.pieces, buffers.tables)
         hidden: torch.Tensor = self.embed_tokens.forward(buffers.ids)
         added: Any = None
@@ -252,6 +251,12 @@ class CudaDecoder(nn.Module):
             hidden, added = layer.forward(hidden, added, pages, buffers.longest, some, told)
         hidden = hidden + added if self.norm is None else self.norm.forward(hidden, added)
         buffers.results.copy_(hidden if self.lm_head is None else self.lm_head.forward(hidden))
+
+
+def _turns(positions: torch.Tensor, frequencies: torch.Tensor, amplitude: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `angles.turns`, of positions int64 [rows]: float32 [rows, n] each. Angles are products in float32."""
+    angles = (positions.float()[:, None] * frequencies).double()
+    return (angles.cos() * amplitude).float(), (angles.sin() * amplitude).float()
 
 
 def _rung(rows: int) -> int:

@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.judging import Scores
+from detgen.kernels.native.angles import powers, turns
 from detgen.kernels.native.library import Ends
 from detgen.kernels.probe import same_bits
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton.kernels import REFERENCE, TRITON, Kernels
 from detgen.kernels.triton.sampling import choose_reference, unpack
 from detgen.passes.adapter import attach
-from detgen.passes.cuda_decoder import CudaDecoder, cuda_decoder
+from detgen.passes.cuda_decoder import CudaDecoder, _turns, cuda_decoder
 from detgen.passes.embedding import broken_embedding
 from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
@@ -102,6 +103,16 @@ def test_its_kernels_make_the_models_own_forward(family: str) -> None:
     config = FAMILIES[family]()
     config.num_hidden_layers, config.sliding_window = 1, 5
     read_in_parts(made(config), TRITON, 7)
+
+
+@pytest.mark.parametrize("first", [0, 130_000])
+def test_angles_are_those_of_a_cpu(first: int) -> None:
+    """Far into a context, too, where a product in float64 is another angle."""
+    frequencies = 1 / powers(500_000.0, tuple(i / 64 for i in range(64)))
+    wanted = turns(frequencies, 1.25, first, first + 100)
+    found = _turns(torch.arange(first, first + 100), torch.from_numpy(frequencies), 1.25)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1.25 * 2.0**-24)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
