@@ -21,8 +21,11 @@ _CUBLAS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
 def settle(device: torch.device) -> None:
     """Forbid what makes a product's bits depend on its size: sums in 16 bits, TF32, and on Hopper sums in parts.
 
-    Variables of the environment that the user has set stay.
+    A device that is named by its number becomes the thread's current one, which Triton launches on. Variables of the
+    environment that the user has set stay.
     """
+    if device.index is not None:
+        torch.cuda.set_device(device)
     matmul: Any = torch.backends.cuda.matmul
     # Neither sums in 16 bits nor sums that are split among blocks.
     matmul.allow_bf16_reduced_precision_reduction = (False, False)

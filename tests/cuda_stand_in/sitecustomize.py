@@ -13,6 +13,7 @@ cuda._lazy_init = lambda: None
 cuda.is_available = lambda: True
 cuda.device_count = lambda: 1
 cuda.current_device = lambda: 0
+cuda.set_device = lambda device: None
 cuda.get_device_name = lambda device=None: NAME
 cuda.get_device_capability = lambda device=None: (9, 0)
 cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=1)

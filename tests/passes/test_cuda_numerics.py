@@ -25,6 +25,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_tf32")
     before = {name: getattr(matmul, name) for name in names}
     tf32 = torch.backends.cudnn.allow_tf32
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     yield
     for name, value in before.items():
@@ -50,6 +51,16 @@ def test_what_is_told(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, in
     matmul.allow_tf32 = matmul.allow_fp16_reduced_precision_reduction = True
     assert cuda_numerics.described(DEVICE)["sums"] == {"tf32": True, "bfloat16": False, "float16": True}
     assert found["workspaces"] == dict(zip(VARIABLES, [":16:8", "1"] if told else [None, None], strict=True))
+
+
+@pytest.mark.parametrize(("name", "made"), [("cuda:1", ["cuda:1"]), ("cuda", [])])
+def test_the_device_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch, name: str, made: list[str]) -> None:
+    """Triton launches there; torch refuses to be told of a device without a number."""
+    current: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    cuda_numerics.settle(torch.device(name))
+    assert current == made
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
