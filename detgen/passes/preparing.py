@@ -25,7 +25,7 @@ from detgen.passes.memory import check_room, free_memory
 from detgen.passes.native_decoder import NativeDecoder, is_native, runs_natively
 from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Shapes
 from detgen.passes.pages import PAGE, Pages
-from detgen.passes.probing import ProbeReport, probe, reference_logits
+from detgen.passes.probing import ProbeReport, has_experts, probe, reference_logits
 from detgen.passes.refusing import refusing
 from detgen.passes.replacing import replace_modules
 from detgen.passes.replaying import replaying
@@ -100,6 +100,10 @@ def prepare(
         EngineError: if a model is not supported, the target is not row-invariant, or the memory is too small.
     """
     observer = observer or Unobserved()
+    if device.type == "cuda" and has_experts(target.model):
+        raise EngineError(
+            f"{target.name} has experts, whose products on CUDA nothing has shown to leave rows alone; use --device cpu"
+        )
     models = [target] + ([draft] if draft else [])
     check_room(_ROOM, "probe a model")
     if device.type == "cpu" and not runs_natively(device):

@@ -339,6 +339,11 @@ def _products(model: nn.Module) -> list[Product]:
     return list(found.values())
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Whether it is a mixture of experts."""
+    return any("expert" in name.lower() for name, _ in model.named_modules())
+
+
 def _probed_tokens(vocabulary: int) -> list[int]:
     return _draw(vocabulary, _TAIL, torch.Generator().manual_seed(20))
 
@@ -399,10 +404,10 @@ def check_logits(
     rows = (reference - packed).abs().amax(-1) / reference.abs().max().clamp_min(1e-6)
     exact = dtype == torch.float32
     model = forward.model
-    modules = [] if isinstance(model, NativeDecoder) else list(model.named_modules())
-    experts = any("expert" in name.lower() for name, _ in modules)
+    modules = [] if isinstance(model, NativeDecoder) else list(model.modules())
+    experts = not isinstance(model, NativeDecoder) and has_experts(model)
     error = float(rows.quantile(0.75 if experts and not exact else 1.0))
-    quantized = any(type(module).__module__.startswith("bitsandbytes") for _, module in modules)
+    quantized = any(type(module).__module__.startswith("bitsandbytes") for module in modules)
     limit = 1e-3 if exact and not quantized else 0.1
     if not error <= limit:
         if isinstance(model, PlainDecoder) and _counts_otherwise(model.model):

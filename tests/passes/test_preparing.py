@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from helpers.torch_passes import decoders
+from torch import nn
 
 from detgen import Engine, EngineConfig
 from detgen.errors import EngineError
@@ -27,6 +31,15 @@ def test_pages_are_what_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [cache.positions for cache in caches] == [pages.count * PAGE] * 2
     assert pages.kept == 256, "on a CPU memory does not grow with the number of prompts"
     assert asked == [384], "MiB that a limited process needs besides"
+
+
+def test_experts_are_refused_on_cuda() -> None:
+    """Nothing there proves their products, which the probe leaves out."""
+    mixture = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(2, 2)])})})
+    target: Any = SimpleNamespace(name="a mixture", model=mixture)
+    settings: Any = {"batch_size": 1, "kv_memory": None, "allow_nondeterministic": True}
+    with pytest.raises(EngineError, match=r"a mixture has experts, .* use --device cpu"):
+        preparing.prepare(target, None, torch.device("cuda"), **settings)
 
 
 def test_memory_for_whole_pages() -> None:
