@@ -48,6 +48,10 @@ from detgen.progress import Observer, Unobserved
 _Done = TypeVar("_Done")
 
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
+_NEW_ON_CUDA = (
+    "--device auto took {}. detgen is new on CUDA: run `detgen verify-determinism --device cuda` first, "
+    "or use --device cpu"
+)
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
     {
@@ -101,6 +105,8 @@ class Engine:
         device = pick_device(config.device)
         if device.type == "cuda":
             cuda_numerics.settle(device)
+            if config.device == "auto":
+                observer.message(_NEW_ON_CUDA.format(torch.cuda.get_device_name(device)))
         target, draft = load_models(config, device, observer)
         prepared = prepare(
             target,

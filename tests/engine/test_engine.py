@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS
+from helpers.fakes import Watcher
 
 from detgen import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams
+from detgen.engine import engine as module
 
 pytestmark = pytest.mark.usefixtures("probed_once")
 
@@ -109,6 +111,28 @@ def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
         base.with_settings(dtype="bfloat16")
     with pytest.raises(EngineError, match="this engine has none"):
         engines(drafter="none", batch_size=16).with_settings(drafter="model")
+
+
+@pytest.mark.parametrize(("name", "told"), [("auto", 1), ("cuda", 0), ("cpu", 0)])
+def test_a_gpu_that_nobody_named_is_named(monkeypatch: pytest.MonkeyPatch, name: str, told: int) -> None:
+    """In one line, with what to do about it."""
+    taken = torch.device("cpu" if name == "cpu" else "cuda")
+    monkeypatch.setattr(module, "pick_device", lambda _: taken)
+    monkeypatch.setattr(module.cuda_numerics, "settle", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+
+    def stop(*_: object) -> None:
+        raise EngineError("stopped")
+
+    monkeypatch.setattr(module, "load_models", stop)
+    observed = Watcher()
+    with pytest.raises(EngineError, match="stopped"):
+        Engine(device=name, observer=observed)
+    assert len(observed.messages) == told
+    for line in observed.messages:
+        assert "Some GPU" in line
+        assert "`detgen verify-determinism --device cuda`" in line
+        assert "--device cpu" in line
 
 
 def test_engine_errors(demo_models: Any) -> None:
