@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from detgen.passes.description import describe
 from detgen.passes.gguf_header import Header
+from detgen.passes.gguf_quickly import quick_gguf
 from detgen.passes.stored import Place, Reader, whole, without_weights
 
 # Settings that transformers does not take over, and what its configurations call them.
@@ -41,7 +42,7 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     # By itself, so that no file beside it has a say.
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, quick_gguf():
         (Path(folder) / "model.gguf").symlink_to(path.resolve())
         config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
@@ -88,7 +89,8 @@ def empty_model(config: Any, header: Header, path: Path) -> tuple[PreTrainedMode
     if known is None or any(hasattr(getattr(layer, known.family.mlp, None), "experts") for layer in known.layers):
         raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {_ELSE}")
     processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
-    names = get_gguf_hf_weights_map(model, processor)
+    with quick_gguf():
+        names = get_gguf_hf_weights_map(model, processor)
     wanted = dict(model.named_parameters())
     places: dict[str, Place] = {}
     for tensor, entry in header.tensors.items():

@@ -9,6 +9,7 @@ import shutil
 import signal
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import transformers as hf
 from helpers.commands import invoke
 from helpers.gguf_files import made, plain_model, plain_tokenizer
 from safetensors.torch import load_file, save_file
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.pieces import pieces_of
@@ -29,6 +31,7 @@ from detgen.kernels.native.library import best_build
 from detgen.kernels.native.quantizing import Quantized
 from detgen.kernels.probe import same_bits
 from detgen.passes.gguf_header import check_gguf, read_header
+from detgen.passes.gguf_quickly import QuickReader, quick_gguf
 from detgen.passes.loading import LoadedModel, load_model, load_tokenizer
 from detgen.passes.packing import FREE_SHAPES, Window
 from detgen.passes.preparing import prepare
@@ -328,3 +331,51 @@ def test_the_header_is_read_without_the_weights(file: Path) -> None:
     assert header.tensors["blk.0.attn_norm.weight"].kind == "F32"
     ends = [entry.at + entry.size for entry in header.tensors.values()]
     assert 0 <= file.stat().st_size - max(ends) < 32
+
+
+def test_each_thing_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of names, for all modules of a model; the header, whose lists are no arrays of numpy, for settings."""
+    made, read, parts = [], [], []
+
+    class Names(gguf.TensorNameMap):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(arguments)
+            super().__init__(*arguments)
+
+    class Reader(QuickReader):
+        def _build_fields(self, *arguments: Any) -> int:
+            read.append(self)
+            return super()._build_fields(*arguments)
+
+        def _get(self, *arguments: Any, **named: Any) -> Any:
+            parts.append(arguments)
+            return super()._get(*arguments, **named)
+
+    monkeypatch.setattr("gguf.tensor_mapping.TensorNameMap", Names)
+    monkeypatch.setattr("detgen.passes.gguf_quickly.QuickReader", Reader)
+    former = gguf.GGUFReader, gguf.get_tensor_name_map
+    loaded(file)
+    assert (len(made), len(read)) == (1, 1)
+    assert len(parts) < 1000  # there are 4,096 tokens, and more merges
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == former
+
+
+def test_quickly_is_as_slowly(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings, tokenizer and weights are those that transformers makes of what the gguf package reads."""
+
+    def more(writer: Any) -> None:
+        writer.add_token_scores([0.1 * i for i in range(4096)])
+        writer.add_array("general.tags", ["\u00e9", ""])
+        writer.add_array("general.numbers", [1, 2])
+        writer.add_array("general.nothing", [])
+
+    path = made(folder, tmp_path / "model.gguf", more=more)
+    quick, checkpoint = loaded(path), load_gguf_checkpoint(str(path))
+    with quick_gguf():
+        assert load_gguf_checkpoint(str(path)) == checkpoint
+    monkeypatch.setattr("detgen.passes.gguf_models.quick_gguf", nullcontext)
+    slow = loaded(path)
+    assert quick.model.config.to_diff_dict() == slow.model.config.to_diff_dict()
+    assert quick.tokenizer.backend_tokenizer.to_str() == slow.tokenizer.backend_tokenizer.to_str()
+    assert quick.tokenizer.init_kwargs.keys() == slow.tokenizer.init_kwargs.keys()
+    assert same_bits(bits_of(quick), bits_of(slow))
