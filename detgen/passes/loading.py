@@ -24,12 +24,13 @@ from transformers import PreTrainedModel
 from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.passes import gguf_models, lazily
+from detgen.passes.digest import Told, digests
 from detgen.passes.folders import check_folder, local_place, model_files
 from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
 from detgen.passes.native_decoder import is_native, runs_natively
 from detgen.passes.refusing import raised_in
-from detgen.passes.stored import Read, fill, held
+from detgen.passes.stored import ALL, Read, Weight, fill, held
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
@@ -140,7 +141,7 @@ def load_model(
     folder = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
     if folder.is_file():
         observer.stage(f"loading {name}")
-        return _load_gguf(folder, name, device, dtype, quant)
+        return _load_gguf(folder, name, device, dtype, quant, observer)
     stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
     chosen: Any = DTYPES.get(dtype, "auto")
@@ -181,12 +182,14 @@ def load_model(
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
         eos = _eos(model, tokenizer)
-        digest = _digest(folder, trusted=trusted)
+        digest = _digest(folder, observer, trusted=trusted)
     arithmetic = torch.float32 if dtype == "auto" and device.type == "cpu" else model.dtype
     return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, bits, read)
 
 
-def _load_gguf(path: Path, name: str, device: torch.device, dtype: DTypeName, quant: QuantName) -> LoadedModel:
+def _load_gguf(
+    path: Path, name: str, device: torch.device, dtype: DTypeName, quant: QuantName, observer: Observer
+) -> LoadedModel:
     """A model in a GGUF file; arguments and errors as `load_model`.
 
     Its weights stay as they are stored where the native pass reads them; elsewhere they are widened.
@@ -202,12 +205,25 @@ def _load_gguf(path: Path, name: str, device: torch.device, dtype: DTypeName, qu
             reading: Read = read
         else:
             _check_size(path.stat().st_size, config, arithmetic, device, quant, trusted=False)
-            fill(model, read, arithmetic)
+            fill(model, _told(read, model, path.stat().st_size, observer), arithmetic)
             model, reading = model.to(device), held
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = digests([path], observer)[0]
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
     return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, read=reading)
+
+
+def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
+    """Reads as `read` does all weights of a model once, `size` bytes, and tells how far that is."""
+    told, done, entries = Told(size, observer), 0, sum(parameter.numel() for parameter in model.parameters())
+
+    def reading(parameter: nn.Parameter, rows: slice = ALL) -> Weight:
+        nonlocal done
+        weight = read(parameter, rows)
+        done += parameter.numel()
+        told.tell(size * done / entries)
+        return weight
+
+    return reading
 
 
 def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
@@ -376,14 +392,14 @@ def _eos(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def _digest(folder: Path, *, trusted: bool) -> str:
+def _digest(folder: Path, observer: Observer, *, trusted: bool) -> str:
     """SHA-256 over name and content of each file that can change an output, in order of names."""
-    total = hashlib.sha256()
-    for file in model_files(folder, trusted=trusted):
-        with file.open("rb") as f:
-            name = file.relative_to(folder).as_posix()
-            total.update(f"{name} {hashlib.file_digest(f, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
+    files = model_files(folder, trusted=trusted)
+    lines = [
+        f"{file.relative_to(folder).as_posix()} {digest}\n"
+        for file, digest in zip(files, digests(files, observer), strict=True)
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:

@@ -30,6 +30,7 @@ from detgen.errors import EngineError
 from detgen.kernels.native.library import best_build
 from detgen.kernels.native.quantizing import Quantized
 from detgen.kernels.probe import same_bits
+from detgen.passes.folders import model_files
 from detgen.passes.gguf_header import check_gguf, read_header
 from detgen.passes.gguf_quickly import QuickReader, quick_gguf
 from detgen.passes.loading import LoadedModel, load_model, load_tokenizer
@@ -379,3 +380,27 @@ def test_quickly_is_as_slowly(folder: Path, tmp_path: Path, monkeypatch: pytest.
     assert quick.tokenizer.backend_tokenizer.to_str() == slow.tokenizer.backend_tokenizer.to_str()
     assert quick.tokenizer.init_kwargs.keys() == slow.tokenizer.init_kwargs.keys()
     assert same_bits(bits_of(quick), bits_of(slow))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_long_load_says_how_far_it_is(
+    file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    """In megabytes of what is read, of a file as of a folder; a short one says nothing."""
+
+    class Watching(Unobserved):
+        def progress(self, progress: Progress) -> None:
+            seen.append(progress)
+
+    monkeypatch.setattr("detgen.passes.loading.is_native", lambda _: native)
+    for place in (file, folder):
+        seen: list[Progress] = []
+        load_model(place, "x", CPU, "auto", "none", observer=Watching())
+        assert not seen
+        with monkeypatch.context() as patched:
+            patched.setattr("detgen.passes.digest._SOON", 0.0)
+            load_model(place, "x", CPU, "auto", "none", observer=Watching())
+        size = sum(path.stat().st_size for path in (model_files(place, trusted=False) if place is folder else [place]))
+        assert {progress.total for progress in seen} == {round(size / 1e6)}
+        done = [progress.done for progress in seen]
+        assert (done[0] < done[-1] == seen[-1].total, seen[-1].unit, seen[-1].left) == (True, "MB", 0.0)

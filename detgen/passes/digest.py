@@ -1,0 +1,49 @@
+"""The digest of a model's files, which takes a while for large ones: an observer is told how far the reading is."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from detgen.progress import Observer, Progress
+
+_SOON = 1.0  # seconds; what is done by then needs no figures
+_PART = 1 << 20
+
+
+class Told:
+    """How far a reading is, as an observer is told it.
+
+    Args:
+        total: bytes that are read.
+        observer: is told nothing in the first second.
+    """
+
+    def __init__(self, total: int, observer: Observer) -> None:
+        self._total, self._observer = total, observer
+        self._started = time.monotonic()
+
+    def tell(self, done: float) -> None:
+        """So many bytes are read."""
+        seconds = time.monotonic() - self._started
+        if seconds >= _SOON:
+            left = seconds * (self._total - done) / done if done else None
+            sizes = round(done / 1e6), max(round(self._total / 1e6), 1)
+            self._observer.progress(Progress(*sizes, "MB", seconds, left))
+
+
+def digests(files: Sequence[Path], observer: Observer) -> list[str]:
+    """SHA-256 of each file, in hexadecimal digits."""
+    told, done, found = Told(sum(path.stat().st_size for path in files), observer), 0, []
+    buffer = memoryview(bytearray(_PART))
+    for path in files:
+        total = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                total.update(buffer[:count])
+                done += count
+                told.tell(done)
+        found.append(total.hexdigest())
+    return found
