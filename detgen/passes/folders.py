@@ -11,7 +11,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,9 +188,10 @@ def _size(path: Path) -> int:
     return found.st_size
 
 
-def _parse(file: str, content: bytes) -> Any:
+def _parse(file: str, content: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of a JSON text, its objects made by `pairs`."""
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=pairs)
     except RecursionError:
         raise _WrongError(f"{file}: it is nested too deeply") from None
     except UnicodeDecodeError:
@@ -292,7 +294,13 @@ def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tup
     stored = sum(files[name] for name in names)
     if not all(name.endswith(".safetensors") for name in names):
         return stored, None
-    return stored, [tensor for name in names for tensor in _tensors(folder / name, files[name])]
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        for tensor in _tensors(folder / name, files[name]):
+            if other := tensors.get(tensor.name):
+                raise _WrongError(f"{name}: it has {_shown(tensor.name)}, which {other.file} has, too")
+            tensors[tensor.name] = tensor
+    return stored, list(tensors.values())
 
 
 def _shards(index: Path, files: dict[str, int]) -> list[str]:
@@ -312,22 +320,36 @@ def _tensors(path: Path, length: int) -> list[Tensor]:
         header = int.from_bytes(file.read(8), "little")
         if length < 8 or header > min(length - 8, _LARGEST_HEADER):
             raise _WrongError(f"{path.name}: it is cut short, or no safetensors file")
-        found = _parse(path.name, file.read(header))
+        found = _parse(path.name, file.read(header), partial(_once, path.name))
     if not isinstance(found, dict):
         raise _WrongError(f"{path.name}: its header is no object")
     found.pop("__metadata__", None)
-    end = 0
-    for tensor in found.values():
+    first = 8 + header
+    tensors = []
+    for name, tensor in found.items():
         place = tensor.get("data_offsets") if isinstance(tensor, dict) else None
         if not isinstance(place, list) or len(place) != 2 or not all(type(i) is int and i >= 0 for i in place):
             raise _WrongError(f"{path.name}: its header does not say where each tensor is")
-        end = max(end, place[1])
-    if end != length - 8 - header:
-        kind = "cut short" if end > length - 8 - header else "longer than its tensors"
-        raise _WrongError(f"{path.name}: it is {kind}: {end:,} bytes of tensors, {length - 8 - header:,} in the file")
-    first = 8 + header
-    return [
-        Tensor(name, path.name, str(tensor.get("dtype")), tensor.get("shape"), first + begin, end - begin)
-        for name, tensor in found.items()
-        for begin, end in [tensor["data_offsets"]]
-    ]
+        begin, end = place
+        tensors.append(
+            Tensor(name, path.name, str(tensor.get("dtype")), tensor.get("shape"), first + begin, end - begin)
+        )
+    at = first
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.at, tensor.size)):
+        if tensor.at != at or tensor.size < 0:
+            raise _WrongError(f"{path.name}: its tensors overlap or leave a gap, at {_shown(tensor.name)}")
+        at += tensor.size
+    if at != length:
+        kind = "cut short" if at > length else "longer than its tensors"
+        raise _WrongError(f"{path.name}: it is {kind}: {at - first:,} bytes of tensors, {length - first:,} in the file")
+    return tensors
+
+
+def _once(file: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object that has each key once: readers differ in which of two they take."""
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise _WrongError(f"{file}: its header has {_shown(key)} twice")
+        made[key] = value
+    return made

@@ -23,7 +23,7 @@ from detgen.passes.stored import Place, Reader, Stack, without_weights
 
 # What names in files have in place of what parameters have, by class.
 _RENAMED = {"GPTNeoXForCausalLM": ("embed_out.", "lm_head."), "MixtralForCausalLM": (".block_sparse_moe.", ".mlp.")}
-_EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
+EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
 # The parameters that experts' weights are parts of, and which part.
 _JOINED = {
     **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0)},
@@ -69,7 +69,7 @@ def _places(
     for tensor in tensors:
         place = Place(folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at)
         name = tensor.name if renamed is None else tensor.name.replace(*renamed)
-        expert = _EXPERT.fullmatch(name)
+        expert = EXPERT.fullmatch(name)
         if expert is not None and expert["part"] in _JOINED:
             joined, part = _JOINED[expert["part"]]
             parts[f"{expert['experts']}.{joined}"][int(expert["number"]), part] = place

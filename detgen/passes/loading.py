@@ -11,7 +11,7 @@ import logging
 import pickle
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.passes import gguf_models, lazily
 from detgen.passes.digest import Told, digests
-from detgen.passes.folders import check_folder, local_place, model_files
+from detgen.passes.folders import Tensor, check_folder, local_place, model_files
 from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
 from detgen.passes.native_decoder import is_native, runs_natively
@@ -157,6 +157,7 @@ def load_model(
         _check_size(stored.size, config, chosen, device, quant, trusted=trusted)
     read: Read = held
     with explained(name):
+        _check_numbers(stored.tensors, config, trusted=trusted)
         native = device.type == "cpu" and dtype in ("auto", "float32") and (quant == "none" or bits)
         empty = lazily.empty_model(folder, stored, config, chosen) if native else None
         lazy = empty is not None and is_native(empty[0])
@@ -317,6 +318,29 @@ def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, quan
             raise ValueError(
                 f"its {elements:,} parameters take {elements * dtype.itemsize / 2**30:,.1f} GiB as"
                 f" {str(dtype).removeprefix('torch.')}, and there are {there / 2**30:,.1f} GiB of memory"
+            )
+
+
+def _check_numbers(tensors: Sequence[Tensor], config: Any, *, trusted: bool) -> None:
+    """Refuse whole numbers where a model that is not quantized has others; transformers would convert them.
+
+    Raises:
+        ValueError: names the tensor.
+    """
+    from transformers import AutoModelForCausalLM
+
+    whole = [tensor for tensor in tensors if re.match(r"[IU]\d|BOOL", tensor.dtype)]
+    if not whole or hasattr(config, "quantization_config"):
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    # A file may have the names of the model's base, and others beside them that end alike: masks and positions.
+    names = {name for name, _ in model.named_parameters()}
+    names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
+    for tensor in whole:
+        if tensor.name in names or lazily.EXPERT.fullmatch(tensor.name):
+            raise ValueError(
+                f"{tensor.file}: {tensor.name} has whole numbers ({tensor.dtype}), and no model has them there"
             )
 
 

@@ -129,6 +129,27 @@ def header(change: Callable[[dict[str, Any]], None]) -> Damage:
     return raw_weights(changed)
 
 
+def twice(file: bytes) -> bytes:
+    """A header that has its last tensor twice, with the bytes of another in the second place."""
+    length = struct.unpack("<Q", file[:8])[0]
+    text = file[8 : 8 + length].rstrip()
+    found = json.loads(text)
+    name = list(found)[-1]
+    made = text[:-1] + b"," + json.dumps({name: found[name]}).encode()[1:]
+    return struct.pack("<Q", len(made)) + made + file[8 + length :]
+
+
+def moved(tensors: dict[str, Any]) -> None:
+    """The first norm of each layer lies where that of the first layer lies."""
+    norms = [name for name in tensors if name.endswith(".input_layernorm.weight")]
+    for name in norms:
+        tensors[name] = tensors[norms[0]]
+
+
+def whole(tensors: dict[str, Any]) -> None:
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].int()
+
+
 def index(weight_map: Any) -> Damage:
     def damage(folder: Path, _: Path) -> None:
         (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
@@ -268,7 +289,12 @@ def weight_files() -> Iterator[BadFolder]:
     yield BadFolder("weights with a header of 2**63", raw_weights(lambda b: b"\xff" * 8 + b[8:]), file)
     yield BadFolder("weights without JSON", raw_weights(lambda b: b[:8] + b"x" + b[9:]), f"{file}: it is not JSON")
     yield BadFolder("weights without places", header(lambda h: h.update(extra={})), f"{file}: its header")
-    yield BadFolder("weights in one place", header(lambda h: h.update(extra=h[layer(h, 0)])), "")
+    yield BadFolder(
+        "weights in one place", header(lambda h: h.update(extra=h[layer(h, 0)])), f"{file}: its tensors overlap"
+    )
+    yield BadFolder("weights with a gap", header(moved), f"{file}: its tensors overlap or leave a gap")
+    yield BadFolder("a weight twice", raw_weights(twice), "twice")
+    yield BadFolder("a weight of whole numbers", weights(whole), "model.norm.weight has whole numbers (I32)")
     wrong = {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}
     yield BadFolder("weights of an unknown type", header(lambda h: h.update(extra=wrong)), "")
     yield BadFolder("a weight missing", weights(lambda t: t.pop(layer(t, 0))), "weights are missing")

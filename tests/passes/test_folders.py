@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -24,6 +25,7 @@ from detgen.passes.loading import load_model
 # One of each kind; the campaign tries all of them by the command line.
 FEW = (
     *("code of the configuration", "code of the tokenizer", "a pickle in an archive", "a pickle of nothing"),
+    *("weights in one place", "weights with a gap", "a weight twice", "a weight of whole numbers"),
     *("weights absent", "weights cut short", "weights of text", "a weight missing", "a weight of another shape"),
     *("a weight too many", "an index to elsewhere", "config.json list", "config.json latin-1", "config.json nested"),
     *("config.json a pipe", "config.json a loop", "tokenizer.json a device", "tokenizer.json of a tebibyte"),
@@ -103,8 +105,21 @@ def test_other_parts_of_a_checkpoint_are_left_out(folder: Path) -> None:
     """A checkpoint may have a tower that the decoder does not use; only weights within its layers must all be used."""
     tensors = load_file(folder / "model.safetensors")
     tensors["vision_tower.layers.0.weight"] = torch.zeros(3)
+    tensors["vision_tower.position_ids"] = torch.arange(3)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     load_model(folder, "good", torch.device("cpu"), "auto", "none")
+
+
+def test_a_weight_is_in_one_file(folder: Path) -> None:
+    """Which of two would be taken depends on the reader."""
+    path = folder / "model.safetensors"
+    tensors, name = load_file(path), "model.norm.weight"
+    path.rename(folder / "model-1.safetensors")
+    save_file({name: tensors[name]}, folder / "model-2.safetensors", metadata={"format": "pt"})
+    placed = dict.fromkeys(tensors, "model-1.safetensors") | {name: "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    with pytest.raises(EngineError, match=r'model-2.*has "model.norm.weight", which model-1.safetensors has, too'):
+        check_folder(folder, "bad", trusted=False)
 
 
 def test_more_memory_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
