@@ -1,8 +1,8 @@
 """Calls a function of a stranger, such as a model's chat template, within bounds of time, memory and length.
 
-A template can loop for ever, or ask for all of the memory in a single operation, which nothing in its own process could
-stop. Hence the call is made in a copy of this process, whose bounds the operating system keeps. The bound of time is
-processor time: neither a slow nor a busy machine turns a good template into an error.
+A template or a tokenizer can go on for ever, or ask for all of the memory in a single operation, which nothing in its
+own process could stop. Hence the call is made in a copy of this process, whose bounds the operating system keeps. The
+bound of time is processor time: neither a slow nor a busy machine turns a good template into an error.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import select
 import signal
 import struct
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
+
+from detgen.errors import EngineError
 
 SECONDS = 10.0  # of processor time for one call; ordinary templates take thousandths
 CHARACTERS = 1 << 26  # of a text; more than any context holds
@@ -26,49 +29,87 @@ _PATIENCE = 30  # times the bound of processor time; a busy machine may give a p
 _ATTEMPTS = 3  # the copy may just have ended when a call comes
 _IDLE = 1.0  # seconds without a call after which the copy ends: as long as it lives, changed memory is held twice
 _SIZE = struct.Struct("<q")
+_GOOD, _FAILED, _TOO_MUCH = b"+", b"-", b"!"  # how an answer begins
+
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+_Result = TypeVar("_Result")
 
 
 class BoundsError(Exception):
     """A call went over a bound, or raised something; the message is one line."""
 
 
-class Bounded:
+class _TooMuchError(BoundsError):
+    """It took too much time or memory."""
+
+
+class Bounded(Generic[_Result]):
     """Calls one function in a copy of this process, which is made when it is needed and kept while calls come in.
 
     Calls of several threads take turns. What the function changes stays in the copy.
 
     Args:
-        function: returns a text; its arguments can be pickled.
+        function: its arguments and results can be pickled.
         seconds: of processor time for a call.
+        least: gives the least call of a call's kind. Where a call takes too much and that one does, too, whatever the
+            first was about, the kind is given up.
     """
 
-    def __init__(self, function: Callable[..., str], seconds: float = SECONDS) -> None:
-        self._function, self._seconds = function, seconds
+    def __init__(
+        self,
+        function: Callable[..., _Result],
+        seconds: float = SECONDS,
+        least: Callable[..., _Call] | None = None,
+    ) -> None:
+        self._function, self._least, self._seconds = function, least, seconds
+        self._given_up: set[bytes] = set()  # least calls
         self._turn = threading.Lock()
         self._child = -1
         self._owner = -1
         self._to, self._from = -1, -1
 
-    def __call__(self, *arguments: Any, **named: Any) -> str:
+    def __call__(self, *arguments: Any, **named: Any) -> _Result:
         """What the function returns.
 
         Raises:
             BoundsError: it takes too long, too much memory, writes too much, or raises something.
+            EngineError: there is no room for a copy of this process.
         """
         try:
             call = pickle.dumps((arguments, named))
+            least = None if self._least is None else pickle.dumps(self._least(*arguments, **named))
         except (RecursionError, pickle.PicklingError, TypeError, AttributeError) as error:
             raise BoundsError(str(error)) from None
         with self._turn:
-            answer = None
-            for _ in range(_ATTEMPTS):
-                answer = answer or self._asked(call)
-        good, text = answer or (False, "it broke down")
-        if not good:
-            raise BoundsError(text)
-        return text
+            if least in self._given_up:
+                raise _TooMuchError(self._too_much())
+            try:
+                return self._result(call)
+            except _TooMuchError:
+                if least is not None and self._takes_too_much(least):
+                    self._given_up.add(least)
+                raise
 
-    def _asked(self, call: bytes) -> tuple[bool, str] | None:
+    def _takes_too_much(self, call: bytes) -> bool:
+        try:
+            self._result(call)
+        except BoundsError as error:
+            return isinstance(error, _TooMuchError)
+        return False
+
+    def _result(self, call: bytes) -> _Result:
+        answer = None
+        for _ in range(_ATTEMPTS):
+            answer = answer or self._asked(call)
+        kind, content = (answer[:1], answer[1:]) if answer else (_FAILED, b"it broke down")
+        if kind == _GOOD:
+            found: _Result = pickle.loads(content)
+            return found
+        if kind == _TOO_MUCH:
+            raise _TooMuchError(self._too_much())
+        raise BoundsError(content.decode("utf-8", "surrogatepass"))
+
+    def _asked(self, call: bytes) -> bytes | None:
         """The copy's answer; None if it had ended before the call reached it."""
         if self._child < 0 or self._owner != os.getpid():
             self._start()
@@ -84,45 +125,46 @@ class Bounded:
             self._end()
             raise
         if received is not None:
-            good, text = received[:1] == b"+", received[1:].decode("utf-8", "surrogatepass")
-            return good, text
+            return received
         code = os.waitstatus_to_exitcode(self._end())
         if code == 0:
             return None
-        killed = code in (-signal.SIGPROF, -signal.SIGKILL)
-        return False, self._too_much() if killed else f"it broke down ({code})"
+        killed = code in (-signal.SIGPROF, -signal.SIGKILL, -signal.SIGABRT)  # libraries abort without memory
+        return _TOO_MUCH if killed else _FAILED + f"it broke down ({code})".encode()
 
     def _too_much(self) -> str:
         # One text for both bounds: which of the two is met first may depend on the machine.
         return f"it takes more than {self._seconds:g} seconds or {_MEMORY >> 30} GiB of memory"
 
     def _start(self) -> None:
-        theirs, self._to = os.pipe()
-        self._from, ours = os.pipe()
+        files: list[int] = []
         # Otherwise the tokenizers library says on standard error that it saw a copy being made.
         former = os.environ.get("TOKENIZERS_PARALLELISM")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        self._owner = os.getpid()
-        self._child = os.fork()
-        if not self._child:
+        try:
+            files += os.pipe()
+            files += os.pipe()
+            child = os.fork()
+        except OSError as error:  # of the machine: no prompt is to blame
+            for file in files:
+                os.close(file)
+            raise EngineError(f"cannot start a process beside this one: {error.strerror}; make room for it") from None
+        finally:
+            if former is None:
+                del os.environ["TOKENIZERS_PARALLELISM"]
+        theirs, self._to, self._from, ours = files
+        if not child:
             self._serve(theirs, ours)
-        if former is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
+        self._child, self._owner = child, os.getpid()
+        # Not by `__del__`, which may come so late that no module is left to call.
+        self._finalize = weakref.finalize(self, _end, child, self._owner, self._to, self._from)
         os.close(theirs)
         os.close(ours)
 
     def _end(self) -> int:
         """Let the copy go; its wait status."""
-        os.close(self._to)
-        os.close(self._from)
-        child, self._child = self._child, -1
-        with suppress(ChildProcessError):
-            return os.waitpid(child, 0)[1]
-        return 0
-
-    def __del__(self) -> None:
-        if self._child > 0 and self._owner == os.getpid():
-            self._end()
+        self._child = -1
+        return self._finalize() or 0
 
     def _serve(self, calls: int, answers: int) -> NoReturn:
         """The copy's life."""
@@ -131,30 +173,45 @@ class Bounded:
             for number in (signal.SIGINT, signal.SIGTERM):  # the other side ends it, by hanging up
                 signal.signal(number, signal.SIG_IGN)
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries tell there what they then raise
             _keep_open({calls, answers})
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             _limit_memory()
-            while select.select([calls], [], [], _IDLE)[0]:
+            sound = True
+            while sound and select.select([calls], [], [], _IDLE)[0]:
                 call = _receive(calls)
                 if call is None:
                     break
                 signal.setitimer(signal.ITIMER_PROF, self._seconds)
-                answer = self._answer(*pickle.loads(call))
+                answer, sound = self._answer(*pickle.loads(call))
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 _send(answers, answer)
             code = 0
         finally:
             os._exit(code)
 
-    def _answer(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
+    def _answer(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[bytes, bool]:
+        """The answer, and whether another call can follow: after a panic a library is not what it was."""
         try:
-            text = self._function(*arguments, **named)
-            if len(text) > CHARACTERS:
-                return f"-it writes more than {CHARACTERS:,} characters".encode()
-            return b"+" + text.encode("utf-8", "surrogatepass")
+            result = self._function(*arguments, **named)
+            if isinstance(result, str) and len(result) > CHARACTERS:
+                return _FAILED + f"it writes more than {CHARACTERS:,} characters".encode(), True
+            return _GOOD + pickle.dumps(result), True
         except MemoryError:
-            return f"-{self._too_much()}".encode()
+            return _TOO_MUCH, False
         except BaseException as error:
-            return f"-{error}".encode("utf-8", "surrogatepass")
+            return _FAILED + str(error).encode("utf-8", "surrogatepass"), isinstance(error, Exception)
+
+
+def _end(child: int, owner: int, *files: int) -> int:
+    """Let a copy go; its wait status."""
+    if owner != os.getpid():
+        return 0
+    for file in files:
+        os.close(file)
+    with suppress(ChildProcessError):
+        return os.waitpid(child, 0)[1]
+    return 0
 
 
 def _limit_memory() -> None:

@@ -9,17 +9,24 @@ from typing import Any
 
 from detgen.engine.bounded import Bounded
 from detgen.engine.request import Request
-from detgen.errors import RequestError
+from detgen.errors import EngineError, RequestError
 
 _LONGEST_REASON = 500
 
 
-def chat_renderer(tokenizer: Any) -> Bounded:
+def chat_renderer(tokenizer: Any) -> Bounded[str]:
     """Applies a tokenizer's chat template, which may be a stranger's, within bounds."""
-    return Bounded(lambda messages, **options: str(tokenizer.apply_chat_template(messages, tokenize=False, **options)))
+
+    def apply(messages: list[dict[str, Any]], **options: Any) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+
+    def least(messages: list[dict[str, Any]], *, chat_template: str, **options: Any) -> Any:
+        return ([{"role": "user", "content": "a"}],), {"chat_template": chat_template}
+
+    return Bounded(apply, least=least)
 
 
-def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded) -> str:
+def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded[str]) -> str:
     """The text of a request's messages, with its tools and variables, up to where the assistant goes on.
 
     What templates expect differs from what people send, so messages are changed as vLLM changes them: several text
@@ -34,6 +41,7 @@ def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded) -
 
     Raises:
         RequestError: there is no template, it refuses the messages, or it has no use for what is given.
+        EngineError: the machine has no room to render it.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError(f"{model} has no chat template, so messages cannot be rendered; use prompt instead")
@@ -49,18 +57,22 @@ def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded) -
             continue_final_message=request.continue_final_message,
             **variables,
         )
-    except RequestError:
+    except (RequestError, EngineError):
         raise
     except Exception as e:  # a template may raise anything
-        reason = str(e)  # transformers' own may quote the whole chat
-        shown = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
-        raise RequestError(f"the chat template refuses these messages: {shown}") from e
+        raise RequestError(f"the chat template refuses these messages: {shortened(e)}") from e
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = ord(text[error.start])
         raise RequestError(f"the messages hold half a character, \\u{half:04x}, where they are rendered") from None
     return text
+
+
+def shortened(error: BaseException) -> str:
+    """The reason of an error; a library's own may quote the whole text."""
+    reason = str(error)
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
 
 
 def _check_used(source: str, tools: str | None, variables: dict[str, Any], tokenizer: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from detgen import Engine
+from detgen import Engine, EngineError
 from detgen.engine import bounded
 from detgen.engine.bounded import Bounded, BoundsError
+from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Request
 
 pytestmark = pytest.mark.usefixtures("probed_once")
@@ -39,6 +44,7 @@ def fail(*_: object) -> str:
         (fail, 5.0, "^no such role$"),
         (lambda: os._exit(3), 5.0, r"broke down \(3\)"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), 5.0, "GiB of memory"),
+        (os.abort, 5.0, "GiB of memory"),
     ],
 )
 def test_what_goes_over_a_bound(function: Callable[..., Any], seconds: float, said: str) -> None:
@@ -83,6 +89,52 @@ def test_a_copy_ends_when_it_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> N
     assert call() != first
 
 
+@pytest.mark.parametrize("endless", [True, False])
+def test_what_takes_too_much_whatever_it_is_given_is_given_up(tmp_path: Path, endless: bool) -> None:
+    """By its kind; what takes too much of one thing only is tried with others, so that their order has no say."""
+    asked = tmp_path / "asked"
+
+    def function(kind: str, size: int) -> str:
+        with asked.open("a") as file:
+            file.write(f"{kind}{size} ")
+        return loop() if kind == "b" and (endless or size > 1) else "good"
+
+    call = Bounded(function, 0.2, least=lambda kind, size: ((kind, 0), {}))
+    assert call("a", 5) == "good"
+    for size in (5, 4, 1):
+        if size > 1 or endless:
+            with pytest.raises(BoundsError, match=r"more than 0\.2 seconds"):
+                call("b", size)
+        else:
+            assert call("b", size) == "good"
+    assert call("a", 5) == "good"
+    assert asked.read_text() == ("a5 b5 b0 a5 " if endless else "a5 b5 b0 b4 b0 b1 a5 ")
+
+
+def test_no_room_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is no error of what was asked: the run ends, and can be resumed."""
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    request = Request("chat", 1, messages=[{"role": "user", "content": "a"}])
+    tokenizer = AutoTokenizer.from_pretrained("detgen/demo_models/target")
+    former = set(os.listdir("/dev/fd")), dict(os.environ)
+    monkeypatch.setattr("os.fork", fork)
+    with pytest.raises(EngineError, match="cannot start a process beside this one: Resource temporarily unavailable"):
+        render_chat(tokenizer, "x", request, chat_renderer(tokenizer))
+    assert (set(os.listdir("/dev/fd")), dict(os.environ)) == former
+
+
+def test_nothing_is_said_at_exit() -> None:
+    """Though modules are kept beyond their time, as libraries in C do, so that nothing is left to call."""
+    keep = "for m in (bounded, sys.modules['__main__']): ctypes.pythonapi.Py_IncRef(ctypes.py_object(m))"
+    make = "call = bounded.Bounded(lambda: 'good'); print(call())"
+    script = "\n".join(["import ctypes, sys", "from detgen.engine import bounded", make, keep])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("good\n", "")
+
+
 def test_a_copy_holds_no_file_open(tmp_path: Path) -> None:
     """A lock that another process wants is free when this process has let go of it."""
     with (tmp_path / "lock").open("w") as file:
@@ -98,6 +150,21 @@ def test_arguments_that_cannot_be_sent() -> None:
         Bounded(lambda _: "")(nested)
     while nested:  # freed level by level, not by recursion
         nested = nested[0]
+
+
+def test_an_endless_template_is_tried_twice(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each of thousands of chats."""
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(engine.tokenizer, "chat_template", endless)
+    monkeypatch.setattr(engine._encoder.render, "_seconds", 0.2)
+    monkeypatch.setattr(engine._encoder.render, "_given_up", set())
+    tried, asked = [], Bounded._asked
+    monkeypatch.setattr(Bounded, "_asked", lambda self, call: tried.append(call) or asked(self, call))
+    chats = [Request(str(i), i, messages=[{"role": "user", "content": str(i)}]) for i in range(50)]
+    assert all("more than 0.2 seconds" in str(completion.error) for completion in engine.generate(chats))
+    assert len(tried) == 2
+    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ messages[0].content }}")
+    assert engine.generate(chats[:1])[0].error is None
 
 
 def test_a_template_that_prints_the_day_is_known(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
