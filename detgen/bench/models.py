@@ -61,6 +61,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
 
         from detgen.engine.encoding import prompt_tokens
         from detgen.engine.rendering import chat_renderer
+        from detgen.engine.tokenizing import Tokenize
         from detgen.kernels.native.library import best_build
         from detgen.passes.families import FAMILIES
         from detgen.passes.loading import DTYPES, context_of, explained, load_settings, pick_device
@@ -97,7 +98,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
     # What a known family has of its own is found out where the model is loaded.
     known = type(model).__name__ in FAMILIES and best_build() is not None
     native = known and (device.type, dtype) == ("cpu", "float32") and engine.target_quant not in ("nf4", "int8")
-    render = chat_renderer(tokenizer)
+    render, tokenize = chat_renderer(tokenizer), Tokenize(tokenizer, name)
     size = len(tokenizer) if config.random_weights is not None else int(text.vocab_size)
     tied = getattr(text, "tie_word_embeddings", False)
     embedding = 0 if tied else model.get_input_embeddings().weight.numel()
@@ -108,7 +109,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         weights=float(sum(p.numel() for p in model.parameters()) - embedding),
         native=native,
         as_stored=device.type == "cpu" and engine.dtype == "auto",
-        encode=lambda request: prompt_tokens(request, tokenizer, name, size, render),
+        encode=lambda request: prompt_tokens(request, tokenizer, name, size, render, tokenize),
     )
 
 

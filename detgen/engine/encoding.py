@@ -11,6 +11,7 @@ from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Completion, Request
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
+from detgen.engine.tokenizing import Tokenize
 from detgen.errors import RequestError
 from detgen.passes.loading import LoadedModel
 
@@ -26,10 +27,12 @@ class Encoder:
 
     Attributes:
         render: applies the tokenizer's chat template.
+        tokenize: gives the token ids of texts.
     """
 
     def __init__(self, target: LoadedModel, scheduler: Scheduler) -> None:
         self.render = chat_renderer(target.tokenizer)
+        self.tokenize = Tokenize(target.tokenizer, target.name)
         self._target = target
         self._scheduler = scheduler
         self._least_tokens = LeastTokens(target.tokenizer)
@@ -70,7 +73,9 @@ class Encoder:
         def check(text: str) -> None:
             self.check_length(text, request.params.max_tokens)
 
-        return prompt_tokens(request, target.tokenizer, target.name, target.vocabulary, self.render, check)
+        return prompt_tokens(
+            request, target.tokenizer, target.name, target.vocabulary, self.render, self.tokenize, check
+        )
 
     def check_length(self, text: str, max_tokens: int) -> None:
         """Refuse a text whose length says that it cannot fit; reading it would take a minute and gigabytes.
@@ -95,7 +100,8 @@ def prompt_tokens(
     tokenizer: Any,
     model: str,
     vocabulary: int,
-    render: Bounded,
+    render: Bounded[str],
+    tokenize: Tokenize,
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """The token ids of a request's prompt; a chat is rendered by the model's template.
@@ -106,11 +112,13 @@ def prompt_tokens(
         model: what errors call it.
         vocabulary: entries of its logits.
         render: `chat_renderer` of the tokenizer.
+        tokenize: gives its token ids.
         check: is given the text before it is read, and refuses it if it is too long.
 
     Raises:
-        RequestError: if the prompt is empty, a chat cannot be rendered, the tokenizer refuses the text, or there is no
-            such token.
+        RequestError: if the prompt is empty, a chat cannot be rendered, a text cannot be tokenized, or there is no such
+            token.
+        EngineError: the machine has no room for that.
     """
     if request.token_ids is not None:
         tokens = list(request.token_ids)
@@ -119,10 +127,10 @@ def prompt_tokens(
     elif request.messages is not None:
         text = render_chat(tokenizer, model, request, render)
         check(text)
-        tokens = _tokenized(tokenizer, model, text, add_special_tokens=False)
+        tokens = tokenize(text, special=False)
     else:
         check(request.prompt or "")
-        tokens = _tokenized(tokenizer, model, request.prompt) if request.prompt else []
+        tokens = tokenize(request.prompt) if request.prompt else []
     if not tokens:
         raise RequestError("the prompt is empty")
     if max(tokens) >= vocabulary:
@@ -131,13 +139,3 @@ def prompt_tokens(
             f" vocab_size is {vocabulary}"
         )
     return tokens
-
-
-def _tokenized(tokenizer: Any, model: str, text: str, **how: Any) -> list[int]:
-    try:
-        return list(tokenizer(text, **how).input_ids)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # the tokenizers library panics with errors that are no `Exception`
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise RequestError(f"the tokenizer of {model} refuses the prompt: {reason}") from error

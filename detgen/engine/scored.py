@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from detgen.engine.encoding import Encoder
 from detgen.engine.joining import Encode, Scored, completion_tokens, move_space, rolling_windows
@@ -175,9 +176,7 @@ class ScoreEncoder:
         if request.messages is not None:
             text = render_chat(target.tokenizer, target.name, request, self._encoder.render)
 
-        def encode(text: str) -> list[int]:
-            return list(target.tokenizer(text, add_special_tokens=special).input_ids)
-
+        encode = partial(self._encoder.tokenize, special=special)
         return (None if request.token_ids is not None else text), encode
 
     def _prompt(self, request: ScoreRequest, text: str | None, encode: Encode) -> list[int]:
@@ -203,7 +202,7 @@ class ScoreEncoder:
             )
         tokens = list(request.token_ids or ())
         if request.token_ids is None:
-            tokens = list(tokenizer(request.prompt or "", add_special_tokens=False).input_ids)
+            tokens = self._encoder.tokenize(request.prompt or "", special=False)
         _check(bool(tokens), "the text is empty")
         self._check_tokens("the text", tokens)
         context = target.context
