@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from detgen.errors import PromptsError
+from detgen.prompts.values import LONGEST
 
 _CHUNK = 1 << 16
+_OUTER, _NESTED = re.compile(r'["\[\]{},]'), re.compile(r'["\[\]{}]')  # of an element and within it
+_QUOTED = re.compile(r'\\.|"', re.DOTALL)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 # Finds where an element ends; accepts whatever the decoding of the element has to judge.
@@ -21,7 +24,7 @@ _CUT = 32
 
 
 def array_elements(file: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
-    """The text of each element of the array in `file`, with its number from 1.
+    """The text of each element of the array in `file`, with its number from 1; empty if it is too long to be held.
 
     Bytes that are not UTF-8 become lone surrogates, to be refused with their element.
 
@@ -94,8 +97,35 @@ class _Window:
             else:
                 if self._ended or end < len(self._text) - _CUT:
                     element, self._at = self._text[self._at : end], end
-                    return element
+                    return element if len(element) <= LONGEST else ""
+            if len(self._text) - self._at > LONGEST + _CUT:
+                self._pass_over(number)
+                return ""
             self._more()
+
+    def _pass_over(self, number: int) -> None:
+        """Go to the end of an element, holding little of it.
+
+        Raises:
+            PromptsError: it has none.
+        """
+        depth, quoted, ended = 0, False, False
+        while not ended:
+            marks = _QUOTED if quoted else _NESTED if depth else _OUTER
+            mark = marks.search(self._text, self._at)
+            if mark is None:
+                if self._ended:
+                    raise self.error("no end of element", number)
+                self._at = len(self._text) - self._text.endswith("\\", self._at)  # half of an escape
+                self._more()
+                continue
+            if mark[0] in (",", "]", "}") and not depth:  # behind a number
+                self._at = mark.start()
+                return
+            if mark[0] == '"':
+                quoted = not quoted
+            depth += (mark[0] in ("[", "{")) - (mark[0] in ("]", "}"))
+            ended, self._at = not depth and not quoted, mark.end()
 
     def error(self, reason: str, number: int, at: int | None = None) -> PromptsError:
         line = self._line + self._text.count("\n", 0, self._at if at is None else at)
@@ -107,7 +137,8 @@ class _Window:
 
     def _more(self) -> None:
         # Doubling what is held keeps the work for a long element linear.
-        chunk = self._file.read(max(_CHUNK, len(self._text) - self._at))
+        held = len(self._text) - self._at
+        chunk = self._file.read(max(_CHUNK, min(held, LONGEST - held)))
         self._ended = not chunk
         self._line += self._text.count("\n", 0, self._at)
         self._text = self._text[self._at :] + chunk

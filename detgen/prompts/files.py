@@ -19,6 +19,7 @@ from detgen.prompts.formats import FORMATS
 from detgen.prompts.table import check_columns, import_package, plain_row
 
 _CHUNK = 1 << 20
+_COMPRESSED = 256  # bytes of zstandard that are read at a time: four of them may become 128 KiB
 
 
 class FilePrompts(Prompts):
@@ -142,7 +143,7 @@ class TextPrompts(FilePrompts):
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         frame = None
         try:
-            while chunk := file.read(1 << 16):
+            while chunk := file.read(_COMPRESSED):
                 while chunk:
                     frame = frame or decompressor.decompressobj()
                     if block := frame.decompress(chunk):

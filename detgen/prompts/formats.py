@@ -13,12 +13,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, BinaryIO, NoReturn
 
 from detgen.errors import PromptsError, RequestError
 from detgen.prompts.array import array_elements
 from detgen.prompts.keys import BOOLEANS, CONTENTS, INTEGERS, KEYS, NUMBERS, STRUCTURES
 from detgen.prompts.table import check_columns
+from detgen.prompts.values import LONGEST, TOO_LONG
 
 _Row = tuple[list[str], list[str] | csv.Error]  # the names of the columns, and the cells or why there are none
 
@@ -26,6 +28,7 @@ _Row = tuple[list[str], list[str] | csv.Error]  # the names of the columns, and 
 _DEEPEST = 500
 _BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
+_PART = 1 << 20  # of a line that is passed over
 _BOM = b"\xef\xbb\xbf"
 _ESCAPED_LETTERS = (b"\\u005", b"\\u006", b"\\u007")  # of the name of a key
 
@@ -36,7 +39,8 @@ class Format:
 
     Attributes:
         items: cuts a stream, which errors call by the second argument, into items with their numbers; the third one
-            is the column of the prompts, if it has another name than usual.
+            is the column of the prompts, if it has another name than usual. An empty item stands for one that is too
+            long to be held.
         decode: the value of an item; raises RequestError.
         may_have_id: whether an item may have an id that is a string; quicker than `decode`, and right if it says no.
         may_be_batch: whether it may be a batch request that has an id; likewise.
@@ -100,6 +104,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite
 
 
 def _text(line: bytes) -> str:
+    if not line:
+        raise RequestError(TOO_LONG)
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -107,7 +113,15 @@ def _text(line: bytes) -> str:
 
 
 def _lines(file: BinaryIO, name: str, column: str | None) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(file, 1):
+    for number in count(1):
+        line = file.readline(LONGEST + 1)
+        if not line:
+            return
+        if len(line) > LONGEST:
+            while line and not line.endswith(b"\n"):
+                line = file.readline(_PART)
+            yield number, b""
+            continue
         if number == 1:
             line = line.removeprefix(_BOM)
         if line.strip():
@@ -123,6 +137,8 @@ def _decode_text_line(line: bytes) -> object:
 
 
 def _decode_element(text: str) -> object:
+    if not text:
+        raise RequestError(TOO_LONG)
     value = parse_json(_valid(text))
     return {"prompt": value} if isinstance(value, str) else value
 
@@ -145,7 +161,8 @@ def _rows(file: BinaryIO, name: str, column: str | None, delimiter: str) -> Iter
     """The rows of a table, each with the header; a row's number is that of the line it starts on."""
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the default of 128 KiB
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        lines = _RowLines(text, name)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
             header = [cell.strip() for cell in next(filter(None, reader), [])]
         except csv.Error as error:
@@ -155,7 +172,7 @@ def _rows(file: BinaryIO, name: str, column: str | None, delimiter: str) -> Iter
                 name, header, column, remedy="rename one of them in the first line, or name it with --prompt-column"
             )
         while True:
-            line = reader.line_num + 1
+            line, lines.held = reader.line_num + 1, 0
             try:
                 row: list[str] | csv.Error = next(reader)
             except StopIteration:
@@ -164,6 +181,40 @@ def _rows(file: BinaryIO, name: str, column: str | None, delimiter: str) -> Iter
                 row = error
             if row:
                 yield line, (header, row)
+
+
+class _RowLines:
+    """The lines of a table, of which one row is held at a time.
+
+    Args:
+        text: the table.
+        name: what errors call it.
+
+    Attributes:
+        held: characters of the row that is read.
+    """
+
+    def __init__(self, text: io.TextIOWrapper, name: str) -> None:
+        self._text, self._name, self._line = text, name, 0
+        self.held = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        """The next line.
+
+        Raises:
+            PromptsError: the row is too long; where it ends is not known, since line breaks may be quoted.
+        """
+        line = self._text.readline(LONGEST - self.held + 1)
+        if not line:
+            raise StopIteration
+        self.held += len(line)
+        self._line += 1
+        if self.held > LONGEST:
+            raise PromptsError(f"{self._name}:{self._line}: the row is {TOO_LONG}; a quote may be missing before")
+        return line
 
 
 def _decode_row(item: _Row, delimiter: str) -> object:

@@ -7,6 +7,9 @@ from detgen.errors import RequestError
 # Far below the depth at which Python's JSON encoder fails, far above that of real metadata.
 _DEEPEST = 100
 
+LONGEST = 64 << 20  # bytes of a line, characters of an element or of a row; no context holds as many
+TOO_LONG = "longer than 64 MiB, the most that is read; shorten the prompt, or divide it"
+
 _KINDS = {
     type(None): "null",
     bool: "true or false",
