@@ -89,7 +89,7 @@ def test_a_tokenizer_that_refuses_a_text(folder: Path, tmp_path: Path) -> None:
     next(case for case in ALL if case.name == "a BertTokenizer").damage(folder, tmp_path / "canary")
     engine = Engine(target=folder, drafter="none", kv_memory=8 << 20)
     refused, tokens = engine.generate(["hello there", [5, 6]], max_tokens=2)
-    assert "refuses the prompt: WordPiece error: Missing [UNK] token" in str(refused.error)
+    assert "fails on this text: WordPiece error: Missing [UNK] token" in str(refused.error)
     assert tokens.error is None
 
 
