@@ -13,7 +13,7 @@ from detgen.engine.showing import brief, call
 from detgen.engine.stats import DraftCounts
 from detgen.errors import RequestError
 
-_MOST = 2**31 - 1  # of tokens; more is a slip
+_MOST = 2**31 - 1  # of tokens, and of a token's id; more is a slip
 _MOST_SAMPLES = 1_000_000
 _MOST_STRINGS = 1_000
 _MOST_STOP_IDS = 10_000
@@ -130,6 +130,8 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     """`stop_token_ids` as a tuple."""
     if not isinstance(value, list | tuple) or not all(type(i) is int and i >= 0 for i in value):
         raise RequestError(f"stop_token_ids must be a list of token ids, got {_short(value)}")
+    if (largest := max(value, default=0)) > _MOST:  # a manifest has no place for it
+        raise RequestError(f"stop_token_ids must have ids of at most {_MOST}, got {_short(largest)}")
     return tuple(value)
 
 

@@ -39,6 +39,7 @@ _SETTINGS = (
     *("prefix_cache", "speculative_prefill"),
 )
 
+_MOST_PROMPTS = 2**31 - 1  # more is a slip
 _ATTEMPTS = 3  # to write files that something else keeps changing
 
 
@@ -58,8 +59,8 @@ def run(
         EngineError: from building the engine.
         KeyboardInterrupt: interrupted while nothing was being generated, or twice.
     """
-    if config.limit is not None and config.limit < 1:
-        raise RunError(f"limit must be at least 1, got {config.limit}")
+    if config.limit is not None and not 1 <= config.limit <= _MOST_PROMPTS:
+        raise RunError(f"limit must be from 1 to {_MOST_PROMPTS}, got {config.limit}")
     if build_engine is None:
         check_sources(config.engine)
     show_thoughts = isinstance(config, RunConfig) and config.show_thoughts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from helpers.fakes import go, manifest_of, stopping_at
 
 import detgen
 from detgen.engine.request import SamplingParams
-from detgen.errors import OutputError, RunError
+from detgen.errors import OutputError, RequestError, RunError
 from detgen.outputs import parse_manifest, sampling_params
 
 PATH = Path("out/manifest.json")
@@ -41,6 +41,20 @@ def test_what_detgen_writes_passes(written: dict[str, Any], tmp_path: Path) -> N
     assert parse(interrupted) == interrupted
     running = {k: v for k, v in interrupted.items() if k not in ("deterministic", "summary")} | {"status": "running"}
     assert parse(running) == running
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+@pytest.mark.parametrize("size", [2**31 - 1, 2**31, 2**63, 10**20])
+def test_a_parameter_is_refused_or_a_manifest_holds_it(written: dict[str, Any], name: str, size: int) -> None:
+    default = getattr(SamplingParams(max_tokens=2**31 - 1), name)
+    value = [size] if isinstance(default, tuple) else size
+    try:
+        given = SamplingParams(**{"max_tokens": 2**31 - 1, name: value})
+    except RequestError:
+        return
+    manifest = copy.deepcopy(written)
+    manifest["parameters"] |= asdict(given)
+    assert sampling_params(parse(manifest)["parameters"]) == given
 
 
 @pytest.mark.parametrize("name", [*(field.name for field in fields(SamplingParams)), "limit", "seed_per_line", "echo"])

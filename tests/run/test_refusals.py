@@ -47,9 +47,10 @@ def test_an_input_that_cannot_be_read_leaves_nothing_behind(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_limit_of_nothing_is_refused(tmp_path: Path, prompts: Path) -> None:
-    with pytest.raises(RunError, match="limit must be at least 1, got 0"):
-        go(prompts, tmp_path / "out", build=no_engine, limit=0)
+@pytest.mark.parametrize("limit", [0, 10**20])
+def test_a_limit_that_no_input_has_is_refused(tmp_path: Path, prompts: Path, limit: int) -> None:
+    with pytest.raises(RunError, match=f"limit must be from 1 to 2147483647, got {limit}"):
+        go(prompts, tmp_path / "out", build=no_engine, limit=limit)
 
 
 def test_an_input_that_changes_on_the_way_is_refused(tmp_path: Path, prompts: Path) -> None:
