@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 
 from detgen import failing
+from detgen.interruption import ending_signals, interrupt
 from detgen.streams import forgiving_streams
 
 
 def main() -> None:
     """Run the command line; it ends the process."""
     try:
-        with forgiving_streams():
+        with ending_signals(interrupt), forgiving_streams():
             try:
                 # Here, since an interruption while it is loaded is to end the process quietly, too.
                 from detgen.cli import app

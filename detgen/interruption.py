@@ -1,28 +1,52 @@
-"""Ctrl-C while libraries are imported."""
+"""The signals that ask the process to end: Ctrl-C, `kill`, and a terminal that is closed."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ending_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle the signals that ask for an end inside the block; the former handlers are back behind it.
+
+    A SIGHUP that is ignored stays so: nohup asks for that. Threads other than the main one never get a signal, so
+    nothing changes there; nor does it where a program that embeds Python installed the handler, which cannot be
+    restored.
+    """
+    former = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING:
+            found = signal.getsignal(number)
+            if found is not None and (number, found) != (signal.SIGHUP, signal.SIG_IGN):
+                former[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, restored in former.items():
+            signal.signal(number, restored)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise what Ctrl-C raises."""
+    raise KeyboardInterrupt
 
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block: torch, numpy and transformers swallow it during import, or break.
+    """Delay the signals until the end of the block: torch, numpy and transformers swallow them during import, or break.
 
-    A handler delays it, since another thread would still receive a signal that this one masks.
+    A handler delays them, since another thread would still receive a signal that this one masks.
     """
-    # Other threads are never interrupted; a handler that Python did not install cannot be restored.
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield
-        return
     pending: list[int] = []
-    former = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
     try:
-        yield
+        with ending_signals(lambda number, _: pending.append(number)):
+            yield
     finally:
-        signal.signal(signal.SIGINT, former)
-        if pending:
-            signal.raise_signal(signal.SIGINT)
+        for number in pending[:1]:
+            signal.raise_signal(number)

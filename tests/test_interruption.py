@@ -1,4 +1,4 @@
-"""Ctrl-C while the engine is imported, which takes seconds."""
+"""Signals that ask for an end, also while the engine is imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from detgen.interruption import interrupted_later
+from detgen.interruption import ending_signals, interrupt, interrupted_later
 
 # A module in the engine's place is interrupted while it is imported and swallows that, as some libraries do. Another
 # thread, as that of a live display, could take the signal.
@@ -20,7 +20,7 @@ class Swallowing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self) if name == "detgen.engine.engine" else None
     def exec_module(self, module):
         try:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
             time.sleep(0.2)
         except KeyboardInterrupt:
             print("swallowed")
@@ -28,6 +28,7 @@ class Swallowing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, Swallowing())
 threading.Thread(target=time.sleep, args=(0.5,), daemon=True).start()
+signal.signal(signal.SIGHUP, signal.default_int_handler)
 try:
     from detgen.engine import Engine
     print("imported")
@@ -37,8 +38,9 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")
-def test_an_interruption_takes_effect_behind_the_import() -> None:
-    done = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_an_interruption_takes_effect_behind_the_import(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWING, name], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["interrupted"]
 
 
@@ -55,3 +57,13 @@ def test_the_former_handler_is_back() -> None:
     with interrupted_later():
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_signals(interrupt):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is interrupt
+    finally:
+        signal.signal(signal.SIGHUP, before)

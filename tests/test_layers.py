@@ -44,7 +44,7 @@ BASE = {
     "streams",
 }  # for everybody; they import nothing
 # The package itself exports the public API, and `python -m detgen` starts the command line.
-ENDS = {"detgen": {"engine", "errors"}, "__main__": {"cli", "failing", "streams"}}
+ENDS = {"detgen": {"engine", "errors"}, "__main__": {"cli", "failing", "interruption", "streams"}}
 
 PACKAGES = [name for layer in LAYERS for name in layer]
 MODULES = {

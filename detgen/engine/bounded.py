@@ -22,6 +22,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from detgen.errors import EngineError
 
+from detgen.interruption import ENDING
+
 SECONDS = 10.0  # of processor time for one call; ordinary templates take thousandths
 CHARACTERS = 1 << 26  # of a text; more than any context holds
 _MEMORY = 2 << 30  # bytes in addition to those of the process
@@ -170,7 +172,7 @@ class Bounded(Generic[_Result]):
         """The copy's life."""
         code = 1
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):  # the other side ends it, by hanging up
+            for number in ENDING:  # the other side ends it, by hanging up
                 signal.signal(number, signal.SIG_IGN)
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries tell there what they then raise

@@ -51,8 +51,8 @@ def run(
 ) -> RunSummary:
     """Run or score the prompts, or what is left of them, into the output folder.
 
-    While it generates, SIGINT or SIGTERM ends it at the next step, with everything written that is finished; a second
-    one ends it at once. Either way the same call resumes it.
+    While it generates, SIGINT, SIGTERM or SIGHUP ends it at the next step, with everything written that is finished; a
+    second one ends it at once. Either way the same call resumes it.
 
     Raises:
         RunError: an input that cannot be read, a folder that holds something else, a full disk.

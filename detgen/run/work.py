@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from threading import Event
 from types import FrameType
 from typing import Any
 
 from detgen.engine.request import Completion, Request
 from detgen.engine.scores import Score
+from detgen.interruption import ending_signals
 from detgen.outputs import Writer
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts
@@ -50,7 +50,7 @@ class Work:
         self._name = source.name
         self._exhausted = False
         self._recalled = 0
-        self._stop = _Stop()
+        self._stopped = Event()
         self._started = time.monotonic()
         self._reported = -_REPORT_SECONDS
 
@@ -62,8 +62,8 @@ class Work:
             OutputError: the output cannot be written.
             KeyboardInterrupt: a second signal.
         """
-        with self._stop:
-            while not self._exhausted and not self._stop.requested():
+        with ending_signals(self._stop):
+            while not self._exhausted and not self._stopped.is_set():
                 # Ends with the input, or early where too many prompts wait for an earlier one.
                 for completions in self._stream(self._engine, self._requests()):
                     for completion in completions:
@@ -71,11 +71,11 @@ class Work:
                     self._reuse.keep(completions)
                     self._writer.flush()
                     self._report()
-                    if self._stop.requested():
+                    if self._stopped.is_set():
                         break
                 else:
                     self._writer.flush()
-                    if self._writer.waiting and not self._stop.requested():
+                    if self._writer.waiting and not self._stopped.is_set():
                         raise RuntimeError(f"the engine ended with {self._writer.waiting} prompts unfinished")
         self._report(now=True)
         return self._exhausted and not self._writer.waiting
@@ -88,7 +88,7 @@ class Work:
 
     def _requests(self) -> Iterator[Request]:
         """The requests that have to run; whatever else is read goes to the writer on the way."""
-        while not self._writer.full and not self._stop.requested():
+        while not self._writer.full and not self._stopped.is_set():
             item = next(self._items, None)
             if item is None:
                 self._exhausted = True
@@ -139,27 +139,8 @@ class Work:
         if self._writer.errors:
             yield f"{self._writer.errors:,} errors"
 
-
-class _Stop:
-    """Asked for by SIGINT or SIGTERM, inside of `with`; a second signal raises. Only the main thread gets signals."""
-
-    def __init__(self) -> None:
-        self._requested = False
-        self._former: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._handle)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def requested(self) -> bool:
-        return self._requested
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._requested:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Stop at the next step; a second signal stops at once."""
+        if self._stopped.is_set():
             raise KeyboardInterrupt
-        self._requested = True
+        self._stopped.set()

@@ -60,6 +60,25 @@ def test_an_interruption_while_the_command_line_is_loaded_ends_it_quietly() -> N
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_run_that_is_ended_before_it_generates_says_how_to_resume(name: str, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("one")
+    code = f"""if True:
+        import os, signal, sys
+        class Ending:
+            def find_spec(self, name, *place):
+                if name == "detgen.run":
+                    os.kill(os.getpid(), signal.{name})
+        sys.meta_path.insert(0, Ending())
+        from detgen.__main__ import main
+        main()
+    """
+    command = [sys.executable, "-c", code, "run", "p.txt", "-q"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "to resume, run the same command again:\n  detgen run p.txt -q\n" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "audit", "bench", "verify-determinism"])
 def test_the_model_has_two_names(command: str, run_with: RunWith) -> None:
     help = invoke(command, "--help").stdout

@@ -25,7 +25,7 @@ from detgen.errors import RunError
 from detgen.run import RunSummary, run
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_at_the_next_step_and_the_rest_is_resumed(tmp_path: Path, prompts: Path, number: int) -> None:
     go(prompts, tmp_path / "whole")
     out = tmp_path / "out"
