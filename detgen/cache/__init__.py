@@ -9,11 +9,10 @@ from __future__ import annotations
 from detgen.cache.completions import CompletionCache
 from detgen.cache.former import drop_written, keep_former
 from detgen.cache.opening import make_store, open_store
-from detgen.cache.store import NotACacheError, Store, profile_digest
+from detgen.cache.store import Store, profile_digest
 
 __all__ = [
     "CompletionCache",
-    "NotACacheError",
     "Store",
     "drop_written",
     "keep_former",

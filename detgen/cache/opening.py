@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from detgen.cache.store import NotACacheError, Store
+from detgen.cache.store import Store
 from detgen.errors import CacheError
 from detgen.outputs.base import make_folder
 
@@ -26,13 +26,12 @@ def make_store(folder: Path | None) -> Store:
     """The cache of a folder, which is made if it is not there; None is the user's.
 
     Raises:
-        NotACacheError: something else is in its place.
-        CacheError: it cannot be used.
+        CacheError: something else is in its place, or it cannot be used.
     """
     folder = folder or default_folder()
-    if folder.exists() and not folder.is_dir():
-        raise NotACacheError(f"{folder} is a file, and a cache is a folder; name another place")
     try:
+        if folder.exists() and not folder.is_dir():
+            raise CacheError(f"{folder} is a file, and a cache is a folder; name another place")
         make_folder(folder, _PRIVATE)
     except OSError as error:
         raise CacheError(f"cannot make the folder {folder} of the cache: {error.strerror}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ _SCHEMA = 1
 _PATIENCE = 5.0  # seconds to wait for a process that is writing
 _USE_SECONDS = 3600  # the time of the last use is noted to within so much
 _DIGEST = 16  # bytes
+_BESIDE = ("-journal", "-wal", "-shm")  # files of SQLite's beside a database
 _PAGES = 4000  # that are given back at a time, so that nobody waits for long
 _PROMPTING = ("transformers", "tokenizers", "jinja2")  # what turns a prompt into tokens
 
@@ -38,10 +40,6 @@ _TABLES = (
     " tokens INTEGER NOT NULL, used INTEGER NOT NULL)",
     "CREATE TABLE completions (id INTEGER PRIMARY KEY, value BLOB NOT NULL)",
 )
-
-
-class NotACacheError(CacheError):
-    """Something else is in the place of a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class Store:
         damaged: how many entries were found to be damaged; `add` removes them.
 
     Raises:
-        NotACacheError: the file is something else.
         CacheError: by every method: the database cannot be used; the message names it, the reason and the remedy.
     """
 
@@ -93,11 +90,13 @@ class Store:
         self.damaged = 0
         self._damaged: list[tuple[int, bytes]] = []
         self._used: list[int] = []
-        if path.exists() and not path.is_file():
-            raise NotACacheError(f"{path} is no file, so it cannot be a cache of detgen; name another folder")
-        place = f"file:{quote(str(path.absolute()))}{'?mode=ro&immutable=1' if fixed else ''}"
+        for place in (path, *(path.with_name(path.name + ending) for ending in _BESIDE)):
+            # SQLite would wait for a pipe, and make what a dangling link names.
+            if os.path.lexists(place) and not os.path.isfile(place):
+                raise CacheError(f"{place} is no file, so no cache of detgen can be there; name another folder")
+        uri = f"file:{quote(str(path.absolute()))}{'?mode=ro&immutable=1' if fixed else ''}"
         with self.watched():
-            self.db = sqlite3.connect(place, uri=True, timeout=_PATIENCE, isolation_level=None)
+            self.db = sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
         try:
             with self.watched():
                 self._prepare(fixed=fixed, lone=lone)
@@ -224,7 +223,7 @@ class Store:
                     self.db.execute(f"PRAGMA user_version = {_SCHEMA}")
         application, schema = (self.pragma(name) for name in ("application_id", "user_version"))
         if application != _APPLICATION:
-            raise NotACacheError(f"{self.path} is another program's database; name another folder")
+            raise CacheError(f"{self.path} is another program's database; name another folder")
         if schema != _SCHEMA:
             raise CacheError(f"{self.path} was made by another version of detgen; name another folder, or delete it")
         if not fixed and not lone:
@@ -247,7 +246,7 @@ class Store:
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name == "SQLITE_NOTADB":
-                raise NotACacheError(f"{self.path} is not a cache of detgen; name another folder, or move it") from None
+                raise CacheError(f"{self.path} is not a cache of detgen; name another folder, or move it") from None
             remedy = next((what for start, what in _REMEDIES if name.startswith(start)), "name another folder")
             raise CacheError(f"cannot use the cache {self.path}: {error}; {remedy}") from None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from detgen.cache import CompletionCache, NotACacheError, Store, keep_former, make_store, profile_digest
+from detgen.cache import CompletionCache, Store, keep_former, make_store, profile_digest
 from detgen.engine.request import Completion, Request
 from detgen.errors import CacheError, RunError
 from detgen.outputs import OutputFolder, changes, differences
@@ -89,18 +90,16 @@ def shared_cache(
     """The cache that a run is to use; None if none is asked for, or it cannot be used, which is said.
 
     Raises:
-        RunError: something else is in its place, or it is to be in the output folder.
+        RunError: it is to be in the output folder.
     """
     if cache is None:
         yield None
         return
-    if cache != "auto" and cache.resolve() == folder.path.resolve():
+    if cache != "auto" and os.path.realpath(cache) == os.path.realpath(folder.path):
         raise RunError(f"the cache cannot be in the output folder {folder.path}; name another folder with --cache")
     store = None
     try:
         store = make_store(None if cache == "auto" else cache)
-    except NotACacheError as error:
-        raise RunError(str(error)) from None
     except CacheError as error:
         observer.message(f"{error}. The run goes on without it")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sqlite3
@@ -233,9 +234,9 @@ def test_no_damage_to_the_file_makes_an_output_wrong(data: st.DataObject) -> Non
         size = database.stat().st_size
         if data.draw(st.booleans()):
             with database.open("r+b") as file:
-                file.truncate(data.draw(st.integers(100, size)))
+                file.truncate(data.draw(st.integers(0, size)))
         else:
-            damage(database, data.draw(st.lists(st.integers(100, size - 1), min_size=1, max_size=30)))
+            damage(database, data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=30)))
         summary = go(path, folder / "b", cache=folder / "cache")
         assert summary.reused + summary.fresh.samples == 12
         assert content(folder / "a") == content(folder / "b")
@@ -250,38 +251,6 @@ def _other_database(path: Path) -> None:
         db.execute("CREATE TABLE mine (x)")
 
 
-def _folder(path: Path) -> None:
-    path.mkdir()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (_text, "is not a cache of detgen; name another folder, or move it"),
-        (_other_database, "is another program's database; name another folder"),
-        (_folder, "is no file, so it cannot be a cache of detgen; name another folder"),
-    ],
-)
-def test_something_else_in_its_place_is_refused_and_left_alone(
-    tmp_path: Path, prompts: Path, make: Callable[[Path], None], message: str
-) -> None:
-    path = tmp_path / "cache" / FILE
-    path.parent.mkdir()
-    make(path)
-    before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(RunError, match=f"{FILE} {message}"):
-        go(prompts, tmp_path / "out", build=no_engine, cache=path.parent)
-    assert not (tmp_path / "out").exists()
-    assert before is None or path.read_bytes() == before
-
-
-def test_a_place_that_cannot_be_a_cache_is_refused(tmp_path: Path, prompts: Path) -> None:
-    with pytest.raises(RunError, match=r"prompts\.jsonl is a file, and a cache is a folder; name another place"):
-        go(prompts, tmp_path / "out", build=no_engine, cache=prompts)
-    with pytest.raises(RunError, match="the cache cannot be in the output folder"):
-        go(prompts, tmp_path / "out", build=no_engine, cache=tmp_path / "x" / ".." / "out")
-
-
 def same_as_without(tmp_path: Path, prompts: Path, cache: Path) -> tuple[RunSummary, list[str]]:
     watcher = Watcher()
     summary = go(prompts, tmp_path / "out", watcher, cache=cache)
@@ -291,9 +260,65 @@ def same_as_without(tmp_path: Path, prompts: Path, cache: Path) -> tuple[RunSumm
     return summary, watcher.messages
 
 
-def test_a_cache_that_cannot_be_made_is_no_obstacle(tmp_path: Path, prompts: Path) -> None:
-    _, (said,) = same_as_without(tmp_path, prompts, Path("/proc/detgen"))
-    assert said.startswith("cannot make the folder /proc/detgen of the cache: ")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_text, f"{FILE} is not a cache of detgen; name another folder, or move it"),
+        (_other_database, f"{FILE} is another program's database; name another folder"),
+        (lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(4080)), f"{FILE} is not a cache of detgen"),
+        (Path.mkdir, f"{FILE} is no file"),
+        (os.mkfifo, f"{FILE} is no file"),
+        (lambda path: path.symlink_to(path.parent.parent / "missing"), f"{FILE} is no file"),
+        (lambda path: os.mkfifo(f"{path}-journal"), f"{FILE}-journal is no file"),
+        (lambda path: Path(f"{path}-wal").mkdir(), f"{FILE}-wal is no file"),
+        (lambda path: Path(f"{path}-shm").symlink_to(path.parent.parent / "missing"), f"{FILE}-shm is no file"),
+    ],
+)
+def test_something_else_in_its_place_is_left_alone_and_no_obstacle(
+    tmp_path: Path, prompts: Path, make: Callable[[Path], None], message: str
+) -> None:
+    path = tmp_path / "cache" / FILE
+    path.parent.mkdir()
+    make(path)
+    before = _listed(tmp_path / "cache")
+    _, (said,) = same_as_without(tmp_path, prompts, path.parent)
+    assert message in said
+    assert said.endswith(". The run goes on without it")
+    assert _listed(tmp_path / "cache") == before
+    assert not (tmp_path / "missing").exists()
+
+
+def _listed(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """What is in a folder: modes, and contents of files."""
+    return {p.name: (p.lstat().st_mode, p.read_bytes() if p.is_file() else b"") for p in folder.iterdir()}
+
+
+def test_a_place_that_cannot_be_a_cache_is_no_obstacle(tmp_path: Path, prompts: Path) -> None:
+    before = prompts.read_bytes()
+    _, (said,) = same_as_without(tmp_path, prompts, prompts)
+    assert "prompts.jsonl is a file, and a cache is a folder; name another place. The run goes on" in said
+    assert prompts.read_bytes() == before
+
+
+@pytest.mark.parametrize("named", ["missing", "cache"])
+def test_a_link_to_nothing_in_the_place_of_the_folder_is_not_followed(
+    tmp_path: Path, prompts: Path, named: str
+) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path / named)
+    _, (said,) = same_as_without(tmp_path, prompts, tmp_path / "cache")
+    assert said.startswith(f"cannot make the folder {tmp_path / 'cache'} of the cache: ")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_cache_in_the_output_folder_is_refused(tmp_path: Path, prompts: Path) -> None:
+    with pytest.raises(RunError, match="the cache cannot be in the output folder"):
+        go(prompts, tmp_path / "out", build=no_engine, cache=tmp_path / "x" / ".." / "out")
+
+
+@pytest.mark.parametrize("place", ["/proc/detgen", "a" * 300])
+def test_a_cache_that_cannot_be_made_is_no_obstacle(tmp_path: Path, prompts: Path, place: str) -> None:
+    _, (said,) = same_as_without(tmp_path, prompts, Path(place))
+    assert said.startswith(f"cannot make the folder {place} of the cache: ")
     assert said.endswith(". The run goes on without it")
 
 
