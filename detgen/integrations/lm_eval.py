@@ -19,6 +19,7 @@ from detgen.engine.joining import rolling_windows
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.scores import Score, ScoreRequest
 from detgen.errors import EngineError, RequestError
+from detgen.passes.loading import pick_device
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 256  # of a completion for which a task sets no limit, as for the harness's own models
 # What tasks call parameters, and what they are called here.
 _NAMES = {"until": "stop", **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_completion_tokens"), "max_tokens")}
+_EMBEDDED = "embedded:target"  # what manifests call it, too
 _Done = TypeVar("_Done", Score, Completion)
 
 
@@ -40,7 +42,8 @@ class DetgenLM(TemplateLM):
     """A model of the harness, computed by an `Engine`; no score depends on the batch.
 
     Args:
-        target: folder, GGUF file or hub name of the model; None is the embedded one. `pretrained` is the same.
+        target: folder, GGUF file or hub name of the model; None or "embedded:target" is the embedded one. `pretrained`
+            is the same.
         pretrained: see target.
         batch_size: most requests at a time; "auto" is detgen's own default.
         device: as `EngineConfig` has it; cuda:0, which the harness's command line gives where nobody asks, is auto.
@@ -77,6 +80,7 @@ class DetgenLM(TemplateLM):
         if device not in (None, "cuda:0"):
             settings["device"] = device
         name = target if target is not None else pretrained
+        name = None if name == _EMBEDDED else name
         self.engine = Engine(name, **settings) if engine is None else engine.with_settings(**settings)
         self.tokenizer = self.engine.tokenizer
         self.max_length = min(max_length or self.engine.context, self.engine.context)
@@ -208,9 +212,32 @@ def _in_order(batches: Iterable[list[_Done]], silent: bool) -> Iterator[_Done]:
     yield from (found[index] for index in sorted(found))
 
 
+def main() -> None:
+    """The harness's command line, with detgen among its models."""
+    from lm_eval.__main__ import HarnessCLI, setup_logging
+
+    setup_logging()
+    command_line = HarnessCLI()
+    arguments = command_line.parse_args()
+    if getattr(arguments, "model", None) == "detgen" and not arguments.config:
+        name_what_runs(arguments)
+    command_line.execute(arguments)
+
+
+def name_what_runs(arguments: Any) -> None:
+    """Add model and device to what was typed, so that the harness's results name them.
+
+    Where nobody asks, the results say cuda:0; and they call a model by `pretrained`, or at random.
+
+    Args:
+        arguments: of the harness's command line; changed.
+    """
+    given = arguments.model_args = dict(arguments.model_args or {})
+    if "pretrained" not in given:
+        given["pretrained"] = given.pop("target", _EMBEDDED)
+    if arguments.device is None:
+        arguments.device = str(pick_device("auto"))
+
+
 if __name__ == "__main__":
-    import sys
-
-    from lm_eval.__main__ import cli_evaluate
-
-    sys.exit(cli_evaluate())
+    main()

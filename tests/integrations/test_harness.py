@@ -22,6 +22,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # noq
 from detgen import Engine  # noqa: E402
 from detgen.engine.joining import rolling_windows  # noqa: E402
 from detgen.integrations.lm_eval import DetgenLM  # noqa: E402
+from detgen.passes.loading import pick_device  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("probed_once")
 
@@ -179,7 +180,10 @@ def test_the_command_line(tasks: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "byte_perplexity" in done.stdout
     (written,) = tmp_path.rglob("results_*.json")
-    assert json.loads(written.read_text())["config"]["detgen_profile"]["arithmetic"] == "detgen-1"
+    results = json.loads(written.read_text())
+    assert results["config"]["detgen_profile"]["arithmetic"] == "detgen-1"
+    assert results["config"]["device"] == str(pick_device("auto"))
+    assert results["model_name"] == "embedded:target"
 
 
 def test_chats(engine: Engine) -> None:

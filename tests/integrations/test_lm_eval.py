@@ -15,6 +15,7 @@ from helpers.engine_inputs import PROMPTS, code, ids
 
 from detgen import Engine, ScoreRequest
 from detgen.errors import EngineError, RequestError
+from detgen.passes.loading import pick_device
 
 pytestmark = pytest.mark.usefixtures("probed_once")
 
@@ -142,8 +143,10 @@ def test_settings(model: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -
     named = {"pretrained": "folder", "dtype": "float32", "kv_memory": 1000}
     model.DetgenLM.create_from_arg_obj(named, {"batch_size": "4", "max_batch_size": None, "device": "cpu"})
     model.DetgenLM(batch_size="auto", device="cuda:0")
+    model.DetgenLM(pretrained="embedded:target")
     assert made == [
         (("folder",), {"dtype": "float32", "kv_memory": 1000, "batch_size": 4, "device": "cpu"}),
+        ((None,), {}),
         ((None,), {}),
     ]
     for wrong, said in (
@@ -156,3 +159,20 @@ def test_settings(model: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -
     lm = model.DetgenLM(engine=engine)
     assert lm.get_model_info() == {"detgen_profile": engine.profile(), "deterministic": True}
     assert lm.tok_encode("<|endoftext|>a") == [engine.tokenizer.eos_token_id, *engine.tokenizer.encode("a")]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (None, {"pretrained": "embedded:target"}),
+        ({"target": "folder", "dtype": "float32"}, {"pretrained": "folder", "dtype": "float32"}),
+        ({"target": "a", "pretrained": "b"}, {"target": "a", "pretrained": "b"}),  # refused when it is loaded
+    ],
+)
+def test_results_name_the_model_and_the_device(model: Any, given: Any, named: dict[str, str]) -> None:
+    typed = SimpleNamespace(model_args=given, device=None)
+    model.name_what_runs(typed)
+    assert (typed.model_args, typed.device) == (named, str(pick_device("auto")))
+    typed = SimpleNamespace(model_args=given, device="cuda:1")
+    model.name_what_runs(typed)
+    assert typed.device == "cuda:1"
