@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from numbers import Integral
 from typing import Any
 
@@ -38,11 +39,18 @@ def requests_of(
             if sampling or params is not None:
                 names = ", ".join(sampling) or "params"
                 raise RequestError(f"a Request has parameters of its own: set {names} there, Request(..., params=...)")
-            found.append(replace(prompt) if id(prompt) in known else prompt)
+            found.append((replace(prompt) if id(prompt) in known else prompt).numbered(i))
             known.add(id(prompt))
         else:
             found.append(request_of(i, prompt, chosen))
     return found
+
+
+def numbered(requests: Iterable[Any]) -> Iterator[Any]:
+    """Requests, each with an index; whatever else is among them stays as it is."""
+    place = count()
+    for request in requests:
+        yield request.numbered(next(place)) if isinstance(request, Request) else request
 
 
 def _several(prompts: Any) -> list[Any]:

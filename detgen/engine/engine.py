@@ -16,7 +16,7 @@ import torch
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, make_drafter, make_drafters
 from detgen.engine import profiles
-from detgen.engine.asking import Prompt, requests_of
+from detgen.engine.asking import Prompt, numbered, requests_of
 from detgen.engine.chunks import Chunk, chunks_of
 from detgen.engine.committing import Trace
 from detgen.engine.completing import completion_of
@@ -308,7 +308,7 @@ class Engine:
             done = [completion_of(seq, chunk, self.stopping.decode) for seq in self._decoding.step()]
             return _before(refused, done)
 
-        return self._rounds(self._encoder.samples(requests, refused), step, self._decoding.committing.clear)
+        return self._rounds(self._encoder.samples(numbered(requests), refused), step, self._decoding.committing.clear)
 
     def score(self, items: Scorable | Iterable[Scorable]) -> list[Score]:
         """The log-probabilities of given completions, or of whole texts.
@@ -354,7 +354,7 @@ class Engine:
             EngineError: if this thread is reading another stream of the engine.
         """
         refused: list[Score] = []
-        sequences = self._score_encoder.all(requests, refused)
+        sequences = self._score_encoder.all(numbered(requests), refused)
 
         def step() -> list[Score]:
             self._scoring.trace = trace

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self, cast
 
 from detgen.engine.showing import brief, call
 from detgen.engine.stats import DraftCounts
@@ -19,6 +19,7 @@ _MOST_STRINGS = 1_000
 _MOST_STOP_IDS = 10_000
 _MOST_BIASES = 300_000  # more than any vocabulary has
 
+UNNUMBERED = -1  # index of a request that was given none
 NOT_FINITE = "are not finite"  # in each error of a sample that has begun
 
 FinishReason = Literal["stop", "length", "error"]
@@ -187,8 +188,9 @@ class Request:
     Exactly one of `prompt`, `messages` and `token_ids` is given.
 
     Attributes:
-        index: place in the input, from 0; outputs are written in this order.
-        id: the user's name for it; its line number if none was given.
+        index: place in the input, from 0; outputs are written in this order. If none is given, `Engine` takes the place
+            among the requests of the call.
+        id: the user's name for it; its index if none was given.
         prompt: text, tokenized with the tokenizer's special tokens.
         messages: a chat, rendered with the tokenizer's chat template.
         token_ids: a tokenized prompt.
@@ -202,8 +204,8 @@ class Request:
         only: which of its samples to run, from 0; None for all. The others are known already.
     """
 
-    index: int
-    id: str | int
+    index: int = UNNUMBERED
+    id: str | int = cast("str | int", None)  # never after construction
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     token_ids: tuple[int, ...] | None = None
@@ -215,6 +217,17 @@ class Request:
     continue_final_message: bool = False
     echo: bool = False
     only: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.id
+        if given is None:
+            object.__setattr__(self, "id", self.index)
+
+    def numbered(self, place: int) -> Self:
+        """The same request; with this place as its index, and as its id if it has none, where it has no index."""
+        if self.index != UNNUMBERED:
+            return self
+        return replace(self, index=place, id=place if self.id == UNNUMBERED else self.id)
 
     def __repr__(self) -> str:
         return brief(self)

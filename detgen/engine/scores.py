@@ -98,7 +98,7 @@ def score_requests_of(items: Scorable | Iterable[Scorable]) -> list[ScoreRequest
 
 def _request(i: int, item: Any) -> ScoreRequest:
     if isinstance(item, ScoreRequest):
-        return item
+        return item.numbered(i)
     if isinstance(item, str):
         return ScoreRequest(i, i, prompt=item)
     if not isinstance(item, tuple) or len(item) != 2:

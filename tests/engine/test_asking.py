@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.engine_inputs import PROMPTS
 
-from detgen import Completion, Engine, EngineConfig, Request, RequestError, SamplingParams
+from detgen import Completion, Engine, EngineConfig, Request, RequestError, SamplingParams, ScoreRequest
 from detgen.engine.asking import requests_of
 
 pytestmark = pytest.mark.usefixtures("probed_once")
@@ -98,6 +98,22 @@ def test_generate(engines: Callable[..., Engine]) -> None:
     assert [c.request.id for c in done] == [0, 1, 0, 1, 1]
     with pytest.raises(RequestError, match="stream takes Requests"):
         next(engine.stream(["x"]))  # type: ignore[list-item]
+
+
+def test_requests_without_an_index_are_numbered(engines: Callable[..., Engine]) -> None:
+    """By their places among those of the call; an index or an id that is given stays."""
+    engine = engines(drafter="none", batch_size=3)
+    params = SamplingParams(max_tokens=2)
+    bare = Request(prompt="x", params=params)
+    given = [bare, Request(7, prompt="y", params=params), Request(id="z", prompt="z", params=params), bare]
+    want = [(0, 0), (7, 7), (2, "z"), (3, 3)]
+    assert [(c.request.index, c.request.id) for c in engine.generate(given)] == want
+    streamed = [c for batch in engine.stream([given[0], None, *given[1:]]) for c in batch]
+    assert sorted((c.request.index, str(c.request.id)) for c in streamed) == sorted((i, str(n)) for i, n in want)
+    scored = engine.score([ScoreRequest(prompt="a b"), ScoreRequest(id="s", prompt="c d")])
+    assert [(s.request.index, s.request.id) for s in scored] == [(0, 0), (1, "s")]
+    (refused,) = engine.generate([Request()])
+    assert (refused.request.id, refused.error is None) == (0, False)
 
 
 def test_the_target_comes_first(demo_models: Any) -> None:
