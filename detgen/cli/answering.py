@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def writable(path: Path | None) -> Path | None:
     """A file that can be written; said before the work, not after it."""
+    path = options.named(path)
     if path is not None and path.is_dir():
         raise typer.BadParameter(f"cannot write {path}: it is a folder")
     if path is not None and not os.access(path.parent, os.W_OK):

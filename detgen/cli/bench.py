@@ -134,7 +134,10 @@ def bench_command(
         ),
     ] = None,
     output: Annotated[
-        Path, options.run_option("--output", "-o", metavar="DIR", help="Folder for bench.json and bench.md.")
+        Path,
+        options.run_option(
+            "--output", "-o", callback=options.named, metavar="DIR", help="Folder for bench.json and bench.md."
+        ),
     ] = Path("bench-out"),
     quiet: options.Quiet = False,
 ) -> None:

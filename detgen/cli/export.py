@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from detgen.cli import options
 from detgen.cli.answering import Quiet, errors_shown
 from detgen.export import FORMS
 
@@ -56,6 +57,7 @@ def export_command(
         typer.Option(
             "--output",
             "-o",
+            callback=options.named,
             metavar="FILE",
             show_default="named after OUT",
             rich_help_panel="Results",

@@ -85,6 +85,13 @@ def parse_drafter(text: str) -> str:
     return text
 
 
+def named(path: Path | None) -> Path | None:
+    """A file or folder to write; not `-`, which elsewhere is standard output."""
+    if path == Path("-"):
+        raise typer.BadParameter("'-' is no name for it; nothing is written to standard output")
+    return path
+
+
 def as_typed(error: Exception) -> str:
     """An error's message and the limit of the system behind it, if there is one.
 

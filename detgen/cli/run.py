@@ -126,6 +126,7 @@ def run_command(
         options.run_option(
             "--output",
             "-o",
+            callback=options.named,
             metavar="DIR",
             show_default="<stem>-out",
             help="Folder for outputs.jsonl, acceptance.jsonl and manifest.json. An unfinished run in it is resumed.",

@@ -63,6 +63,7 @@ def score_command(
         options.run_option(
             "--output",
             "-o",
+            callback=options.named,
             metavar="DIR",
             show_default="<stem>-scores",
             help="Folder for outputs.jsonl and manifest.json. An unfinished run in it is resumed.",

@@ -6,7 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -231,7 +231,9 @@ def _opened(config: RunConfig | ScoreConfig, observer: Observer) -> Iterator[tup
         if config.prompts == "-":
             with OutputFolder(config.output or Path(f"stdin-{suffix}"), observer.message) as folder:
                 source = _receive(folder, config)
-                yield folder, source, source.inspect()
+                inspection = source.inspect()
+                _check_json(source)
+                yield folder, source, inspection
         else:
             source = open_prompts(config.prompts, config.prompt_column)
             output = config.output or Path(f"{source.stem}-{suffix}")
@@ -268,6 +270,18 @@ def _receive(folder: OutputFolder, config: RunConfig | ScoreConfig) -> Prompts:
     if not config.overwrite and (kept := folder.kept()):
         return spooled_prompts(kept, config.prompt_column)
     raise RunError("no prompts on standard input; pipe JSON lines into detgen, or name a file")
+
+
+def _check_json(source: Prompts) -> None:
+    """Refuse standard input that is plain text, before a model is loaded for it."""
+    for _, item in source.items():
+        with suppress(RequestError):
+            if isinstance(source.decode(item), dict):
+                return
+    raise RunError(
+        'no line of standard input is a JSON object; pipe lines such as {"prompt": "..."}, or write plain text to a'
+        " .txt file and name that"
+    )
 
 
 def _check_apart(source: Prompts, output: Path) -> None:

@@ -56,6 +56,18 @@ def test_standard_input_of_nothing(tmp_path: Path, pipe: Callable[[bytes], None]
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("text", [b"Tell me a joke.\nAnd another one.\n", b'"a text"\n', b"[1]\n7\n", b"\xff{\n"])
+def test_plain_text_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, pipe: Callable[[bytes], None], text: bytes
+) -> None:
+    pipe(text)
+    with pytest.raises(RunError, match=r"no line of standard input is a JSON object; pipe lines such as .* \.txt file"):
+        go("-", tmp_path / "out", build=no_engine)
+    assert not (tmp_path / "out").exists()
+    pipe(text + b'{"prompt": "x"}\n')
+    assert go("-", tmp_path / "out").written.samples == 1
+
+
 def test_a_terminal_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     with pytest.raises(RunError, match="no prompts on standard input"):
