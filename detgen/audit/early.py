@@ -9,6 +9,7 @@ from detgen.audit.claims import read_manifest
 from detgen.engine.config import EngineConfig
 from detgen.engine.sources import check_sources
 from detgen.errors import CheckError, PromptsError
+from detgen.outputs.finished import input_place
 from detgen.progress import Observer
 from detgen.prompts import open_prompts
 
@@ -27,7 +28,7 @@ def check_early(folder: Path, config: EngineConfig, prompts: str | None, observe
         EngineError: the model cannot be loaded.
     """
     manifest = read_manifest(folder)
-    place = prompts or manifest["input"]["path"]
+    place = prompts or input_place(folder, manifest)
     if place != "-":
         try:
             open_prompts(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +33,24 @@ def prompts_of(folder: Path, manifest: dict[str, Any], given: str | None) -> Pro
     described = manifest["input"]
     if given is None and described["path"] == "-":
         return spooled_prompts(folder / SPOOL, described["prompt_column"])
-    return open_prompts(given or described["path"], described["prompt_column"])
+    return open_prompts(given or input_place(folder, manifest), described["prompt_column"])
+
+
+def input_place(folder: Path, manifest: dict[str, Any]) -> str:
+    """Where the manifest says that the prompts of a run are; "-" if they were piped in.
+
+    A relative path begins where the run did; if nothing is there, in the current folder.
+
+    Args:
+        folder: the output folder.
+        manifest: the run's.
+    """
+    described = manifest["input"]
+    if "folder" in described:
+        place = os.path.relpath(os.path.join(os.path.realpath(folder), described["folder"], described["path"]))
+        if os.path.exists(place.partition("?")[0]):  # behind it, options of a dataset
+            return place
+    return str(described["path"])
 
 
 def items_of(manifest: dict[str, Any], prompts: Prompts) -> Iterator[Request | BadLine]:

@@ -328,7 +328,7 @@ _KEYS: dict[str, Rule] = {
     "detgen": _version,
     "status": _one_of(*STATUSES),
     "created": _like(_TIME, "a time in UTC such as 2026-01-31T12:00:00+00:00"),
-    "input": _record({**_INPUT, "prompts": _or_null(_count), "prompt_column": _or_null(_text)}),
+    "input": _record({**_INPUT, "prompts": _or_null(_count), "prompt_column": _or_null(_text)}, {"folder": _text}),
     "settings": _record(_SETTINGS, {"workers": _or_null(_whole(1))}),
     "model": _or_null(_text),
     "model_stamp": _or_null(_text),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ def run(
         _crashes_noted(folder),
         shared_cache(cache, folder, observer) as shared,
     ):
-        manifest = _manifest(config, source, inspection)
+        manifest = _manifest(config, folder, source, inspection)
         former = None if config.overwrite else folder.manifest()
         changed: list[str] = []
         if former is not None:
@@ -293,7 +294,14 @@ def _check_apart(source: Prompts, output: Path) -> None:
         raise RunError(f"the output folder {output} is where the prompts are; choose another one with -o")
 
 
-def _manifest(config: RunConfig | ScoreConfig, source: Prompts, inspection: Inspection) -> dict[str, Any]:
+def _manifest(
+    config: RunConfig | ScoreConfig, folder: OutputFolder, source: Prompts, inspection: Inspection
+) -> dict[str, Any]:
+    begun = {}
+    place = config.prompts.partition("?")[0]  # without the options of a dataset
+    if config.prompts != "-" and not os.path.isabs(place) and os.path.exists(place):
+        # Seen from the output folder, so that both can be moved together.
+        begun["folder"] = os.path.relpath(os.getcwd(), os.path.realpath(folder.path))
     return _plain(
         {
             "detgen": detgen.__version__,
@@ -302,6 +310,7 @@ def _manifest(config: RunConfig | ScoreConfig, source: Prompts, inspection: Insp
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "input": {
                 "path": config.prompts,
+                **begun,
                 "format": source.format,
                 "sha256": inspection.sha256,
                 "prompts": inspection.prompts,

@@ -45,6 +45,7 @@ NOT_JUDGED = (
     "draft",
     "profile.target.name",
     "input.path",
+    "input.folder",
     "probe.rows",
     "probe.dense",
     "probe.other_rows",

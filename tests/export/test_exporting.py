@@ -19,6 +19,8 @@ from helpers.tampering import edit_lines, edit_manifest, renew
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from detgen.audit.early import check_early
+from detgen.engine.config import EngineConfig
 from detgen.errors import OutputError, PromptsError
 from detgen.export import FORMS
 from detgen.export.exporting import Exported, export_run
@@ -113,6 +115,31 @@ def test_a_place_is_named_after_the_folder(
     path = export_run(out, form, None, None, Silent()).path
     assert path == Path(f"out{FORMS[form]}")
     assert path.exists()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_relative_input_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    """Also where the whole project was moved; what is of that name in the current folder is not taken for it."""
+    project, elsewhere = tmp_path / "project", tmp_path / "else" / "where"
+    (project / "data").mkdir(parents=True)
+    elsewhere.mkdir(parents=True)
+    (project / "data" / "p.txt").write_text("one\n")
+    monkeypatch.chdir(project)
+    go(Path("data/p.txt"), Path("runs/out"))
+    if moved:
+        project = project.rename(tmp_path / "renamed")
+    (elsewhere / "data").mkdir()
+    (elsewhere / "data" / "p.txt").write_text("another\n")
+    monkeypatch.chdir(elsewhere)
+    watcher = Watcher()
+    export_run(project / "runs" / "out", "csv", None, Path("a.csv"), watcher)
+    assert (watcher.messages, rows("csv", Path("a.csv"))[0]["prompt"]) == ([], "one")
+    check_early(project / "runs" / "out", EngineConfig(), None, Silent())
+    (project / "data" / "p.txt").rename(elsewhere / "data" / "p.txt")
+    export_run(project / "runs" / "out", "csv", None, Path("b.csv"), watcher)
+    assert (watcher.messages, rows("csv", Path("b.csv"))[0]["prompt"]) == ([], "one")
 
 
 def test_prompts_that_are_gone_are_left_out_of_tables(tmp_path: Path, out: Path, prompts: Path) -> None:
