@@ -134,7 +134,8 @@ def _generate(
         logged = isinstance(config, RunConfig)
         with closing(Writer(folder, observer.message, acceptance=logged)) as writer, writer.rescuing():
             if resumed and fresh is None:
-                observer.message(f"resuming {folder.path}: {writer.kept:,} finished samples kept")
+                kept_now = f"{writer.kept:,} finished sample{'' if writer.kept == 1 else 's'}"
+                observer.message(f"resuming {folder.path}: {kept_now} kept")
             if lost := _lost(folder, writer.gaps):
                 observer.message(lost)
             work = Work(config, source, engine, writer, reuse, observer, inspection.prompts)

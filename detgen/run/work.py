@@ -135,7 +135,7 @@ class Work:
             yield f"{counts.acceptance:.0%} of drafts accepted"
             yield f"{counts.corrected:,} roll-backs"
         if self._writer.reused:
-            yield f"{self._writer.reused:,} from the cache"
+            yield f"{self._writer.reused:,} reused"
         if self._writer.errors:
             yield f"{self._writer.errors:,} errors"
 

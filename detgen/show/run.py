@@ -71,9 +71,9 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "samples", f"{written.samples:,}"
     yield "errors", f"{written.errors:,}"
     if fresh and summary.resumed:
-        yield "resumed", f"{summary.resumed:,} samples were finished before; the figures below leave them out"
+        yield "resumed", f"{_samples(summary.resumed)} of this run; the figures below leave them out"
     if summary.reused:
-        yield "from the cache", f"{summary.reused:,} samples were generated before; the figures below leave them out"
+        yield "reused", f"{_samples(summary.reused)} of earlier runs; the figures below leave them out"
     yield "tokens", f"{made.tokens:,}"
     if summary.seconds > 0:
         yield "tokens per second", f"{made.tokens / summary.seconds:,.1f} ({clock(summary.seconds)} in all)"
@@ -97,6 +97,10 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "SHA-256 of outputs.jsonl", summary.sha256
     if summary.results:
         yield "SHA-256 of results.jsonl", summary.results
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count:,} samples"
 
 
 def _drafter(counts: DrafterStats) -> str:

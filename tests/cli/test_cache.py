@@ -110,7 +110,7 @@ def test_the_embedded_model_generates_only_what_is_new(tmp_path: Path, monkeypat
     assert detgen("run", "a.jsonl", "-o", "a", "--cache", "cache", *options).returncode == 0
     done = detgen("run", "b.jsonl", "-o", "b", "--cache", "cache", "--drafter", "none", *options)
     assert done.returncode == 0, done.stderr
-    assert "from the cache            18 samples were generated before" in done.stdout.replace("resumed", "")
+    assert "reused                    18 samples of earlier runs;" in done.stdout.replace("resumed", "")
     assert detgen("run", "b.jsonl", "-o", "fresh", *options).returncode == 0
     assert (Path("b") / "outputs.jsonl").read_bytes() == (Path("fresh") / "outputs.jsonl").read_bytes()
     into = detgen("run", "b.jsonl", "-o", "a", *options)

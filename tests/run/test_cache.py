@@ -87,7 +87,7 @@ def test_of_2100_prompts_the_110_new_ones_are_generated(tmp_path: Path) -> None:
     watcher = Watcher()
     assert generated(write(tmp_path / "b.jsonl", second), tmp_path / "b", cache, watcher, batch_size=64) == 110
     assert watcher.messages == []
-    assert "1,990 from the cache" in watcher.reports[-1].figures
+    assert "1,990 reused" in watcher.reports[-1].figures
 
 
 def test_what_is_not_in_the_key_does_not_matter_and_all_else_does(tmp_path: Path) -> None:

@@ -53,12 +53,21 @@ def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_what_was_not_generated_again_is_not_said_to_be_of_a_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(summary(resumed=1, reused=1))
+    shown = capsys.readouterr().out
+    assert "  1 sample of this run; " in shown
+    assert "reused " in shown
+    assert "  1 sample of earlier runs; " in shown
+    assert "cache" not in shown
+
+
 def test_the_summary_of_a_resumed_run_without_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
     fast = DraftCounts(fast=DrafterStats(rounds=9, unverified=9))
     written, fresh = Totals(prompts=64, samples=128), Totals(tokens=4096, drafters=fast)
     print_summary(summary(resumed=10, written=written, fresh=fresh, deterministic=False, target_passes=0, seconds=0.0))
     shown = capsys.readouterr().out
-    assert "10 samples were finished before" in shown
+    assert "  10 samples of this run; the figures below leave them out\n" in shown
     assert "128" in shown
     assert "not guaranteed" in shown
     assert "9 unverified tokens" in shown
