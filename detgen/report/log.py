@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ _SCHEMA = pa.schema(
 _PARSING = arrow_json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="ignore")
 _KEYS = frozenset(_SCHEMA.names)
 _COLUMNS = (*_WHOLE, *_OR_NULL, *_CODES, *_SCORES)
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 Key = tuple[int, int]  # index of the prompt, number of the sample
 
@@ -189,6 +192,8 @@ def _columns(lines: list[bytes]) -> dict[str, np.ndarray]:
         ValueError: a line is no entry.
     """
     raw = b"\n".join(lines)
+    if b"\\ud" in raw or b"\\uD" in raw:  # Arrow refuses half a surrogate pair, which an id may have
+        raw = _SURROGATE.sub(rb"\\ufffd", raw)
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(raw) + 1)
     table = arrow_json.read_json(pa.BufferReader(raw), read_options=options, parse_options=_PARSING)
     if table.num_rows != len(lines):

@@ -1,6 +1,7 @@
 """The texts of tokens, by the tokenizer of the run's model where it is on this machine.
 
-Only the tokenizers library is used: no model is loaded, no code of a model runs, and nothing is fetched.
+No model is loaded, no code of a model runs, and nothing is fetched. The tokenizers library alone is used, but for GGUF
+files: transformers makes their tokenizers of what their headers say.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from detgen.errors import DEMO, EngineError
+from detgen.interruption import interrupted_later
 from detgen.passes.folders import local_place
 from detgen.report.reading import Fields
 
@@ -38,6 +40,11 @@ class Texts:
         self._known: dict[int, str] = {}
         folder = _folder(manifest["model"])
         name = manifest["profile"]["target"]["name"]
+        if folder is not None and folder.is_file():
+            self._tokenizer = _load_gguf(folder, name)
+            if self._tokenizer is None:
+                self.why = f"The tokenizer in {name} cannot be read here, so tokens are shown by their numbers."
+            return
         if folder is None or not (folder / "tokenizer.json").is_file():
             self.why = (
                 f"The tokenizer of {name} is not on this machine as a tokenizer.json, so tokens are shown by their"
@@ -105,6 +112,11 @@ class Texts:
         return found
 
 
+def counted(count: int, word: str) -> str:
+    """So many of something: "1 token", "2 tokens"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def visible(text: str) -> str:
     """A text on one line in which nothing is hidden: line ends as arrows, what cannot be seen by its number."""
     return "".join(_SHOWN.get(c) or (_escaped(c) if unicodedata.category(c) in _HIDDEN else c) for c in text)
@@ -148,4 +160,14 @@ def _load(path: Path) -> Any:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # the library panics with errors that are no `Exception`
+        return None
+
+
+def _load_gguf(path: Path, name: str) -> Any:
+    """The tokenizer of a GGUF file; None if it is damaged."""
+    with interrupted_later():  # transformers is imported
+        from detgen.passes.loading import load_tokenizer
+    try:
+        return load_tokenizer(path, name).backend_tokenizer
+    except EngineError:
         return None

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from detgen.report.reading import Fields
-from detgen.report.texts import Texts, visible
+from detgen.report.texts import Texts, counted, visible
 
 # What became of a token, as the page shows it: a sign, and a word.
 SIGNS = {
@@ -175,7 +175,7 @@ def _cell(record: Fields, texts: Texts) -> Cell:
 
 
 def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count:,} tokens"
+    return counted(count, "token")
 
 
 def _are(cells: list[Cell]) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.gguf_files import made, plain_model
 from tokenizers import Tokenizer, decoders, models
 
 from detgen.errors import DEMO
-from detgen.report.texts import Texts, harmless, visible
+from detgen.report.texts import Texts, counted, harmless, visible
 
 
 def manifest(model: str | None = None) -> dict[str, Any]:
@@ -25,6 +26,18 @@ def test_the_embedded_model() -> None:
     assert texts.encode("def add(a, b):\n    return a + b\n") == ids
     assert texts.of_all(ids[:3]) == tokenizer.decode(ids[:3])
     assert not texts.why
+
+
+def test_the_tokenizer_of_a_gguf_file(demo_models: Any, tmp_path: Path) -> None:
+    folder = plain_model(demo_models.draft, tmp_path / "model")
+    texts, plain = Texts(manifest(str(made(folder, tmp_path / "m.gguf")))), Texts(manifest(str(folder)))
+    ids = plain.encode("def add(a, b):\n    return a + b\n")
+    assert ids is not None
+    assert texts.encode("def add(a, b):\n    return a + b\n") == ids
+    assert [texts.of(token) for token in ids] == [plain.of(token) for token in ids]
+    assert not texts.why
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(40))
+    assert "cannot be read here, so tokens are shown by their numbers" in Texts(manifest(str(tmp_path / "m.gguf"))).why
 
 
 def test_a_thinking_model_tells_its_chunks() -> None:
@@ -81,3 +94,7 @@ def test_nothing_is_hidden() -> None:
     assert harmless(hidden) == "a\\x1b[31m\\u202e\\u200b\\x00\\ud800\\u2028\n\t\\r"
     assert visible("naïve 硬币 😀") == "naïve 硬币 😀"
     assert json.loads(json.dumps(visible(hidden)).encode()) == visible(hidden)
+
+
+def test_one_is_not_several() -> None:
+    assert [counted(n, "token") for n in (0, 1, 2, 1000)] == ["0 tokens", "1 token", "2 tokens", "1,000 tokens"]
