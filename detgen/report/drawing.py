@@ -14,10 +14,11 @@ from detgen.report.svg import draw, figure, markup
 from detgen.report.windows import Cell, Round
 
 MOST_ROUNDS = 60  # of the stairs
-MOST_POSITIONS = 160  # likewise
 
 _CELL, _ROW = 13, 15  # a cell of the stairs
-_LONGEST = 12  # characters of a token in a box
+_ACROSS = 24  # positions of a flight of them
+_LONGEST_ROW = 48  # positions of a round that are drawn
+_LONGEST = 10  # characters of a token in a box
 _PATTERNS = {"rolled_back": "hatch", "corrected": "check", "bonus": "check", "unverified": "dots"}
 _BOXES = 8  # drafted tokens of the window that is drawn
 
@@ -38,66 +39,79 @@ def instructive(rounds: list[Round]) -> Round | None:
 
 
 def window(shown: Round) -> Markup:
-    """One round, step by step: committed, drafted, chosen by the pass, and what is left."""
+    """One round, step by step: committed, drafted, chosen by the pass, and what is left. A row for each position."""
     cells = shown.cells[: _BOXES + 1]
-    widths = [max(len(_cut(c.text)), len(_cut(c.guess)), 8) * 8.4 + 16 for c in cells]
-    left, gap, tall = 150, 6, 30
-    starts = [left + 96 + sum(widths[:i]) + gap * i for i in range(len(cells))]
-    right = starts[-1] + widths[-1]
+    wide = max(len(_cut(text)) for cell in cells for text in (cell.text, cell.guess, " " * 8)) * 8.4 + 12
+    left, gap, tall = 40, 6, 30
+    drafted, chosen = left, left + wide + gap
+    compared = chosen + wide + gap
+    kept = compared + 92
+    cache = kept + wide + 4 * gap
     wrong = f"; the draft was wrong at position {shown.wrong.position}" if shown.wrong else ""
     label = f"Round {shown.number}, step by step{wrong}. The table below says the same in words."
-    svg = figure(right + 10, 276, label, shrinks=False)
-    names = ("committed before", "1. drafted", "2. the pass chose", "3. compared", "4. kept")
-    for i, name in enumerate(names[1:]):
-        draw(svg, "text", name, x=0, y=62 + i * 44, class_="step")
-    draw(svg, "text", names[0], x=left, y=16, class_="axis")
+    tops = [24 + i * (tall + gap) for i in range(len(cells) + 1)]
+    svg = figure(cache + 102, tops[-1] + tall + 4, label)
+    for x, name in ((drafted, "1. drafted"), (chosen, "2. chosen"), (compared, "3. compared"), (kept, "4. kept")):
+        draw(svg, "text", name, x=x, y=14, class_="step")
     before = shown.before or "the prompt"
-    _box(svg, left, 42, 84, tall, before, "kept", f"{before}, committed before this round")
-    for cell, x, width in zip(cells, starts, widths, strict=True):
+    for x in (drafted, kept):
+        _box(svg, x, tops[0], wide, tall, before, "kept", f"{before}, committed before this round")
+    for cell, y in zip(cells, tops[1:], strict=True):
+        draw(svg, "text", str(cell.position), x=left - gap, y=y + 20, text_anchor="end", class_="tick")
         if cell.drafted is not None:
-            _box(svg, x, 42, width, tall, cell.guess, "drafted", f"position {cell.position}: {cell.guess} drafted")
+            _box(svg, drafted, y, wide, tall, cell.guess, "drafted", f"position {cell.position}: {cell.guess} drafted")
         if cell.token is None:
             title = f"position {cell.position}: computed behind a wrong token or the end, not used"
-            _box(svg, x, 86, width, tall, "—", "rolled_back", title)
+            _box(svg, chosen, y, wide, tall, "—", "rolled_back", title)
         else:
-            _box(svg, x, 86, width, tall, cell.text, cell.status, cell.title)
-            _box(svg, x, 174, width, tall, cell.text, cell.status, cell.title)
-        draw(svg, "text", f"{cell.sign} {cell.word}", x=x + width / 2, y=150, text_anchor="middle", class_="verdict")
-    _box(svg, left, 174, 84, tall, before, "kept", f"{before}, committed before this round")
-    _cache(svg, left, shown, cells, starts, widths)
+            _box(svg, chosen, y, wide, tall, cell.text, cell.status, cell.title)
+            _box(svg, kept, y, wide, tall, cell.text, cell.status, cell.title)
+        draw(svg, "text", f"{cell.sign} {cell.word}", x=compared, y=y + 20, class_="verdict")
+    _cache(svg, cache, cells, tops, tall)
     return markup(svg)
 
 
-def _cache(
-    svg: ElementTree.Element, left: float, shown: Round, cells: list[Cell], starts: list[float], widths: list[float]
-) -> None:
-    """The KV cache before and after the round is rolled back, as bars below the tokens."""
-    draw(svg, "text", "KV cache", x=0, y=236, class_="step")
-    draw(svg, "text", "then", x=0, y=262, class_="step")
-    drafted = [i for i, cell in enumerate(cells) if cell.drafted is not None]
-    full = starts[drafted[-1]] + widths[drafted[-1]] if drafted else left + 84
-    stands = [i for i in drafted if cells[i].status == "accepted"]
-    end = starts[stands[-1]] + widths[stands[-1]] if stands else left + 84
-    draw(svg, "rect", title="entries of committed tokens", x=left, y=224, width=84, height=14, class_="kept")
-    draw(svg, "rect", title="entries of drafted tokens, written by the pass", x=left + 84, y=224,
-         width=max(full - left - 84, 0), height=14, class_="drafted")  # fmt: skip
-    draw(svg, "rect", title="entries that stay", x=left, y=250, width=end - left, height=14, class_="accepted")
+def _cache(svg: ElementTree.Element, left: float, cells: list[Cell], tops: list[int], tall: int) -> None:
+    """The KV cache before and after the round is rolled back, as bars beside the tokens."""
+    wide, then = 30, left + 68
+    draw(svg, "text", "KV cache", x=left, y=14, class_="step")
+    draw(svg, "text", "then", x=then, y=14, class_="step")
+    top, first = tops[0], tops[0] + tall
+    drafted = [i for i, cell in enumerate(cells, start=1) if cell.drafted is not None]
+    full = tops[drafted[-1]] + tall if drafted else first
+    stands = [i for i in drafted if cells[i - 1].status == "accepted"]
+    end = tops[stands[-1]] + tall if stands else first
+    draw(svg, "rect", title="entries of committed tokens", x=left, y=top, width=wide, height=tall, class_="kept")
+    draw(svg, "rect", title="entries of drafted tokens, written by the pass", x=left, y=first, width=wide,
+         height=full - first, class_="drafted")  # fmt: skip
+    draw(svg, "rect", title="entries that stay", x=then, y=top, width=wide, height=end - top, class_="accepted")
     if full > end:
-        title = "entries that are forgotten: the length is set back"
-        draw(svg, "rect", title=title, x=end, y=250, width=full - end, height=14, class_="rolled_back")
-        draw(svg, "rect", title=title, x=end, y=250, width=full - end, height=14, class_="hatch")
-        draw(svg, "text", "rolled back", x=(end + full) / 2, y=261, text_anchor="middle", class_="small")
+        title = "entries that are rolled back: the length is set back"
+        _filled(svg, then, end, wide, full - end, "rolled_back", title)
+        draw(svg, "text", "✗", x=then + wide / 2, y=(end + full) / 2 + 5, text_anchor="middle", class_="token")
 
 
-def stairs(rounds: list[Round]) -> Markup:
-    """All windows of a sample: a row for each round, at the positions where its tokens stand."""
-    first = rounds[0].cells[0].position
-    rows = [r for r in rounds[:MOST_ROUNDS] if r.cells[0].position - first < MOST_POSITIONS]
-    last = max(cell.position for r in rows for cell in r.cells) - first
-    across, left = min(last + 1, MOST_POSITIONS), 72
-    size_ = left + across * _CELL + 4, len(rows) * _ROW + 24
-    svg = figure(*size_, "The rounds of this request as stairs; the table below says the same in words", shrinks=False)
-    for at in range(0, across, 10):
+def stairs(rounds: list[Round]) -> list[Markup]:
+    """The first windows of a sample: a row for each round, at the positions where its tokens stand.
+
+    In flights that are narrow enough for a small screen.
+    """
+    flights: list[list[Round]] = []
+    for shown in rounds[:MOST_ROUNDS]:
+        if flights and shown.cells[-1].position - flights[-1][0].cells[0].position < _ACROSS:
+            flights[-1].append(shown)
+        else:
+            flights.append([shown])
+    return [_flight(rows) for rows in flights]
+
+
+def _flight(rows: list[Round]) -> Markup:
+    first = rows[0].cells[0].position
+    across = min(max(cell.position for r in rows for cell in r.cells) - first + 1, _LONGEST_ROW)
+    left = 72
+    label = f"Rounds {rows[0].number} to {rows[-1].number} as stairs; the table below says the same in words"
+    svg = figure(left + max(across, _ACROSS) * _CELL + 4, len(rows) * _ROW + 24, label)
+    for at in (0, *(at for at in range(-first % 10, across, 10) if at > 2)):
         draw(svg, "text", str(first + at), x=left + at * _CELL + _CELL / 2, y=12, text_anchor="middle", class_="tick")
     for i, shown in enumerate(rows):
         y = 20 + i * _ROW

@@ -12,7 +12,7 @@ from detgen.report.counting import Counts
 from detgen.report.lines import thoughts_of
 from detgen.report.reading import Fields
 from detgen.report.report import Report, Shown
-from detgen.report.texts import Texts, harmless, visible
+from detgen.report.texts import Texts, counted, harmless, visible
 from detgen.report.windows import Cell, Round
 
 MOST_TOKENS = 1000  # of a request's tables
@@ -73,7 +73,7 @@ def guarantee(report: Report) -> tuple[str, list[str]]:
         " run began."
     )
     if unverified:
-        said.append(f"{unverified:,} tokens are of unverified requests; nothing is promised of these.")
+        said.append(f"Of unverified requests: {counted(unverified, 'token')}; nothing is promised of these.")
     return ("Yes, but for unverified requests" if unverified else "Yes"), said
 
 
@@ -86,9 +86,9 @@ def status(report: Report) -> list[str]:
     total = manifest["input"]["prompts"]
     of = "" if total is None else f" of {total:,}"
     return [
-        f"This run {state}: the page shows the {report.lines.prompts:,}{of} prompts whose lines are written.",
-        f"Its journal has {report.kept or 0:,} finished samples. Run the same command again to resume; then make the"
-        " page again.",
+        f"This run {state}: the page shows the prompts whose lines are written, {report.lines.prompts:,}{of}.",
+        f"Its journal has {counted(report.kept or 0, 'finished sample')}. Run the same command again to resume; then"
+        " make the page again.",
     ]
 
 

@@ -18,7 +18,7 @@ from detgen.report.lines import kind_of
 from detgen.report.log import NAMES
 from detgen.report.report import Report
 from detgen.report.svg import Bar, bars, columns, lines
-from detgen.report.texts import visible
+from detgen.report.texts import counted, harmless, visible
 from detgen.report.windows import SIGNS, shown
 
 MARK = '<meta name="generator" content="detgen report">'  # by which a page is known as one
@@ -99,20 +99,34 @@ def render(report: Report) -> str:
     return _template().render(context).strip() + "\n"
 
 
+def _harmless(value: object) -> object:
+    """What the page shows: whatever a name or a file holds, no control character, and nothing that is no Unicode."""
+    return harmless(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @cache
 def _template() -> Template:
     """The template, compiled once a process."""
     environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_harmless,
     )
-    environment.filters.update(n="{:,}".format, share=facts.share, visible=visible, text=facts.text_of)
+    environment.filters.update(n="{:,}".format, of=counted, share=facts.share, visible=visible, text=facts.text_of)
     return environment.get_template("page.html")
 
 
 def _acceptance(report: Report) -> Markup | None:
     """Accepted shares, by drafter."""
     rows = [
-        Bar(name, stats.accepted, f"{facts.share(stats.accepted, stats.drafted)} of {stats.drafted:,} drafted tokens")
+        Bar(
+            name,
+            stats.accepted,
+            f"{facts.share(stats.accepted, stats.drafted)} of {counted(stats.drafted, 'drafted token')}",
+        )
         for name, stats in report.counts.drafts().items()
         if stats.drafted
     ]
@@ -150,8 +164,8 @@ def _margins(report: Report) -> list[tuple[str, int]]:
 
 
 def _margin_chart(report: Report) -> Markup | None:
-    rows = [Bar(name.split(" ")[0] if name[0].isdigit() else name, count, f"{count:,} tokens",
-                f"margin {name}: {count:,} tokens") for name, count in _margins(report)]  # fmt: skip
+    rows = [Bar(name.split(" ")[0] if name[0].isdigit() else name, count, counted(count, "token"),
+                f"margin {name}: {counted(count, 'token')}") for name, count in _margins(report)]  # fmt: skip
     if not rows:
         return None
     return columns("Tokens by their margin", rows, "margin (from; each column covers half a power of ten)", "tokens")
@@ -188,7 +202,10 @@ def _rounds(report: Report) -> list[tuple[str, int]]:
 
 def _round_chart(report: Report) -> Markup | None:
     rows = [
-        Bar(name, count, f"{count:,} rounds", f"{name} tokens: {count:,} rounds") for name, count in _rounds(report)
+        Bar(
+            name, count, counted(count, "round"), f"{name} token{'' if name == '1' else 's'}: {counted(count, 'round')}"
+        )
+        for name, count in _rounds(report)
     ]
     return columns("Rounds by the tokens that they committed", rows, "tokens of a round", "rounds") if rows else None
 

@@ -18,17 +18,15 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 18, 46
 _STROKES = (("", "circle"), ("6 4", "square"), ("2 3", "triangle"), ("8 3 2 3", "diamond"))
 
 
-def figure(width: float, height: float, label: str, *, shrinks: bool = True) -> ElementTree.Element:
-    """An empty drawing.
+def figure(width: float, height: float, label: str) -> ElementTree.Element:
+    """An empty drawing, which becomes smaller where there is less room.
 
     Args:
         width: in pixels.
         height: likewise.
         label: what it is called for those who do not see it.
-        shrinks: whether it becomes smaller where there is less room; if not, it is scrolled.
     """
-    most = "" if shrinks else f";min-width:{_n(width)}px"
-    size = {"viewBox": f"0 0 {_n(width)} {_n(height)}", "style": f"max-width:{_n(width)}px{most}"}
+    size = {"viewBox": f"0 0 {_n(width)} {_n(height)}", "style": f"max-width:{_n(width)}px"}
     return ElementTree.Element("svg", {**size, "role": "img", "aria-label": label})
 
 

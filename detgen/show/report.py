@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.text import Text
 
 from detgen.report.report import Report
-from detgen.show.screen import open_output, size
+from detgen.report.texts import counted
+from detgen.show.screen import open_output, plain, size
 
 
 def show_report(report: Report, path: Path, written: int) -> None:
@@ -20,7 +21,7 @@ def show_report(report: Report, path: Path, written: int) -> None:
     """
     console = open_output()
     for what in report.faults.first:
-        console.print(Text(what, style="red"), soft_wrap=True)
+        console.print(Text(plain(what), style="red"), soft_wrap=True)
     if report.faults.count > len(report.faults.first):
         console.print(f"... and {report.faults.count - len(report.faults.first):,} more")
     if report.manifest["status"] != "finished":
@@ -29,5 +30,5 @@ def show_report(report: Report, path: Path, written: int) -> None:
         found = report.other[2]
         console.print(f"{found.equal:,} of {found.samples:,} output lines that both runs have are equal")
     shown = "1 of them" if len(report.shown) == 1 else f"{len(report.shown):,} of them"
-    line = f"{path}: {report.lines.samples:,} samples, {shown} window by window ({size(written)})"
+    line = f"{plain(str(path))}: {counted(report.lines.samples, 'sample')}, {shown} window by window ({size(written)})"
     console.print(Text(line, style="bold red" if report.faults.count else "bold green"), soft_wrap=True)

@@ -70,6 +70,20 @@ def test_it_fits_a_narrow_window(page: Path) -> None:
     assert wide <= room
 
 
+@pytest.mark.parametrize("width", [1280, 500])  # Chromium's windows are no narrower
+def test_all_of_each_figure_is_seen(page: Path, width: int) -> None:
+    """None is cut off, none has to be scrolled."""
+    probe = page.with_name("figures.html")
+    script = """<script>document.title = [...document.querySelectorAll("main svg")].filter(svg => {
+        const box = svg.getBoundingClientRect(), around = svg.parentElement;
+        return box.right > innerWidth || around.scrollWidth > around.clientWidth;
+    }).length + " of " + document.querySelectorAll("main svg").length</script></body>"""
+    probe.write_text(page.read_text().replace("</body>", script))
+    title = read_page(browse(probe, "--dump-dom", f"--window-size={width},900")).one("head").one("title").inside[0]
+    wide, figures = map(int, str(title).split(" of "))
+    assert (wide, figures > 5) == (0, True)
+
+
 def test_it_prints(page: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.pdf"
     browse(page, f"--print-to-pdf={path}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.examples import examples
+from helpers.fakes import go
 from helpers.pages import read_page
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,6 +102,26 @@ def test_an_untouched_folder_is_not_marked(finished: Path) -> None:
     assert not list(page.all(id="unfinished"))
 
 
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """Half a surrogate pair as an id, which JSON can spell, is fine; no control character reaches the page."""
+    path = tmp_path / "p\x1b[31m.jsonl"
+    lines = [
+        r'{"id": "a\ud800", "prompt": "x"}',
+        r'{"id": "\\ud800", "prompt": "y"}',
+        '{"prompt": 1}',
+        '{"prompt": "z"}',
+    ]
+    path.write_text("\n".join(lines))
+    go(path, tmp_path / "out\x07")
+    report = read_report(tmp_path / "out\x07")
+    assert report.faults.first == []
+    page = render(report)
+    assert page.encode()
+    assert not [c for c in page if ord(c) < 32 and c != "\n"]
+    assert r"p\x1b[31m.jsonl" in page
+    assert read_report(tmp_path / "out\x07", ["a\ud800"]).shown[0].line["text"]
+
+
 @pytest.mark.parametrize(("status", "words"), [("interrupted", "was interrupted"), ("running", "is going on")])
 def test_a_run_that_has_not_finished_is_marked(out: Path, status: str, words: str) -> None:
     """Its last line may be torn; it is drawn as far as it goes, and no digest is missed."""
@@ -168,7 +189,7 @@ def test_thoughts(out: Path, rewrite: Any) -> None:
     report = read_report(out)
     assert not report.faults.count
     page = read_page(render(report))
-    assert "4 thoughts were written in 2 samples: 2 after chunks of prompts, 2 after others" in page.text
+    assert "It wrote 4 thoughts in 2 samples: 2 after chunks of prompts, 2 after others" in page.text
     assert page.one(id="thought-kinds").rows() == [["<i>heads", "2"], ["tails", "2"]]
     tables = [t.rows() for t in page.all("table") if t.attributes.get("id", "").startswith("thoughts-")]
     assert [(row[1], row[2]) for row in max(tables, key=len)] == [("prompt", "<i>heads"), ("completion", "tails")]
