@@ -9,6 +9,7 @@ import numpy as np
 
 from detgen.kernels.native.angles import powers
 
+_FASTEST = 2.0**17  # a frequency; all that models have are at most 1
 _CLOSE = 4e-7  # of a frequency: transformers' own powers may be off by the last place
 
 
@@ -30,6 +31,9 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
     Args:
         module: the embedding.
         kind: that of the layer, where kinds of layers have settings of their own.
+
+    Raises:
+        ValueError: it turns by no angles that can be computed.
     """
     settings: dict[str, Any] = getattr(module.config, "rope_parameters", None) or {}
     prefix, type_ = "", module.rope_type
@@ -38,9 +42,23 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
             return None
         settings, prefix, type_ = settings.get(kind) or {}, f"{kind}_", type_[kind]
     own = getattr(module, f"{prefix}inv_freq").float().cpu().numpy()
+    amplitude = float(getattr(module, f"{prefix}attention_scaling", 1.0))
+    if not (np.abs(own) < _FASTEST).all() or not math.isfinite(amplitude):
+        raise ValueError(
+            "its rotary embedding has frequencies that are not finite, or too large; see its rope settings"
+        )
     if "rope_theta" not in settings or settings.get("rope_type") != type_:
         return None
-    base, n = float(settings["rope_theta"]), len(own)
+    with np.errstate(all="ignore"):  # what overflows here does so in transformers, or is another embedding
+        found = _frequencies(settings, type_, len(own))
+    if found is None or not np.allclose(found, own, rtol=_CLOSE, atol=0):
+        return None
+    return Rotary(found, amplitude)
+
+
+def _frequencies(settings: dict[str, Any], type_: str, n: int) -> np.ndarray | None:
+    """So many frequencies by the settings of a type; None if that is not known."""
+    base = float(settings["rope_theta"])
     one = np.float32(1)
     exponents = np.arange(0, 2 * n, 2, dtype=np.float32) / np.float32(2 * n)
     found = one / powers(base, tuple(exponents.tolist()))
@@ -56,9 +74,7 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
         return None
     if "frequency_factors" in settings:  # of a GGUF file
         found = found / np.asarray(settings["frequency_factors"], dtype=np.float32)
-    if not np.allclose(found, own, rtol=_CLOSE, atol=0):
-        return None
-    return Rotary(found, float(getattr(module, f"{prefix}attention_scaling")))
+    return found
 
 
 def _llama3(found: np.ndarray, settings: dict[str, Any]) -> np.ndarray:

@@ -231,6 +231,32 @@ def test_context_of_stretched_rotary_embeddings(copy: Path) -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch was built for CUDA")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("rope", "runs"),
+    [
+        ({"rope_type": "default", "rope_theta": 0}, False),
+        ({"rope_type": "default", "rope_theta": -1e4}, False),
+        ({"rope_type": "default", "rope_theta": 1e-20}, False),
+        ({"rope_type": "default", "rope_theta": 1e300}, True),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}, False),
+        (
+            {"rope_type": "llama3", "rope_theta": 1e4, "factor": 0.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            | {"original_max_position_embeddings": 64},
+            False,
+        ),
+        ({"rope_type": "yarn", "rope_theta": 1e4, "factor": 1e300, "original_max_position_embeddings": 64}, True),
+    ],
+)
+def test_absurd_rotary_settings_are_refused_without_a_warning(copy: Path, rope: dict[str, Any], runs: bool) -> None:
+    edit(copy / "config.json", lambda config: config.update(rope_parameters=rope))
+    if runs:
+        assert load_model(copy, "copy", CPU, "auto", "none").context
+        return
+    with pytest.raises(EngineError, match="copy: its rotary embedding has frequencies that are not finite, or too"):
+        load_model(copy, "copy", CPU, "auto", "none")
+
+
 def test_bitsandbytes_needs_a_pytorch_for_the_gpu() -> None:
     """Without one its import breaks down; the check tries other quantizations then."""
     with pytest.raises(EngineError, match="only with a PyTorch that was built for one"):
