@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from detgen import Completion, EngineConfig, Request, SamplingParams, Score, ScoreRequest
 from detgen.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +164,27 @@ def test_a_function_of_another_file_is_found() -> None:
     assert unknown("`admit_all` in\n`detgen/engine/scheduler.py`, `pack` in `detgen/passes/packing.py`") == [
         "admit_all"
     ]
+
+
+# What docstrings say
+
+PLAIN = (EngineConfig, SamplingParams, Request, Completion, ScoreRequest, Score)  # that users fill in or read
+
+
+@pytest.mark.parametrize("plain", PLAIN, ids=lambda plain: plain.__name__)
+def test_a_docstring_has_each_attribute(plain: Any) -> None:
+    said = re.findall(r"^        (\w+): ", str(plain.__doc__).partition("Attributes:\n")[2], flags=re.MULTILINE)
+    inherited = {f.name for base in plain.__mro__[1:-1] for f in fields(base)}
+    assert sorted(said) == sorted({f.name for f in fields(plain)} - inherited)
+
+
+@pytest.mark.parametrize("option", ["--target-quant", "--draft-quant", "--speculative-prefill"])
+def test_what_an_option_takes_is_in_the_docstring_of_its_setting(option: str) -> None:
+    values = re.findall(r"[a-z][a-z0-9]+", run_options()[option][0])
+    name = option.removeprefix("--").replace("-", "_")
+    said = re.search(rf"^        {name}: (.*(?:\n            .*)*)", str(EngineConfig.__doc__), flags=re.MULTILINE)
+    assert said is not None
+    assert not [value for value in values if value not in said[1] and "likewise" not in said[1]]
 
 
 # Links

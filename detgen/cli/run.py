@@ -129,7 +129,8 @@ def run_command(
             callback=options.named,
             metavar="DIR",
             show_default="<stem>-out",
-            help="Folder for outputs.jsonl, acceptance.jsonl and manifest.json. An unfinished run in it is resumed.",
+            help="Folder for outputs.jsonl, acceptance.jsonl, requests.jsonl and manifest.json. An unfinished run in"
+            " it is resumed.",
         ),
     ] = None,
     prompt_column: Annotated[

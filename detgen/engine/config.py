@@ -31,9 +31,9 @@ class EngineConfig:
     """How to build an engine. Only `target`, `dtype`, `target_quant` and the device can change an output.
 
     Attributes:
-        target: folder or hub name of the target model, or a loaded model (it is changed in place); None is the
-            embedded one.
-        draft: the draft model, likewise; None is the embedded one if the target is embedded too, else none.
+        target: folder, GGUF file or hub name of the target model, demo-thinking (the embedded one that thinks while it
+            reads), or a loaded model (it is changed in place); None is the embedded one.
+        draft: the draft model, likewise; None is the embedded one if the target is None, too, else none.
         drafter: name of the drafter; auto chooses during the run. Or a function that makes a custom drafter, given
             the engine's own by name: `model` (if there is a draft model), `self`, `ngram` and `auto`.
         draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
@@ -41,8 +41,9 @@ class EngineConfig:
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
         dtype: auto is float32 on a CPU and the checkpoint's own on CUDA.
-        target_quant: quantization of the target by bitsandbytes.
-        draft_quant: quantization of the draft model.
+        target_quant: quantization of the target's linear layers: q8 or q4 by detgen's own pass, nf4 or int8 by
+            bitsandbytes, or none.
+        draft_quant: quantization of the draft model, likewise.
         threads: CPU threads; None leaves torch's choice.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
