@@ -44,6 +44,16 @@ class CompletionCache:
         found = (self._take(request, content, sample) for sample in samples)
         return [completion for completion in found if completion is not None]
 
+    def has(self, request: Request) -> bool:
+        """Whether all of a request's samples are there, damaged or not."""
+        content = self._content(request)
+        try:
+            return content is not None and all(
+                self._store.has(entry_key(self._profile, content, sample)) for sample in request.wanted
+            )
+        except CacheError:  # it is said when they are to be taken
+            return False
+
     def _content(self, request: Request) -> str | None:
         content = content_digest(request)
         return content and content + (self._day if request.messages is not None else "")

@@ -121,6 +121,7 @@ def prune(store: Store, *, older_than: float | None = None, max_size: int | None
     if max_size is not None:
         doomed.append(_least_used(store, max_size))
     with store.watched():
+        store.forget_engines()
         for entries in chain.from_iterable(doomed):
             store.remove(entries)
             removed += len(entries)

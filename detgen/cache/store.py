@@ -41,6 +41,9 @@ _TABLES = (
     "CREATE TABLE completions (id INTEGER PRIMARY KEY, value BLOB NOT NULL)",
 )
 
+# Made where it is needed: caches of former versions have none.
+_ENGINES = "CREATE TABLE IF NOT EXISTS engines (stamp BLOB PRIMARY KEY, value BLOB NOT NULL)"
+
 
 @dataclass(frozen=True, slots=True)
 class New:
@@ -127,6 +130,11 @@ class Store:
             self._used.append(entry)
         return found
 
+    def has(self, key: bytes) -> bool:
+        """Whether there is an entry, damaged or not."""
+        with self.watched():
+            return self.db.execute("SELECT 1 FROM entries WHERE key = ?", (key,)).fetchone() is not None
+
     def add(self, profile: str, model: str, new: Iterable[New]) -> None:
         """Keep completions, all of them or, on an error, none; of those that are there already, the former ones stay.
 
@@ -144,6 +152,26 @@ class Store:
                 self._insert(each, owner)
         self._damaged.clear()
         self._note_uses(least=1000)
+
+    def describe(self, stamp: str, value: bytes) -> None:
+        """Keep what an engine is, by the stamp of its configuration."""
+        key = bytes.fromhex(stamp)
+        with self.writing():
+            self.db.execute(_ENGINES)
+            self.db.execute("INSERT OR REPLACE INTO engines VALUES (?, ?)", (key, _digest(key, value) + value))
+
+    def described(self, stamp: str) -> bytes | None:
+        """What was kept for a stamp; None if there is nothing, or it is damaged."""
+        with self.watched():
+            if not self.db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'engines'").fetchone()[0]:
+                return None
+            row = self.db.execute("SELECT value FROM engines WHERE stamp = ?", (bytes.fromhex(stamp),)).fetchone()
+        return None if row is None else sound(bytes.fromhex(stamp), row[0])
+
+    def forget_engines(self) -> None:
+        """Remove all that `describe` keeps."""
+        with self.writing():
+            self.db.execute("DROP TABLE IF EXISTS engines")
 
     def count(self) -> int:
         """How many completions there are."""

@@ -208,7 +208,7 @@ def _load_gguf(
             _check_size(path.stat().st_size, config, arithmetic, device, quant, trusted=False)
             fill(model, _told(read, model, path.stat().st_size, observer), arithmetic)
             model, reading = model.to(device), held
-        digest = digests([path], observer)[0]
+        digest = _digest(path, observer, trusted=False)
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
     return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, read=reading)
 
@@ -416,11 +416,21 @@ def _eos(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def _digest(folder: Path, observer: Observer, *, trusted: bool) -> str:
-    """SHA-256 over name and content of each file that can change an output, in order of names."""
-    files = model_files(folder, trusted=trusted)
+def digest_of(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> str:
+    """The digest of a model, without loading it; arguments and errors as `load_model`."""
+    observer = observer or Unobserved()
+    place = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
+    with explained(name):
+        return _digest(place, observer, trusted=trusted)
+
+
+def _digest(place: Path, observer: Observer, *, trusted: bool) -> str:
+    """SHA-256 of a file; of a folder, over name and content of each file that can change an output, by their names."""
+    if place.is_file():
+        return digests([place], observer)[0]
+    files = model_files(place, trusted=trusted)
     lines = [
-        f"{file.relative_to(folder).as_posix()} {digest}\n"
+        f"{file.relative_to(place).as_posix()} {digest}\n"
         for file, digest in zip(files, digests(files, observer), strict=True)
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import detgen
-from detgen.cache import drop_written
+from detgen.cache import Store, drop_written
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
@@ -31,6 +31,7 @@ from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig, ThoughtCounts
 from detgen.run.results import add_results, are_wanted, make_results
 from detgen.run.reusing import Reuse, check_same, shared_cache, succeed
+from detgen.run.unloaded import describe, unloaded
 from detgen.run.work import Work
 from detgen.workers.opening import open_workers
 
@@ -90,7 +91,7 @@ def run(
         elif config.workers:
             engine = _load_workers(config, observer, opened)
         else:
-            engine = _load_engine(config.engine, observer)
+            engine = _engine(config, source, manifest["model_stamp"], shared, observer)
         if show_thoughts and not engine.thinks:
             name = engine.profile()["target"]["name"]
             raise RunError(
@@ -207,6 +208,23 @@ def _lost(folder: OutputFolder, gaps: list[Gap]) -> str | None:
     samples = f"{count:,} finished sample{'s' if count > 1 else ''}"
     why = "its end is incomplete, as a crash leaves it" if gaps[0].torn else "a checksum does not match what is there"
     return f"{folder.journal}: {samples} lost from byte {gaps[0].start:,} on, since {why}; what is lost will run again"
+
+
+def _engine(
+    config: RunConfig | ScoreConfig, source: Prompts, stamp: str | None, shared: Store | None, observer: Observer
+) -> EngineLike:
+    """The engine of a run; it is not loaded where the cache has all samples."""
+
+    def load() -> EngineLike:
+        return _load_engine(config.engine, observer)
+
+    if shared is None or not isinstance(config, RunConfig):
+        return load()
+    if not config.show_thoughts and (found := unloaded(config, stamp, source, shared, observer, load)) is not None:
+        return found
+    engine = load()
+    describe(engine, stamp, shared)
+    return engine
 
 
 def _load_engine(config: EngineConfig, observer: Observer) -> EngineLike:

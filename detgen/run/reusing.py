@@ -55,7 +55,7 @@ class Reuse:
                 self._opened.callback(store.close)
                 self._sources.append(CompletionCache(store, *known))
         if shared is not None:
-            self._shared = CompletionCache(shared, *known, day=_today() if dated else "")
+            self._shared = CompletionCache(shared, *known, day=today() if dated else "")
             self._sources.append(self._shared)
 
     def __enter__(self) -> Self:
@@ -166,7 +166,7 @@ def succeed(
     begun = datetime.fromisoformat(former["created"]).astimezone().date().isoformat()
     try:
         kept = None
-        if not dated or begun == _today():
+        if not dated or begun == today():
             kept = keep_former(folder, former, profile_digest(manifest["profile"]))
     except CacheError as error:
         raise RunError(f"{error}; or choose another output folder with -o") from None
@@ -180,5 +180,6 @@ def succeed(
     folder.succeed(piped=manifest["input"]["path"] == "-")
 
 
-def _today() -> str:
+def today() -> str:
+    """The present day, as keys of dated chats have it."""
     return date.today().isoformat()

@@ -1,0 +1,176 @@
+"""An engine that an earlier run has described to the completion cache, and that is loaded only if it has to generate.
+
+Only models that run whole are described: their profile names their files, the number format and the arithmetic, so
+that it is known what it would be without loading them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from detgen.cache import CompletionCache, Store, profile_digest
+from detgen.engine.chunks import Chunk
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Completion, Request
+from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.sources import uses_draft
+from detgen.engine.stats import EngineStats
+from detgen.errors import DEMO, CacheError
+from detgen.progress import Observer
+from detgen.prompts import Prompts
+from detgen.run.interface import EngineLike, RunConfig
+from detgen.run.reusing import today
+
+_WHOLE = {"target", "dtype", "arithmetic"}  # all that the profile of a model that runs whole has
+
+
+class Unloaded:
+    """An `EngineLike` by its description; `load` makes the engine."""
+
+    def __init__(self, described: dict[str, Any], load: Callable[[], EngineLike]) -> None:
+        self._described = described
+        self._load = load
+        self._engine: EngineLike | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        """Running totals."""
+        return EngineStats() if self._engine is None else self._engine.stats
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks while it reads."""
+        return bool(self._described["thinks"])
+
+    @property
+    def dated(self) -> bool:
+        """Whether the text of a chat has the day in it."""
+        return bool(self._described["dated"])
+
+    def profile(self) -> dict[str, Any]:
+        """Everything that decides the bits of an output."""
+        return dict(self._described["profile"])
+
+    def draft_profile(self) -> dict[str, Any] | None:
+        """The draft model; None without one."""
+        draft: dict[str, Any] | None = self._described["draft"]
+        return draft
+
+    def probe_report(self) -> dict[str, Any]:
+        """What the probe found when the model was loaded."""
+        return dict(self._described["probe"])
+
+    def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
+        """As `Engine.chunks`; loads the model."""
+        return self._loaded().chunks(request, tokens, thoughts)
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
+        """As `Engine.stream`; loads the model for the first request."""
+        left = iter(requests)
+        for first in left:
+            yield from self._loaded().stream(chain([first], left))
+
+    def score_stream(self, requests: Iterable[ScoreRequest]) -> Iterator[list[Score]]:
+        """As `Engine.score_stream`, likewise."""
+        left = iter(requests)
+        for first in left:
+            yield from self._loaded().score_stream(chain([first], left))
+
+    def _loaded(self) -> EngineLike:
+        if self._engine is None:
+            self._engine = self._load()
+            if self._engine.profile() != self.profile():
+                raise RuntimeError("the model is not what the completion cache says of it")
+        return self._engine
+
+
+def describe(engine: EngineLike, stamp: str | None, store: Store) -> None:
+    """Describe an engine to a cache, under the stamp of its configuration, if its model runs whole."""
+    profile, probe = engine.profile(), engine.probe_report()
+    if stamp is None or profile.keys() != _WHOLE or not probe["row_invariant"]:
+        return
+    described = {
+        **{"profile": profile, "probe": probe, "draft": engine.draft_profile()},
+        **{"dated": engine.dated, "thinks": engine.thinks},
+    }
+    with suppress(CacheError):  # it is said when completions are to be written
+        store.describe(stamp, json.dumps(described).encode())
+
+
+def unloaded(
+    config: RunConfig,
+    stamp: str | None,
+    source: Prompts,
+    store: Store,
+    observer: Observer,
+    load: Callable[[], EngineLike],
+) -> Unloaded | None:
+    """The engine of a run all of whose samples a cache has; None if it has not, or does not know what the model is.
+
+    Args:
+        config: the run's.
+        stamp: `model_stamp` of its configuration.
+        source: the prompts.
+        store: the cache.
+        observer: is told of it.
+        load: makes the engine; called if a sample is missing all the same.
+
+    Raises:
+        EngineError: there is no such device or model.
+        PromptsError: the prompts cannot be read.
+    """
+    value = None
+    with suppress(CacheError):  # it is said when completions are read
+        value = None if stamp is None else store.described(stamp)
+    if value is None:
+        return None
+    described: dict[str, Any] = json.loads(value)
+    if not uses_draft(config.engine):
+        described["draft"] = None
+    if not _all_known(config, described, source, store) or not _is_the_same(config.engine, described, observer):
+        return None
+    observer.message("all samples are in the cache: no model is loaded")
+    return Unloaded(described, load)
+
+
+def _all_known(config: RunConfig, described: dict[str, Any], source: Prompts, store: Store) -> bool:
+    """Whether a cache has every sample that can run."""
+    profile, day = described["profile"], today() if described["dated"] else ""
+    name = profile["target"]["name"]
+
+    def say(text: str) -> None:
+        """Nothing: the run itself tells a person of the input."""
+
+    cache = CompletionCache(store, profile_digest(profile), name, say, day)
+    return all(cache.has(item) for item in config.items(source, say, name) if isinstance(item, Request))
+
+
+def _is_the_same(config: EngineConfig, described: dict[str, Any], observer: Observer) -> bool:
+    """Whether the models are those that were described, by the bytes of their files, and would run as they did."""
+    observer.stage("loading PyTorch")
+    from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
+    from detgen.passes.loading import digest_of, pick_device
+    from detgen.passes.native_decoder import runs_natively
+
+    if not runs_natively(pick_device(config.device)):
+        return False
+    observer.stage("comparing the model's files")
+    target, draft = described["profile"]["target"], described["draft"]
+    asked = [(config.target, "target", config.target_quant, target)]
+    if uses_draft(config):
+        asked.append((config.draft, "draft", config.draft_quant, draft))
+    for source, role, quant, known in asked:
+        if source is not None and not isinstance(source, str | Path):
+            return False
+        name = str(source or f"embedded:{role}")
+        if known is None or (known["name"], known["quant"]) != (name, quant):
+            return False
+        place, trusted = source or DEMO / role, config.trust_remote_code
+        if known["digest"] != digest_of(place, name, trusted=trusted, observer=observer):
+            return False
+    return True
