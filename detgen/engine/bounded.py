@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from detgen.errors import EngineError
-
 from detgen.interruption import ENDING
 
 SECONDS = 10.0  # of processor time for one call; ordinary templates take thousandths
