@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 from helpers.rows import make_results, make_row
@@ -104,3 +105,18 @@ def test_the_roof_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     roof = measure_roof("cpu", "float32", 1)
     assert 1e8 < roof["copy_bytes"] < 1e13
     assert 1e8 < roof["product_operations"] < 1e14
+
+
+def test_a_roof_is_not_that_of_memory_that_nobody_used_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the first call is, and those while others were busy: the best of several later ones counts."""
+    now = 0.0
+    taken = iter([9.0, 0.6, 0.5, 0.02, 0.7, *[0.03] * 100])
+
+    def copy() -> None:
+        nonlocal now
+        now += next(taken)
+
+    monkeypatch.setattr(roofline, "time", SimpleNamespace(perf_counter=lambda: now))
+    assert roofline._best(copy, "cpu") == pytest.approx(0.02)
+    taken = iter([0.01, *[0.03] * 100])
+    assert roofline._best(copy, "cpu") == pytest.approx(0.03), "the first call is not timed"
