@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 from statistics import median
 
@@ -13,12 +15,12 @@ from detgen.bench.cells import check, find_peers, fitted_workloads, make_cells
 from detgen.bench.figures.draw import need_matplotlib
 from detgen.bench.figures.make import MOST_REQUESTS, draw_figures, measure_figures
 from detgen.bench.interface import BenchConfig, ModelSource
-from detgen.bench.judging import judge
+from detgen.bench.judging import Outputs, judge
 from detgen.bench.measuring import Measuring
 from detgen.bench.models import resolve
 from detgen.bench.processes import Processes, start_worker
 from detgen.bench.processor_time import OthersClock
-from detgen.bench.results import Results, describe, save
+from detgen.bench.results import Results, Row, Stopped, describe, save
 from detgen.bench.roofline import Roof, measure_roof, place_under_roof
 from detgen.engine.sources import check_sources
 from detgen.errors import BenchError
@@ -31,10 +33,24 @@ _QUICK_SECONDS = 140.0  # for the quick grid; the full one takes as long as its 
 def bench(config: BenchConfig, observer: Observer) -> Results:
     """Measure, and write bench.json to the output folder, and the figures where they are wanted.
 
+    The file is written anew after each round of a cell, with what was measured so far.
+
     Raises:
         BenchError: settings that make no benchmark, or a folder that cannot be written.
         EngineError: a device or model that is not there.
+        Stopped: by Ctrl-C or SIGTERM, once something was measured.
     """
+    kept: list[Results] = []
+    try:
+        return _measure(config, observer, kept.append)
+    except KeyboardInterrupt:
+        if not kept:
+            raise
+        raise Stopped(kept[-1]) from None
+
+
+def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], None]) -> Results:
+    """See `bench`; `kept` is told of the results whenever they were written."""
     check(config)
     if config.random_weights is None:
         check_sources(config.engine, observer)
@@ -55,29 +71,49 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
         for note in notes:
             observer.message(note)
         cells = make_cells(config, workloads, peers)
+        environment = describe(config, source, peers) | {"others_before": before and before.share}
         roof = _roof(source, observer, logs)
+
+        def keep(rows: list[Row], outputs: Outputs, *more: str) -> Results:
+            rows = deepcopy(rows)  # the next round adds to them
+            judge(rows, outputs)
+            for row in rows:
+                if row.seconds and roof:
+                    place_under_roof(row, median(row.seconds), target.weights, roof, target.engine.dtype)
+            all_notes = [*notes, *busy_cells(rows), *more]
+            results = Results(environment, roof, {w.name: w.origin for w in workloads}, rows, all_notes)
+            save(results, config.output / "bench.json")
+            kept(results)
+            return results
+
+        def keep_round(rows: list[Row], outputs: Outputs) -> None:
+            keep(rows, outputs, _unfinished(rows, len(cells)))
+
         sizes = {cell.batch_size for cell in cells} | ({MOST_REQUESTS} if config.figures else set())
         with closing(Processes(source, tuple(sorted(sizes)), logs)) as processes:
             seconds = max(until - time.monotonic(), 0.0)
-            rows, outputs = Measuring(cells, processes, observer, config.rounds, seconds).run()
-            judge(rows, outputs)
-            for note in (busy := busy_cells(rows)):
+            rows, outputs = Measuring(cells, processes, observer, config.rounds, seconds, keep=keep_round).run()
+            results = keep(rows, outputs)
+            for note in busy_cells(rows):
                 observer.message(note)
-            notes += busy
             if config.figures:
                 of_first = [cell for cell in cells if cell.workload.name == cells[0].workload.name]
                 largest = max(of_first, key=lambda cell: cell.batch_size)
-                figures, missing = measure_figures(source, largest, outputs, rows, processes, observer, config.full)
-                notes += missing
-        environment = describe(config, source, peers) | {"others_before": before and before.share}
+                figures, missing = measure_figures(
+                    source, largest, outputs, results.rows, processes, observer, config.full
+                )
+                results = keep(rows, outputs, *missing)
     if config.figures:
         draw_figures(figures, config.output / "figures", environment)
-    for row in rows:
-        if row.seconds and roof:
-            place_under_roof(row, median(row.seconds), target.weights, roof, target.engine.dtype)
-    results = Results(environment, roof, {w.name: w.origin for w in workloads}, rows, notes)
-    save(results, config.output / "bench.json")
     return results
+
+
+def _unfinished(rows: list[Row], cells: int) -> str:
+    """That a benchmark is not at its end, and how far it is."""
+    of = list(dict.fromkeys((row.workload, row.batch_size) for row in rows))
+    rounds = max((len(row.seconds) for row in rows if (row.workload, row.batch_size) == of[-1]), default=0)
+    last = "{}, batch {}".format(*of[-1])
+    return f"not finished: {len(of)} of {cells} cells, the last one ({last}) after round {rounds}"
 
 
 def _logs(output: Path) -> Path:

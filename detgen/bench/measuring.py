@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 
 from detgen.bench.cells import Cell
@@ -34,6 +34,7 @@ class Measuring:
         rounds: measured rounds per cell; None takes as many as the time allows, within bounds.
         seconds: that the cells should take together.
         least: measured rounds that a cell has in any case.
+        keep: is given the rows so far, and what every contender generated, after each measured round.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Measuring:
         rounds: int | None,
         seconds: float,
         least: int = _LEAST_ROUNDS,
+        keep: Callable[[list[Row], Outputs], None] = lambda *_: None,
     ) -> None:
         self._outputs: Outputs = defaultdict(dict)
         self._cells = cells
@@ -51,6 +53,8 @@ class Measuring:
         self._observer = observer
         self._rounds = rounds
         self._least = least
+        self._keep = keep
+        self._rows: list[Row] = []  # of the cells that are finished
         self._started = time.monotonic()
         self._until = self._started + seconds
         self._done = 0
@@ -61,15 +65,14 @@ class Measuring:
 
         A contender that no cell ran at a second batch size runs once at another, so that its tokens can be compared.
         """
-        rows: list[Row] = []
         for at, cell in enumerate(self._cells):
             seconds = max(self._until - time.monotonic(), 0.0)
-            rows += self._measure(cell, seconds / (len(self._cells) - at))
+            self._rows += self._measure(cell, seconds / (len(self._cells) - at))
         for cell in self._cells:
             for contender in cell.contenders:
                 self._compare_batches(cell, contender)
         self._tell()
-        return rows, self._outputs
+        return self._rows, self._outputs
 
     def _measure(self, cell: Cell, seconds: float) -> list[Row]:
         """Measure a cell, in about so many seconds where the number of rounds is free."""
@@ -86,7 +89,6 @@ class Measuring:
             self._total += (rounds - self._least) * len(rows)
         for _ in range(rounds - 1):
             self._round(cell, rows, measured=True)
-        _ratios(list(rows.values()))
         return list(rows.values())
 
     def _round(self, cell: Cell, rows: dict[Contender, Row], *, measured: bool) -> None:
@@ -110,6 +112,9 @@ class Measuring:
                 row.wrong = "two rounds gave different tokens"
             if measured:
                 _take(row, outcome, cell, others.read())
+        if measured:
+            _ratios(list(rows.values()))
+            self._keep([*self._rows, *rows.values()], self._outputs)
 
     def _compare_batches(self, cell: Cell, contender: Contender) -> None:
         """Run a contender at a second batch size, if no cell has; a failure leaves the comparison out."""

@@ -167,9 +167,30 @@ def _device_name(source: ModelSource) -> str:
     return torch.cuda.get_device_name(source.engine.device)
 
 
+class Stopped(KeyboardInterrupt):
+    """A benchmark was interrupted when some of it was measured.
+
+    Attributes:
+        results: what was, as bench.json has it.
+    """
+
+    def __init__(self, results: Results) -> None:
+        super().__init__()
+        self.results = results
+
+
 def save(results: Results, path: Path) -> None:
-    """Write bench.json."""
-    path.write_text(json.dumps({"format": _FORMAT, **asdict(results)}, indent=1) + "\n", encoding="utf-8")
+    """Write bench.json. Whenever this process is ended, the file is there whole: the former one or this one.
+
+    Raises:
+        BenchError: if it cannot be written.
+    """
+    made = path.with_name(f".{path.name}.new")
+    try:
+        made.write_text(json.dumps({"format": _FORMAT, **asdict(results)}, indent=1) + "\n", encoding="utf-8")
+        os.replace(made, path)
+    except OSError as error:
+        raise BenchError(f"cannot write {path}: {error.strerror}") from None
 
 
 def load(path: Path) -> Results:

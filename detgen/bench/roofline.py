@@ -36,7 +36,7 @@ Roof = dict[str, float]
 
 
 def measure_roof(device: str, dtype: str, threads: int) -> Roof:
-    """Measure both; the best of several tries, since a roof is meant. The copy is measured before and after the rest."""
+    """Measure both; the best of several tries, since a roof is meant; the copy is timed before and after the rest."""
     import torch
 
     torch.set_num_threads(threads)

@@ -143,9 +143,11 @@ def bench_command(
 ) -> None:
     """Measure detgen on this machine, beside transformers and whatever else is installed.
 
-    Peers take turns on the same prompts; outputs are compared while they run.
+    Peers take turns on the same prompts; outputs are compared while they run. After each round, what was measured so
+    far is in bench.json; Ctrl-C ends the benchmark and shows it.
     """
     from detgen.bench.interface import BenchConfig
+    from detgen.bench.results import Results, Stopped
     from detgen.engine.config import EngineConfig
     from detgen.errors import BenchError, EngineError
     from detgen.show.progress import open_display
@@ -154,6 +156,8 @@ def bench_command(
     fractions = _list(deterministic_fraction, float, "--deterministic-fraction")
     acceptances = _list(synthetic_acceptance, float, "--synthetic-acceptance")
     display = open_display(quiet=quiet)
+    old: Results | None = None
+    status = 0
     try:
         config = BenchConfig(
             engine=EngineConfig(
@@ -190,9 +194,13 @@ def bench_command(
     except (BenchError, EngineError) as error:
         display.error(options.as_typed(error))
         raise typer.Exit(options.REFUSED) from None
+    except Stopped as stopped:
+        results, status = stopped.results, options.INTERRUPTED
+        display.notice("interrupted; what was measured so far is kept")
     except KeyboardInterrupt:
-        display.notice("interrupted; nothing was kept")
+        display.notice("interrupted before anything was measured; nothing was kept")
         raise typer.Exit(options.INTERRUPTED) from None
     from detgen.show.bench import show
 
     show(results, old, config.output)
+    raise typer.Exit(status)

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from detgen.bench import BenchConfig, bench, benchmark, measuring
+from detgen.bench import BenchConfig, bench, benchmark, cells, measuring
+from detgen.bench.interface import Contender, Job, Outcome
 from detgen.bench.processor_time import Others
-from detgen.bench.results import load
+from detgen.bench.results import Stopped, load
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError, EngineError
 from detgen.kernels.native.library import best_build
@@ -62,6 +66,47 @@ def test_a_small_benchmark_from_its_settings_to_its_files(
     assert stored["notes"] == results.notes
     assert results.roofline
     assert told.steps[-1].done == told.steps[-1].total, "the last run was expected"
+
+
+class Stopping:
+    """Runs jobs in no time; the process is told to end at the first run of the second cell's second round."""
+
+    calls = 0
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def run(self, contender: Contender, job: Job) -> Outcome:
+        self.calls += 1
+        if job.batch_size == 1 and self.calls == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        n = len(job.prompts)
+        return Outcome([[7] * 4] * n, 1.0, [0.1] * n, [0.3] * n, 10, {})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")
+def test_what_was_measured_is_kept_when_it_is_stopped(
+    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each round the file has what was measured so far, and says that it is not all."""
+    monkeypatch.setattr(benchmark, "Processes", Stopping)
+    monkeypatch.setattr(benchmark, "_roof", lambda *_: {"copy_bytes": 1e10, "product_operations": 1e11})
+    monkeypatch.setattr(cells, "contenders_at", lambda *_: (Contender("detgen", "none", "float32", "a", fraction=1.0),))
+    config = BenchConfig(
+        output=tmp_path, random_weights="tiny", peers=("detgen",), batch_sizes=(2, 1), max_tokens=4, rounds=2
+    )
+    with pytest.raises(Stopped) as stopped:
+        bench(config, told)
+    results = stopped.value.results
+    assert [(row.batch_size, len(row.seconds)) for row in results.rows] == [(2, 2), (1, 1)]
+    assert all(row.bandwidth_share for row in results.rows)
+    assert results.notes[-1] == "not finished: 2 of 2 cells, the last one (sample, batch 1) after round 1"
+    kept = load(tmp_path / "bench.json")
+    assert (kept.rows, kept.notes, kept.roofline) == (results.rows, results.notes, results.roofline)
+    assert sorted(os.listdir(tmp_path)) == ["bench.json", "logs"]
 
 
 def test_sequences_beyond_the_context_are_refused(tmp_path: Path, told: Any) -> None:

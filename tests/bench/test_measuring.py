@@ -129,6 +129,21 @@ def test_progress_counts_every_run_to_the_end(told: Any) -> None:
     assert told.steps[0].figures == ("sample, batch 4: detgen fast path",)
 
 
+def test_rows_are_kept_after_each_round(told: Any) -> None:
+    """Those of finished cells and of the present one, with what each round gave, ratios among it."""
+    seen: list[list[tuple[int, str, int, int]]] = []
+
+    def keep(rows: list[Row], outputs: Outputs) -> None:
+        assert {(r.workload, r.label) for r in rows if r.error is None} == set(outputs)
+        seen.append([(r.batch_size, r.label, len(r.seconds), len(r.over_fast)) for r in rows])
+
+    cells = [Cell(Workload("sample", PROMPTS, ""), size, (FAST, NONE)) for size in (4, 1)]
+    Measuring(cells, Fake(fast_path=1.0, none=1.0), told, 2, 100.0, keep=keep).run()
+    labels = "detgen fast path", "detgen none"
+    first, second, third, fourth = ([(size, label, n, n) for label in labels] for size in (4, 1) for n in (1, 2))
+    assert seen == [first, second, second + third, second + fourth]
+
+
 def test_a_verified_row_whose_rounds_differ_is_wrong(told: Any) -> None:
     fake = Fake(none=1.0)
     fake.tokens = lambda name, job: [[len(fake.calls)] * 3 for _ in job.prompts]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -21,6 +22,24 @@ def test_bench_json_is_read_as_it_was_written(tmp_path: Path) -> None:
     results = make_results(row, make_row("vllm plain", error="it crashed", seconds=[], ttft=[], tpot=[]))
     save(results, tmp_path / "bench.json")
     assert load(tmp_path / "bench.json") == results
+
+
+def test_a_bench_json_that_cannot_be_written_leaves_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the end of the process in the middle of writing would."""
+    results, path = make_results(make_row()), tmp_path / "bench.json"
+    save(results, path)
+
+    def half(path: Path, text: str, **options: object) -> None:
+        path.write_bytes(text[: len(text) // 2].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", half)
+        with pytest.raises(BenchError, match=r"cannot write .*bench\.json: No space left on device"):
+            save(make_results(), path)
+    assert load(path) == results
 
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "amd-epyc-2-cores" / "embedded-quick.json"

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 import detgen.bench.benchmark
 from detgen import cli
 from detgen.bench.interface import BenchConfig
-from detgen.bench.results import Results, save
+from detgen.bench.results import Results, Stopped, save
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError
 
@@ -129,3 +129,16 @@ def test_refusals_and_interruptions_have_their_exit_status(
     result = invoke()
     assert result.exit_code == code
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_interruption_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bench(config: BenchConfig, observer: Any) -> Results:
+        raise Stopped(results())
+
+    monkeypatch.setattr(detgen.bench.benchmark, "bench", bench)
+    result = invoke("-o", str(tmp_path))
+    assert result.exit_code == 130
+    assert "interrupted; what was measured so far is kept" in result.stderr
+    assert "detgen none" in result.stdout
+    assert f"written: {tmp_path}/bench.json, {tmp_path}/bench.md" in result.stdout
+    assert "| detgen none |" in (tmp_path / "bench.md").read_text()
