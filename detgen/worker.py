@@ -70,6 +70,10 @@ class Worker:
         except OSError:
             raise WorkerError(self._death()) from None
 
+    def ready(self, seconds: float) -> bool:
+        """Whether `finish` would not wait, after waiting for so many seconds at most."""
+        return self._connection.poll(max(seconds, 0.0))
+
     def finish(self) -> Any:
         """Wait for the call that was begun first, and return what it returned.
 
@@ -89,12 +93,13 @@ class Worker:
         self.begin(function, *arguments)
         return self.finish()
 
-    def close(self) -> None:
-        """Hang up; it ends by itself, or is ended after some seconds."""
+    def close(self, patience: float = _PATIENCE) -> None:
+        """Hang up; it ends by itself, or is ended after so many seconds."""
         self._connection.close()
         for end in (lambda: None, self._process.terminate, self._process.kill):
             end()
-            self._process.join(_PATIENCE)
+            self._process.join(patience)
+            patience = _PATIENCE
             if not self._process.is_alive():
                 return
 

@@ -15,9 +15,9 @@ from detgen.machine import usable_cores
 Value = str | int | bool | None
 
 # Kinds of sampling. The stop strings of "stop", and the biases and the stop token of "T=0.8 penalties", are taken from
-# the greedy text, so that they have an effect.
+# the reference's text, so that they have an effect. The prompts' own parameters are greedy unless a line sets others.
 SAMPLING: dict[str, dict[str, Any]] = {
-    "greedy": {},
+    "own": {},
     "stop": {"logprobs": 2},
     "T=0.7 top-k": {"temperature": 0.7, "top_k": 40, "seed": 3},
     "T=1.3 top-p": {"temperature": 1.3, "top_p": 0.95, "seed": 11},
@@ -130,7 +130,13 @@ class Axis:
 
 
 def make_axes(
-    *, has_draft: bool, quants: Iterable[str], processes: bool, cores: int | None = None, thinks: bool = False
+    *,
+    has_draft: bool,
+    quants: Iterable[str],
+    processes: bool,
+    cores: int | None = None,
+    thinks: bool = False,
+    requests: int = 66,
 ) -> list[Axis]:
     """The axes that have several values here.
 
@@ -140,9 +146,11 @@ def make_axes(
         processes: whether other processes can load the same model.
         cores: CPU cores; None asks the machine.
         thinks: whether the target thinks while it reads.
+        requests: how many there are for a batch.
     """
     missing: set[tuple[str, Value]] = {("quant", quant) for quant in QUANTS if quant not in quants}
     missing |= {("threads", n) for n in (1, 2) if n >= (cores or usable_cores())}
+    missing |= {("batch", n) for n in (8, 16, 64) if n > requests}
     if not has_draft:
         missing.add(("drafter", "model"))
     if not thinks:
@@ -187,11 +195,11 @@ def consistent(setting: Setting) -> bool:
     )
 
 
-def alone(axis: Axis) -> list[Setting]:
-    """The settings that change one axis only, beside what its values need to have an effect."""
+def alone(axis: Axis, batch: Value = 8) -> list[Setting]:
+    """The settings that change one axis only, beside what its values need to have an effect, in batches."""
     found = []
     for value in axis.values:
-        beside: dict[str, Any] = {"batch": 8}
+        beside: dict[str, Any] = {"batch": batch}
         if axis.name == "draft_tokens":
             beside["drafter"] = "adversary"
         elif axis.name == "sampling":

@@ -5,26 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from detgen.check.axes import QUANTS, Axis, Setting, Value, make_axes, name_value
+from detgen.check.axes import Axis, Setting, Value, name_value
+from detgen.check.budget import OutOfTime
 from detgen.check.comparing import Comparison, Difference, Key, Observed, Tally, compare
-from detgen.check.plan import FULL, QUICK, embedded_prompts, read_axes, read_pool, select
+from detgen.check.given import left_out, repeated, shortened
+from detgen.check.plan import ordered
 from detgen.check.pool import Pool
 from detgen.check.resuming import kill_and_resume
-from detgen.check.running import FreshProcess, Subject, Task, breaking, known, short_of_memory, size
+from detgen.check.running import FreshProcess, Subject, Task, breaking, known, refusal, short_of_memory, size
+from detgen.check.timing import Timing
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request, SamplingParams
-from detgen.errors import CheckError, EngineError
+from detgen.errors import CheckError
 from detgen.passes.pages import PAGE
 from detgen.progress import Observer, Progress
 
 _ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
 _MORE = 5.0  # seconds in which more of them are looked for once there is one
+_TOO_LONG = 50  # random settings in a row that do not fit into the time, after which no other one will
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ class CheckResult:
         preemptions: sequences that gave their pages back and were replayed.
         seconds: time taken.
         pairs: pairwise settings that were selected; 0 if axes were to be changed alone.
+        selected: settings that were to be tried, random ones left out.
+        done: those of them that were.
+        planned: values of each axis that they have.
         notes: what could not be tried, and why.
     """
 
@@ -74,6 +79,9 @@ class CheckResult:
     preemptions: int = 0
     seconds: float = 0.0
     pairs: int = 0
+    selected: int = 0
+    done: int = 0
+    planned: dict[str, set[Value]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -92,6 +100,7 @@ class Check:
         started: when it began, as `time.monotonic`.
         result: what it has found so far.
         fresh: the other process.
+        references: samples that settings are compared with, by quantization and sampling.
     """
 
     def __init__(
@@ -103,8 +112,10 @@ class Check:
         self.started = time.monotonic()
         self.result = CheckResult()
         self.fresh = FreshProcess(config)
-        self._references: dict[tuple[str, str], dict[Key, Observed]] = {}
+        self.references: dict[tuple[str, str], dict[Key, Observed]] = {}
         self._roomy = 0  # settings of a run whose cache was not too small
+        self._until: float | None = None  # when what is being generated is given up
+        self._timing: Timing | None = None  # where the time is limited
 
     def __enter__(self) -> Check:
         return self
@@ -119,7 +130,11 @@ class Check:
             "equal": not r.failures,
             "seed": self.seed,
             "pairwise_settings": r.pairs,
+            "selected_settings": r.selected,
+            "selected_settings_tried": r.done,
             "prompts": len(self.pool.requests),
+            "prompts_given": self.pool.given,
+            "left_out": self.left_out(),
             "seconds": round(r.seconds, 3),
             "kills": r.kills,
             "preemptions": r.preemptions,
@@ -141,48 +156,106 @@ class Check:
         counts = asdict(tally)
         return counts if self.subject.engine().thinks else {n: c for n, c in counts.items() if "chunks" not in n}
 
-    def learn(self) -> None:
-        """Make the greedy reference of the pool, which other requests are made of.
+    def left_out(self) -> dict[str, list[str]]:
+        """The values of each axis, beside the reference's, that no setting had though some were to have them."""
+        r = self.result
+        missing = {a.name: r.planned.get(a.name, set()) - r.tried.get(a.name, set()) for a in self.axes}
+        found = {a.name: [v for v in a.values[1:] if v in missing[a.name]] for a in self.axes}
+        return {axis: [name_value(axis, v) for v in values] for axis, values in found.items() if values}
+
+    def learn(self, until: float | None = None, start: float = 0.0) -> None:
+        """Make the reference of the pool, which other requests are made of; prompts that cannot run leave the pool.
+
+        Args:
+            until: when the settings after it are to be done, as `time.monotonic`: the pool is shortened to leave them
+                time. None takes as long as it takes.
+            start: seconds that a process took to load the models.
 
         Raises:
             EngineError: as building the engine does.
             CheckError: if no prompt can run; the message says why the first one cannot.
+            OutOfTime: there is no time for it.
         """
-        greedy = self.reference(Case(Setting(), self.pool.requests))
-        engine = self.subject.engine()
-        if not greedy:
-            raise CheckError(engine.generate(self.pool.requests[:1])[0].error or "no prompts")
-        while not self.reference(Case(Setting(), [self.pool.longest()])) and len(self.pool.long) > 1:
-            self.pool.long = self.pool.long[: len(self.pool.long) // 2]  # the model's context is shorter
-        prompts = {r.id: engine.encode(r) for r in self.pool.requests if (r.id, 0) in greedy}
-        self.pool.learn(greedy, prompts, lambda request: size(engine, request)[1], PAGE)
+        engine, pool = self.subject.engine(), self.pool
+        self._until = until
+        try:
+            given = len(pool.requests) + len(pool.errors)
+            refusals = {r.id: refusal(engine, r) for r in pool.requests}
+            pool.errors += [f"{pool.name}:{r.line}: {refusals[r.id]}" for r in pool.requests if refusals[r.id]]
+            self.result.notes += left_out(pool.errors, given)
+            if not (runnable := [r for r in pool.requests if not refusals[r.id]]):
+                raise CheckError(refusals[pool.requests[0].id] or "no prompts")
+            pool.requests = repeated(self._fitting(runnable, until, start))
+            reference = self.reference(Case(Setting(), pool.requests))
+            if not reference:
+                raise CheckError(engine.generate(pool.requests[:1])[0].error or "no prompts")
+            while not self.reference(Case(Setting(), [pool.longest()])) and len(pool.long) > 1:
+                pool.long = pool.long[: len(pool.long) // 2]  # the model's context is shorter
+        finally:
+            self._until = None
+        prompts = {r.id: engine.encode(r) for r in pool.requests if (r.id, 0) in reference}
+        pool.learn(reference, prompts, lambda request: size(engine, request)[1], PAGE)
+
+    def _fitting(self, requests: list[Request], until: float | None, start: float) -> list[Request]:
+        """As many of the requests, with as many new tokens, as leave the settings time; says so if it is less."""
+        if until is None:
+            return requests
+        self._timing = Timing(self, requests[0], until, start)
+        count, most = self._timing.fitting(requests, until)
+        found = shortened(requests, count, most)
+        if found != requests:
+            fewer = f" with at most {most} new tokens each" if found != requests[:count] else ""
+            self.result.notes.append(f"shortened to leave time: {count} of {len(requests)} prompts{fewer}")
+        return found
 
     def run(self, settings: list[Setting], more: Iterable[Setting] = (), deadline: float | None = None) -> CheckResult:
         """Try settings until they end, the deadline (as `time.monotonic`) has come, or enough differ.
 
+        What is known to take longer than there is time is left out; what does all the same is given up, and not
+        counted.
+
         Args:
-            settings: in an order in which another process can load the models of those ahead.
+            settings: in an order in which another process can load the models of those ahead; where the time is
+                limited, those that bring most new values in it come first.
             more: tried after these.
             deadline: None takes as long as it takes.
         """
-        started = time.monotonic()
-        self._roomy = 0
+        started, self._until = time.monotonic(), deadline
+        self._roomy = too_long = 0
         total = None if more else len(settings)
+        self.result.selected += len(settings)
+        for axis in self.axes:
+            self.result.planned.setdefault(axis.name, set()).update(getattr(s, axis.name) for s in settings)
+        if self._timing is not None:
+            settings = ordered(self._timing.quickest(settings), self.axes)
         fresh = [s for s in reversed(settings) if s.process == "fresh"]  # the next one last
-        for setting in itertools.chain(settings, more):
-            if len(self.result.failures) >= _ENOUGH or (deadline is not None and time.monotonic() > deadline):
+        for i, setting in enumerate(itertools.chain(settings, more)):
+            passed = deadline is not None and time.monotonic() > deadline
+            if len(self.result.failures) >= _ENOUGH or passed or (i >= len(settings) and too_long >= _TOO_LONG):
                 break
-            if fresh:
+            timing, left = self._timing, math.inf if deadline is None else deadline - time.monotonic()
+            if fresh and (timing is None or timing.can_start(left)):
                 self.fresh.load(fresh[-1].quant)
-            failure = self._try(setting)
             if fresh and fresh[-1] is setting:
                 fresh.pop()
+            if timing is not None and timing.begin(setting) > left:
+                too_long += 1
+                continue
+            too_long = 0
+            try:
+                failure = self._try(setting)
+            except OutOfTime:
+                break
+            if timing is not None:
+                timing.end()
+            self.result.done += i < len(settings)
             if failure is not None:
                 self.result.failures.append(failure)
                 deadline = min(deadline or math.inf, time.monotonic() + _MORE)
             counts, seconds = self.result.total, time.monotonic() - self.started
             positions = f"{counts.positions:,} positions"
             self.observer.progress(Progress(counts.settings, total, "settings", seconds, figures=(positions,)))
+        self._until = None
         self.result.seconds += time.monotonic() - started
         if self._roomy:
             self.result.notes.append(f"in {self._roomy} of the settings with preemption nobody had to be preempted")
@@ -209,9 +282,14 @@ class Check:
         Args:
             case: what to generate.
             tally: counts of the comparison are added to it.
+
+        Raises:
+            OutOfTime: the time of the settings is over.
         """
         try:
             comparison = self.compare(case)
+        except OutOfTime:
+            raise
         except Exception as error:
             return Failure(case, Difference("", 0, "error", 0, 0), f"{type(error).__name__}: {error}")
         if tally is not None:
@@ -253,10 +331,10 @@ class Check:
     def reference(self, case: Case) -> dict[Key, Observed]:
         """The reference of the case's requests; each is generated once."""
         setting = case.setting
-        made = self._references.setdefault((setting.quant, setting.sampling), {})
+        made = self.references.setdefault((setting.quant, setting.sampling), {})
         missing = [r for r in case.watched if (r.id, 0) not in made]
         if missing:
-            made |= self.subject.generate(self.reference_task(replace(case, watched=missing))).samples
+            made |= self.subject.generate(self.reference_task(replace(case, watched=missing)), self._until).samples
         wanted = {(r.id, sample) for r in case.watched for sample in range(r.params.n)}
         return {key: seen for key, seen in made.items() if key in wanted}
 
@@ -265,73 +343,9 @@ class Check:
         if process == "resumed":
             if short_of_memory():
                 self.fresh.close()
-            found, killed = kill_and_resume(task, self.config)
+            found, killed = kill_and_resume(task, self.config, self._until)
             self.result.kills += killed
             return found
-        generated = (self.fresh if process == "fresh" else self.subject).generate(task)
+        generated = (self.fresh if process == "fresh" else self.subject).generate(task, self._until)
         self.result.preemptions += generated.preemptions
         return generated.samples
-
-
-@contextmanager
-def run_check(
-    config: EngineConfig,
-    prompts: str | None,
-    observer: Observer,
-    *,
-    limit: int | None = None,
-    full: bool = False,
-    seed: int = 0,
-    minutes: float | None = None,
-    only: Iterable[str] = (),
-) -> Iterator[Check]:
-    """Check the contract; the check that is yielded can try more.
-
-    Args:
-        config: names the models.
-        prompts: as `detgen run` takes them; None takes the embedded ones.
-        observer: is told how it goes.
-        limit: most prompts to read.
-        full: longer texts, and many random settings after those that combine each pair of values.
-        seed: of the selection.
-        minutes: time for settings, filled with random ones; None takes as long as the others take.
-        only: names of axes, each changed alone; none combines all of them.
-
-    Raises:
-        PromptsError: no prompt can be read.
-        EngineError: the engine cannot be built.
-        CheckError: there is no such axis, or no prompt can run.
-    """
-    names, extent = read_axes(only), FULL if full else QUICK
-    pool = read_pool(prompts or embedded_prompts(config.target), limit, extent, observer)
-    config = replace(config, drafter="auto", batch_size=len(pool.requests) + 8)
-    subject = Subject(config, observer=observer)
-    with Check(config, pool, [], seed, observer, subject) as check:
-        engine = subject.engine()
-        observer.message(f"{len(pool.requests)} prompts, {engine.profile()['target']['name']}, seed {seed}")
-        elsewhere = all(isinstance(model, str | Path | None) for model in (config.target, config.draft))
-        processes = elsewhere and (not names or "process" in names)
-        if processes:
-            check.fresh.load("none")  # while this process loads other quantizations
-        quants = ["none"]
-        if elsewhere and config.target_quant == "none" and (not names or "quant" in names):
-            quants += _quants(subject, check.result.notes)
-        has_draft = engine.draft_profile() is not None
-        check.axes = make_axes(has_draft=has_draft, quants=quants, processes=processes, thinks=engine.thinks)
-        settings, check.result.pairs, more = select(check.axes, names, extent, seed)
-        check.learn()
-        check.run(settings, more if minutes and not names else (), time.monotonic() + 60 * minutes if minutes else None)
-        yield check
-
-
-def _quants(subject: Subject, notes: list[str]) -> list[str]:
-    """Other quantizations of the target that can be tried here."""
-    found = []
-    for quant in QUANTS[1:]:
-        try:
-            subject.engine(quant)
-        except (EngineError, RuntimeError, ValueError) as error:
-            notes.append(f"quantization {quant} was not tried: {error}")
-        else:
-            found.append(quant)
-    return found

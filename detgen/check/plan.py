@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from detgen.check.axes import TITLES, Axis, Setting, alone
 from detgen.check.covering import at_random, pairwise
+from detgen.check.given import read_given
 from detgen.check.pool import Pool, make_pool
 from detgen.engine.request import Request, SamplingParams
-from detgen.errors import DEMO, CheckError, PromptsError
+from detgen.errors import DEMO, CheckError
 from detgen.passes.folders import EMBEDDED
-from detgen.progress import Observer
-from detgen.prompts import BadLine, open_prompts
+from detgen.prompts import open_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Extent:
     """How much a check tries.
 
     Attributes:
-        prompts: how many; where there are fewer, they are repeated with another beginning.
+        prompts: how many; where there are fewer embedded ones, they are repeated with another beginning.
         lengths: (requests, tokens each) of the first requests, the next ones, and so on; batches of 64 need many
-            short ones.
+            short ones. A user's line may set its own.
         longest: characters of a long neighbour.
-        cut: characters to which all prompts but the first are cut; None leaves them.
+        cut: characters to which all embedded prompts but the first are cut; None leaves them.
         random: random settings after the pairwise ones.
     """
 
@@ -45,35 +45,27 @@ def embedded_prompts(target: object) -> str:
     return str(EMBEDDED.get(str(target), DEMO) / "prompts.jsonl")
 
 
-def read_pool(prompts: str, limit: int | None, extent: Extent, observer: Observer) -> Pool:
+def read_pool(prompts: str | None, target: object, limit: int | None, extent: Extent) -> Pool:
     """The prompts of a check.
 
     Args:
-        prompts: as `detgen run` takes them.
+        prompts: a user's, as `detgen run` takes them; they are used as they are. None takes the embedded ones.
+        target: the model that they are for.
         limit: most prompts to read.
-        extent: how many are needed, and how long they may be.
-        observer: is told what is left out.
+        extent: how many there may be, how many are needed of the embedded ones, and how long those may be.
 
     Raises:
         PromptsError: none can be read.
     """
-    source = open_prompts(prompts)
-    items = list(source.read(SamplingParams(), min(limit or FULL.prompts, FULL.prompts)))
+    if prompts is not None:
+        return read_given(prompts, min(limit or extent.prompts, extent.prompts), extent.lengths, extent.longest)
+    items = open_prompts(embedded_prompts(target)).read(SamplingParams(), min(limit or extent.prompts, extent.prompts))
     requests = [item for item in items if isinstance(item, Request)]
-    bad = [item.error for item in items if isinstance(item, BadLine)]
-    if not requests:
-        raise PromptsError(f"no prompts in {source.given}: {bad[0] if bad else 'it is empty'}")
-    if bad:
-        observer.message(f"{len(bad)} of {len(items)} prompts cannot be read and are left out; {bad[0]}")
     many = list(requests)
     for words in (f"{n}. " for n in itertools.count(1)):
         if len(many) >= extent.prompts:
             break
-        again = [replace(r, prompt=words + r.prompt) for r in requests if r.prompt is not None]
-        many += again or [
-            replace(r, prompt=f"{words}{(r.messages or r.token_ids or ('',))[0]}", messages=None, token_ids=None)
-            for r in requests
-        ]
+        many += [replace(r, prompt=f"{words}{r.prompt}") for r in requests]
     return make_pool(many[: extent.prompts], extent.lengths, extent.longest, extent.cut)
 
 
@@ -111,7 +103,8 @@ def select(
     if missing := [name for name in names if name not in {a.name for a in axes}]:
         raise CheckError(f"the axis {missing[0].replace('_', '-')} has only one value here")
     if names:
-        return ordered([s for a in axes if a.name in names for s in alone(a)], axes), 0, more
+        batch = max((v for a in axes if a.name == "batch" for v in a.values if v in (2, 3, 8)), default=8)
+        return ordered([s for a in axes if a.name in names for s in alone(a, batch)], axes), 0, more
     pairs = ordered(pairwise(axes, seed), axes)
     return [*pairs, *ordered(list(itertools.islice(more, extent.random)), axes)], len(pairs), more
 

@@ -34,10 +34,13 @@ class Pool:
     """The prompts of a check.
 
     Attributes:
-        requests: greedy, each with its own `max_tokens`; the first ones are the longest.
+        requests: each with its own parameters.
         long: a prompt as long as neighbours may have, as text.
+        name: of the user's input; empty for the embedded prompts.
+        given: how many prompts it has; None where that is not known.
+        errors: of those prompts that cannot be run, and so are not here.
         stops: a stop string of each request, by its id; those of the kind "stop" end there.
-        tokens: the greedy completion of each request, by its id.
+        tokens: the reference's completion of each request, by its id.
         following: a prompt that continues another request's completion, once that is known.
         variants: prompts of whole blocks that differ in one token of a block: its first, its last, one between, one of
             the block before.
@@ -47,6 +50,9 @@ class Pool:
 
     requests: list[Request]
     long: str
+    name: str = ""
+    given: int | None = None
+    errors: list[str] = field(default_factory=list)
     stops: dict[str | int, str] = field(default_factory=dict)
     tokens: dict[str | int, tuple[int, ...]] = field(default_factory=dict)
     following: Request | None = None
@@ -93,48 +99,48 @@ class Pool:
 
     def resampled(self, watched: list[Request], kind: str) -> list[Request]:
         """The same requests with another kind of sampling."""
-        musing = {r.id: r for r in self.musing}
+        own = {r.id: r for r in (*self.requests, *self.musing)}
         plain = [replace(r, params=SamplingParams(max_tokens=r.params.max_tokens)) for r in watched]
-        return [self._sampled(musing.get(r.id, r), kind) for r in plain]
+        return [self._sampled(own.get(r.id, r), kind) for r in plain]
 
     def learn(
         self,
-        greedy: Mapping[Key, Observed],
+        reference: Mapping[Key, Observed],
         prompts: Mapping[str | int, list[int]],
         size: Callable[[Request], int],
         page: int,
     ) -> None:
-        """Keep each greedy text and a stop string from its middle, and make the requests that consist of token ids.
+        """Keep the reference's texts, stop strings from their middles, and make the requests that consist of token ids.
 
         Args:
-            greedy: the reference of requests.
+            reference: of the requests.
             prompts: tokens of their prompts, by their ids.
             size: most tokens that a request may have, with its completion; 0 if it cannot run.
             page: positions of a page.
         """
-        self.requests = [r for r in self.requests if (r.id, 0) in greedy]  # the others cannot run
-        for (id, _), sample in greedy.items():
+        self.requests = [r for r in self.requests if (r.id, 0) in reference]  # the others cannot run
+        for (id, _), sample in reference.items():
             half = len(sample.text) // 2
             self.stops[id] = sample.text[half : half + 2] or "\n"
             self.tokens[id] = sample.tokens
         second = self.requests[min(1, len(self.requests) - 1)]
-        tokens = (*prompts[second.id], *greedy[second.id, 0].tokens)
+        tokens = (*prompts[second.id], *reference[second.id, 0].tokens)
         params = SamplingParams(max_tokens=8)
         self.following = Request(len(self.requests), "following", token_ids=tokens + tokens[:3], params=params)
-        self.musing = self._musing(greedy, prompts)
+        self.musing = self._musing(reference, prompts)
         text = [token for request in self.requests for token in prompts[request.id]]
         self.variants = self._variants(text, page)
         others = self._neighbours(Setting(neighbours="others"))
         self.growing = self._growing(text, page, max(map(size, [*self.watched(_WIDEST), *others])))
 
-    def _musing(self, greedy: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> list[Request]:
+    def _musing(self, reference: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> list[Request]:
         """Prompts that thought, continued by the tokens of the last chunk that did, in any order.
 
         A penalty for each use has them take turns.
         """
         made: list[Request] = []
         for request in self.requests:
-            seen, tokens = greedy[request.id, 0], prompts[request.id]
+            seen, tokens = reference[request.id, 0], prompts[request.id]
             first = max((at for at, _ in seen.said or () if at + seen.chunk <= len(tokens)), default=None)
             if first is not None and len(made) < _MUSING:
                 bias = tuple((token, 100.0) for token in sorted({*tokens[first : first + seen.chunk]}))
@@ -290,6 +296,17 @@ def make_pool(requests: list[Request], lengths: tuple[tuple[int, int], ...], lon
         prompt = request.prompt[:cut] if request.prompt and cut and i else request.prompt
         params = SamplingParams(max_tokens=tokens)
         made.append(replace(request, index=i, id=i + 1, prompt=prompt, params=params, metadata={}))
-    texts = [r.prompt or "".join(str(m.get("content")) for m in r.messages or []) for r in requests]
-    joined = "\n".join(texts) or "text "
-    return Pool(made, (joined * (longest // len(joined) + 1))[:longest])
+    return Pool(made, long_text(requests, longest))
+
+
+def long_text(requests: list[Request], longest: int) -> str:
+    """What requests say, again and again, up to so many characters."""
+    joined = "\n".join(filter(None, map(_said, requests))) or "text "
+    return (joined * (longest // len(joined) + 1))[:longest]
+
+
+def _said(request: Request) -> str:
+    """The text of a prompt, or of a chat's messages; nothing of token ids."""
+    contents = [m.get("content") for m in request.messages or []]
+    parts = [part for c in contents for part in (c if isinstance(c, list) else [{"text": c}]) if isinstance(part, dict)]
+    return request.prompt or "\n".join(text for part in parts if isinstance(text := part.get("text"), str))

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from detgen.check.budget import OutOfTime, check_time
 from detgen.check.comparing import Key, Observed
 from detgen.check.running import Task
 from detgen.engine.config import EngineConfig
@@ -23,32 +24,34 @@ _LOOK_SECONDS = 0.005  # between two looks at the journal
 _ENTRY = b'{"crc32":'  # what an entry of the journal begins with
 
 
-def kill_and_resume(task: Task, config: EngineConfig) -> tuple[dict[Key, Observed], bool]:
+def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> tuple[dict[Key, Observed], bool]:
     """Run a task, kill it by SIGKILL when about half of its samples are finished, and run it again to the end.
 
     Args:
         task: its setting must be one that the command line has.
         config: names the models.
+        until: when it must be done, as `time.monotonic`; None for whenever.
 
     Returns:
         What the run wrote, without digests, and whether it was killed before it had ended.
 
     Raises:
         CheckError: if a run fails; the message is its own.
+        OutOfTime: it is not done in time.
     """
     with tempfile.TemporaryDirectory(prefix="detgen-") as name:
         folder = Path(name)
         prompts = "".join(json.dumps(_line(r)) + "\n" for r in task.queue)
         (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
         command = [*DETGEN, "run", str(folder / "prompts.jsonl"), *_options(task, config), "-o", str(folder / "out")]
-        killed = _run(command, folder / "out" / "journal.jsonl", sum(r.params.n for r in task.queue) // 2)
-        _run(command)
+        killed = _run(command, until, folder / "out" / "journal.jsonl", sum(r.params.n for r in task.queue) // 2)
+        _run(command, until)
         lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
     found = [line for line in map(json.loads, lines) if "error" not in line]
     return {(line["id"], line["sample"]): _observed(line) for line in found}, killed
 
 
-def _run(command: list[str], journal: Path | None = None, samples: int = 0) -> bool:
+def _run(command: list[str], until: float | None, journal: Path | None = None, samples: int = 0) -> bool:
     """Run a command to its end, or until its journal has so many samples; whether it was killed then."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -56,8 +59,11 @@ def _run(command: list[str], journal: Path | None = None, samples: int = 0) -> b
                 if journal.exists() and journal.read_bytes().count(_ENTRY) >= max(samples, 1):
                     process.kill()
                     return True
+                check_time(until)
                 time.sleep(_LOOK_SECONDS)
-            _, errors = process.communicate()
+            _, errors = process.communicate(timeout=None if until is None else max(until - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            raise OutOfTime from None
         finally:
             process.kill()  # not to outlive an interrupted check
     if process.returncode:

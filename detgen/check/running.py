@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from detgen.check.axes import Setting
+from detgen.check.axes import QUANTS, Setting
+from detgen.check.budget import OutOfTime, check_time
 from detgen.check.comparing import Key, Observed, Watching
 from detgen.check.pool import grows
 from detgen.drafters.known_text import AdversaryDrafter, Known, OracleDrafter
 from detgen.drafters.protocol import Drafter
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Request
+from detgen.engine.request import Completion, Request
 from detgen.engine.sequence import Sequence
 from detgen.errors import EngineError, QuantName, RequestError
 from detgen.machine import usable_cores
@@ -81,7 +83,7 @@ class Subject:
     Args:
         config: how to build it.
         engine: an existing one, with the quantization of `config`.
-        observer: is told what is being done while one is built.
+        observer: is told what is being done while the one that the configuration asks for is built.
     """
 
     def __init__(self, config: EngineConfig, engine: Engine | None = None, observer: Observer | None = None) -> None:
@@ -97,9 +99,21 @@ class Subject:
         if quant not in self._engines:
             if short_of_memory():
                 self._engines.clear()
-            asked = self._config if quant == "none" else replace(self._config, target_quant=cast("QuantName", quant))
-            self._engines[quant] = Engine(asked, observer=self._observer)
+            asked = self._config
+            if quant != "none":
+                asked = replace(asked, target_quant=cast("QuantName", quant), kv_memory=asked.kv_memory or self._part())
+            self._engines[quant] = Engine(asked, observer=self._observer if quant == "none" else None)
         return self._engines[quant]
+
+    def _part(self) -> int | None:
+        """Bytes for another KV cache on a CPU, where the first one's are promised though not used; else None.
+
+        Promises beyond what there is keep a process from being copied, and each chat is rendered in a copy.
+        """
+        first = self._engines.get("none")
+        if first is None or first.canonical[0].device.type != "cpu":
+            return None
+        return first.canonical[0].cache.keys[0].shape[0] * PAGE * first.position_bytes // len(QUANTS)
 
     @contextlib.contextmanager
     def configured(self, task: Task) -> Iterator[Engine]:
@@ -127,16 +141,22 @@ class Subject:
                 pass
             yield configured
 
-    def generate(self, task: Task) -> Generated:
+    def generate(self, task: Task, until: float | None = None) -> Generated:
         """Generate in this process.
 
         Raises:
             EngineError: as building an engine does.
+            OutOfTime: it is not done at this time (as `time.monotonic`).
         """
         trace = Watching(chains=task.setting.chains)
         with self.configured(task) as engine:
             before = engine.stats.preemptions
-            done = [c for finished in engine.stream(task.queue, trace=trace) for c in finished]
+            done: list[Completion] = []
+            stream: Any = engine.stream(task.queue, trace=trace)
+            with contextlib.closing(stream):
+                for finished in stream:
+                    done += finished
+                    check_time(until)
         samples = {(c.request.id, c.sample): trace.observed(c) for c in done if c.error is None}
         return Generated(samples, engine.stats.preemptions - before)
 
@@ -169,6 +189,15 @@ def size(engine: Engine, request: Request) -> tuple[int, int]:
     except RequestError:
         return 0, 0
     return sample.prompt_length, sample.limit
+
+
+def refusal(engine: Engine, request: Request) -> str | None:
+    """Why a request cannot run; None if it can."""
+    try:
+        next(engine.sequences(request))
+    except RequestError as error:
+        return str(error)
+    return None
 
 
 def _pages(engine: Engine, queue: list[Request]) -> int:
@@ -227,24 +256,35 @@ class FreshProcess:
             self._loads += 1
         return self._worker
 
-    def generate(self, task: Task) -> Generated:
+    def loaded(self, quant: str) -> bool:
+        """Whether it can generate with this quantization at once."""
+        return quant == self._quant and (not self._loads or (self._worker is not None and self._worker.ready(0)))
+
+    def generate(self, task: Task, until: float | None = None) -> Generated:
         """Generate there.
 
         Raises:
             WorkerError: that failed, or it has died.
+            OutOfTime: it is not done at this time (as `time.monotonic`); the process has ended.
         """
         worker = self.load(task.setting.quant)
         worker.begin(_generate, self._config, task)
-        while self._loads:
+        for _ in range(self._loads):
+            self._finish(worker, until)
             self._loads -= 1
-            worker.finish()
-        found: Generated = worker.finish()
+        found: Generated = self._finish(worker, until)
         return found
 
+    def _finish(self, worker: Worker, until: float | None) -> Any:
+        if until is not None and not worker.ready(until - time.monotonic()):
+            self.close()
+            raise OutOfTime
+        return worker.finish()
+
     def close(self) -> None:
-        """End it."""
+        """End it at once, whatever it does: it keeps nothing."""
         if self._worker is not None:
-            self._worker.close()
+            self._worker.close(patience=0.0)
             self._worker = None
 
 

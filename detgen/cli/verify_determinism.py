@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,10 @@ def verify_command(
     prompts: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PROMPTS]", show_default="the embedded ones", help="Prompts in any form that run takes."
+            metavar="[PROMPTS]",
+            show_default="the embedded ones",
+            help="Prompts in any form that run takes. They run as they are: whole, chats as chats, with their own"
+            " parameters; at most 66 of them, 96 with --full. Lines without max_tokens get few, 24 to 2.",
         ),
     ] = None,
     against: Annotated[
@@ -71,7 +75,8 @@ def verify_command(
             min=0.01,
             show_default=False,
             rich_help_panel="Extent",
-            help="Try as many settings as fit into N minutes.",
+            help="End within N minutes and a few seconds, with as many settings as fit; a difference is looked into"
+            " beyond them. Fewer prompts or tokens are used if all leave no time for the settings, and it says so.",
         ),
     ] = None,
     axis: Annotated[
@@ -189,6 +194,7 @@ def _refuse_ignored(modes: dict[str, Any], others: dict[str, Any]) -> None:
 def _check(
     config: EngineConfig, prompts: str | None, extent: dict[str, Any], save: Path, display: QuietDisplay
 ) -> dict[str, Any]:
+    began = time.monotonic()
     from detgen.check.plan import read_axes
     from detgen.engine.sources import check_sources
     from detgen.prompts import open_prompts
@@ -199,10 +205,10 @@ def _check(
             open_prompts(prompts)
         check_sources(config, display)
         load_torch(display)
-        from detgen.check.checking import run_check
+        from detgen.check.whole import run_check
         from detgen.explain.explaining import explain
 
-        with run_check(config, prompts, display, **extent) as check:
+        with run_check(config, prompts, display, **extent, began=began) as check:
             found = [explain(check, failure) for failure in check.result.failures[:1]]
     from detgen.explain.replay import save_replay
     from detgen.show.check import show_check

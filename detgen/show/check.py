@@ -9,6 +9,8 @@ from rich.text import Text
 from detgen.check.axes import TITLES, name_value
 from detgen.check.checking import Check
 from detgen.check.comparing import Tally
+from detgen.check.given import COPY
+from detgen.check.pool import Pool
 from detgen.explain.explaining import Explanation
 from detgen.show.screen import clock, open_output
 
@@ -40,20 +42,36 @@ def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None
     console.print()
     for note in result.notes:
         console.print(Text(note), soft_wrap=True)
+    if left_out := check.left_out():
+        values = "; ".join(f"{TITLES[axis]} {', '.join(values)}" for axis, values in left_out.items())
+        console.print(Text(f"not tried: {values}"), soft_wrap=True)
     chosen = f"each pair of values of two axes once (seed {check.seed})" if result.pairs else "one axis at a time"
-    if result.total.settings < result.pairs:
-        chosen = f"{result.total.settings} of {result.pairs} settings that try {chosen}"
-    pool = check.pool.requests
-    tokens = f"{pool[0].params.max_tokens} to {pool[-1].params.max_tokens} new tokens each"
+    if result.done < result.selected:
+        chosen = f"{result.done} of {result.selected} settings that try {chosen}"
+    if further := result.total.settings - result.done:
+        chosen += f", and {_count(further, 'random setting')}"
     killed = f"; {_count(result.kills, 'run')} killed and resumed" if result.kills else ""
     preempted = f"; {_count(result.preemptions, 'sequence')} preempted and replayed" if result.preemptions else ""
-    line = f"{len(pool)} prompts of {tokens}; {chosen}{killed}{preempted}; {clock(result.seconds)}"
+    line = f"{_prompts(check.pool)}; {chosen}{killed}{preempted}; {clock(result.seconds)}"
     console.print(Text(line, style="dim"), soft_wrap=True)
     for explanation in found:
         _show(explanation, console)
     console.print(_verdict(check), soft_wrap=True)
     for text in saved:
         console.print(Text(text), soft_wrap=True)
+
+
+def _prompts(pool: Pool) -> str:
+    """How many prompts of how many, and how long the texts are."""
+    lengths = [r.params.max_tokens for r in pool.requests]
+    tokens = (
+        f"{max(lengths)} to {min(lengths)} new tokens each" if len({*lengths}) > 1 else f"{lengths[0]} new tokens each"
+    )
+    copies = sum(str(r.id).startswith(COPY) for r in pool.requests)
+    used = len(pool.requests) - copies
+    of = f" of {pool.given:,}" if pool.given not in (None, used) else ""
+    repeated = f", repeated to {len(lengths)} requests for batches," if copies else ""
+    return f"{used}{of} prompts{repeated} of {tokens}"
 
 
 def show_replay(found: Explanation | None) -> None:

@@ -40,3 +40,11 @@ def test_axes_as_typed() -> None:
     axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=1)
     with pytest.raises(CheckError, match="the axis threads has only one value here"):
         select(axes, ["threads"], QUICK, 0)
+
+
+def test_batches_are_no_larger_than_there_are_requests() -> None:
+    for requests, batches in ((4, (1, 2, 3, "all")), (20, (1, 2, 3, 8, 16, "all")), (64, (1, 2, 3, 8, 16, 64, "all"))):
+        axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=2, requests=requests)
+        assert axes[0].values == batches
+        settings, _, _ = select(axes, ["slot"], QUICK, 0)
+        assert all(s.batch in batches for s in settings)

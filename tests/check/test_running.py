@@ -9,6 +9,8 @@ import pytest
 from detgen.check.axes import Setting
 from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
+from detgen.check.running import Subject
+from detgen.engine.config import EngineConfig
 from detgen.passes.pages import PAGE
 
 
@@ -99,3 +101,16 @@ def test_beginnings(check: Check) -> None:
     following = check.pool.following
     assert following is not None
     assert list(following.token_ids or ())[: len(prompts[watched[1].id])] == prompts[watched[1].id]
+
+
+def test_a_chat_is_rendered_beside_other_quantizations() -> None:
+    """Their KV caches leave room to copy the process: together they are no larger than the first one."""
+    config = EngineConfig(batch_size=16)
+    subject = Subject(config)
+    first = subject.engine()
+    sizes = [subject.engine(quant).canonical[0].cache.keys[0].shape[0] for quant in ("q8", "q4")]
+    assert sum(sizes) < first.canonical[0].cache.keys[0].shape[0] / 2
+    assert subject.engine("q8").config.kv_memory
+    given = Subject(EngineConfig(batch_size=16, kv_memory=64 << 20))
+    given.engine()
+    assert given.engine("q8").config.kv_memory == 64 << 20

@@ -15,7 +15,7 @@ from detgen import Engine, EngineConfig
 from detgen.check.axes import Setting, make_axes
 from detgen.check.checking import Case, Check
 from detgen.check.covering import pairwise
-from detgen.check.plan import QUICK, embedded_prompts, read_pool
+from detgen.check.plan import QUICK, read_pool
 from detgen.check.pool import make_pool
 from detgen.check.running import Subject
 from detgen.engine.request import Request
@@ -76,7 +76,7 @@ def test_requests_muse(check: Check) -> None:
     engine = check.subject.engine()
     done = engine.generate(check.pool.musing)
     assert any(t.first >= c.prompt_tokens for c in done for t in c.thoughts or ())
-    again = check.pool.resampled(check.pool.resampled(check.pool.musing, "T=0.8 penalties"), "greedy")
+    again = check.pool.resampled(check.pool.resampled(check.pool.musing, "T=0.8 penalties"), "own")
     assert again == check.pool.musing
 
 
@@ -104,9 +104,9 @@ def test_drafts_are_rolled_back_at_each_place_of_a_chunk() -> None:
     """
     engine = Engine(target="demo-thinking", batch_size=16, kv_memory=16 << 20)
     axes = make_axes(has_draft=False, quants=["none"], processes=True, cores=2, thinks=True)
-    chosen = [s for s in pairwise(axes, 0) if s.drafter == "adversary" and s.sampling == "greedy"]
+    chosen = [s for s in pairwise(axes, 0) if s.drafter == "adversary" and s.sampling == "own"]
     assert chosen
-    pool = read_pool(embedded_prompts("demo-thinking"), None, QUICK, Silent())
+    pool = read_pool(None, "demo-thinking", None, QUICK)
     check = Check(engine.config, pool, axes, 0, Silent(), Subject(engine.config, engine))
     check.learn()
     assert engine.thinking is not None

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from detgen import Engine
 from detgen.check import probe_view, running
 from detgen.check.axes import TITLES
+from detgen.check.budget import Costs, OutOfTime
 from detgen.check.comparing import Watching
+from detgen.check.timing import Timing
 from detgen.cli import app
 from detgen.errors import DEMO
 
@@ -94,7 +96,7 @@ def test_probe() -> None:
         (["--json", "."], "cannot write .: it is a folder"),
         (["--save", "."], "cannot write .: it is a folder"),
         (["--minutes", "0"], "--minutes"),
-        (["empty.jsonl"], "no prompts in empty.jsonl: it is empty"),
+        (["empty.jsonl"], "no prompts in empty.jsonl"),
         (["broken.jsonl"], "broken.jsonl:1: not valid JSON"),
         (["--replay", "."], ". is not a regular file"),
         (["--against", "nowhere"], "nowhere has no manifest.json"),
@@ -122,7 +124,46 @@ def test_lines_that_are_left_out(prompts: Path) -> None:
         file.write('{"prompt": \n')
     result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "slot"])
     assert result.exit_code == 0, result.output
-    assert "1 of 3 prompts cannot be read and are left out; prompts.jsonl:3: not valid JSON" in result.stderr
+    assert "1 of 3 prompts could not be run and were left out:\n  prompts.jsonl:3: not valid JSON" in result.stdout
+
+
+@pytest.mark.usefixtures("loaded")
+def test_says_what_was_done(prompts: Path) -> None:
+    """Settings, prompts and tokens; the time is kept."""
+    with prompts.open("a") as file:
+        file.write('{"messages": [{"role": "user", "content": "Add."}], "max_tokens": 5}\n')
+    arguments = ["verify-determinism", str(prompts), "--axis", "slot", "--minutes", "1", "--limit", "2"]
+    result = RUNNER.invoke(app, [*arguments, "--json", "r.json"])
+    assert result.exit_code == 0, result.output
+    assert (
+        "2 of 3 prompts, repeated to 4 requests for batches, of 8 new tokens each; one axis at a time" in result.stdout
+    )
+    found = json.loads(Path("r.json").read_text())
+    assert (found["selected_settings"], found["selected_settings_tried"], found["left_out"]) == (3, 3, {})
+    assert (found["prompts"], found["prompts_given"]) == (4, 3)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_too_few_minutes(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused with what the time went into."""
+
+    def fitting(*_: object) -> None:
+        raise OutOfTime
+
+    monkeypatch.setattr(Costs, "fitting", fitting)
+    result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "slot", "--minutes", "2"])
+    assert result.exit_code == 2, result.output
+    assert "--minutes 2 is too short: it took 0 s to load the models" in result.stderr
+
+
+@pytest.mark.usefixtures("loaded")
+def test_no_setting_fits(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nothing was compared is no answer."""
+    monkeypatch.setattr(Timing, "begin", lambda *_: 1e6)
+    result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "slot", "--minutes", "1"])
+    assert result.exit_code == 2, result.output
+    assert "what was left is no time for a setting; give more minutes" in result.stderr
+    assert "every bit equal" not in result.output
 
 
 @pytest.mark.usefixtures("loaded")

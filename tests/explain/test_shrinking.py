@@ -48,8 +48,8 @@ def test_what_matters_stays(pool: Pool, axes: list[Axis]) -> None:
 
 def test_requests_are_sampled_as_the_setting_says(pool: Pool, axes: list[Axis]) -> None:
     """Each case that is tried holds the requests that its setting would have, and so compares like with like."""
-    wanted = {kind: {r.id: r.params for r in pool.watched(FAR.turned("sampling", kind))} for kind in ("greedy", "stop")}
-    _, tried = _shrunk(pool, axes, lambda c: c.setting.sampling != "greedy")
+    wanted = {kind: {r.id: r.params for r in pool.watched(FAR.turned("sampling", kind))} for kind in ("own", "stop")}
+    _, tried = _shrunk(pool, axes, lambda c: c.setting.sampling != "own")
     for kind, params in wanted.items():
         seen = [r for c in tried if c.setting.sampling == kind for r in c.watched]
         assert seen
@@ -88,7 +88,7 @@ def test_fault_of_the_sampling(monkeypatch: pytest.MonkeyPatch, make_check: Call
     assert finding.error is None
     kept = finding.case.setting.changed()
     assert kept.keys() == {"batch", "sampling"}
-    assert kept["sampling"] != "greedy"
+    assert kept["sampling"] != "own"
     assert finding.difference.what == "token"
 
 
