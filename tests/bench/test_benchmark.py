@@ -16,6 +16,7 @@ from detgen.bench.processor_time import Others
 from detgen.bench.results import Stopped, load
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError, EngineError
+from detgen.interruption import ending_signals, interrupt
 from detgen.kernels.native.library import best_build
 
 
@@ -98,7 +99,7 @@ def test_what_was_measured_is_kept_when_it_is_stopped(
     config = BenchConfig(
         output=tmp_path, random_weights="tiny", peers=("detgen",), batch_sizes=(2, 1), max_tokens=4, rounds=2
     )
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(Stopped) as stopped, ending_signals(interrupt):
         bench(config, told)
     results = stopped.value.results
     assert [(row.batch_size, len(row.seconds)) for row in results.rows] == [(2, 2), (1, 1)]
