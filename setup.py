@@ -16,6 +16,9 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
+sys.path.insert(0, str(Path(__file__).parent))  # an isolated build does not look here
+from detgen.kernels.native.layout import header
+
 FOLDER = Path("detgen/kernels/native")
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-g0"]
 # Which of them runs is decided when it is loaded; all give the same bits.
@@ -43,6 +46,14 @@ def use_ziglang() -> None:
     os.environ |= {"CC": command, "LDSHARED": f"{command} -shared", "CFLAGS": "", "LDFLAGS": ""}
 
 
+def write_layout() -> None:
+    """Write what C takes, of what Python declares; if nothing has changed, the file stays, and nothing is built."""
+    path = FOLDER / "layout.h"
+    if not path.exists() or path.read_text(encoding="utf-8") != header():
+        path.write_text(header(), encoding="utf-8")
+
+
+write_layout()
 found = compiler()
 if found is None:
     use_ziglang()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ LAYERS = (
     ("drafters",),
     ("passes",),
     ("thinking", "kernels"),
+    ("program",),
 )
 BESIDE = {"explain": {"check"}}  # what a package may import on its own line
 BASE = {
@@ -125,7 +127,7 @@ def may_import(name: str) -> set[str]:
         return {name}
     at = next(i for i, layer in enumerate(LAYERS) if name in layer)
     below = {lower for layer in LAYERS[at + 1 :] for lower in layer}
-    base = {"errors"} if name in ("thinking", "kernels") else BASE
+    base = {"errors"} if name in ("thinking", "kernels", "program") else BASE
     return {name, "detgen"} | BESIDE.get(name, set()) | below | base  # "detgen" for its version
 
 
@@ -192,6 +194,13 @@ def test_kernels_know_no_models() -> None:
     assert "kernels" not in users("transformers")
 
 
+def test_what_setup_reads_needs_no_library() -> None:
+    """The declaration of steps and what makes the header of it: a build has setuptools alone."""
+    for module in ("detgen.program.steps", "detgen.program.program", "detgen.kernels.native.layout"):
+        loaded = {i.module for i in FOUND[module] if i.runs_on_loading and not i.module.startswith("detgen")}
+        assert loaded <= sys.stdlib_module_names
+
+
 def test_the_command_line_knows_no_tensors() -> None:
     assert "cli" not in users("torch") | users("numpy") | users("transformers")
 
@@ -215,6 +224,7 @@ def _changed(module: str, line: str) -> dict[str, list[Import]]:
     [
         ("detgen.kernels.norm", "from detgen.passes.packing import Window"),
         ("detgen.kernels.norm", "from detgen.progress import Progress"),
+        ("detgen.program.steps", "from detgen.kernels.finite import most"),
         ("detgen.kernels.norm", "from ..passes import packing"),
         ("detgen.kernels.norm", "def f():\n    import detgen.passes.packing"),
         ("detgen.kernels.norm", "if TYPE_CHECKING:\n    from detgen.engine.request import Request"),

@@ -24,8 +24,9 @@ import torch
 import torch.nn.functional as F
 
 from detgen.kernels.finite import most
+from detgen.program.steps import PAGE
 
-BLOCK = 64  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
+BLOCK = PAGE  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
 MOST_TILE_ROWS = 184  # most rows of a tile; from 192 torch's fused kernel takes queries 64 at a time instead of 32
 PERIOD = 8 * BLOCK  # keys that torch's fused kernel takes at a time
 _SHARING = 64  # query rows per KV head that share what is read of keys and values

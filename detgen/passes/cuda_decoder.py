@@ -18,7 +18,6 @@ from torch import nn
 
 from detgen.kernels.attention import BLOCK, AttentionTraits
 from detgen.kernels.judging import Scores
-from detgen.kernels.native.program import Activation
 from detgen.kernels.sampling import Choices
 from detgen.kernels.triton.attend import most_tokens
 from detgen.kernels.triton.kernels import Kernels
@@ -29,6 +28,7 @@ from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.packing import LADDER, Packed
 from detgen.passes.replaying import Replaying
+from detgen.program.steps import Activation
 
 _MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
 _IN_FLIGHT = 16  # most passes that are launched before the first one's results are read

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from detgen.kernels.native.panels import STORAGE
-from detgen.kernels.native.program import Activation
 from detgen.kernels.native.quantizing import Quantized
 from detgen.passes.families import FAMILIES, Family
 from detgen.passes.rotary import Rotary, rotary_of
 from detgen.passes.stored import Read, Weight, held, whole
+from detgen.program.steps import Activation
 
 # What classes of activation modules compute.
 ACTIVATIONS = {

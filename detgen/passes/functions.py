@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from detgen.kernels.native.modules import ByRow, NativeLinear, NativeNorm
-from detgen.kernels.native.program import Activation, Kind
+from detgen.kernels.native.modules import NativeLinear, NativeNorm, by_activation, by_softmax, by_sum
+from detgen.program.steps import Activation
 
-_SUM, _SOFTMAX = ByRow(Kind.SUM), ByRow(Kind.SOFTMAX)
+_SUM, _SOFTMAX = by_sum(), by_softmax()
 _LAST = (-1,)
 
 
@@ -68,7 +68,7 @@ class NativeFunctions(TorchFunctionMode):
 
 
 def _elementwise(activation: Activation) -> Callable[..., Any]:
-    function = ByRow(Kind.ACTIVATE, activation)
+    function = by_activation(activation)
 
     def compute(x: torch.Tensor, inplace: bool = False) -> Any:
         return NotImplemented if inplace or not x.ndim else function(x)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.native.call import Call
-from detgen.kernels.native.program import Builder, Kind
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_decoder import rows_of
 from detgen.passes.packing import Packed
+from detgen.program import steps
+from detgen.program.program import Program
+from detgen.program.steps import Buffer
 
 
 class NativeAttention:
@@ -55,14 +55,20 @@ class NativeAttention:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         _, kv_heads, size, _ = keys.shape
         width = values.shape[2]
-        builder = Builder()
-        builder.buffer("qkv", (heads + kv_heads) * size + kv_heads * width)
-        builder.buffer("attended", heads * width)
-        fields: dict[str, Any] = {
-            **{"heads": heads, "kv_heads": kv_heads, "size": size, "values": width, "keys": keys, "kept": values},
-            **{"scale": traits.scale, "softcap": traits.softcap or 0.0},
-            **{"window": traits.window or 0, "chunk": traits.chunk or 0},
-        }
-        builder.step("stored", Kind.ROTATE, **fields, source="qkv", to="qkv")
-        builder.step("attended", Kind.ATTEND, **fields, source="qkv", to="attended")
-        return Call(builder, ("qkv",), ("attended",))
+        qkv = Buffer("qkv", (heads + kv_heads) * size + kv_heads * width)
+        cache = steps.Cache(heads=heads, kv_heads=kv_heads, size=size, values=width, keys=keys, kept=values)
+        program = Program(qkv)
+        program.add(steps.Rotate(name="stored", qkv=qkv, cache=cache))
+        program.add(
+            steps.Attend(
+                name="attended",
+                qkv=qkv,
+                cache=cache,
+                to=Buffer("attended", heads * width),
+                scale=traits.scale,
+                window=traits.window or 0,
+                chunk=traits.chunk or 0,
+                softcap=traits.softcap or 0.0,
+            )
+        )
+        return Call(program, (qkv,), (program.steps[-1].writes,))

@@ -15,14 +15,16 @@ import torch
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.native.library import NOT_A_NUMBER, Ends, Rows, Runner, Take, best_build
 from detgen.kernels.native.panels import STORAGE
-from detgen.kernels.native.program import BLOCK, SCORED, Builder, Kind
 from detgen.passes.description import describe
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.memory import give_back
-from detgen.passes.native_layers import Angles, Fields, LayerSteps, linear_fields, norm_fields
+from detgen.passes.native_layers import Angles, LayerSteps, NormParts, joint
 from detgen.passes.packing import Packed
 from detgen.passes.stored import Read, held
+from detgen.program import steps
+from detgen.program.program import Program
+from detgen.program.steps import LOGIT_BLOCK, SCORED, Buffer, Into
 
 ARITHMETIC = "detgen-1"  # the name of what docs/numerics.md states
 
@@ -63,16 +65,17 @@ class NativeDecoder:
         self._embedding = described.embedding
         self._embedding_factor = described.embedding_factor
         self._places = described.positions
-        self._hidden = self._embedding.shape[1]
-        self._final, head = described.final, described.head
-        self._head = None if head is None else linear_fields([head], bits)
+        self._hidden = Buffer("hidden", self._embedding.shape[1])
+        final, head = described.final, described.head
+        self._final = None if final is None else NormParts.of(final)
+        self._head = None if head is None else joint([head], bits)
         self._head_factor, self._softcap = described.head_factor, described.softcap
-        self.outputs = self._hidden if head is None else head.weight.shape[0]
+        self.outputs = self._hidden.width if head is None else head.weight.shape[0]
         described.release_head()
         self._layers: list[LayerSteps] = []
         # Each layer is released before the next is built, so that memory holds at most one of them twice.
         for i in range(len(described.layers)):
-            layer = LayerSteps(described.layer(i), cache.keys[i], cache.values[i], traits[i], self._hidden, bits)
+            layer = LayerSteps(described.layer(i), cache.keys[i], cache.values[i], traits[i], self._hidden.width, bits)
             self._layers.append(layer)
             described.release(i)
             give_back()
@@ -94,11 +97,11 @@ class NativeDecoder:
         """
         runner = self._runner(exchange, int((packed.windows.starts + packed.windows.lengths).max()), scored)
         out = torch.empty(len(packed.wanted), SCORED if scored else self.outputs)
-        given = {runner.buffers["out"]: out}
+        given = {self._out(scored): out}
         if exchange is not None:
-            given[runner.buffers["states"]] = exchange.states
+            given[self._states] = exchange.states
             if exchange.extract >= 0:
-                exchange.hidden = given[runner.buffers["extracted"]] = torch.empty(len(packed.ids), self._hidden)
+                exchange.hidden = given[self._extracted] = torch.empty(len(packed.ids), self._hidden.width)
         rows = rows_of(packed)
         if self.broken is not None:
             rows = rows._replace(ids=rows.ids.masked_fill(rows.ids == self.broken, NOT_A_NUMBER))
@@ -140,9 +143,9 @@ class NativeDecoder:
 
     def operations(self) -> dict[str, int]:
         """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""
-        steps = self._runner(None, 1, False).steps
-        found = {f"{s.inputs}→{s.columns}": i for i, s in enumerate(steps) if s.kind == Kind.LINEAR}
-        attention = next(i for i, s in enumerate(steps) if s.kind == Kind.ATTEND)
+        made = list(enumerate(self._runner(None, 1, False).program.steps))
+        found = {f"{s.weight.inputs}→{s.weight.columns}": i for i, s in made if isinstance(s, steps.Linear)}
+        attention = next(i for i, s in made if isinstance(s, steps.Attend))
         return {**dict(sorted(found.items())), "attention": attention}
 
     def alone(self, step: int, packed: Packed) -> torch.Tensor:
@@ -153,7 +156,7 @@ class NativeDecoder:
             packed: a pass all of whose rows are wanted.
         """
         runner = self._runner(None, 1, False)
-        width = runner.width(runner.steps[step].source)
+        width = runner.program.steps[step].reads[0].width
         x = torch.randn(len(packed.ids), width, generator=torch.Generator().manual_seed(2))
         return runner.alone(step, x, rows_of(packed))
 
@@ -166,47 +169,62 @@ class NativeDecoder:
         if key not in self._runners:
             library = best_build()
             assert library is not None, "see `is_native`"
-            self._runners[key] = Runner(library, self._steps(*key))
+            self._runners[key] = Runner(library, self._program(*key))
         return self._runners[key]
 
-    def _steps(self, inject: int, extract: int, scored: bool) -> Builder:
+    @property
+    def _states(self) -> Buffer:
+        return Buffer("states", self._hidden.width)
+
+    @property
+    def _extracted(self) -> Buffer:
+        return Buffer("extracted", self._hidden.width)
+
+    def _out(self, scored: bool) -> Buffer:
+        return Buffer("out", SCORED if scored else self.outputs)
+
+    def _program(self, inject: int, extract: int, scored: bool) -> Program:
         """The steps of passes, with or without an exchange at these layers, for logits or their scores."""
-        b, width = Builder(), self._hidden
-        for name in ("hidden", "normed", "wanted hidden"):
-            b.buffer(name, width)
-        b.buffer("out", SCORED if scored else self.outputs)
-        if inject >= 0:
-            b.buffer("states", width)
-        if extract >= 0:
-            b.buffer("extracted", width)
-        table: Fields = {"weight": self._embedding, "storage": STORAGE[self._embedding.dtype], "columns": width}
-        b.step("embed_tokens", Kind.EMBED, to="hidden", **table, factor=self._embedding_factor)
+        hidden = self._hidden
+        program = Program(*([self._states] if inject >= 0 else []))
+        table, to = self._embedding, Into(hidden, factor=self._embedding_factor)
+        program.add(steps.Embed(name="embed_tokens", table=table, storage=STORAGE[table.dtype], to=to))
         if self._places is not None:
-            places, offset = self._places
-            table = {"weight": places, "storage": STORAGE[places.dtype], "columns": width, "offset": offset}
-            b.step("embed_positions", Kind.EMBED, to="hidden", **table, variant=1, add=1)
+            table, offset = self._places
+            storage, to = STORAGE[table.dtype], Into(hidden, add=True)
+            program.add(
+                steps.EmbedPositions(name="embed_positions", table=table, storage=storage, offset=offset, to=to)
+            )
         for i, layer in enumerate(self._layers):
             if i == inject:
-                b.step(f"layers.{i}, state added", Kind.COPY, source="states", to="hidden", columns=width, add=1)
+                program.add(steps.Copy(name=f"layers.{i}, state added", x=self._states, to=Into(hidden, add=True)))
             if i == extract:
-                b.step(f"layers.{i}, input kept", Kind.COPY, source="hidden", to="extracted", columns=width)
-            layer.build(b, f"layers.{i}", self._angles, last=i == len(self._layers) - 1)
-        source = "wanted hidden"
+                program.add(steps.Copy(name=f"layers.{i}, input kept", x=hidden, to=Into(self._extracted)))
+            layer.build(program, f"layers.{i}", self._angles, last=i == len(self._layers) - 1)
+        x, out = Buffer("wanted hidden", hidden.width), self._out(scored)
         if self._final is not None:
-            b.step("norm", Kind.NORM, **norm_fields(self._final), source=source, to="normed", wanted=1)
-            source = "normed"
-        if self._head is None:
-            b.step("the output", Kind.COPY, source=source, to="out", columns=width, wanted=1)
+            normed = Buffer("normed", hidden.width)
+            program.add(self._final.step("norm", x, Into(normed), wanted=True))
+            x = normed
+        self._finish(program, x, out, scored)
+        return program
+
+    def _finish(self, program: Program, x: Buffer, out: Buffer, scored: bool) -> None:
+        """Append what makes the output of the last rows."""
+        head, factor, softcap = self._head, self._head_factor, self._softcap
+        if head is None:
+            program.add(steps.Copy(name="the output", wanted=True, x=x, to=Into(out)))
+        elif scored:
+            blocks = Buffer("blocks", SCORED * -(-self.outputs // LOGIT_BLOCK))
+            program.add(
+                steps.ScoredLinear(
+                    name="lm_head", wanted=True, x=x, to=blocks, weight=head, factor=factor, softcap=softcap
+                )
+            )
+            program.add(steps.Score(name="scores", wanted=True, x=blocks, to=out))
         else:
-            last: Fields = {"factor": self._head_factor, "softcap": self._softcap, "wanted": 1}
-            if scored:
-                blocks = -(-self.outputs // BLOCK)
-                b.buffer("blocks", SCORED * blocks)
-                b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="blocks", scored=self.outputs)
-                b.step("scores", Kind.SCORE, source="blocks", to="out", inputs=blocks, wanted=1)
-            else:
-                b.step("lm_head", Kind.LINEAR, **self._head, **last, source=source, to="out")
-        return b
+            into = Into(out, factor=factor)
+            program.add(steps.Linear(name="lm_head", wanted=True, x=x, to=into, weight=head, softcap=softcap))
 
 
 def _reach(packed: Packed, lengths: np.ndarray) -> int:

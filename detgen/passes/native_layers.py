@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.native.angles import turns
-from detgen.kernels.native.panels import PANEL, joined, stacked
-from detgen.kernels.native.program import Builder, Kind
-from detgen.kernels.native.program import Norm as KindOfNorm
+from detgen.kernels.native.panels import joined, stacked
 from detgen.passes.description import Experts, FeedForward, Layer, Linear, Norm, UnknownError
 from detgen.passes.rotary import Rotary
+from detgen.program import steps
+from detgen.program.program import Program
+from detgen.program.steps import PANEL, Buffer, Into, Weight
 
 _POSITIONS = 2048  # for which angles are worked out at first
-
-Fields = dict[str, Any]
 
 
 class Angles:
@@ -31,13 +31,12 @@ class Angles:
         self.positions = max(_POSITIONS, 1 << (positions - 1).bit_length())
         self._tables.clear()
 
-    def of(self, rotary: Rotary) -> Fields:
-        """Those fields of a step."""
+    def of(self, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, [positions, angles] each."""
         key = rotary.frequencies.tobytes(), rotary.amplitude
         if key not in self._tables:
             self._tables[key] = turns(rotary.frequencies, rotary.amplitude, 0, self.positions)
-        cosines, sines = self._tables[key]
-        return {"turned": 2 * len(rotary.frequencies), "cosines": cosines, "sines": sines}
+        return self._tables[key]
 
 
 class LayerSteps:
@@ -49,182 +48,224 @@ class LayerSteps:
         heads, kv_heads, size = layer.heads, layer.kv_heads, layer.size
         self._width = width
         self._queries, self._keys = heads * size, kv_heads * size
-        self._attention: Fields = {
-            **{"heads": heads, "kv_heads": kv_heads, "size": size, "values": size},
-            **{"keys": keys, "kept": values, "scale": traits.scale * (layer.query_scale or 1.0)},
-            **{"window": traits.window or 0, "chunk": traits.chunk or 0, "softcap": traits.softcap or 0.0},
-        }
+        self._cache = steps.Cache(heads=heads, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
+        self._traits, self._scale = traits, traits.scale * (layer.query_scale or 1.0)
         self._rotary, self._interleaved = layer.rotary, layer.interleaved
-        self._norms = [None if norm is None else norm_fields(norm) for norm in layer.norms]
+        self._norms = [None if norm is None else NormParts.of(norm) for norm in layer.norms]
         sizes = zip("qk", (self._queries, self._keys), layer.head_norms, strict=True)
-        self._head_norms = {part: norm_fields(norm, entries) for part, entries, norm in sizes if norm is not None}
-        self._qkv, self._out = linear_fields(layer.qkv, bits), linear_fields([layer.out], bits)
+        self._head_norms = {part: NormParts.of(norm, entries) for part, entries, norm in sizes if norm is not None}
+        self._qkv, self._out = joint(layer.qkv, bits), joint([layer.out], bits)
         mlp = layer.mlp
         self._mlp = _FeedForward(mlp, bits) if isinstance(mlp, FeedForward) else _Experts(mlp, bits)
         self._parallel, self._residual = layer.parallel, layer.residual
 
-    def build(self, b: Builder, name: str, angles: Angles, *, last: bool) -> None:
+    def build(self, program: Program, name: str, angles: Angles, *, last: bool) -> None:
         """Append the layer's steps; behind the attention of the last layer, those of the wanted rows alone."""
-        b.buffer("qkv", self._queries + 2 * self._keys)
-        b.buffer("attended", self._queries)
-        b.buffer("wanted attended", self._queries)
-        b.buffer("branch", self._width)
+        hidden, attended = Buffer("hidden", self._width), Buffer("attended", self._queries)
+        qkv = Buffer("qkv", self._queries + 2 * self._keys)
         before, after, before_mlp, after_mlp = self._norms
-        read = self._normed(b, f"{name}.norm before the attention", before, "hidden", "normed", {})
-        b.step(f"{name}.self_attn.qkv_proj", Kind.LINEAR, **self._qkv, source=read, to="qkv")
+        read = self._normed(program, f"{name}.norm before the attention", before, hidden)
+        program.add(steps.Linear(name=f"{name}.self_attn.qkv_proj", x=read, to=Into(qkv), weight=self._qkv))
         for part, norm in self._head_norms.items():
             at = 0 if part == "q" else self._queries
-            place: Fields = {"source": "qkv", "source_at": at, "to": "qkv", "to_at": at}
-            b.step(f"{name}.self_attn.{part}_norm", Kind.NORM, **norm, **place)
-        turned: Fields = {} if self._rotary is None else angles.of(self._rotary)
-        turned |= {"interleaved": self._interleaved, "last": last}
-        b.step(f"{name}.self_attn, rotated", Kind.ROTATE, **self._attention, **turned, source="qkv", to="qkv")
-        b.step(f"{name}.self_attn", Kind.ATTEND, **self._attention, source="qkv", to="attended")
-        hidden, attended = "hidden", "attended"
-        some: Fields = {"wanted": int(last)}
+            program.add(norm.step(f"{name}.self_attn.{part}_norm", qkv, Into(qkv), at=at))
+        program.add(self._rotated(f"{name}.self_attn, rotated", qkv, angles, last=last))
+        program.add(
+            steps.Attend(
+                name=f"{name}.self_attn",
+                qkv=qkv,
+                cache=self._cache,
+                to=attended,
+                scale=self._scale,
+                window=self._traits.window or 0,
+                chunk=self._traits.chunk or 0,
+                softcap=self._traits.softcap or 0.0,
+            )
+        )
         if last:
-            hidden, attended = "wanted hidden", "wanted attended"
-            chosen: Fields = {"wanted": 1, "variant": 1}
-            b.step("rows wanted", Kind.COPY, source="hidden", to=hidden, columns=self._width, **chosen)
-            b.step("rows wanted, attended", Kind.COPY, source="attended", to=attended, columns=self._queries, **chosen)
+            hidden = _taken(program, "rows wanted", hidden)
+            attended = _taken(program, "rows wanted, attended", attended)
             if self._parallel and before is not None and before_mlp is None:
-                b.buffer("wanted normed", self._width)
-                b.step("rows wanted, normed", Kind.COPY, source=read, to="wanted normed", columns=self._width, **chosen)
-                read = "wanted normed"
+                read = _taken(program, "rows wanted, normed", read)
         if self._parallel:  # before the attention's results are added to what the feed-forward reads
             if before_mlp is not None:
-                read = self._normed(b, f"{name}.norm before the mlp", before_mlp, hidden, "normed", some)
-            self._mlp.open(b, f"{name}.mlp", read, some)
-        Branch(hidden, after, self._residual, some).add(b, f"{name}.self_attn.o_proj", self._out, attended)
+                read = self._normed(program, f"{name}.norm before the mlp", before_mlp, hidden, wanted=last)
+            elif before is None:
+                read = hidden
+            self._mlp.open(program, f"{name}.mlp", read, wanted=last)
+        into = Into(hidden, add=True, factor=self._residual)
+        Branch(into, after, last).add(program, f"{name}.self_attn.o_proj", self._out, attended)
         if not self._parallel:
-            read = self._normed(b, f"{name}.norm before the mlp", before_mlp, hidden, "normed", some)
-            self._mlp.open(b, f"{name}.mlp", read, some)
-        self._mlp.close(b, f"{name}.mlp", Branch(hidden, after_mlp, self._residual, some))
+            read = self._normed(program, f"{name}.norm before the mlp", before_mlp, hidden, wanted=last)
+            self._mlp.open(program, f"{name}.mlp", read, wanted=last)
+        self._mlp.close(program, f"{name}.mlp", Branch(into, after_mlp, last))
 
-    def _normed(self, b: Builder, name: str, norm: Fields | None, source: str, to: str, some: Fields) -> str:
+    def _normed(
+        self, program: Program, name: str, norm: NormParts | None, x: Buffer, *, wanted: bool = False
+    ) -> Buffer:
         """Append a norm, if there is one; the buffer that holds what is read after it."""
         if norm is None:
-            return source
-        b.step(name, Kind.NORM, **norm, **some, source=source, to=to)
-        return to
+            return x
+        normed = Buffer("normed", self._width)
+        program.add(norm.step(name, x, Into(normed), wanted=wanted))
+        return normed
+
+    def _rotated(self, name: str, qkv: Buffer, angles: Angles, *, last: bool) -> steps.Rotate:
+        plain = steps.Rotate(name=name, qkv=qkv, cache=self._cache, interleaved=self._interleaved, last=last)
+        if self._rotary is None:
+            return plain
+        cosines, sines = angles.of(self._rotary)
+        return replace(plain, turned=2 * len(self._rotary.frequencies), cosines=cosines, sines=sines)
+
+
+def _taken(program: Program, name: str, x: Buffer) -> Buffer:
+    """Append what takes the wanted rows."""
+    to = Buffer(f"wanted {x.name}", x.width)
+    program.add(steps.Take(name=name, x=x, to=to))
+    return to
+
+
+class NormParts(NamedTuple):
+    """A norm, as its step takes it; see `steps.Norm`."""
+
+    vectors: int
+    size: int
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    epsilon: float
+    centred: bool
+
+    @classmethod
+    def of(cls, norm: Norm, entries: int | None = None) -> NormParts:
+        """A norm of a row with that many entries, of each head if it is one of heads; without a number, of a row."""
+        if norm.weight is None:
+            raise UnknownError("a norm without a weight")
+        weight, bias = norm.weight.contiguous(), None if norm.bias is None else norm.bias.contiguous()
+        size = weight.shape[-1]
+        return cls(1 if entries is None else entries // size, size, weight, bias, norm.epsilon, norm.centred)
+
+    def step(self, name: str, x: Buffer, to: Into, *, at: int = 0, wanted: bool = False) -> steps.Norm:
+        """The step."""
+        return steps.Norm(name=name, wanted=wanted, x=x, to=to, at=at, own=self.weight.ndim == 2, **self._asdict())
 
 
 class Branch(NamedTuple):
     """Where the results of an attention or a feed-forward go.
 
     Attributes:
-        to: buffer that they are added to.
+        into: takes them.
         norm: that they go through; None for none.
-        factor: that they are multiplied by.
-        some: the rows, as fields of steps.
+        wanted: whether they are those of the wanted rows.
     """
 
-    to: str
-    norm: Fields | None
-    factor: float
-    some: Fields
+    into: Into
+    norm: NormParts | None
+    wanted: bool
 
-    def add(self, b: Builder, name: str, linear: Fields, source: str) -> None:
+    @property
+    def before(self) -> Buffer:
+        """Takes results that go through something else first."""
+        return Buffer("branch", self.into.buffer.width)
+
+    def add(self, program: Program, name: str, weight: Weight, x: Buffer) -> None:
         """Append the linear layer whose results they are."""
-        more: Fields = {"add": 1, "factor": self.factor, **self.some}
-        if self.norm is None:
-            b.step(name, Kind.LINEAR, **linear, **more, source=source, to=self.to)
-        else:
-            b.step(name, Kind.LINEAR, **linear, **self.some, source=source, to="branch")
-            b.step(f"{name}, normed", Kind.NORM, **self.norm, **more, source="branch", to=self.to)
+        to = self.into if self.norm is None else Into(self.before)
+        program.add(steps.Linear(name=name, wanted=self.wanted, x=x, to=to, weight=weight))
+        if self.norm is not None:
+            program.add(self.norm.step(f"{name}, normed", self.before, self.into, wanted=self.wanted))
 
 
 class _FeedForward:
     """A feed-forward, as steps take it."""
 
     def __init__(self, mlp: FeedForward, bits: int) -> None:
-        self._up: Fields = {
-            **linear_fields(mlp.up, bits, gated=mlp.gated),
-            "gated": mlp.gated,
-            "variant": mlp.activation,
-        }
-        self._down, self._inner = linear_fields([mlp.down], bits), mlp.down.weight.shape[1]
+        self._up, self._activation, self._gated = joint(mlp.up, bits, gated=mlp.gated), mlp.activation, mlp.gated
+        self.down = joint([mlp.down], bits)
+        self.activated = Buffer("activated", self.down.inputs)
 
-    def open(self, b: Builder, name: str, read: str, some: Fields) -> None:
+    def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
         """Append what reads the layer's rows."""
-        b.buffer("activated", self._inner)
-        b.step(f"{name}.up_proj", Kind.LINEAR, **self._up, **some, source=read, to="activated")
+        program.add(
+            steps.Linear(
+                name=f"{name}.up_proj",
+                wanted=wanted,
+                x=read,
+                to=Into(self.activated),
+                weight=self._up,
+                activation=self._activation,
+                gated=self._gated,
+            )
+        )
 
-    def close(self, b: Builder, name: str, branch: Branch) -> None:
+    def close(self, program: Program, name: str, branch: Branch) -> None:
         """Append what is added to them."""
-        branch.add(b, f"{name}.down_proj", self._down, "activated")
-
-    def store(self, b: Builder, name: str, some: Fields) -> None:
-        """Append what stores the results instead."""
-        b.step(f"{name}.down_proj", Kind.LINEAR, **self._down, **some, source="activated", to="branch")
+        branch.add(program, f"{name}.down_proj", self.down, self.activated)
 
 
 class _Experts:
     """A mixture of experts, as steps take it."""
 
     def __init__(self, mlp: Experts, bits: int) -> None:
-        self._width, self._inner = mlp.down.shape[1:]
-        self._router = linear_fields([mlp.router], 0)
-        count: Fields = {"experts": len(mlp.up), "picks": mlp.picks}
-        self._route: Fields = {**count, "variant": mlp.normalized}
-        self._count = count
-        gate: Fields = {"gated": 1, "variant": mlp.activation, "to_step": self._inner}
-        self._up = {**stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, bits), **count, **gate}
-        steps = {"source_step": self._inner, "to_step": self._width}
-        self._down = {**stacked([[weight] for weight in mlp.down], PANEL, bits), **count, **steps}
-        self._shared = (
-            None
-            if mlp.shared is None
-            else (
-                _FeedForward(mlp.shared[0], bits),
-                linear_fields([mlp.shared[1]], 0),
-            )
+        self._experts, width, inner = mlp.down.shape
+        self._activation, self._normalized = mlp.activation, mlp.normalized
+        self._router = joint([mlp.router], 0)
+        self._up = stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, bits)
+        self._down = stacked([[weight] for weight in mlp.down], PANEL, bits)
+        self._logits, self._routes = Buffer("router", self._experts), Buffer("routes", 2 * mlp.picks)
+        self._activated, self._each = (
+            Buffer("experts activated", mlp.picks * inner),
+            Buffer("experts", mlp.picks * width),
         )
+        self._shared = None
+        if mlp.shared is not None:
+            self._shared = _FeedForward(mlp.shared[0], bits), joint([mlp.shared[1]], 0)
+        self._gate = Buffer("shared gate", 1)
 
-    def open(self, b: Builder, name: str, read: str, some: Fields) -> None:
+    def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
         """Append what reads the layer's rows."""
-        picks = self._count["picks"]
-        b.buffer("router", self._count["experts"])
-        b.buffer("routes", 2 * picks)
-        b.buffer("experts activated", picks * self._inner)
-        b.buffer("experts", picks * self._width)
-        b.step(f"{name}.gate", Kind.LINEAR, **self._router, **some, source=read, to="router")
-        b.step(f"{name}.routes", Kind.ROUTE, **self._route, **some, source="router", to="routes")
-        b.step(f"{name}.rows of experts", Kind.SORT, **self._count, **some, source="routes", to="routes")
-        b.step(f"{name}.experts.up_proj", Kind.LINEAR, **self._up, **some, source=read, to="experts activated")
-        down: Fields = {**self._down, **some}
-        b.step(f"{name}.experts.down_proj", Kind.LINEAR, **down, source="experts activated", to="experts")
+        logits, routes = self._logits, self._routes
+        for step in (
+            steps.Linear(name=f"{name}.gate", wanted=wanted, x=read, to=Into(logits), weight=self._router),
+            steps.Route(name=f"{name}.routes", wanted=wanted, x=logits, to=routes, normalized=self._normalized),
+            steps.Sort(name=f"{name}.rows of experts", wanted=wanted, routes=routes, experts=self._experts),
+            steps.ExpertLinear(
+                name=f"{name}.experts.up_proj",
+                wanted=wanted,
+                x=read,
+                routes=routes,
+                to=self._activated,
+                weight=self._up,
+                activation=self._activation,
+                gated=True,
+            ),
+            steps.ExpertLinear(
+                name=f"{name}.experts.down_proj",
+                wanted=wanted,
+                x=self._activated,
+                routes=routes,
+                to=self._each,
+                weight=self._down,
+            ),
+        ):
+            program.add(step)
         if self._shared is not None:
             shared, gate = self._shared
-            b.buffer("shared gate", 1)
-            b.step(f"{name}.shared_expert_gate", Kind.LINEAR, **gate, **some, source=read, to="shared gate")
-            shared.open(b, f"{name}.shared_expert", read, some)
+            name = f"{name}.shared_expert"
+            program.add(steps.Linear(name=f"{name}_gate", wanted=wanted, x=read, to=Into(self._gate), weight=gate))
+            shared.open(program, name, read, wanted=wanted)
 
-    def close(self, b: Builder, name: str, branch: Branch) -> None:
+    def close(self, program: Program, name: str, branch: Branch) -> None:
         """Append what is added to them."""
-        more: Fields = {**branch.some, "columns": self._width, "add": 1, "factor": branch.factor, "to": branch.to}
-        routed: Fields = {**self._count, "routes": b.buffers["routes"]}
-        b.step(f"{name}.experts", Kind.COMBINE, **routed, **more, source="experts")
+        wanted, into = branch.wanted, branch.into
+        program.add(steps.Combine(name=f"{name}.experts", wanted=wanted, x=self._each, routes=self._routes, to=into))
         if self._shared is not None:
-            self._shared[0].store(b, f"{name}.shared_expert", branch.some)
-            gated: Fields = {"routes": b.buffers["shared gate"], "variant": 2}
-            b.step(f"{name}.shared_expert", Kind.COPY, **gated, **more, source="branch")
+            shared, before = self._shared[0], Into(branch.before)
+            name = f"{name}.shared_expert"
+            shared.close(program, name, Branch(before, None, wanted))
+            program.add(steps.Gate(name=name, wanted=wanted, x=branch.before, factors=self._gate, to=into))
 
 
-def norm_fields(norm: Norm, entries: int | None = None) -> Fields:
-    """A norm of a row with that many entries, of each head if it is one of heads; without a number, of a whole row."""
-    made: Fields = {"epsilon": norm.epsilon, "variant": KindOfNorm.LAYER if norm.centred else KindOfNorm.RMS}
-    if norm.weight is None:
-        raise UnknownError("a norm without a weight")
-    weight = norm.weight.contiguous()
-    columns = weight.shape[-1]
-    made |= {"weight": weight, "columns": columns, "inputs": 1 if entries is None else entries // columns}
-    if norm.bias is not None:
-        made["bias"] = norm.bias.contiguous()
-    return made | {"weight_step": columns if weight.ndim == 2 else 0}
-
-
-def linear_fields(linears: list[Linear], bits: int, *, gated: bool = False) -> Fields:
+def joint(linears: list[Linear], bits: int, *, gated: bool = False) -> Weight:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 
     With 8 or 4 bits they are quantized where they fit, with 0 they stay as they are.

@@ -24,11 +24,11 @@ from detgen.kernels.native.modules import (
     NativeNorm,
 )
 from detgen.kernels.native.panels import STORAGE
-from detgen.kernels.native.program import Activation
 from detgen.passes.description import ACTIVATIONS
 from detgen.passes.rotary import rotary_of
 from detgen.passes.stored import held
 from detgen.passes.widening import widened
+from detgen.program.steps import Activation
 
 _CLOSE = 1e-4  # of the largest entry; both round
 # Of the inputs' rows that are compared: a trained model brings rows of hundreds, where one that clamps is another.

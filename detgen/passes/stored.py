@@ -16,8 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
-from detgen.kernels.native.quantizing import GROUP, Quantized
+from detgen.kernels.native.quantizing import Quantized
 from detgen.passes.gguf_header import BLOCKS
+from detgen.program.steps import GROUP
 
 Weight = torch.Tensor | Quantized
 ALL = slice(None)

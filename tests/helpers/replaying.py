@@ -6,15 +6,18 @@ import ctypes
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import detgen.kernels.native as native
+from detgen.kernels.native import layout
 from detgen.kernels.native.library import Rows, Runner
+from detgen.program.steps import Buffer
 
 SOURCES = Path(native.__file__).parent
 COMPILER = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl"]
@@ -33,26 +36,31 @@ class Arm:
     program: Path
     folder: Path
 
-    def run(self, runner: Runner, rows: Rows, given: Mapping[int, torch.Tensor], kept: list[torch.Tensor]) -> None:
+    def run(self, runner: Runner, rows: Rows, given: Mapping[Buffer, torch.Tensor], kept: list[torch.Tensor]) -> None:
         """As `Runner.run`: what is given, and what else is `kept`, holds afterwards what the pass left there."""
         broken = torch.zeros(len(rows.ids), dtype=torch.bool)
-        addresses = (ctypes.c_void_p * len(runner._widths))()
-        for number, tensor in given.items():
-            addresses[number] = tensor.data_ptr()
-        task = runner._task(rows, addresses, broken)
-        tensors = {
-            t.data_ptr(): t for t in (*runner._builder._held, *rows, *given.values(), *kept, broken) if t.numel()
-        }
-        raw = [runner._program, task, runner._steps, runner._widths, addresses]
-        places = {ctypes.addressof(x): (ctypes.sizeof(x), x) for x in raw}
-        regions: list[tuple[int, int, object]] = [(a, size, x) for a, (size, x) in places.items()]
-        regions += [(a, t.untyped_storage().nbytes() - t.storage_offset() * t.itemsize, t) for a, t in tensors.items()]
+        addresses = (ctypes.c_void_p * len(runner.program.buffers))()
+        for buffer, tensor in given.items():
+            addresses[runner.program.buffers[buffer]] = tensor.data_ptr()
+        task, program = runner._task(rows, addresses, broken), runner._laid_out.whole
+        steps, widths, _ = program.kept
+        regions: list[tuple[int, int, object]] = [
+            (ctypes.addressof(x), ctypes.sizeof(x), x) for x in (program, task, steps, widths, addresses)
+        ]
+        held = {t.data_ptr(): t for step in runner.program.steps for t in tensors_of(step)}
+        held |= {t.data_ptr(): t for t in (*rows, *given.values(), *kept, broken) if t.numel()}
+        regions += [(a, t.untyped_storage().nbytes() - t.storage_offset() * t.itemsize, t) for a, t in held.items()]
+        pointers = [*pointers_of(program), *pointers_of(task)]
+        pointers += [ctypes.addressof(addresses) + 8 * i for i in range(len(addresses))]
+        for made, step in zip(steps, runner.program.steps, strict=True):
+            pointers += pointers_of(getattr(made, layout.MEMBERS[type(step)]))
         told, left = self.folder / "pass", self.folder / "after"
         with told.open("wb") as file:
-            head = (len(regions), ctypes.addressof(runner._program), ctypes.addressof(task))
+            head = (len(regions), len(pointers), ctypes.addressof(program), ctypes.addressof(task))
             file.write(b"".join(n.to_bytes(8, "little") for n in head))
             for address, size, _ in regions:
                 file.write(address.to_bytes(8, "little") + size.to_bytes(8, "little") + ctypes.string_at(address, size))
+            file.write(b"".join(place.to_bytes(8, "little") for place in pointers))
         subprocess.run([EMULATOR, self.program, told, left], check=True)
         after = left.read_bytes()
         at = 0
@@ -60,6 +68,25 @@ class Arm:
             if any(owner is t for t in (*given.values(), *kept)):
                 ctypes.memmove(address, after[at : at + size], size)
             at += size
+
+
+def pointers_of(made: ctypes.Structure) -> Iterator[int]:
+    """Where pointers lie in a structure, and in those that it has."""
+    for name, kind in made._fields_:  # type: ignore[misc]
+        if issubclass(kind, ctypes.c_void_p):
+            yield ctypes.addressof(made) + getattr(type(made), name).offset
+        elif issubclass(kind, ctypes.Structure):
+            yield from pointers_of(getattr(made, name))
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a step."""
+    for field in fields(value):
+        found = getattr(value, field.name)
+        if isinstance(found, torch.Tensor):
+            yield found
+        elif is_dataclass(found):
+            yield from tensors_of(found)
 
 
 def build_arm(folder: Path) -> Arm:

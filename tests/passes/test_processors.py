@@ -124,6 +124,6 @@ def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, bits: int) -> Non
         packed = case.packed
         runner = case.decoder._runner(None, 128, scored)
         out = torch.zeros(len(packed.wanted), want[0].shape[1])
-        arm.run(runner, rows_of(packed), {runner.buffers["out"]: out}, case.kept)
+        arm.run(runner, rows_of(packed), {runner.program.steps[-1].writes: out}, case.kept)
         for mine, theirs in zip([out, *case.kept], want, strict=True):
             assert same_bits(mine, theirs)

@@ -8,7 +8,7 @@
 #define DETGEN_ATTEND
 
 #include "lanes.h"
-#include "program.h"
+#include "layout.h"
 
 #define QUERIES 4 /* rows that share what is read from the cache */
 #define BATCH 32  /* rows that share a page while it is there */
@@ -93,7 +93,7 @@ INLINE void mix_page(
 
 /* Scores of keys `first` to `last` - 1, whole vectors, become weights: 0 but for keys from `low` to `high` - 1. Returns
  * their sum. */
-static float weigh(const Step *s, float *weights, int64_t first, int64_t last, int64_t low, int64_t high) {
+static float weigh(const Attend *s, float *weights, int64_t first, int64_t last, int64_t low, int64_t high) {
     static const float numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vec scale = all((float)s->scale), cap = all((float)s->softcap), none = all(-INFINITY), lanes = load(numbers);
     vec most = none;
@@ -117,21 +117,21 @@ static float weigh(const Step *s, float *weights, int64_t first, int64_t last, i
 INLINE int64_t rounded_up(int64_t x) { return (x + PAGE - 1) / PAGE * PAGE; }
 
 /* The first key that the row at a position sees. */
-INLINE int64_t first_seen(const Step *s, int64_t position) {
+INLINE int64_t first_seen(const Attend *s, int64_t position) {
     const int64_t of_window = s->window && position >= s->window ? position - s->window + 1 : 0;
     const int64_t of_chunk = s->chunk ? position / s->chunk * s->chunk : 0;
     return of_window > of_chunk ? of_window : of_chunk;
 }
 
 /* Scores of a row of a piece: of all pages that any of its rows sees. */
-INLINE int64_t span(const Step *s, const Piece *p) {
+INLINE int64_t span(const Attend *s, const Piece *p) {
     return rounded_up(p->start + p->tokens) - first_seen(s, p->start) / PAGE * PAGE;
 }
 
 /* Floats that a piece needs. */
-static int64_t attend_room(const Step *s, const Piece *p) {
-    const int64_t rows = p->tokens * (s->heads / s->kv_heads);
-    return (rows < BATCH ? rows : BATCH) * (s->size + s->values + span(s, p) + 1) + 4 * LANES;
+static int64_t attend_room(const Attend *s, const Piece *p) {
+    const int64_t rows = p->tokens * (s->cache.heads / s->cache.kv_heads);
+    return (rows < BATCH ? rows : BATCH) * (s->cache.size + s->cache.values + span(s, p) + 1) + 4 * LANES;
 }
 
 /* The keys that any of some rows sees, from `low` to `high` - 1. */
@@ -139,8 +139,8 @@ typedef struct {
     int64_t low, high;
 } Seen;
 
-INLINE Seen seen(const Step *s, const Piece *p, int64_t row, int64_t rows) {
-    const int64_t group = s->heads / s->kv_heads;
+INLINE Seen seen(const Attend *s, const Piece *p, int64_t row, int64_t rows) {
+    const int64_t group = s->cache.heads / s->cache.kv_heads;
     return (Seen){first_seen(s, p->start + row / group), p->start + (row + rows - 1) / group + 1};
 }
 
@@ -151,9 +151,10 @@ INLINE Seen seen(const Step *s, const Piece *p, int64_t row, int64_t rows) {
     else CALL(1, __VA_ARGS__)
 
 /* One head's keys and values, for some queries of a piece that read them: `row` of them are before these. */
-static void attend_batch(const Step *s, const Pass *pass, const Piece *p, int64_t head, int64_t row, int64_t rows,
+static void attend_batch(const Attend *s, const Pass *pass, const Piece *p, int64_t head, int64_t row, int64_t rows,
                          const float *x, int64_t x_row, float *to, int64_t to_row, float *scratch) {
-    const int64_t size = s->size, values = s->values, group = s->heads / s->kv_heads, v_key = s->kv_heads * values;
+    const int64_t size = s->cache.size, values = s->cache.values, kv_heads = s->cache.kv_heads;
+    const int64_t group = s->cache.heads / kv_heads, v_key = kv_heads * values;
     const Seen any = seen(s, p, row, rows);
     const int64_t first = any.low / PAGE * PAGE, stride = rounded_up(any.high) - first;
     const int64_t *table = pass->tables + p->slot * pass->blocks;
@@ -164,7 +165,7 @@ static void attend_batch(const Step *s, const Pass *pass, const Piece *p, int64_
                sizeof(float) * size);
     memset(sums, 0, sizeof(float) * rows * values);
     for (int64_t j = first; j < any.high; j += PAGE) {
-        const float *keys = s->keys + (table[j / PAGE] * s->kv_heads + head) * size * PAGE;
+        const float *keys = s->cache.keys + (table[j / PAGE] * kv_heads + head) * size * PAGE;
         for (int64_t r = 0, step; r < rows; r += step) {
             step = rows - r < QUERIES ? rows - r : QUERIES;
             const int64_t left = seen(s, p, row + r, step).high - j, count = left < PAGE ? left : PAGE;
@@ -181,7 +182,7 @@ static void attend_batch(const Step *s, const Pass *pass, const Piece *p, int64_
         memset(w + end - first, 0, sizeof(float) * (first + stride - end));
     }
     for (int64_t j = first; j < any.high; j += PAGE) {
-        const float *v = s->kept + table[j / PAGE] * PAGE * v_key + head * values;
+        const float *v = s->cache.kept + table[j / PAGE] * PAGE * v_key + head * values;
         for (int64_t r = 0, step; r < rows; r += step) {
             step = rows - r < QUERIES ? rows - r : QUERIES;
             const Seen keys = seen(s, p, row + r, step);
@@ -200,9 +201,9 @@ static void attend_batch(const Step *s, const Pass *pass, const Piece *p, int64_
 }
 
 /* One head's keys and values, for all queries of a piece that read them. */
-static void attend(const Step *s, const Pass *pass, const Piece *p, int64_t head, const float *x, int64_t x_row, float *to,
+static void attend(const Attend *s, const Pass *pass, const Piece *p, int64_t head, const float *x, int64_t x_row, float *to,
                    int64_t to_row, float *scratch) {
-    const int64_t all = p->tokens * (s->heads / s->kv_heads);
+    const int64_t all = p->tokens * (s->cache.heads / s->cache.kv_heads);
     for (int64_t row = 0; row < all; row += BATCH)
         attend_batch(s, pass, p, head, row, all - row < BATCH ? all - row : BATCH, x, x_row, to, to_row, scratch);
 }

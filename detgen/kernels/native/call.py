@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import torch
 
 from detgen.kernels.finite import most
+from detgen.kernels.native.layout import LaidOut, Pass
 from detgen.kernels.native.library import Rows, best_build
-from detgen.kernels.native.program import Builder, Pass, Program, Step
+from detgen.program.program import Program
+from detgen.program.steps import Buffer
 
 # Called with what is read and what is written, float32 [rows, width] each, and the rows where they belong to a pass.
 Watch = Callable[[list[torch.Tensor], list[torch.Tensor], Rows | None], None]
@@ -32,7 +34,7 @@ class Call:
     """Steps that make rows of some tensors from the same rows of others; one call at a time.
 
     Args:
-        builder: the steps.
+        program: the steps.
         reads: buffers that are given to it.
         writes: buffers that it fills. Whatever other buffers there are it brings itself.
 
@@ -40,19 +42,15 @@ class Call:
         AssertionError: if nothing was compiled.
     """
 
-    def __init__(self, builder: Builder, reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
+    def __init__(self, program: Program, reads: tuple[Buffer, ...], writes: tuple[Buffer, ...]) -> None:
         library = best_build()
         assert library is not None, "see `best_build`"
-        self._run, self._builder = library.run_pass, builder
-        self._steps = (Step * len(builder.steps))(*builder.steps)
-        self._widths = (ctypes.c_int64 * len(builder.widths))(*builder.widths)
-        self._given = (ctypes.c_void_p * len(builder.widths))()
-        program = Program(self._steps, len(builder.steps), len(builder.widths), ctypes.addressof(self._widths))
+        self._run, self._laid_out = library.run_pass, LaidOut(program)
+        self._given = (ctypes.c_void_p * len(program.buffers))()
         self._pass = Pass(given=ctypes.addressof(self._given), most=most(torch.float32))
-        self._arguments = ctypes.byref(program), ctypes.byref(self._pass)
+        self._arguments = ctypes.byref(self._laid_out.whole), ctypes.byref(self._pass)
         self._reads, self._writes = (
-            [(builder.buffers[name], builder.widths[builder.buffers[name]]) for name in names]
-            for names in (reads, writes)
+            [(program.buffers[buffer], buffer.width) for buffer in buffers] for buffers in (reads, writes)
         )
 
     def __call__(self, *xs: torch.Tensor, of: Rows | None = None) -> list[torch.Tensor]:

@@ -6,12 +6,11 @@
 #include <string.h>
 
 #include "pool.h"
-#include "program.h"
+#include "layout.h"
 
 #define MANY (1 << 18) /* entries of results that threads share */
 
 int run_pass(const Program *program, const Pass *pass);
-int chain_bytes(void) { return sizeof(Chain); }
 
 /* Whether a sequence ends with a token. */
 static int is_end(const Chain *chain, int64_t sequence, int64_t token) {
@@ -59,7 +58,7 @@ static void keep_results(const Chain *chain, int64_t step, int64_t count, const 
 
 /* Of the first pass one row a sequence is wanted, in their order. 0, or 1 if there is no memory. */
 int run_chain(const Program *program, const Pass *first, const Chain *chain) {
-    const int64_t n = first->wanted, out = program->steps[program->count - 1].to, width = program->widths[out];
+    const int64_t n = first->wanted, out = program->out, width = program->widths[out];
     int64_t *numbers = malloc(sizeof(int64_t) * n * 5), *at = numbers + 4 * n;
     Piece *pieces = malloc(sizeof(Piece) * n);
     float **given = malloc(sizeof(float *) * program->buffers);

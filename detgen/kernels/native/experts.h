@@ -16,12 +16,12 @@ typedef struct {
     int32_t *items;   /* [rows * picks] row * picks + segment */
 } Lists;
 
-static void route(const Step *s, float *x, float *routes) {
-    const int64_t n = s->experts;
+static void route(const Route *s, float *x, float *routes) {
+    const int64_t n = s->x.width, picks = s->to.width / 2;
     float sum = 0;
     softmax(x, n, x);
-    int64_t taken[64];
-    for (int64_t p = 0; p < s->picks; p++) {
+    int64_t taken[MOST_PICKS];
+    for (int64_t p = 0; p < picks; p++) {
         int64_t best = -1;
         for (int64_t i = 0; i < n; i++) {
             int64_t there = 0;
@@ -30,27 +30,28 @@ static void route(const Step *s, float *x, float *routes) {
         }
         taken[p] = best;
     }
-    for (int64_t p = 1; p < s->picks; p++) /* in order of their numbers */
+    for (int64_t p = 1; p < picks; p++) /* in order of their numbers */
         for (int64_t q = p; q && taken[q] < taken[q - 1]; q--) {
             int64_t other = taken[q];
             taken[q] = taken[q - 1];
             taken[q - 1] = other;
         }
-    for (int64_t p = 0; p < s->picks; p++) sum += x[taken[p]];
-    for (int64_t p = 0; p < s->picks; p++) {
+    for (int64_t p = 0; p < picks; p++) sum += x[taken[p]];
+    for (int64_t p = 0; p < picks; p++) {
         routes[2 * p] = (float)taken[p];
-        routes[2 * p + 1] = s->variant ? x[taken[p]] / sum : x[taken[p]];
+        routes[2 * p + 1] = s->normalized ? x[taken[p]] / sum : x[taken[p]];
     }
 }
 
-static void sort_rows(const Step *s, const float *routes, int64_t row_floats, int64_t rows, Lists *lists) {
+static void sort_rows(const Sort *s, const float *routes, int64_t row_floats, int64_t rows, Lists *lists) {
+    const int64_t picks = s->routes.width / 2;
     int32_t at = 0;
     lists->hit = 0;
     for (int64_t e = 0; e < s->experts; e++) {
         const int32_t first = at;
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t p = 0; p < s->picks; p++)
-                if ((int64_t)routes[r * row_floats + 2 * p] == e) lists->items[at++] = (int32_t)(r * s->picks + p);
+            for (int64_t p = 0; p < picks; p++)
+                if ((int64_t)routes[r * row_floats + 2 * p] == e) lists->items[at++] = (int32_t)(r * picks + p);
         if (at == first) continue;
         lists->experts[lists->hit] = (int32_t)e;
         lists->firsts[lists->hit++] = first;
@@ -58,13 +59,14 @@ static void sort_rows(const Step *s, const float *routes, int64_t row_floats, in
     lists->firsts[lists->hit] = at;
 }
 
-/* The results of a row's experts, each of `columns` entries, times their weights. */
-static void combine(const Step *s, const float *x, const float *routes, float *to) {
-    for (int64_t i = 0; i < s->columns; i += LANES) {
+/* The results of a row's experts, each as wide as the sum, times their weights. */
+static void combine(const Combine *s, const float *x, const float *routes, float *to) {
+    const int64_t n = s->to.buffer.width, picks = s->routes.width / 2;
+    for (int64_t i = 0; i < n; i += LANES) {
         vec sum = all(0.0f);
-        for (int64_t p = 0; p < s->picks; p++)
-            sum = fma3(load_some(x + p * s->columns + i, s->columns - i), all(routes[2 * p + 1]), sum);
-        put(s, to + i, sum, s->columns - i);
+        for (int64_t p = 0; p < picks; p++)
+            sum = fma3(load_some(x + p * n + i, n - i), all(routes[2 * p + 1]), sum);
+        put(&s->to, to + i, sum, n - i);
     }
 }
 

@@ -99,13 +99,13 @@ void best(const Best *b) {
 static float log_sum(const float *x, int64_t n, float top) {
     vec total = all(0.0f);
     for (int64_t j = 0; j < n;) {
-        float tops[LANES], totals[LANES] = {0}, rest[BLOCK];
-        for (int l = 0; l < LANES; l++, j += BLOCK) {
+        float tops[LANES], totals[LANES] = {0}, rest[LOGIT_BLOCK];
+        for (int l = 0; l < LANES; l++, j += LOGIT_BLOCK) {
             const float *block = x + j;
             tops[l] = -INFINITY;
             if (j >= n) continue;
-            if (n - j < BLOCK) {
-                for (int i = 0; i < BLOCK; i++) rest[i] = i < n - j ? block[i] : -INFINITY;
+            if (n - j < LOGIT_BLOCK) {
+                for (int i = 0; i < LOGIT_BLOCK; i++) rest[i] = i < n - j ? block[i] : -INFINITY;
                 block = rest;
             }
             const Peak peak = peak_of_block(block);

@@ -14,7 +14,10 @@ import torch
 from detgen.errors import EngineError
 from detgen.kernels import library
 from detgen.kernels.finite import most
-from detgen.kernels.native.program import SCORED, Builder, Chain, Kind, Pass, Program, Step
+from detgen.kernels.native import layout
+from detgen.kernels.native.layout import Chain, LaidOut, Pass
+from detgen.program.program import Program
+from detgen.program.steps import SCORED, Buffer, ExpertLinear, Sort
 
 BUILDS = ("avx512", "avx2", "plain")  # the fastest first
 CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
@@ -23,15 +26,9 @@ CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare
 @cache
 def build(name: str) -> ctypes.CDLL | None:
     """A build by its name; None if it is missing or this processor cannot run it."""
-    found = library.load(
-        f"native/_{name}",
-        step_bytes=ctypes.sizeof(Step),
-        program_bytes=ctypes.sizeof(Program),
-        pass_bytes=ctypes.sizeof(Pass),
-        chain_bytes=ctypes.sizeof(Chain),
-    )
+    found = library.load(f"native/_{name}", layout=layout.DIGEST)
     if found is not None:
-        found.run_pass.argtypes = [ctypes.POINTER(Program), ctypes.POINTER(Pass)]
+        found.run_pass.argtypes = [ctypes.POINTER(layout.Program), ctypes.POINTER(Pass)]
         found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
     return found
 
@@ -90,35 +87,26 @@ class Ends(NamedTuple):
 
 
 class Runner:
-    """Runs the steps of a builder.
+    """Runs a program.
 
     Args:
-        found: the build that runs them.
-        builder: the steps; more of them are not taken up.
+        found: the build that runs it.
+        program: the steps; more of them are not taken up.
 
     Attributes:
-        buffers: numbers of the buffers, by their names.
-        steps: the steps.
+        program: the same.
     """
 
-    def __init__(self, found: ctypes.CDLL, builder: Builder) -> None:
-        self.buffers = builder.buffers
-        self._library, self._builder = found, builder
-        self.steps = builder.steps
-        self._steps = (Step * len(builder.steps))(*builder.steps)
-        self._widths = (ctypes.c_int64 * len(builder.widths))(*builder.widths)
-        self._program = self._part(0, len(builder.steps))
+    def __init__(self, found: ctypes.CDLL, program: Program) -> None:
+        self.program = program
+        self._library, self._laid_out = found, LaidOut(program)
 
-    def _part(self, first: int, count: int) -> Program:
-        steps = ctypes.pointer(self._steps[first]) if count == 1 else self._steps
-        return Program(steps, count, len(self._widths), ctypes.addressof(self._widths))
-
-    def run(self, rows: Rows, given: Mapping[int, torch.Tensor], take: Take | None = None) -> torch.Tensor:
+    def run(self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None) -> torch.Tensor:
         """Run a pass, by as many threads as torch has.
 
         Args:
             rows: those of the pass.
-            given: tensors that are buffers, float32 [rows or n, width], by the buffer's number.
+            given: tensors that are buffers, float32 [rows or n, width].
             take: is told what each step wrote.
 
         Returns:
@@ -129,18 +117,16 @@ class Runner:
         """
         count = len(rows.ids)
         if take is None:
-            return self._run(self._program, rows, given)
+            return self._run(self._laid_out.whole, rows, given)
         broken = torch.zeros(count, dtype=torch.bool)
-        all_given = {i: torch.zeros(count, width) for i, width in enumerate(self._widths)} | dict(given)
-        for i, (step, name) in enumerate(zip(self.steps, self._builder.names, strict=True)):
-            if step.kind == Kind.LINEAR and step.experts:  # the rows of experts are known while a program runs
-                sort = max(j for j in range(i) if self.steps[j].kind == Kind.SORT)
-                both = (Step * 2)(self.steps[sort], step)
-                program = Program(both, 2, len(self._widths), ctypes.addressof(self._widths))
-            else:
-                program = self._part(i, 1)
-            broken |= self._run(program, rows, all_given)
-            take(name, all_given[step.to][: len(rows.wanted) if step.wanted else count])
+        all_given = {buffer: torch.zeros(count, buffer.width) for buffer in self.program.buffers} | dict(given)
+        sort = -1
+        for i, step in enumerate(self.program.steps):
+            sort = i if isinstance(step, Sort) else sort
+            # The rows of experts are known while a program runs.
+            part = self._laid_out.part(*((sort, i) if isinstance(step, ExpertLinear) else (i,)))
+            broken |= self._run(part, rows, all_given)
+            take(step.name, all_given[step.writes][: len(rows.wanted) if step.wanted else count])
         return broken
 
     def chain(
@@ -205,32 +191,28 @@ class Runner:
             chain.ending = len(ends.tokens)
             chain.ends, chain.to_end = ends.tokens.ctypes.data, ends.to_end.ctypes.data
         first = torch.zeros(len(rows.ids), dtype=torch.bool)
-        addresses = (ctypes.c_void_p * len(self._widths))()
+        addresses = (ctypes.c_void_p * len(self.program.buffers))()
         task = self._task(rows, addresses, first)
-        if self._library.run_chain(self._program, task, chain):
+        if self._library.run_chain(self._laid_out.whole, task, chain):
             raise MemoryError(f"no memory for a pass of {task.rows} rows")
         broken[:, 0] = first[rows.wanted].numpy()
         return broken
 
     def alone(self, step: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """What one step makes of x, float32 [rows, width]; arguments as `run`'s."""
-        made = self.steps[step]
-        out = torch.zeros(len(x), self._widths[made.to])
-        self._run(self._part(step, 1), rows, {made.source: x, made.to: out})
+        made = self.program.steps[step]
+        out = torch.zeros(len(x), made.writes.width)
+        self._run(self._laid_out.part(step), rows, {made.reads[0]: x, made.writes: out})
         return out
 
-    def width(self, buffer: int) -> int:
-        """Floats of a row of a buffer."""
-        return int(self._widths[buffer])
-
-    def _run(self, program: Program, rows: Rows, given: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    def _run(self, program: layout.Program, rows: Rows, given: Mapping[Buffer, torch.Tensor]) -> torch.Tensor:
         broken = torch.zeros(len(rows.ids), dtype=torch.bool)
-        addresses = (ctypes.c_void_p * len(self._widths))()
-        for number, tensor in given.items():
+        addresses = (ctypes.c_void_p * len(self.program.buffers))()
+        for buffer, tensor in given.items():
             assert tensor.dtype == torch.float32
             assert tensor.is_contiguous()
-            assert tensor.shape[1] == self._widths[number]
-            addresses[number] = tensor.data_ptr()
+            assert tensor.shape[1] == buffer.width
+            addresses[self.program.buffers[buffer]] = tensor.data_ptr()
         task = self._task(rows, addresses, broken)
         if self._library.run_pass(program, task):
             raise MemoryError(f"no memory for a pass of {task.rows} rows")

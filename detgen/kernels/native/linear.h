@@ -6,25 +6,9 @@
 #define DETGEN_LINEAR
 
 #include "lanes.h"
+#include "layout.h"
 
-#define PANEL 32       /* columns that are stored together: weight[panel][input][column] */
-#define PART_INPUTS 128
-#define ROW_BLOCK 96   /* rows that read a panel while it is in the cache */
-
-#define GROUP 32       /* inputs that share a scale */
-
-/* Number formats of weights. Of BYTE, a weight is a whole number from -128 to 127 times the scale of its group, rounded
- * to float32; of NIBBLE it is one from -8 to 7, plus 8 in half a byte: byte c of an input has column c below and column
- * c + 16 above. */
-enum { FLOAT, BFLOAT, HALF, BYTE, NIBBLE };
-
-/* Columns are padded to whole panels. */
-typedef struct {
-    const void *weight;
-    const float *scales; /* [panels, inputs / GROUP, PANEL]; null where weights have none */
-    const float *bias;   /* null for none */
-    int64_t columns, inputs, storage;
-} Linear;
+#define ROW_BLOCK 96 /* rows that read a panel while it is in the cache */
 
 /* Bytes of an input's weights in a panel. */
 static inline int64_t panel_bytes(int64_t storage) {
@@ -157,12 +141,12 @@ INLINE void widen(
 
 /* One part of the inputs of one panel, for a block of rows. What is read next, at `next`, is fetched meanwhile. */
 static void piece(
-    const Linear *linear, int64_t panel, int64_t first, const float *x, int64_t x_row, int64_t rows, float *sums,
+    const Weight *weight, int64_t panel, int64_t first, const float *x, int64_t x_row, int64_t rows, float *sums,
     int64_t sums_row, const char *next) {
-    const int64_t bytes = panel_bytes(linear->storage), at = panel * linear->inputs + first;
-    const int64_t left = linear->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
-    const char *w = (const char *)linear->weight + at * bytes;
-    const float *s = linear->scales ? linear->scales + at / GROUP * PANEL : 0;
+    const int64_t bytes = panel_bytes(weight->storage), at = panel * weight->inputs + first;
+    const int64_t left = weight->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
+    const char *w = (const char *)weight->data + at * bytes;
+    const float *s = weight->scales ? weight->scales + at / GROUP * PANEL : 0;
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, calls = rows <= FEW ? 1 : tiles * (WHOLE / NARROW);
     const int64_t lines = (STRIDE * bytes + LINE - 1) / LINE, shared = (lines + calls - 1) / calls;
 #define STORED(KIND) \
@@ -175,21 +159,21 @@ static void piece(
             part(FLOAT, (const char *)wide, 0, x + first, x_row, rows, inputs, sums, sums_row, first, 0, 0); \
         } \
         break;
-    switch (linear->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) }
+    switch (weight->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) }
 #undef STORED
 }
 
 /* The sums of some panels for some rows, without the bias: x is [rows, inputs], sums [rows, panels, PANEL]; their rows
  * `x_row` and `sums_row` apart. A part of the rows serves all of the panels while it is in the cache. */
 static void products(
-    const Linear *linear, int64_t panel, int64_t panels, const float *x, int64_t x_row, int64_t rows, float *sums,
+    const Weight *weight, int64_t panel, int64_t panels, const float *x, int64_t x_row, int64_t rows, float *sums,
     int64_t sums_row) {
-    const int64_t bytes = panel_bytes(linear->storage), all = linear->inputs * bytes, ahead = PART_INPUTS * bytes;
-    for (int64_t first = 0; first < linear->inputs; first += PART_INPUTS)
+    const int64_t bytes = panel_bytes(weight->storage), all = weight->inputs * bytes, ahead = PART_INPUTS * bytes;
+    for (int64_t first = 0; first < weight->inputs; first += PART_INPUTS)
         for (int64_t p = 0; p < panels; p++) {
-            const char *w = (const char *)linear->weight + (panel + p) * all + first * bytes;
+            const char *w = (const char *)weight->data + (panel + p) * all + first * bytes;
             const char *next = p + 1 < panels ? w + all : w - p * all + (ahead < NEAREST ? NEAREST : ahead);
-            piece(linear, panel + p, first, x, x_row, rows, sums + p * PANEL, sums_row, next);
+            piece(weight, panel + p, first, x, x_row, rows, sums + p * PANEL, sums_row, next);
         }
 }
 

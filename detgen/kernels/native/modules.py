@@ -6,8 +6,7 @@ are float32 unless it is said; weights may be in 16 bits and are widened when th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -15,19 +14,19 @@ from torch import nn
 
 from detgen.kernels.native.angles import turns
 from detgen.kernels.native.call import Call
-from detgen.kernels.native.panels import PANEL, joined, stacked
-from detgen.kernels.native.program import Activation, Builder, Kind, Norm
+from detgen.kernels.native.panels import joined, stacked
+from detgen.program import steps
+from detgen.program.program import Program
+from detgen.program.steps import PANEL, Activation, Buffer, Into, Step
 
-Fields = dict[str, Any]
 _POSITIONS = 2048  # for which angles are worked out at first
 
 
-def _one_step(kind: Kind, width: int, to: int, **fields: Any) -> Call:
-    builder = Builder()
-    builder.buffer("x", width)
-    builder.buffer("y", to)
-    builder.step("step", kind, source="x", to="y", **fields)
-    return Call(builder, ("x",), ("y",))
+def _call(reads: tuple[Buffer, ...], *made: Step) -> Call:
+    program = Program(*reads)
+    for step in made:
+        program.add(step)
+    return Call(program, reads, (made[-1].writes,))
 
 
 class NativeLinear(nn.Module):
@@ -41,8 +40,9 @@ class NativeLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        fields = joined([weight.detach()], [] if bias is None else [bias.detach()])
-        self._call = _one_step(Kind.LINEAR, self.in_features, self.out_features, **fields)
+        joint = joined([weight.detach()], [] if bias is None else [bias.detach()])
+        x, y = Buffer("x", self.in_features), Buffer("y", self.out_features)
+        self._call = _call((x,), steps.Linear(name="linear", x=x, to=Into(y), weight=joint))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
@@ -69,12 +69,23 @@ class NativeNorm(nn.Module):
     ) -> None:
         super().__init__()
         vectors = 1 if weight is None else weight.numel() // size
-        fields: Fields = {"epsilon": epsilon, "columns": size, "inputs": vectors, "weight_step": size}
-        fields["variant"] = Norm.LAYER if centred else Norm.RMS
-        for name, part in (("weight", weight), ("bias", bias)):
-            fields |= {} if part is None else {name: part.detach().float().contiguous()}
+        shape = (vectors, size) if vectors > 1 else (size,)
+        own = [None if p is None else p.detach().float().contiguous().view(shape) for p in (weight, bias)]
         self._row = vectors * size
-        self._call = _one_step(Kind.NORM, self._row, self._row, **fields)
+        x, y = Buffer("x", self._row), Buffer("y", self._row)
+        norm = steps.Norm(
+            name="norm",
+            x=x,
+            to=Into(y),
+            vectors=vectors,
+            size=size,
+            weight=own[0],
+            bias=own[1],
+            own=vectors > 1,
+            epsilon=epsilon,
+            centred=centred,
+        )
+        self._call = _call((x,), norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size]; [..., vectors, size] where each has its own weight."""
@@ -82,19 +93,39 @@ class NativeNorm(nn.Module):
 
 
 class ByRow:
-    """A step that only depends on how long rows are."""
+    """A step that only depends on how long rows are.
 
-    def __init__(self, kind: Kind, variant: Activation = Activation.NONE) -> None:
-        self._kind, self._variant = kind, variant
+    Args:
+        step: makes it of what it reads and writes.
+        outputs: entries of a row that is written; None for as many as are read.
+    """
+
+    def __init__(self, step: Callable[[Buffer, Buffer], Step], outputs: int | None = None) -> None:
+        self._step, self._outputs = step, outputs
         self._calls: dict[int, Call] = {}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., n] -> [..., n], or [..., 1] of a sum."""
+        """[..., n] -> [..., outputs]."""
         width = x.shape[-1]
         if width not in self._calls:
-            to = 1 if self._kind == Kind.SUM else width
-            self._calls[width] = _one_step(self._kind, width, to, columns=width, variant=self._variant)
+            read, written = Buffer("x", width), Buffer("y", self._outputs or width)
+            self._calls[width] = _call((read,), self._step(read, written))
         return self._calls[width](x.reshape(-1, width))[0].view(*x.shape[:-1], -1)
+
+
+def by_softmax() -> ByRow:
+    """The softmax of the last axis."""
+    return ByRow(lambda x, y: steps.Softmax(name="softmax", x=x, to=y))
+
+
+def by_sum() -> ByRow:
+    """The sum of the last axis, [..., n] -> [..., 1]."""
+    return ByRow(lambda x, y: steps.Sum(name="sum", x=x, to=y), 1)
+
+
+def by_activation(function: Activation) -> ByRow:
+    """A function of each entry."""
+    return ByRow(lambda x, y: steps.Activate(name="activation", x=x, to=Into(y), function=function))
 
 
 class NativeActivation(nn.Module):
@@ -102,7 +133,7 @@ class NativeActivation(nn.Module):
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
-        self._function = ByRow(Kind.ACTIVATE, activation)
+        self._function = by_activation(activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., columns] -> [..., columns]."""
@@ -131,14 +162,11 @@ class NativeFeedForward(nn.Module):
         super().__init__()
         weight, bias = down
         self._width, inner = weight.shape
-        builder = Builder()
-        for name, width in (("x", up[0][0].shape[1]), ("activated", inner), ("y", self._width)):
-            builder.buffer(name, width)
+        x, activated, y = Buffer("x", up[0][0].shape[1]), Buffer("activated", inner), Buffer("y", self._width)
         first = joined(*up, gated=gated)
         last = joined([weight], [] if bias is None else [bias])
-        builder.step("up", Kind.LINEAR, **first, gated=gated, variant=activation, source="x", to="activated")
-        builder.step("down", Kind.LINEAR, **last, source="activated", to="y")
-        self._call = Call(builder, ("x",), ("y",))
+        opened = steps.Linear(name="up", x=x, to=Into(activated), weight=first, activation=activation, gated=gated)
+        self._call = _call((x,), opened, steps.Linear(name="down", x=activated, to=Into(y), weight=last))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., hidden] -> [..., hidden]."""
@@ -181,19 +209,23 @@ class NativeExperts(nn.Module):
         return self._calls[picks](hidden, routes)[0]
 
     def _steps(self, picks: int) -> Call:
-        builder = Builder()
-        widths = {"x": self._hidden, "routes": 2 * picks, "activated": picks * self._inner}
-        for name, width in {**widths, "each": picks * self._hidden, "y": self._hidden}.items():
-            builder.buffer(name, width)
-        count: Fields = {"experts": self._experts, "picks": picks}
-        up: Fields = {**self._up, **count, "gated": 1, "variant": self._activation, "to_step": self._inner}
-        down: Fields = {**self._down, **count, "source_step": self._inner, "to_step": self._hidden}
-        builder.step("rows of experts", Kind.SORT, **count, source="routes", to="routes")
-        builder.step("up", Kind.LINEAR, **up, source="x", to="activated")
-        builder.step("down", Kind.LINEAR, **down, source="activated", to="each")
-        combined: Fields = {**count, "routes": builder.buffers["routes"], "columns": self._hidden}
-        builder.step("combined", Kind.COMBINE, **combined, source="each", to="y")
-        return Call(builder, ("x", "routes"), ("y",))
+        x, routes, y = Buffer("x", self._hidden), Buffer("routes", 2 * picks), Buffer("y", self._hidden)
+        activated, each = Buffer("activated", picks * self._inner), Buffer("each", picks * self._hidden)
+        return _call(
+            (x, routes),
+            steps.Sort(name="rows of experts", routes=routes, experts=self._experts),
+            steps.ExpertLinear(
+                name="up",
+                x=x,
+                routes=routes,
+                to=activated,
+                weight=self._up,
+                activation=self._activation,
+                gated=True,
+            ),
+            steps.ExpertLinear(name="down", x=activated, routes=routes, to=each, weight=self._down),
+            steps.Combine(name="combined", x=each, routes=routes, to=Into(y)),
+        )
 
 
 class NativeAngles(nn.Module):

@@ -3,53 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 import torch
 
-from detgen.kernels.native.quantizing import GROUP, Quantized, fits, quantize
-
-PANEL = 32
-
-
-class Storage(IntEnum):
-    """Number formats of weights; all are widened to float32 when they are read."""
-
-    FLOAT = 0
-    BFLOAT = 1
-    HALF = 2
-    BYTE = 3
-    NIBBLE = 4
-
+from detgen.kernels.native.quantizing import Quantized, fits, quantize
+from detgen.program.steps import GROUP, PANEL, Storage, Weight
 
 STORAGE = {torch.float32: Storage.FLOAT, torch.bfloat16: Storage.BFLOAT, torch.float16: Storage.HALF}
 _BLOCK = 1 << 18  # entries that are rearranged at a time
 
 
-class Panels(NamedTuple):
-    """A linear layer's weight.
-
-    Attributes:
-        weight: [panels, inputs, PANEL], zeros behind the last column; of 4 bits [panels, inputs, PANEL / 2].
-        scales: float32 [panels, inputs / GROUP, PANEL]; None for weights without.
-        columns: those of all panels.
-        inputs: of the layer.
-        storage: number format.
-    """
-
-    weight: torch.Tensor
-    scales: torch.Tensor | None
-    columns: int
-    inputs: int
-    storage: Storage
-
-    def fields(self) -> dict[str, Any]:
-        """Those of a step."""
-        return self._asdict()
-
-
-def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bits: int = 0) -> Panels:
+def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bits: int = 0) -> Weight:
     """One weight of several.
 
     Args:
@@ -73,25 +38,25 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
         dtype, width, storage = torch.int8, PANEL, Storage.BYTE
     else:
         dtype, width, storage = torch.uint8, PANEL // 2, Storage.NIBBLE
-    weight = torch.empty(count, inputs, width, dtype=dtype)
+    data = torch.empty(count, inputs, width, dtype=dtype)
     scales = torch.empty(count, inputs // GROUP, PANEL) if bits else None
     step = max(_BLOCK // (PANEL * inputs), 1)
     for first in range(0, count, step):
         rows = slice(first * columns, min((first + step) * columns, outputs))
         parts = [w.rows(rows) if isinstance(w, Quantized) else w[rows] for w in found]
         if scales is None:
-            weight[first : first + step] = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
+            data[first : first + step] = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
             continue
         few = [part if isinstance(part, Quantized) else quantize(part, bits) for part in parts]
         block = _arranged([part.whole for part in few], columns)
         scales[first : first + step] = _arranged([part.scales for part in few], columns)
-        weight[first : first + step] = block if bits == 8 else _halved(block)
-    return Panels(weight, scales, count * PANEL, inputs, storage)
+        data[first : first + step] = block if bits == 8 else _halved(block)
+    return Weight(data=data, scales=scales, outputs=outputs, columns=count * PANEL, inputs=inputs, storage=storage)
 
 
 def joined(
     weights: Sequence[torch.Tensor | Quantized], biases: list[torch.Tensor], bits: int = 0, *, gated: bool = False
-) -> dict[str, Any]:
+) -> Weight:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 
     Args:
@@ -107,21 +72,21 @@ def joined(
             weights, biases = _halves(weights[0]), [part for bias in biases for part in bias.chunk(2)]
     packed = panels(weights, columns, bits)
     if not biases:
-        return packed.fields()
-    return {**packed.fields(), "bias": panels([bias[:, None] for bias in biases], columns).weight.float().flatten()}
+        return packed
+    return replace(packed, bias=panels([bias[:, None] for bias in biases], columns).data.float().flatten())
 
 
-def stacked(experts: list[list[torch.Tensor]], columns: int, bits: int = 0) -> dict[str, Any]:
+def stacked(experts: list[list[torch.Tensor]], columns: int, bits: int = 0) -> Weight:
     """The weights of experts, one behind the other; arguments of each as `panels`'."""
     first = panels(experts[0], columns, bits)
-    weight = first.weight.new_empty(len(experts), *first.weight.shape)
+    data = first.data.new_empty(len(experts), *first.data.shape)
     scales = None if first.scales is None else first.scales.new_empty(len(experts), *first.scales.shape)
     for i, weights in enumerate(experts):
         packed = panels(weights, columns, bits)
-        weight[i] = packed.weight
+        data[i] = packed.data
         if scales is not None and packed.scales is not None:
             scales[i] = packed.scales
-    return {**first.fields(), "weight": weight, "scales": scales}
+    return replace(first, data=data, scales=scales)
 
 
 def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:

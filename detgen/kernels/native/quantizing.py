@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-GROUP = 32  # inputs that share a scale
+from detgen.program.steps import GROUP
+
 _AT_A_TIME = 1 << 18  # entries that are quantized while they are in a processor's cache
 
 

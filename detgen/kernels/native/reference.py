@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from detgen.kernels import exact
+from detgen.program.steps import LOGIT_BLOCK, PART_INPUTS
 
 LANES = 16
-PART_INPUTS = 128
-BLOCK = 128  # entries of a row of logits
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -205,7 +204,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 def log_softmax(x: torch.Tensor) -> torch.Tensor:
     """Log-probabilities, [..., n] -> [..., n], where entries are finite or -inf."""
-    blocks = F.pad(x, (0, -x.shape[-1] % BLOCK), value=-torch.inf).unflatten(-1, (-1, BLOCK))
+    blocks = F.pad(x, (0, -x.shape[-1] % LOGIT_BLOCK), value=-torch.inf).unflatten(-1, (-1, LOGIT_BLOCK))
     tops = blocks.amax(-1)
     shares = exponential(blocks - tops.where(tops > -torch.inf, 0.0)[..., None]).unflatten(-1, (-1, LANES))
     totals = fold(_one_by_one(shares))

@@ -4,7 +4,7 @@
 #define DETGEN_ROWWISE
 
 #include "linear.h"
-#include "program.h"
+#include "layout.h"
 
 INLINE vec widened(const void *from, int64_t at, int64_t n, int64_t storage) {
     if (storage == FLOAT) return load_some((const float *)from + at, n);
@@ -17,30 +17,31 @@ INLINE vec widened(const void *from, int64_t at, int64_t n, int64_t storage) {
 }
 
 /* Stores or adds x * factor. */
-INLINE void put(const Step *s, float *to, vec x, int64_t n) {
-    if (s->factor != 1.0) x = mul(x, all((float)s->factor));
-    store_some(to, s->add ? add(load_some(to, n), x) : x, n);
+INLINE void put(const Into *into, float *to, vec x, int64_t n) {
+    if (into->factor != 1.0) x = mul(x, all((float)into->factor));
+    store_some(to, into->add ? add(load_some(to, n), x) : x, n);
 }
 
-static void embed(const Step *s, int64_t id, float *to) {
-    for (int64_t i = 0; i < s->columns; i += LANES)
-        put(s, to + i, id < 0 ? all(id == -1 ? 0.0f : NAN) : widened(s->weight, id * s->columns + i, s->columns - i, s->storage),
-            s->columns - i);
+/* An entry of a table that is as wide as the row. */
+static void embed(const void *table, int64_t storage, int64_t id, const Into *into, float *to) {
+    const int64_t n = into->buffer.width;
+    for (int64_t i = 0; i < n; i += LANES)
+        put(into, to + i, id < 0 ? all(id == -1 ? 0.0f : NAN) : widened(table, id * n + i, n - i, storage), n - i);
 }
 
 /* A root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467) or a layer norm (Ba et al., arXiv 1607.06450). Sums
  * are made in sixteen lanes, by position, and folded. */
-static void norm(const Step *s, const float *x, const float *weight, const float *bias, float *to) {
-    const int64_t n = s->columns;
+static void norm(const Norm *s, const float *x, const float *weight, const float *bias, float *to) {
+    const int64_t n = s->size;
     vec mean = all(0.0f), total = all(0.0f);
-    if (s->variant == LAYER) {
+    if (s->centred) {
         vec sum = all(0.0f);
         for (int64_t i = 0; i < n; i += LANES) sum = add(sum, load_some(x + i, n - i));
         mean = all(fold(sum) / (float)n);
     }
     for (int64_t i = 0; i < n; i += LANES) {
         vec v = load_some(x + i, n - i);
-        if (s->variant == LAYER) {
+        if (s->centred) {
             float rest[LANES];
             store(rest, sub(v, mean));
             v = load_some(rest, n - i);
@@ -50,16 +51,16 @@ static void norm(const Step *s, const float *x, const float *weight, const float
     vec scale = all(1.0f / sqrtf(fold(total) / (float)n + (float)s->epsilon));
     for (int64_t i = 0; i < n; i += LANES) {
         vec v = load_some(x + i, n - i);
-        if (s->variant == LAYER) v = sub(v, mean);
+        if (s->centred) v = sub(v, mean);
         v = mul(v, scale);
         if (bias) v = fma3(v, load_some(weight + i, n - i), load_some(bias + i, n - i));
         else if (weight) v = mul(v, load_some(weight + i, n - i));
-        put(s, to + i, v, n - i);
+        put(&s->to, to + i, v, n - i);
     }
 }
 
 /* Rotates a head's first `turned` entries by the angles of its position (Su et al., arXiv 2104.09864). */
-static void rotate(const Step *s, int64_t position, const float *x, float *to) {
+static void rotate(const Rotate *s, int64_t position, const float *x, float *to) {
     const int64_t half = s->turned / 2;
     const float *c = s->cosines + position * half, *d = s->sines + position * half;
     if (s->interleaved)
@@ -76,25 +77,26 @@ static void rotate(const Step *s, int64_t position, const float *x, float *to) {
             store_some(to + i, fma3(a, cosine, sub(all(-0.0f), mul(b, sine))), n);
             store_some(to + half + i, fma3(b, cosine, mul(a, sine)), n);
         }
-    if (to != x) memcpy(to + s->turned, x + s->turned, sizeof(float) * (s->size - s->turned));
+    if (to != x) memcpy(to + s->turned, x + s->turned, sizeof(float) * (s->cache.size - s->turned));
 }
 
 static inline float bounded(float x, float most) { return x > most ? most : x < -most ? -most : x == x ? x : 0; }
 
 /* Rotates the queries of a row in place and stores its keys and values, bounded; whether all keys are finite. */
-static int rotate_row(const Step *s, const Pass *pass, int64_t row, float *x) {
+static int rotate_row(const Rotate *s, const Pass *pass, int64_t row, float *x) {
     const int64_t position = pass->positions[row], place = pass->places[row], page = place / PAGE, at = place % PAGE;
+    const int64_t heads = s->cache.heads, kv_heads = s->cache.kv_heads, size = s->cache.size, width = s->cache.values;
     const float most = (float)pass->most;
     int finite = 1;
     if (s->turned)
-        for (int64_t h = 0; h < s->heads + s->kv_heads; h++) rotate(s, position, x + h * s->size, x + h * s->size);
-    const float *k = x + s->heads * s->size, *v = k + s->kv_heads * s->size;
-    float *keys = s->keys + page * s->kv_heads * s->size * PAGE + at, *values = s->kept + place * s->kv_heads * s->values;
-    for (int64_t i = 0; i < s->kv_heads * s->size; i++) {
+        for (int64_t h = 0; h < heads + kv_heads; h++) rotate(s, position, x + h * size, x + h * size);
+    const float *k = x + heads * size, *v = k + kv_heads * size;
+    float *keys = s->cache.keys + page * kv_heads * size * PAGE + at, *values = s->cache.kept + place * kv_heads * width;
+    for (int64_t i = 0; i < kv_heads * size; i++) {
         finite &= k[i] - k[i] == 0;
         keys[i * PAGE] = bounded(k[i], most);
     }
-    for (int64_t i = 0; i < s->kv_heads * s->values; i++) values[i] = bounded(v[i], most);
+    for (int64_t i = 0; i < kv_heads * width; i++) values[i] = bounded(v[i], most);
     return finite;
 }
 
@@ -111,16 +113,16 @@ INLINE vec activated(int64_t kind, vec x) {
 }
 
 /* A function of each entry of a row. */
-static void activate(const Step *s, const float *x, float *to) {
-    const int64_t n = s->columns;
+static void activate(const Activate *s, const float *x, float *to) {
+    const int64_t n = s->x.width;
     for (int64_t i = 0; i < n; i += LANES) {
         vec v = load_some(x + i, n - i);
-        if (s->variant == SIGMOID) v = sigmoid(v);
-        else if (s->variant == TANH) v = tangent(v);
-        else if (s->variant >= ROOT) v = root(v);
-        else v = activated(s->variant, v);
-        if (s->variant == RECIPROCAL_ROOT) v = quotient(all(1.0f), v);
-        put(s, to + i, v, n - i);
+        if (s->function == SIGMOID) v = sigmoid(v);
+        else if (s->function == TANH) v = tangent(v);
+        else if (s->function >= ROOT) v = root(v);
+        else v = activated(s->function, v);
+        if (s->function == RECIPROCAL_ROOT) v = quotient(all(1.0f), v);
+        put(&s->to, to + i, v, n - i);
     }
 }
 
@@ -144,11 +146,12 @@ static float sum(const float *x, int64_t n) {
 }
 
 /* Copies a row; `factor` is null, or a number by whose sigmoid it is multiplied. */
-static void copy_row(const Step *s, const float *x, const float *factor, float *to) {
-    for (int64_t i = 0; i < s->columns; i += LANES) {
-        vec v = load_some(x + i, s->columns - i);
+static void copy_row(const Into *into, const float *x, const float *factor, float *to) {
+    const int64_t n = into->buffer.width;
+    for (int64_t i = 0; i < n; i += LANES) {
+        vec v = load_some(x + i, n - i);
         if (factor) v = mul(v, sigmoid(all(*factor)));
-        put(s, to + i, v, s->columns - i);
+        put(into, to + i, v, n - i);
     }
 }
 

@@ -5,8 +5,7 @@
 #define DETGEN_SCORE
 
 #include "lanes.h"
-
-#define BLOCK 128
+#include "layout.h"
 
 /* Of a block or a row. Where an entry is no number, or infinite, neither `top` nor `total` is a finite number. */
 typedef struct {
@@ -17,7 +16,7 @@ typedef struct {
 /* Of a block; what lies behind a row's last entry is -INFINITY. */
 static inline Peak peak_of_block(const float *x) {
     vec top = load(x), next = all(-INFINITY), total = all(0.0f);
-    for (int i = LANES; i < BLOCK; i += LANES) {
+    for (int i = LANES; i < LOGIT_BLOCK; i += LANES) {
         vec v = load(x + i), less = where_more(v, top, top, v);
         top = where_more(v, top, v, top);
         next = where_more(less, next, less, next);
@@ -32,9 +31,9 @@ static inline Peak peak_of_block(const float *x) {
         peak.next = nexts[l] > peak.next ? nexts[l] : peak.next;
     }
     const vec shift = all(peak.top > -INFINITY ? peak.top : 0.0f);
-    for (int i = 0; i < BLOCK; i += LANES) total = add(total, exponential(sub(load(x + i), shift)));
+    for (int i = 0; i < LOGIT_BLOCK; i += LANES) total = add(total, exponential(sub(load(x + i), shift)));
     peak.total = fold(total);
-    for (int i = 0; i < BLOCK; i += LANES) {
+    for (int i = 0; i < LOGIT_BLOCK; i += LANES) {
         int found = first_equal(load(x + i), all(peak.top));
         if (found < LANES) {
             peak.at = i + found;
@@ -62,7 +61,7 @@ static inline Peak peak_of_row(const float *tops, const float *nexts, const floa
         peak.next = less > peak.next ? less : peak.next;
     }
     memcpy(&peak.at, places + best, sizeof peak.at);
-    peak.at += (int32_t)(best * BLOCK);
+    peak.at += (int32_t)(best * LOGIT_BLOCK);
     for (int64_t b = 0; b < blocks; b += LANES) {
         float some[LANES];
         for (int l = 0; l < LANES; l++) some[l] = -INFINITY;

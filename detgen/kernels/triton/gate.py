@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from detgen.kernels.native.program import Activation
 from detgen.kernels.triton.launching import OPTIONS
+from detgen.program.steps import Activation
 
 _BLOCK = 1024  # elements of a program
 _FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {

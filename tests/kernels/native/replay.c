@@ -1,12 +1,13 @@
 /* Runs a pass that another process wrote to a file, and writes what its memory holds afterwards: replay IN OUT.
  *
- * The file has int64 numbers: how many regions of memory there are, the addresses of the program and of the pass; then
- * each region's address, size and bytes. Addresses are those of the process that wrote it. */
+ * The file has int64 numbers: how many regions of memory there are, how many pointers, the addresses of the program and
+ * of the pass; then each region's address, size and bytes; then where each pointer lies. Addresses are those of the
+ * process that wrote it. */
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "program.h"
+#include "layout.h"
 
 int run_pass(const Program *program, const Pass *pass);
 
@@ -32,7 +33,7 @@ static void take(void *to, size_t size, FILE *file) {
 }
 
 int main(int argc, char **argv) {
-    int64_t head[3];
+    int64_t head[4], place;
     FILE *in = argc == 3 ? fopen(argv[1], "rb") : 0, *out = argc == 3 ? fopen(argv[2], "wb") : 0;
     if (!in || !out) return 1;
     take(head, sizeof head, in);
@@ -43,23 +44,13 @@ int main(int argc, char **argv) {
         regions[i].here = malloc(regions[i].size + 1);
         take(regions[i].here, regions[i].size, in);
     }
-    Program *program = moved((void *)head[1]);
-    Pass *pass = moved((void *)head[2]);
-    program->widths = moved(program->widths);
-    Step *steps = moved(program->steps);
-    program->steps = steps;
-    for (int64_t i = 0; i < program->count; i++) {
-        Step *s = steps + i;
-        s->weight = moved(s->weight), s->scales = moved(s->scales), s->bias = moved(s->bias);
-        s->cosines = moved(s->cosines), s->sines = moved(s->sines);
-        s->keys = moved(s->keys), s->kept = moved(s->kept);
+    for (int64_t i = 0; i < head[1]; i++) {
+        take(&place, sizeof place, in);
+        void **pointer = moved((void *)place);
+        *pointer = moved(*pointer);
     }
-    pass->ids = moved(pass->ids), pass->positions = moved(pass->positions), pass->places = moved(pass->places);
-    pass->want = moved(pass->want), pass->piece = moved(pass->piece), pass->tables = moved(pass->tables);
-    pass->broken = moved(pass->broken);
-    float **given = moved(pass->given);
-    pass->given = given;
-    for (int64_t i = 0; i < program->buffers; i++) given[i] = moved(given[i]);
+    const Program *program = moved((void *)head[2]);
+    const Pass *pass = moved((void *)head[3]);
     if (run_pass(program, pass)) return 4;
     for (int64_t i = 0; i < count; i++)
         if (fwrite(regions[i].here, 1, regions[i].size, out) != (size_t)regions[i].size) return 5;

@@ -8,8 +8,8 @@ import torch
 from detgen.kernels.native import modules, reference
 from detgen.kernels.native.call import watching
 from detgen.kernels.native.library import best_build
-from detgen.kernels.native.program import Activation, Kind
 from detgen.kernels.probe import same_bits
+from detgen.program.steps import Activation
 
 if best_build() is None:
     pytest.skip("the pass was not built", allow_module_level=True)
@@ -40,11 +40,11 @@ def test_norm(centred: bool) -> None:
 def test_rows_of_any_width() -> None:
     for width in (1, 5, 40):
         x = numbers(1, 2, 3, width)
-        assert same_bits(modules.ByRow(Kind.SOFTMAX)(x), reference.softmax(x))
-        assert same_bits(modules.ByRow(Kind.SUM)(x), reference.total(x)[..., None])
+        assert same_bits(modules.by_softmax()(x), reference.softmax(x))
+        assert same_bits(modules.by_sum()(x), reference.total(x)[..., None])
         assert same_bits(modules.NativeActivation(Activation.GELU)(x), reference.gelu(x))
     turned = numbers(1, 7, 6).t()
-    assert same_bits(modules.ByRow(Kind.SUM)(turned), reference.total(turned.contiguous())[..., None])
+    assert same_bits(modules.by_sum()(turned), reference.total(turned.contiguous())[..., None])
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -16,12 +16,13 @@ from detgen.kernels.attention import lay_out
 from detgen.kernels.judging import Scores
 from detgen.kernels.native import reference
 from detgen.kernels.native.library import BUILDS, Rows, Runner, build
-from detgen.kernels.native.panels import panels
-from detgen.kernels.native.program import BLOCK, SCORED, Activation, Builder, Kind, Norm
+from detgen.kernels.native.panels import STORAGE, joined, panels, stacked
 from detgen.kernels.native.quantizing import narrowed
 from detgen.kernels.probe import same_bits
+from detgen.program import steps
+from detgen.program.program import Program
+from detgen.program.steps import LOGIT_BLOCK, PAGE, SCORED, Activation, Buffer, Cache, Into, Storage
 
-PAGE = 64
 ACTIVATIONS = {
     Activation.NONE: lambda x: x,
     Activation.SILU: reference.silu,
@@ -55,20 +56,21 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=g) * torch.exp(torch.randn(*shape, generator=g))
 
 
-def with_buffers(**widths: int) -> Builder:
-    builder = Builder()
-    for name, width in widths.items():
-        builder.buffer(name, width)
-    return builder
+def program(*made: steps.Step, given: tuple[Buffer, ...]) -> Program:
+    """Of some steps."""
+    found = Program(*given)
+    for step in made:
+        found.add(step)
+    return found
 
 
-def run(library: ctypes.CDLL, builder: Builder, threads: int = 1, **buffers: torch.Tensor) -> None:
+def run(library: ctypes.CDLL, buffers: dict[Buffer, torch.Tensor], *made: steps.Step, threads: int = 1) -> None:
     """A pass without attention whose buffers are given; all rows are wanted, in reverse."""
     along = torch.arange(len(next(iter(buffers.values()))))
     none = torch.zeros(0, 4, dtype=torch.int64)
-    given = {builder.buffers[name]: tensor for name, tensor in buffers.items()}
     with using(threads):
-        Runner(library, builder).run(Rows(along, along, along, along.flip(0), none, none), given)
+        rows = Rows(along, along, along, along.flip(0), none, none)
+        Runner(library, program(*made, given=tuple(buffers))).run(rows, buffers)
 
 
 storages = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -102,24 +104,14 @@ def test_linear(
     threads: int,
 ) -> None:
     x, weight = numbers(1, rows, inputs), (numbers(2, outputs, inputs) * inputs**-0.5).to(storage)
-    packed = panels([weight], bits=bits)
-    padded = torch.zeros(packed.columns)
-    padded[:outputs] = bias = numbers(3, outputs)
-    builder = with_buffers(source=inputs, to=outputs)
-    builder.step(
-        "step",
-        Kind.LINEAR,
-        **packed.fields(),
-        source="source",
-        to="to",
-        bias=padded if biased else None,
-        variant=activation,
-        add=add,
-        factor=factor,
-    )
+    bias = numbers(3, outputs)
+    packed = joined([weight], [bias] if biased else [], bits)
+    read, to = Buffer("x", inputs), Buffer("to", outputs)
+    into = Into(to, add=add, factor=factor)
+    step = steps.Linear(name="step", x=read, to=into, weight=packed, activation=activation)
     before = numbers(4, rows, outputs)
     out = before.clone()
-    run(found, builder, source=x, to=out, threads=threads)
+    run(found, {read: x, to: out}, step, threads=threads)
     want = ACTIVATIONS[activation](reference.linear(x, narrowed(weight, bits), bias if biased else None))
     want = want * torch.tensor(factor) if factor != 1 else want
     assert same_bits(out, before + want if add else want)
@@ -130,23 +122,11 @@ def test_linear(
 def test_gated_linear(found: ctypes.CDLL, rows: int, inner: int, biased: bool, storage: torch.dtype) -> None:
     x, gate, up = numbers(1, rows, 24), numbers(2, inner, 24).to(storage), numbers(3, inner, 24).to(storage)
     gate_bias, up_bias = numbers(4, inner), numbers(5, inner)
-    packed = panels([gate, up], 16)
-    bias = torch.zeros(packed.columns)
-    for i, part in enumerate((gate_bias, up_bias)):
-        bias.view(-1, 2, 16)[:, i] = torch.nn.functional.pad(part, (0, -inner % 16)).view(-1, 16)
-    builder = with_buffers(source=24, to=inner)
-    builder.step(
-        "step",
-        Kind.LINEAR,
-        **packed.fields(),
-        source="source",
-        to="to",
-        gated=1,
-        variant=Activation.SILU,
-        bias=bias if biased else None,
-    )
-    out = torch.empty(rows, inner)
-    run(found, builder, source=x, to=out)
+    packed = joined([gate, up], [gate_bias, up_bias] if biased else [], gated=True)
+    read, to, out = Buffer("x", 24), Buffer("to", inner), torch.empty(rows, inner)
+    activation = Activation.SILU
+    step = steps.Linear(name="step", x=read, to=Into(to), weight=packed, gated=True, activation=activation)
+    run(found, {read: x, to: out}, step)
     gates = reference.linear(x, gate, gate_bias if biased else None)
     assert same_bits(out, reference.silu(gates) * reference.linear(x, up, up_bias if biased else None))
 
@@ -154,22 +134,23 @@ def test_gated_linear(found: ctypes.CDLL, rows: int, inner: int, biased: bool, s
 def test_linear_of_any_rows(found: ctypes.CDLL) -> None:
     """Every row count gives a row the same bits."""
     x, packed = numbers(1, 512, 40), panels([numbers(2, 64, 40)])
-    builder = with_buffers(source=40, to=64)
-    builder.step("step", Kind.LINEAR, **packed.fields(), source="source", to="to")
-    want = torch.empty(512, 64)
-    run(found, builder, source=x, to=want, threads=2)
+    read, to, want = Buffer("x", 40), Buffer("to", 64), torch.empty(512, 64)
+    step = steps.Linear(name="step", x=read, to=Into(to), weight=packed)
+    run(found, {read: x, to: want}, step, threads=2)
     for rows in range(1, 512):
         out = torch.empty(rows, 64)
-        run(found, builder, source=x[512 - rows :].clone(), to=out)
+        run(found, {read: x[512 - rows :].clone(), to: out}, step)
         assert same_bits(out, want[512 - rows :])
 
 
 def test_linear_softcap(found: ctypes.CDLL) -> None:
     x, weight = numbers(1, 5, 20), numbers(2, 37, 20)
-    builder = with_buffers(source=20, to=37)
-    builder.step("step", Kind.LINEAR, **panels([weight]).fields(), source="source", to="to", softcap=30.0, factor=0.5)
-    out = torch.empty(5, 37)
-    run(found, builder, source=x, to=out)
+    read, to, out = Buffer("x", 20), Buffer("to", 37), torch.empty(5, 37)
+    run(
+        found,
+        {read: x, to: out},
+        steps.Linear(name="step", x=read, to=Into(to, factor=0.5), weight=panels([weight]), softcap=30.0),
+    )
     assert same_bits(out, reference.tangent(reference.linear(x, weight) * 0.5 / 30.0) * 30.0)
 
 
@@ -190,13 +171,15 @@ def test_scores(
     if special is not None:
         weight[torch.rand(width, generator=torch.Generator().manual_seed(width)) < 0.1, 3] = special
         x[:, 3] = 1.0
-    blocks = -(-width // BLOCK)
-    builder = with_buffers(source=20, blocks=SCORED * blocks, to=SCORED)
-    more = {**panels([weight]).fields(), "softcap": softcap, "factor": 0.5}
-    builder.step("logits", Kind.LINEAR, **more, source="source", to="blocks", scored=width)
-    builder.step("scores", Kind.SCORE, source="blocks", to="to", inputs=blocks)
-    out = torch.empty(rows, SCORED)
-    run(found, builder, source=x, to=out, threads=threads)
+    read, to, out = Buffer("x", 20), Buffer("to", SCORED), torch.empty(rows, SCORED)
+    blocks = Buffer("blocks", SCORED * -(-width // LOGIT_BLOCK))
+    run(
+        found,
+        {read: x, to: out},
+        steps.ScoredLinear(name="logits", x=read, to=blocks, weight=panels([weight]), factor=0.5, softcap=softcap),
+        steps.Score(name="scores", x=blocks, to=to),
+        threads=threads,
+    )
     logits = reference.linear(x, weight) * 0.5
     if softcap:
         logits = reference.tangent(logits / softcap) * softcap
@@ -225,26 +208,37 @@ def test_norm(
     found: ctypes.CDLL, rows: int, size: int, vectors: int, centred: bool, weighted: bool, biased: bool, add: bool
 ) -> None:
     x, weight, bias = numbers(1, rows, vectors * size), numbers(2, vectors, size), numbers(3, vectors, size)
-    builder = with_buffers(source=vectors * size, to=vectors * size)
-    builder.step(
-        "step",
-        Kind.NORM,
-        source="source",
-        to="to",
-        columns=size,
-        inputs=vectors,
+    read, to = Buffer("x", vectors * size), Buffer("to", vectors * size)
+    step = steps.Norm(
+        name="step",
+        x=read,
+        to=Into(to, add=add),
+        vectors=vectors,
+        size=size,
         weight=weight if weighted or biased else None,
         bias=bias if biased else None,
-        weight_step=size,
-        variant=Norm.LAYER if centred else Norm.RMS,
+        own=weighted or biased,
         epsilon=1e-5,
-        add=add,
+        centred=centred,
     )
     out = torch.ones(rows, vectors * size)
-    run(found, builder, source=x, to=out, threads=2)
+    run(found, {read: x, to: out}, step, threads=2)
     args = (weight if weighted or biased else None, bias if biased else None)
     want = reference.norm(x.view(rows, vectors, size), *args, 1e-5, centred=centred).view(rows, -1)
     assert same_bits(out, 1 + want if add else want)
+
+
+def test_norm_of_some_heads(found: ctypes.CDLL) -> None:
+    """In place, by one weight for all of them; the rest of the row stays as it is."""
+    x, weight, qkv = numbers(1, 5, 30), numbers(2, 8), Buffer("qkv", 30)
+    out = x.clone()
+    norm = steps.Norm(
+        name="step", x=qkv, to=Into(qkv), at=4, vectors=3, size=8, weight=weight, epsilon=1e-5, centred=False
+    )
+    run(found, {qkv: out}, norm)
+    want = x.clone()
+    want[:, 4:28] = reference.norm(x[:, 4:28].reshape(5, 3, 8), weight, None, 1e-5, centred=False).view(5, 24)
+    assert same_bits(out, want)
 
 
 @examples(10)
@@ -252,15 +246,15 @@ def test_norm(
 def test_embedding(found: ctypes.CDLL, rows: int, width: int, storage: torch.dtype, factor: float) -> None:
     """By token, zeros for a token below 0; then a table of positions is added."""
     table, places = numbers(1, 50, width).to(storage), numbers(2, 50, width)
-    builder = with_buffers(to=width)
-    builder.step(
-        "step", Kind.EMBED, to="to", weight=table, storage=panels([table]).storage, columns=width, factor=factor
+    to, out = Buffer("to", width), torch.empty(rows, width)
+    made = program(
+        steps.Embed(name="tokens", table=table, storage=STORAGE[storage], to=Into(to, factor=factor)),
+        steps.EmbedPositions(name="places", table=places, storage=Storage.FLOAT, offset=2, to=Into(to, add=True)),
+        given=(),
     )
-    builder.step("step", Kind.EMBED, to="to", weight=places, columns=width, variant=1, offset=2, add=1)
-    out = torch.empty(rows, width)
     ids, along = torch.arange(rows) - 1, torch.arange(rows)
     none = torch.zeros(0, 4, dtype=torch.int64)
-    Runner(found, builder).run(Rows(ids, along, along, along, none, none), {0: out})
+    Runner(found, made).run(Rows(ids, along, along, along, none, none), {to: out})
     read = table[ids.clamp(min=0)].float().masked_fill((ids < 0)[:, None], 0)
     assert same_bits(out, (read * torch.tensor(factor) if factor != 1 else read) + places[along + 2])
 
@@ -270,9 +264,8 @@ def test_embedding(found: ctypes.CDLL, rows: int, width: int, storage: torch.dty
 def test_functions_of_entries(found: ctypes.CDLL, rows: int, width: int, kind: Activation, threads: int) -> None:
     x, out = numbers(1, rows, width), torch.empty(rows, width)
     x = x.abs() if kind >= Activation.ROOT else x
-    builder = with_buffers(source=width, to=width)
-    builder.step("step", Kind.ACTIVATE, source="source", to="to", columns=width, variant=kind)
-    run(found, builder, source=x, to=out, threads=threads)
+    read, to = Buffer("x", width), Buffer("to", width)
+    run(found, {read: x, to: out}, steps.Activate(name="step", x=read, to=Into(to), function=kind), threads=threads)
     assert same_bits(out, FUNCTIONS[kind](x))
 
 
@@ -280,25 +273,23 @@ def test_functions_of_entries(found: ctypes.CDLL, rows: int, width: int, kind: A
 @given(rows=st.integers(1, 30), width=st.integers(1, 70), threads=st.integers(1, 3))
 def test_softmax_and_sum(found: ctypes.CDLL, rows: int, width: int, threads: int) -> None:
     x, chances, totals = numbers(1, rows, width), torch.empty(rows, width), torch.empty(rows, 1)
-    builder = with_buffers(source=width, chances=width, totals=1)
-    builder.step("softmax", Kind.SOFTMAX, source="source", to="chances", columns=width)
-    builder.step("sum", Kind.SUM, source="source", to="totals", columns=width)
-    run(found, builder, source=x, chances=chances, totals=totals, threads=threads)
+    read, one, other = Buffer("x", width), Buffer("chances", width), Buffer("totals", 1)
+    made = steps.Softmax(name="softmax", x=read, to=one), steps.Sum(name="sum", x=read, to=other)
+    run(found, {read: x, one: chances, other: totals}, *made, threads=threads)
     assert same_bits(chances, reference.softmax(x))
     assert same_bits(totals[:, 0].contiguous(), reference.total(x))
 
 
 def test_copies(found: ctypes.CDLL) -> None:
-    """Of the wanted rows, or of all to a place within a row, added."""
-    x = numbers(1, 9, 21)
-    builder = with_buffers(source=21, to=30, picked=21)
-    builder.step("step", Kind.COPY, source="source", to="to", to_at=4, columns=21, add=1, factor=2.0)
-    builder.step("step", Kind.COPY, source="source", to="picked", columns=21, wanted=1, variant=1)
-    out, chosen = torch.ones(9, 30), torch.empty(9, 21)
-    run(found, builder, source=x, to=out, picked=chosen, threads=2)
-    want = torch.ones(9, 30)
-    want[:, 4:25] += 2 * x
-    assert same_bits(out, want)
+    """Of the wanted rows, or of all, added."""
+    x, out, chosen = numbers(1, 9, 21), torch.ones(9, 21), torch.empty(9, 21)
+    read, to, picked = Buffer("x", 21), Buffer("to", 21), Buffer("picked", 21)
+    made = (
+        steps.Copy(name="copied", x=read, to=Into(to, add=True, factor=2.0)),
+        steps.Take(name="taken", x=read, to=picked),
+    )
+    run(found, {read: x, to: out, picked: chosen}, *made, threads=2)
+    assert same_bits(out, 1 + 2 * x)
     assert same_bits(chosen, x.flip(0))
 
 
@@ -342,32 +333,22 @@ def test_attention(
     places = tables[slot, positions // PAGE] * PAGE + positions % PAGE
     rows = len(positions)
     width = (heads + kv_heads) * size + kv_heads * values
-    builder = with_buffers(source=width, to=heads * values)
-    shared = {
-        "source": "source",
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "size": size,
-        "values": values,
-        "turned": turned,
-        "interleaved": interleaved,
-        "cosines": cosines,
-        "sines": sines,
-        "keys": keys,
-        "kept": kept,
-        "window": window,
-        "chunk": chunk,
-        "softcap": softcap,
-        "scale": 0.2,
-    }
-    builder.step("step", Kind.ROTATE, **shared, to="source", last=1)
-    builder.step("step", Kind.ATTEND, **shared, to="to")
+    qkv, to = Buffer("qkv", width), Buffer("to", heads * values)
+    cache = Cache(heads=heads, kv_heads=kv_heads, size=size, values=values, keys=keys, kept=kept)
+    turns = {"turned": turned, "cosines": cosines, "sines": sines} if turned else {}
+    made = program(
+        steps.Rotate(name="rotated", qkv=qkv, cache=cache, interleaved=interleaved, last=True, **turns),
+        steps.Attend(
+            name="attended", qkv=qkv, cache=cache, to=to, scale=0.2, window=window, chunk=chunk, softcap=softcap
+        ),
+        given=(qkv,),
+    )
     x, out = numbers(5, rows, width), torch.empty(rows, heads * values)
     given_rows = x.clone()
     pieces = lay_out(np.arange(slots), np.array([start for start, _ in spans]), lengths, group)
     laid_out = Rows(positions, positions, places, positions[:0], tables, pieces)
     with using(threads):
-        broken = Runner(found, builder).run(laid_out, {0: given_rows, 1: out})
+        broken = Runner(found, made).run(laid_out, {qkv: given_rows, to: out})
     assert not broken.any()
     q, k, v = x.split([heads * size, kv_heads * size, kv_heads * values], dim=1)
     q, k, v = q.view(rows, heads, size), k.view(rows, kv_heads, size), v.view(rows, kv_heads, values)
@@ -388,23 +369,25 @@ def test_attention(
 
 def test_what_is_not_finite_stays_in_its_row(found: ctypes.CDLL) -> None:
     """Keys and values are stored bounded, and a row whose keys are broken is named."""
-    builder = with_buffers(source=48, to=16)
     keys, kept = torch.zeros(1, 1, 16, PAGE), torch.zeros(PAGE, 1, 16)
-    shared = {"source": "source", "heads": 1, "kv_heads": 1, "size": 16, "values": 16, "keys": keys, "kept": kept}
-    shared["scale"] = 0.25
-    builder.step("step", Kind.ROTATE, **shared, to="source", last=1)
-    builder.step("step", Kind.ATTEND, **shared, to="to")
+    qkv, to = Buffer("qkv", 48), Buffer("to", 16)
+    cache = Cache(heads=1, kv_heads=1, size=16, values=16, keys=keys, kept=kept)
+    made = program(
+        steps.Rotate(name="rotated", qkv=qkv, cache=cache, last=True),
+        steps.Attend(name="attended", qkv=qkv, cache=cache, to=to, scale=0.25),
+        given=(qkv,),
+    )
     x = numbers(1, 5, 48)
     sound = x.clone()
     x[2, 17], x[2, 18], x[2, 40], x[4, 47] = torch.nan, torch.inf, -torch.inf, torch.nan
     out, want = torch.empty(5, 16), torch.empty(5, 16)
     along, table = torch.arange(5), torch.zeros(1, 1, dtype=torch.int64)
     pieces = torch.tensor([[0, 0, 5, 0]])
-    broken = Runner(found, builder).run(Rows(along, along, along, along, table, pieces), {0: x, 1: out})
+    broken = Runner(found, made).run(Rows(along, along, along, along, table, pieces), {qkv: x, to: out})
     assert broken.tolist() == [False, False, True, False, False]
     assert keys.isfinite().all()
     assert kept.isfinite().all()
-    Runner(found, builder).run(Rows(along, along, along, along, table, pieces), {0: sound, 1: want})
+    Runner(found, made).run(Rows(along, along, along, along, table, pieces), {qkv: sound, to: want})
     assert same_bits(out[:2], want[:2])
     assert out[:2].isfinite().all()
 
@@ -437,32 +420,27 @@ def test_experts(
     if ties:
         logits = logits.round()
     up, down = numbers(3, experts, 2 * inner, width).to(storage), numbers(4, experts, width, inner).to(storage)
-    builder = with_buffers(
-        x=width, router=experts, routes=2 * picks, activated=picks * inner, each=picks * width, to=width
+    read, router, pairs, to = (
+        Buffer("x", width),
+        Buffer("router", experts),
+        Buffer("routes", 2 * picks),
+        Buffer("to", width),
     )
-    count = {"experts": experts, "picks": picks}
-    builder.step("route", Kind.ROUTE, **count, variant=normalized, source="router", to="routes")
-    builder.step("sort", Kind.SORT, **count, source="routes", to="routes")
-    packed = [panels(list(weight.chunk(2)), 16) for weight in up], [panels([weight]) for weight in down]
-    fields = [{**p[0].fields(), "weight": torch.stack([q.weight for q in p])} for p in packed]
-    builder.step(
-        "up",
-        Kind.LINEAR,
-        **{**fields[0], **count},
-        gated=1,
-        variant=Activation.SILU,
-        to_step=inner,
-        source="x",
-        to="activated",
-    )
-    builder.step(
-        "down", Kind.LINEAR, **{**fields[1], **count}, source_step=inner, to_step=width, source="activated", to="each"
-    )
-    builder.step(
-        "combine", Kind.COMBINE, **count, routes=builder.buffers["routes"], columns=width, add=1, source="each", to="to"
-    )
+    activated, each = Buffer("activated", picks * inner), Buffer("each", picks * width)
+    first, second = stacked([list(weight.chunk(2)) for weight in up], 16), stacked([[weight] for weight in down], 32)
     out, routes = torch.ones(rows, width), torch.empty(rows, 2 * picks)
-    run(found, builder, x=x, router=logits.clone(), routes=routes, to=out, threads=threads)
+    run(
+        found,
+        {read: x, router: logits.clone(), pairs: routes, to: out},
+        steps.Route(name="route", x=router, to=pairs, normalized=normalized),
+        steps.Sort(name="sort", routes=pairs, experts=experts),
+        steps.ExpertLinear(
+            name="up", x=read, routes=pairs, to=activated, weight=first, activation=Activation.SILU, gated=True
+        ),
+        steps.ExpertLinear(name="down", x=activated, routes=pairs, to=each, weight=second),
+        steps.Combine(name="combine", x=each, routes=pairs, to=Into(to, add=True)),
+        threads=threads,
+    )
     chosen, weights = reference.route(logits, picks, normalized=normalized)
     assert torch.equal(routes[:, ::2].long(), chosen)
     assert same_bits(routes[:, 1::2].contiguous(), weights)
@@ -471,7 +449,7 @@ def test_experts(
 
 def test_rows_times_the_sigmoid_of_a_factor(found: ctypes.CDLL) -> None:
     x, factors, out = numbers(1, 7, 21), numbers(2, 7, 1), torch.ones(7, 21)
-    builder = with_buffers(source=21, factors=1, to=21)
-    builder.step("gate", Kind.COPY, columns=21, variant=2, routes=1, add=1, source="source", to="to")
-    run(found, builder, source=x, factors=factors, to=out)
+    read, gates, to = Buffer("x", 21), Buffer("factors", 1), Buffer("to", 21)
+    step = steps.Gate(name="gate", x=read, factors=gates, to=Into(to, add=True))
+    run(found, {read: x, gates: factors, to: out}, step)
     assert same_bits(out, 1 + x * reference.sigmoid(factors))

@@ -13,10 +13,10 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 from helpers.examples import examples
 
-from detgen.kernels.native.program import Activation
 from detgen.kernels.triton.gate import ACTIVATIONS, gate, gate_reference
 from detgen.kernels.triton.norm import norm, norm_reference
 from detgen.kernels.triton.rotate import HeadNorms, rotate, rotate_reference
+from detgen.program.steps import Activation
 
 ROUNDED = {torch.float32: 2**-23, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 

@@ -1,0 +1,171 @@
+"""A step that does not fit is refused where the program is built, by its name; a program can be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from detgen.kernels.native.panels import joined, panels, stacked
+from detgen.program import steps
+from detgen.program.program import Program, StepError
+from detgen.program.steps import Activation, Buffer, Cache, Into, Step, Storage
+
+X, Y, OUT = Buffer("x", 20), Buffer("y", 40), Buffer("out", 40)
+LOGITS, ROUTES, EACH = Buffer("logits", 4), Buffer("routes", 4), Buffer("each", 80)
+QKV, ATTENDED = Buffer("qkv", 32), Buffer("attended", 16)
+WEIGHT = joined([torch.randn(40, 20)], [torch.randn(40)])
+EXPERTS = stacked([[torch.randn(40, 20)] for _ in range(4)], 32)
+SORT = steps.Sort(name="sort", routes=ROUTES, experts=4)
+TABLE = torch.randn(7, 20)
+
+
+def linear(**fields: Any) -> Step:
+    return steps.Linear(**{"name": "up", "x": X, "to": Into(Y), "weight": WEIGHT, **fields})
+
+
+def norm(**fields: Any) -> Step:
+    return steps.Norm(
+        **{"name": "norm", "x": X, "to": Into(X), "size": 20, "epsilon": 1e-5, "centred": False, **fields}
+    )
+
+
+def expert(**fields: Any) -> Step:
+    return steps.ExpertLinear(**{"name": "up", "x": X, "routes": ROUTES, "to": EACH, "weight": EXPERTS, **fields})
+
+
+def cache(**fields: Any) -> Cache:
+    keys, kept = torch.zeros(3, 1, 8, steps.PAGE), torch.zeros(3 * steps.PAGE, 1, 8)
+    return Cache(**{"heads": 2, "kv_heads": 1, "size": 8, "values": 8, "keys": keys, "kept": kept, **fields})
+
+
+def rotate(**fields: Any) -> Step:
+    return steps.Rotate(**{"name": "turn", "qkv": QKV, "cache": cache(), **fields})
+
+
+def attend(**fields: Any) -> Step:
+    return steps.Attend(**{"name": "see", "qkv": QKV, "cache": cache(), "to": ATTENDED, "scale": 1.0, **fields})
+
+
+def build(*made: Step, given: tuple[Buffer, ...] = (X, LOGITS, ROUTES, QKV)) -> Program:
+    program = Program(*given)
+    for step in made:
+        program.add(step)
+    return program
+
+
+def test_what_fits_is_taken() -> None:
+    route = steps.Route(name="route", x=LOGITS, to=ROUTES, normalized=True)
+    combine = steps.Combine(name="sum", x=EACH, routes=ROUTES, to=Into(Y, add=True))
+    made = (linear(), norm(weight=torch.ones(20)), rotate(), attend(), route, SORT, expert(), combine)
+    assert build(*made).steps == list(made)
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "width read": (lambda: build(linear(x=Y), given=(Y,)), r"'up' \(Linear\): y\[40\] has not the width 20"),
+    "width written": (lambda: build(linear(to=Into(X))), r"x\[20\] has not the width 40"),
+    "never written": (lambda: build(linear(), given=()), r"reads x\[20\], which nobody has written"),
+    "never written, added to": (lambda: build(linear(to=Into(Y, add=True))), r"reads y\[40\], which nobody"),
+    "other rows": (lambda: build(linear(wanted=True)), r"reads the wanted rows, but x\[20\] has all"),
+    "rows taken twice": (
+        lambda: build(*(2 * [steps.Take(name="take", x=X, to=X)])),
+        r"reads all rows, but x\[20\] has others",
+    ),
+    "no place": (lambda: build(linear(to=Y)), "to is Buffer.*, no Into"),
+    "no number": (lambda: build(linear(softcap="3")), "softcap is '3', no float"),
+    "a number for a flag": (lambda: build(linear(gated=1)), "gated is 1, no bool"),
+    "a flag for a number": (lambda: build(norm(vectors=True)), "vectors is True, no int"),
+    "a number for a kind": (lambda: build(linear(activation=1)), "activation is 1, no Activation"),
+    "nothing": (lambda: build(linear(weight=None)), "weight is None, no Weight"),
+    "inside": (lambda: build(linear(to=Into(Y, factor="1"))), "to.factor is '1', no float"),  # type: ignore[arg-type]
+    "turned": (lambda: build(norm(weight=torch.ones(40)[::2])), r"weight is of the shape \[20\], not contiguous"),
+    "format": (lambda: build(norm(weight=torch.ones(20).half())), "weight in torch.float16"),
+    "shape": (lambda: build(norm(weight=torch.ones(19))), r"weight has the shape \[19\], not \[20\]"),
+    "vectors": (lambda: build(norm(vectors=2)), "2 vectors of 20 from 0 on go beyond"),
+    "part": (lambda: build(norm(to=Into(Y))), "is written in part"),
+    "bias alone": (lambda: build(norm(bias=torch.ones(20))), "without a weight"),
+    "function of a layer": (lambda: build(linear(activation=Activation.TANH)), "a linear layer has no TANH"),
+    "gated": (lambda: build(linear(gated=True)), "take 96 columns, not 64"),
+    "softcap": (
+        lambda: build(linear(), linear(to=Into(Y, add=True), softcap=3.0)),
+        "results with a softcap cannot be added",
+    ),
+    "table": (
+        lambda: build(steps.Embed(name="ids", table=TABLE, storage=Storage.HALF, to=Into(X))),
+        "weights in HALF are float16, not torch.float32",
+    ),
+    "heads": (lambda: build(attend(cache=cache(heads=3, kv_heads=2))), "3 query heads cannot share 2"),
+    "pages": (lambda: build(rotate(cache=cache(keys=torch.zeros(3, 1, 8, 32)))), r"not \[any, 1, 8, 64\]"),
+    "no angles": (lambda: build(rotate(turned=4)), "no cosines or sines to rotate by"),
+    "picks": (
+        lambda: build(steps.Route(name="r", x=LOGITS, to=Buffer("many", 10), normalized=True)),
+        "no routes to some of 4 experts, 64 at most",
+    ),
+    "not sorted": (lambda: build(expert()), r"the rows of routes\[4\] are not sorted"),
+    "routed again": (
+        lambda: build(SORT, steps.Route(name="r", x=LOGITS, to=ROUTES, normalized=True), expert()),
+        "are not sorted",
+    ),
+    "experts": (lambda: build(steps.Sort(name="sort", routes=ROUTES, experts=5), expert()), "4 experts, not 5"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_does_not_fit_is_refused(wrong: str) -> None:
+    make, message = WRONG[wrong]
+    with pytest.raises(StepError, match=message):
+        make()
+
+
+def test_fields_are_those_of_the_kind() -> None:
+    """One that is missing, one that is unknown, and one of another kind of step."""
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'weight'"):
+        steps.Linear(name="up", x=X, to=Into(Y))  # type: ignore[call-arg]
+    for field in ({"gate": True}, {"epsilon": 1e-5}):
+        with pytest.raises(TypeError, match="unexpected keyword argument"):
+            linear(**field)
+
+
+CHECKED = """
+from detgen.program.steps import Buffer, Into, Softmax, Sum
+x = Buffer("x", 3)
+Sum(name="sum", x=x, to=x)
+Sum(name="sum", x=x)
+Sum(name="sum", x=x, to=x, factor=2.0)
+Sum(name="sum", x=x, to=Into(x))
+Softmax(name="softmax", x=3, to=x)
+"""
+
+
+def test_mypy_finds_wrong_fields(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    program = tmp_path / "program.py"
+    program.write_text(CHECKED)
+    command = ["-m", "mypy", "--strict", "--follow-imports=skip", f"--cache-dir={tmp_path}", steps.__file__, program]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    found = [line.split(":")[1] for line in done.stdout.splitlines() if line.startswith(str(program))]
+    assert found == ["5", "6", "7", "8"]
+
+
+def test_a_program_can_be_read() -> None:
+    """A line a step: its name, its kind, what it reads and writes, and what else it has."""
+    some = panels([torch.zeros(40, 20, dtype=torch.bfloat16)])
+    listing = str(
+        build(
+            norm(weight=torch.ones(20)),
+            linear(name="up", weight=some, activation=Activation.SILU),
+            linear(name="again", to=Into(Y, add=True, factor=0.5)),
+            steps.Take(name="rows wanted", x=Y, to=OUT),
+        )
+    )
+    assert listing.splitlines() == [
+        "norm         Norm    x[20] -> x[20]           size=20, weight=[20], epsilon=1e-05, centred=False",
+        "up           Linear  x[20] -> y[40]           20x40 BFLOAT, activation=SILU",
+        "again        Linear  x[20] +> y[40]           factor=0.5, 20x40 FLOAT +bias",
+        "rows wanted  Take    y[40] -> out[40] wanted",
+    ]
