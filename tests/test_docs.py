@@ -261,6 +261,7 @@ EXAMPLES = {
         "detgen/passes/adapter.py",
         "detgen/passes/preparing.py",
     },
+    "A step": {"detgen/program/steps.py", "detgen/kernels/native/rowwise.h", "detgen/kernels/native/pass.c"},
 }
 
 
@@ -275,7 +276,10 @@ import importlib.util
 import torch
 from detgen import Engine
 from detgen.kernels.attention import AttentionTraits, attend_blocks, attend_fused
+from detgen.kernels.native.call import Call
 from detgen.kernels.sampling import Choice, Choices, choose
+from detgen.program.program import Program
+from detgen.program.steps import Buffer, Clamp, Into
 
 engine = Engine(drafter="repeat", kv_memory=64 << 20)
 plain = engine.with_settings(drafter="none")
@@ -294,6 +298,10 @@ want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1)[..., :-1], v)
 for attend in (attend_blocks, attend_fused):
     torch.testing.assert_close(attend(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
 
+x, read, to, program = torch.randn(5, 21), Buffer("x", 21), Buffer("to", 21), Program(Buffer("x", 21))
+program.add(Clamp(name="bounded", x=read, to=Into(to, factor=2.0), most=0.5))
+assert torch.equal(Call(program, (read,), (to,))(x)[0], 2 * x.clamp(-0.5, 0.5))
+
 if importlib.util.find_spec("triton") is None:
     raise SystemExit
 from detgen.kernels.triton import sampling
@@ -311,6 +319,9 @@ def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
     for diff in examples().values():
         for path, text in changed(diff).items():
             (tmp_path / path).write_text(text, encoding="utf-8")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tmp_path, check=True)
     done = subprocess.run(
         [sys.executable, "-c", TRIED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False
     )

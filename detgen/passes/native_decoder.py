@@ -169,7 +169,7 @@ class NativeDecoder:
         if key not in self._runners:
             library = best_build()
             assert library is not None, "see `is_native`"
-            self._runners[key] = Runner(library, self._program(*key))
+            self._runners[key] = Runner(library, self.program(*key))
         return self._runners[key]
 
     @property
@@ -183,8 +183,10 @@ class NativeDecoder:
     def _out(self, scored: bool) -> Buffer:
         return Buffer("out", SCORED if scored else self.outputs)
 
-    def _program(self, inject: int, extract: int, scored: bool) -> Program:
+    def program(self, inject: int = -1, extract: int = -1, scored: bool = False) -> Program:
         """The steps of passes, with or without an exchange at these layers, for logits or their scores."""
+        if not self._angles.positions:
+            self._angles.reach(1)
         hidden = self._hidden
         program = Program(*([self._states] if inject >= 0 else []))
         table, to = self._embedding, Into(hidden, factor=self._embedding_factor)
