@@ -45,6 +45,7 @@ _LARGE = {"blt", "phi4_multimodal"}  # made of several models
 _OWN: dict[str, dict[str, Any]] = {
     "dots1": {"layer_types": _MIXED},
     "laguna": {"layer_types": _MIXED},
+    "llama4_text": {"attn_temperature_tuning": False},  # which scales by the place in a pass
     "mellum": {"layer_types": _MIXED},
     "cohere_compass_text": {
         **{"layer_types": _MIXED, "num_attention_heads": 4},
