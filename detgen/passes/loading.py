@@ -378,7 +378,8 @@ def context_of(config: Any) -> int:
     Some rotary embeddings change their frequencies when a pass has a position beyond the original context, which would
     make a row depend on its neighbours' positions: such models are limited to that context.
     """
-    context = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048))
+    names = ("max_position_embeddings", "n_positions", "max_target_positions")
+    context = int(next((n for name in names if (n := getattr(config, name, 0))), 2048))
     rope = getattr(config, "rope_parameters", None) or {}
     for settings in (rope, *(r for r in rope.values() if isinstance(r, dict))):
         if settings.get("rope_type") in ("dynamic", "longrope"):

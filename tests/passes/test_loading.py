@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,6 +229,12 @@ def test_context_of_stretched_rotary_embeddings(copy: Path) -> None:
         edit(copy / "config.json", lambda c, rope=rope: c.update(rope_parameters=rope))
         loaded = load_model(copy, "copy", CPU, "auto", "none")
         assert loaded.context == (256 if kind == "linear" else 64)
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions", "max_target_positions"])
+def test_context_by_what_a_configuration_calls_it(name: str) -> None:
+    assert loading.context_of(SimpleNamespace(**{name: 448})) == 448
+    assert loading.context_of(SimpleNamespace(**{name: None})) == 2048
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch was built for CUDA")
