@@ -34,17 +34,17 @@ SECTIONS = 32  # of 128,256 logits
 KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     "attend: splits": (
         attend._split,
-        [HALF, HALF, HALF, LONG, LONG, FLOAT, FLOAT, FLOAT, "fp32", "fp32", "i32", "i32", "i32", "i32"],
+        [HALF, HALF, HALF, LONG, LONG, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
         [4, attend.tile_rows(4), 128, 128, 128, 128, attend.BLOCK, attend.SPLIT, False, False],
     ),
     "attend: splits of 256 entries, capped": (
         attend._split,
-        [HALF, HALF, HALF, LONG, LONG, FLOAT, FLOAT, FLOAT, "fp32", "fp32", "i32", "i32", "i32", "i32"],
+        [HALF, HALF, HALF, LONG, LONG, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
         [2, attend.tile_rows(2), 256, 256, 256, 256, attend.BLOCK, attend.SPLIT, True, False],
     ),
     "attend: sum": (
         attend._add,
-        [FLOAT, FLOAT, FLOAT, LONG, HALF, "i32", "i32", "i32"],
+        [FLOAT, FLOAT, FLOAT, LONG, HALF, *["i32"] * 4],
         [128, 128, attend.SPLIT],
     ),
     "norm": (norm._norm, [HALF, HALF, HALF, HALF, "i32", "fp32"], [True, 4096]),

@@ -19,7 +19,7 @@ SPILLED = 32  # bytes of a thread's stack: Triton 3.6 to 3.8 spill up to 24 in t
 # and for what came after it. What takes much more has become slower.
 KEPT = {
     "attend: splits": ((128, 38920), (114, 38920)),
-    "attend: splits of 256 entries, capped": ((168, 75784), (128, 75784)),
+    "attend: splits of 256 entries, capped": ((168, 75784), (168, 75784)),
     "attend: sum": ((32, 0), (32, 0)),
     "norm": ((52, 16), (48, 16)),
     "gate": ((30, 0), (32, 0)),
