@@ -5,13 +5,19 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import platform
 import resource
+import sys
 
 import torch
 
 from detgen.errors import EngineError
 
 _SHARE = 0.4  # of the free memory, unless the user says how much
+# A machine need not have room for all of a mapping, nor for a copy of it beside a copy of the process. Python names the
+# flag from 3.13 on.
+_KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+_LAZY = getattr(mmap, "MAP_NORESERVE", 0x4000 if _KNOWN else 0)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -23,9 +29,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape)
-    lazy = getattr(mmap, "MAP_NORESERVE", 0)  # from Python 3.13 on: a machine need not have room for all of it
     try:
-        pages = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | lazy)
+        pages = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _LAZY)
     except (OSError, ValueError, OverflowError) as e:
         size = count * dtype.itemsize / 2**20
         raise EngineError(

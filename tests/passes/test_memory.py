@@ -26,6 +26,18 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems promise memory in other ways")
+def test_the_process_can_be_copied_beside_several_engines() -> None:
+    """Chats are rendered in a copy: it does not need the room of buffers that nobody has written."""
+    half = psutil.virtual_memory().total // 2
+    held = [zeros((half,), torch.uint8, CPU) for _ in range(3)]
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(int(x[-1]) == 0 for x in held)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_not_written_costs_nothing(dtype: torch.dtype) -> None:
     before = resident()
