@@ -33,6 +33,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `helpers`
 # A shell that starts pytest in the background has it ignore Ctrl-C, and child processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# So does nohup with the signal of a terminal that is closed.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_plugins = ["helpers.checks", "helpers.commands", "helpers.engines", "helpers.interpreting", "helpers.packings"]
 
