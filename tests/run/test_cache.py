@@ -485,7 +485,8 @@ def test_a_chat_with_the_day_in_it_is_of_that_day(tmp_path: Path, monkeypatch: p
     assert go(path, tmp_path / "b", build=dated, cache=cache).reused == 2
     write(path, [{"prompt": "x"}, chat])
     assert go(path, tmp_path / "b", build=dated).reused == 2
-    monkeypatch.setattr("detgen.run.reusing._today", lambda: "2001-01-01")
+    for module in ("reusing", "unloaded"):
+        monkeypatch.setattr(f"detgen.run.{module}.today", lambda: "2001-01-01")
     assert go(path, tmp_path / "c", build=dated, cache=cache).reused == 1
     write(path, [chat])
     with pytest.raises(RunError, match="holds a finished run that differs from this one: input"):
