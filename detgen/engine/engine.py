@@ -49,8 +49,8 @@ _Done = TypeVar("_Done")
 
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
 _NEW_ON_CUDA = (
-    "--device auto took {}. detgen is new on CUDA: run `detgen verify-determinism --device cuda` first, "
-    "or use --device cpu"
+    "--device auto took {}. detgen has not been tried on a GPU yet: run `detgen verify-determinism --device cuda` "
+    "first, or use --device cpu"
 )
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
