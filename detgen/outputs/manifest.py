@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -128,7 +129,7 @@ def _number(low: float = 0.0, high: float = math.inf) -> Rule:
     def check(path: str, value: Any) -> None:
         if type(value) not in (int, float):
             raise _wrong(path, "a number", value)
-        if not (low <= value <= high and math.isfinite(value)):
+        if not (low <= value <= high and abs(value) <= sys.float_info.max):
             raise _wrong(path, f"a finite number from {low:g} to {high:g}", value)
 
     return check
