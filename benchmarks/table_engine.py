@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from detgen import Request
+from detgen.drafters.none import NoDrafter
 from detgen.engine.decoding import Decoding
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
@@ -41,8 +42,7 @@ class Loop:
         self.stats = EngineStats()
         self.scheduler = Scheduler([cache], SHAPES, batch, lambda *_: None)
         target = passes(cache, self.scheduler)
-        self._decoding = Decoding(target, SHAPES, target, self.scheduler, Stopping(tokenizer), self.stats)
-        self._decoding.draft_with(None, 1)
+        self._decoding = Decoding(target, SHAPES, self.scheduler, Stopping(tokenizer), self.stats, NoDrafter(), 1)
 
     def run(self, requests: Iterable[Request], end: int | None = None) -> Iterator[list[Sequence]]:
         """Run requests of token ids, those that ended after each round.

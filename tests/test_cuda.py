@@ -156,9 +156,9 @@ def test_a_run_is_on_the_device(folder: Path) -> None:
 
 
 def test_neither_drafter_nor_batch_size_changes_a_byte(detgen: Command, folder: Path) -> None:
-    options = ["--device", "cuda", "--max-tokens", "24", "--drafter", "self", "--batch-size", "3"]
-    detgen(folder, "run", "prompts.jsonl", "-o", "self", *options)
-    assert _verified(folder / "self") == _verified(folder / "auto")
+    options = ["--device", "cuda", "--max-tokens", "24", "--drafter", "model", "--batch-size", "3"]
+    detgen(folder, "run", "prompts.jsonl", "-o", "model", *options)
+    assert _verified(folder / "model") == _verified(folder / "auto")
 
 
 def _verified(folder: Path) -> list[str]:

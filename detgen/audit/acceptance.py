@@ -99,7 +99,7 @@ def _unverified(seq: Sequence, tokens: list[int], lines: list[Line]) -> None:
     if logprob is not None and float(np.float32(logprob)) != logprob:  # all that can be said without logits
         raise LogError(lines[0].where, f"logprob is {logprob!r}, which is no float32")
     token = tokens[seq.generated]
-    seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "fast", None, "unverified", logprob, margin))
+    seq.records.append(TokenRecord(seq.generated, seq.rounds, token, "none", None, "unverified", logprob, margin))
     seq.tokens.append(token)
     seq.rounds += 1
     if len(lines) > 1:

@@ -99,9 +99,7 @@ def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], 
             if config.figures:
                 of_first = [cell for cell in cells if cell.workload.name == cells[0].workload.name]
                 largest = max(of_first, key=lambda cell: cell.batch_size)
-                figures, missing = measure_figures(
-                    source, largest, outputs, results.rows, processes, observer, config.full
-                )
+                figures, missing = measure_figures(source, largest, results.rows, processes, observer, config.full)
                 results = keep(rows, outputs, *missing)
     if config.figures:
         draw_figures(figures, config.output / "figures", environment)

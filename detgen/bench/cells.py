@@ -8,7 +8,7 @@ from math import ceil
 from detgen.bench.interface import BenchConfig, Contender, Job, ModelSource, Workload
 from detgen.bench.models import Target
 from detgen.bench.peers import NAMES, peer_class, versions
-from detgen.bench.peers.detgen_engine import FAST, SYNTHETIC
+from detgen.bench.peers.detgen_engine import SYNTHETIC
 from detgen.bench.random_weights import settings_of
 from detgen.bench.workloads import SYNTHETIC as SYNTHETIC_WORKLOADS
 from detgen.bench.workloads import check_name, make_workload
@@ -18,7 +18,7 @@ _LEAST_SCALE = 1e-4
 _QUICK_BATCHES, _FULL_BATCHES = (16, 1), (1, 4, 16, 32)
 _FULL_FRACTIONS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 Peers = dict[str, list[Contender]]
-MIXED = ("none", "self", "auto")  # drafters that partly verified batches are measured with
+MIXED = ("none", "auto")  # drafters that partly verified batches are measured with
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,7 @@ def _of_detgen(config: BenchConfig, contenders: list[Contender], requests: int) 
     shares = sorted({ceil(f / 100 * requests - 1e-9) / requests for f in _fractions(config)})
     found = []
     for contender in contenders:
-        if contender.name == FAST:
-            found.append(replace(contender, fraction=0.0))
-        elif contender.name == SYNTHETIC:
+        if contender.name == SYNTHETIC:
             found += [replace(contender, fraction=1.0, acceptance=rate) for rate in config.acceptances]
         else:
             mixed = shares if contender.name in MIXED and contender.weights is None else []

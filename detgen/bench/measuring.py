@@ -13,8 +13,7 @@ from statistics import median, quantiles
 
 from detgen.bench.cells import Cell
 from detgen.bench.interface import Contender, Outcome
-from detgen.bench.judging import Outputs
-from detgen.bench.peers.detgen_engine import FAST
+from detgen.bench.judging import REFERENCE, Outputs
 from detgen.bench.processes import Processes
 from detgen.bench.processor_time import Others, OthersClock
 from detgen.bench.results import Row
@@ -186,11 +185,11 @@ def _p50_p99(values: list[float]) -> tuple[float, float]:
 def _ratios(rows: list[Row]) -> None:
     """Compare the speeds of each round with the baselines' of the same round."""
     good = [r for r in rows if r.error is None]
-    fast = [r.speeds for r in good if r.label == f"detgen {FAST}"]
+    plain = [r.speeds for r in good if r.label == REFERENCE]
     others = [r.speeds for r in good if r.peer.startswith("transformers")]
     for row in good:
-        if fast:
-            row.over_fast = [own / base for own, base in zip(row.speeds, fast[0], strict=True)]
+        if plain:
+            row.over_none = [own / base for own, base in zip(row.speeds, plain[0], strict=True)]
         if others:
             best = [max(speeds) for speeds in zip(*others, strict=True)]
             row.over_transformers = [own / base for own, base in zip(row.speeds, best, strict=True)]

@@ -49,7 +49,7 @@ class Row:
             `Others`. Empty where the system does not tell.
         ttft: p50 and p99 of the time to first token, in seconds.
         tpot: p50 and p99 of the time per output token after the first, in seconds.
-        over_fast: speed over that of detgen's unverified fast path in the same round.
+        over_none: speed over that of detgen without drafts in the same round.
         over_transformers: speed over the fastest transformers row of the same round.
         passes: passes of the target model in one run.
         counts: see `Outcome`; of the last run.
@@ -81,7 +81,7 @@ class Row:
     others: list[tuple[float, float]] = field(default_factory=list)
     ttft: list[tuple[float, float]] = field(default_factory=list)
     tpot: list[tuple[float, float]] = field(default_factory=list)
-    over_fast: list[float] = field(default_factory=list)
+    over_none: list[float] = field(default_factory=list)
     over_transformers: list[float] = field(default_factory=list)
     passes: int | None = None
     counts: dict[str, int] = field(default_factory=dict)

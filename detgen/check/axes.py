@@ -36,7 +36,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
 QUANTS: tuple[str, ...] = get_args(QuantName)  # the first is none
 _WORDS: dict[tuple[str, Value], str] = {
     ("draft_tokens", None): "adaptive",
-    ("verify_window", None): "-",
     ("chunk", None): "whole",
     ("speculative_prefill", "whole"): "whole prompt",
     ("threads", 0): "all",
@@ -62,7 +61,6 @@ class Setting:
         slot: places by which the queue is rotated, so that each request takes another slot.
         drafter: one of detgen's, or "adversary" (wrong at random depths), "oracle" (always right).
         draft_tokens: drafted per round; None adapts.
-        verify_window: tokens between verifications of the drafter self; None for the others.
         chunk: most prompt tokens per pass; None reads the prompt whole.
         prefix_cache: "off", or share KV entries of prompts that begin alike: "cold" (nothing is known before), "warm"
             (the same requests have run before), "shared" (others that begin alike have).
@@ -82,9 +80,8 @@ class Setting:
     order: str = _axis("prompt order", "file", "reversed", "shuffle 1", "shuffle 2")
     neighbours: str = _axis("neighbours", "none", "others", "long", "early", "broken")
     slot: int = _axis("slot", 0, 1, 5)
-    drafter: str = _axis("drafter", "none", "model", "ngram", "self", "auto", "adversary", "oracle")
-    draft_tokens: int | None = _axis("draft tokens", None, 1, 2, 3, 4, 5, 6, 7, 8)
-    verify_window: int | None = _axis("verify window", None, 4, 16, 64)
+    drafter: str = _axis("drafter", "none", "model", "ngram", "auto", "adversary", "oracle")
+    draft_tokens: int | None = _axis("draft tokens", None, 1, 2, 3, 4, 5, 6, 7, 8, 16, 64)
     chunk: int | None = _axis("prompt chunk", None, 1, 7, 64)
     prefix_cache: str = _axis("prefix cache", "off", "cold", "warm", "shared")
     speculative_prefill: int | str = _axis("speculative prefill", "off", 1, 3, "auto", "whole")
@@ -169,15 +166,10 @@ def allowed(a: str, x: Value, b: str, y: Value) -> bool:
         offered = drafter not in ("adversary", "oracle") and pair.get("neighbours") != "broken"
         single = pair.get("prefix_cache") not in ("warm", "shared") and pair.get("preemption") is not True
         return offered and single and pair.get("chunk") is None and pair.get("chains") is not True  # they are on
-    drafts = drafter not in ("none", None) or pair.get("draft_tokens") or pair.get("verify_window")
-    if pair.get("chains") and drafts:
+    if pair.get("chains") and (drafter not in ("none", None) or pair.get("draft_tokens")):
         return False
     if "draft_tokens" in pair and "drafter" in pair:
-        return pair["draft_tokens"] is None or drafter not in ("none", "self")
-    if "verify_window" in pair and "drafter" in pair:
-        return (pair["verify_window"] is not None) == (drafter == "self")
-    if "verify_window" in pair and "draft_tokens" in pair:
-        return pair["verify_window"] is None or pair["draft_tokens"] is None
+        return pair["draft_tokens"] is None or drafter != "none"
     if "speculative_prefill" in pair and "chunk" in pair:  # a row a pass leaves nothing to read ahead
         return pair["speculative_prefill"] == "off" or pair["chunk"] != 1
     if "slot" in pair and "batch" in pair:
@@ -204,9 +196,5 @@ def alone(axis: Axis, batch: Value = 8) -> list[Setting]:
             beside["drafter"] = "adversary"
         elif axis.name == "sampling":
             beside |= {"drafter": "ngram", "draft_tokens": 4}
-        elif axis.name == "verify_window" and value is not None:
-            beside["drafter"] = "self"
-        elif value == "self":
-            beside["verify_window"] = 4
         found.append(Setting(**{**beside, axis.name: value}))
     return found

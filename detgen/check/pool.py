@@ -25,7 +25,7 @@ _SEVERAL = 8  # requests that have several samples, where the sampling asks for 
 _CROWD = 6  # requests for a cache that holds few of them at a time
 _GROWING = "growing"  # what the ids of requests begin with that outgrow such a cache together
 _MUSING, _MUSED = 3, 22  # requests that think while they generate, and their tokens: not whole chunks of four
-_WIDEST = Setting(batch="all", drafter="self", verify_window=64)  # requests of all kinds that such a cache holds
+_WIDEST = Setting(batch="all", drafter="oracle", draft_tokens=64)  # requests of all kinds that such a cache holds
 _GROWTH = 20  # tokens that they generate: the first one to need a page is to be there when the second one needs it
 
 
@@ -72,11 +72,9 @@ class Pool:
         if setting.prefix_cache != "off" and not setting.preemption:
             chosen = [*chosen, *self.variants]
         if setting.preemption:
-            chosen = [*chosen, *(self._lengthened(r, setting.verify_window or 0) for r in self.growing)]
-        if setting.verify_window is not None and setting.verify_window > max(
-            r.params.max_tokens for r in self.requests
-        ):
-            chosen = [self._lasting(setting.verify_window), *chosen]
+            chosen = [*chosen, *(self._lengthened(r, setting.draft_tokens or 0) for r in self.growing)]
+        if (setting.draft_tokens or 0) > max(r.params.max_tokens for r in self.requests):
+            chosen = [self._lasting(setting.draft_tokens or 0), *chosen]
         if setting.neighbours == "long":
             chosen = [self.longest(), *chosen]
         return [self._sampled(r, setting.sampling) for r in chosen]

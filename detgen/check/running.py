@@ -58,7 +58,6 @@ class Task:
         return {
             **({"speculative_prefill": ahead} if self.thinks else {}),
             "draft_tokens": setting.draft_tokens,
-            "verify_window": setting.verify_window or 8,
             "batch_size": max(len(self.queue), 1) if setting.batch == "all" else setting.batch,
             "threads": setting.threads or config.threads or usable_cores(),
         }

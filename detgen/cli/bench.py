@@ -91,7 +91,7 @@ def bench_command(
         _workload_option(
             metavar="LIST",
             show_default="100; 2,5,10,20,50,100 with --full",
-            help="Percentages of requests that are verified, for none, self and auto; the rest run unverified.",
+            help="Percentages of requests that are verified, for none and auto; the rest run unverified.",
         ),
     ] = None,
     max_tokens: Annotated[int, _workload_option(metavar="N", help="Tokens per request of sample and file:.")] = 64,

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from detgen.drafters.registry import DRAFTERS
+from detgen.drafters.registry import DRAFTERS, WITHDRAWN
 from detgen.errors import DTypeName, QuantName
 from detgen.failing import limit_reached
 
@@ -80,6 +80,8 @@ def parse_dtype(text: str) -> str:
 
 def parse_drafter(text: str) -> str:
     """A drafter by name."""
+    if text in WITHDRAWN:
+        raise typer.BadParameter(WITHDRAWN[text])
     if text not in DRAFTERS:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(DRAFTERS)}")
     return text
@@ -183,7 +185,6 @@ DraftTokens = Annotated[
         help="Tokens that model and ngram draft per round; auto adapts.",
     ),
 ]
-VerifyWindow = Annotated[int, drafting_option(metavar="N", help="Tokens that self drafts between two verifications.")]
 BatchSize = Annotated[int, resource_option(metavar="N", help="Most requests to run at a time.")]
 Threads = Annotated[int | None, resource_option(metavar="N", show_default="torch's choice", help="CPU threads.")]
 Workers = Annotated[

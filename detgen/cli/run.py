@@ -54,7 +54,6 @@ def run_command(
     trust_remote_code: options.TrustRemoteCode = False,
     drafter: options.Drafter = "auto",
     draft_tokens: options.DraftTokens = None,
-    verify_window: options.VerifyWindow = 8,
     max_tokens: Annotated[int, sampling_option(metavar="N", help="Most tokens to generate per sample.")] = 128,
     min_tokens: Annotated[int, sampling_option(metavar="N", help="Do not end a sample before so many tokens.")] = 0,
     temperature: Annotated[
@@ -218,7 +217,6 @@ def run_command(
                 draft=draft,
                 drafter=drafter,
                 draft_tokens=draft_tokens,
-                verify_window=verify_window,
                 batch_size=batch_size,
                 device=device,
                 dtype=dtype,

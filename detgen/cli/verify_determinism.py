@@ -86,7 +86,7 @@ def verify_command(
             show_default=False,
             rich_help_panel="Extent",
             help="Change only this axis; may be given several times: batch, order, neighbours, slot, drafter,"
-            " draft-tokens, verify-window, chunk, prefix-cache, speculative-prefill, chains, preemption, threads,"
+            " draft-tokens, chunk, prefix-cache, speculative-prefill, chains, preemption, threads,"
             " process, sampling, unverified, quant. speculative-prefill is one of models that think.",
         ),
     ] = None,

@@ -1,8 +1,7 @@
 """Chooses drafter and draft length for each sequence and round, from measured cost and acceptance.
 
-The candidates are no draft, the n-gram look-up and the draft model. (Not the target's fast path: its pass costs as much
-as a canonical pass over so few rows, so it cannot win.) A draft token is worth its row of the canonical pass while its
-chance of acceptance exceeds the row's cost times the speed so far.
+The candidates are no draft, the n-gram look-up and the draft model. A draft token is worth its row of the canonical
+pass while its chance of acceptance exceeds the row's cost times the speed so far.
 
 The look-up drafts in rounds that promise to be faster than those without drafts were. How often it is right is learnt
 from tokens that were generated without it, too. Where it finds nothing it is asked less and less often, and for some of
@@ -67,7 +66,7 @@ class _Round:
     read: float = 0.0
 
 
-class AutoDrafter:
+class AutoDrafter(Drafter):
     """Drafts by whatever makes the round fastest.
 
     Args:
@@ -79,6 +78,7 @@ class AutoDrafter:
     """
 
     name = "auto"
+    while_reading = False
 
     def __init__(
         self,
@@ -108,9 +108,8 @@ class AutoDrafter:
         # Rounds without drafts that are not taken in yet: their tokens, seconds and number of sequences.
         self._tokens, self._took, self._sequences = 0, 0.0, 1
 
-    @property
-    def patient(self) -> bool:
-        """Whether it drafts nothing in the next round."""
+    def idle(self) -> bool:
+        """Whether it is too early to look for drafts again."""
         return time.perf_counter() < self._until
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
@@ -138,14 +137,7 @@ class AutoDrafter:
         return [_NOTHING] * count
 
     def timed(self, tokens: int, seconds: float, sequences: int, waiting: bool) -> None:
-        """Take in a round of nothing but decoding.
-
-        Args:
-            tokens: those that it committed.
-            seconds: its time.
-            sequences: how many there were.
-            waiting: whether requests wait.
-        """
+        """Take in what a round gave, and what it took."""
         self._waiting = waiting
         last = self._round
         if not last.before:

@@ -25,7 +25,7 @@ class Known:
     tokens: tuple[int, ...]
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Proposes what the reference says.
 
     Args:
@@ -60,7 +60,7 @@ class OracleDrafter:
         return max((c for c in candidates if c[:at] == seq.tokens), key=len, default=None)
 
 
-class AdversaryDrafter:
+class AdversaryDrafter(Drafter):
     """Proposes the reference with a wrong token at a random depth, so that verification rolls back at every depth.
 
     After the wrong token comes the right continuation, which must not be taken over, or noise.
@@ -99,7 +99,7 @@ class AdversaryDrafter:
         return tokens
 
 
-class SyntheticDrafter:
+class SyntheticDrafter(Drafter):
     """Proposes the reference, each token wrong with probability 1 - acceptance, at the cost of a draft model.
 
     Random weights give no draft model a chance, so what drafts of a given acceptance are worth is measured with this

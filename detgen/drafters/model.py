@@ -17,7 +17,6 @@ import torch
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
-from detgen.drafters.stepwise import draft_stepwise
 from detgen.kernels.sampling import Choice, choose
 from detgen.passes.cost import PassCost
 from detgen.passes.forward import Forward
@@ -25,7 +24,7 @@ from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, Windows, commo
 from detgen.passes.pages import PAGE
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a draft model.
 
     Args:
@@ -78,7 +77,7 @@ class ModelDrafter:
             reads = self._behind([s for s, n in zip(seqs, lengths, strict=True) if n > 0])
             if 0 < sum(len(read.tokens) for read in reads) <= READ_ROWS:
                 return self._draft_at_once(seqs, lengths, reads, choices)
-        return draft_stepwise(self.name, seqs, lengths, self._decode)
+        return self._draft_stepwise(seqs, lengths)
 
     def look_back(self, seqs: Sequence[Drafting], counts: list[int]) -> int:
         """How many of the sequences' last tokens it would have drafted, each after those before it.
@@ -130,6 +129,17 @@ class ModelDrafter:
             self._mark(read.slot, read.start, read.start + len(read.tokens))
         return drafts
 
+    def _draft_stepwise(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """A token of each draft in a pass."""
+        drafts: list[list[int]] = [[] for _ in seqs]
+        going = [i for i, n in enumerate(lengths) if n > 0]
+        while going:
+            tokens = self._decode([(seqs[i], drafts[i]) for i in going])
+            for i, token in zip(going, tokens, strict=True):
+                drafts[i].append(token)
+            going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in seqs[i].ending]
+        return [Draft(d, self.name) for d in drafts]
+
     def _decode(self, drafting: list[tuple[Drafting, list[int]]]) -> list[int]:
         """Run a pass, or several to catch up; return the next token of each sequence after its draft so far."""
         if drafting[0][1]:
@@ -178,6 +188,7 @@ class ModelDrafter:
         return self.forward.run(windows, FREE_SHAPES)
 
 
-def make(parts: Parts) -> Drafter | None:
+def make(parts: Parts) -> Drafter:
     """The engine's only one, since its cache follows the target's pages."""
+    assert parts.model is not None
     return parts.model

@@ -49,7 +49,7 @@ class _Index:
         return at, matched
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Drafts from the sequence's own prompt and output."""
 
     name = "ngram"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -45,22 +46,46 @@ class Draft(NamedTuple):
     drafter: str
 
 
-class Drafter(Protocol):
-    """Proposes tokens after the committed ones.
+class Drafter(ABC):
+    """Proposes tokens after the committed ones. Only `name` and `draft` have to be there.
 
-    A drafter may also have `draft_tokens`, the most tokens it drafts per sequence and round; `learn(seq, drafter,
-    accepted, tried)`, which is called after each verified draft with the numbers of tokens that were accepted and that
-    were compared with a canonical choice; `patient`, whether it drafts nothing in the next round: it is not asked then,
-    and sequences may get a few tokens; and `timed(tokens, seconds, sequences, waiting)`, which is told of rounds in
-    which all sequences decode: the committed tokens, the time, the number of sequences, and whether requests wait. A
-    drafter that has it is asked in such rounds only. Rounds without drafts in which a sequence ends are not told.
+    Attributes:
+        name: its name on the command line, and in the acceptance log unless a draft names another.
+        draft_tokens: most tokens that it drafts per sequence and round; None for what the user set, or else four.
+        while_reading: whether it is asked in rounds that read prompts, too. What such a round took says nothing of the
+            drafts, so whoever learns from `timed` is better left out of them.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name on the command line."""
-        ...
+    name: str
+    draft_tokens: int | None = None
+    while_reading = True
 
+    @abstractmethod
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]."""
-        ...
+
+    def idle(self) -> bool:
+        """Whether it drafts nothing in the next round: it is not asked then, and sequences may get a few tokens."""
+        return False
+
+    def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
+        """Called after each verified draft.
+
+        Args:
+            seq: whose draft it was.
+            drafter: the name that the draft had.
+            accepted: how many of its tokens were.
+            tried: how many were compared with a canonical choice.
+        """
+        return
+
+    def timed(self, tokens: int, seconds: float, sequences: int, waiting: bool) -> None:
+        """Called after each round that read no prompt, unless nothing was drafted in it and a sequence ended.
+
+        Args:
+            tokens: those that it committed.
+            seconds: its time.
+            sequences: how many there were to draft for, at least one.
+            waiting: whether requests wait.
+        """
+        return

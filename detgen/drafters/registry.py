@@ -1,4 +1,4 @@
-"""The drafters by name. To add one, write its file and add an entry here.
+"""The drafters by name. To add one, write its file, named like it, and add an entry here.
 
 Imports neither torch nor the drafters, so that `--help` is fast.
 """
@@ -6,6 +6,7 @@ Imports neither torch nor the drafters, so that `--help` is fast.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -14,71 +15,74 @@ from detgen.errors import EngineError
 if TYPE_CHECKING:
     from detgen.drafters.model import ModelDrafter
     from detgen.drafters.protocol import Drafter
-    from detgen.drafters.self import FastPath
     from detgen.passes.cost import PassCost
 
 
 class Entry(NamedTuple):
-    """A drafter as the command line knows it.
+    """A drafter as the command line knows it; `make` in the module of its name is called with `Parts`.
 
     Attributes:
-        factory: "module:function", called with `Parts`; None for no drafts.
         draft_model: whether it uses a draft model.
         help: where its drafts come from, in a few words.
     """
 
-    factory: str | None
     draft_model: Literal["required", "optional", "unused"]
     help: str
 
 
 DRAFTERS = {
-    "auto": Entry("detgen.drafters.auto:make", "optional", "ngram, model or none, as measured cost and acceptance say"),
-    "model": Entry("detgen.drafters.model:make", "required", "the draft model (--draft)"),
-    "self": Entry("detgen.drafters.self:make", "unused", "the target's own fast path"),
-    "ngram": Entry("detgen.drafters.ngram:make", "unused", "repeats in the prompt and the text so far"),
-    "none": Entry(None, "unused", "no drafts"),
+    "auto": Entry("optional", "ngram, model or none, as measured cost and acceptance say"),
+    "model": Entry("required", "the draft model (--draft)"),
+    "ngram": Entry("unused", "repeats in the prompt and the text so far"),
+    "none": Entry("unused", "no drafts"),
+}
+WITHDRAWN = {  # and why, and what to use instead
+    "self": "self is left out until the target can draft by its own weights in 8 bits: with the same weights, a draft"
+    " token costs as much as a token that needs no verifying. Use auto, model, ngram or none",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine gives to the factories of drafters.
+    """What an engine gives to the makers of drafters.
 
     Attributes:
         model: drafts with the draft model; None if there is none.
-        fast: the target's own fast path.
         target_cost: cost of canonical passes.
         most_rows: most rows of a canonical pass.
         draft_tokens: draft tokens per round, if the user set them; None leaves them to the drafter.
-        verify_window: tokens that the fast path decodes between verifications.
     """
 
     model: ModelDrafter | None
-    fast: FastPath
     target_cost: PassCost
     most_rows: int
     draft_tokens: int | None
-    verify_window: int
 
 
-def make_drafter(name: str, parts: Parts) -> Drafter | None:
-    """The drafter of this name; None for "none".
+def make_drafter(name: str, parts: Parts) -> Drafter:
+    """The drafter of this name.
 
     Raises:
         EngineError: if it needs a draft model and there is none.
     """
-    entry = DRAFTERS[name]
-    if entry.factory is None:
-        return None
-    if entry.draft_model == "required" and parts.model is None:
+    if DRAFTERS[name].draft_model == "required" and parts.model is None:
         raise EngineError(f"drafter {name} needs a draft model, and this engine has none")
-    module, _, function = entry.factory.partition(":")
-    return cast("Drafter", getattr(importlib.import_module(module), function)(parts))
+    return cast("Drafter", importlib.import_module(f"{__package__}.{name}").make(parts))
 
 
-def make_drafters(parts: Parts) -> dict[str, Drafter]:
-    """All drafters that can be made of these parts, by name."""
+def drafter_of(wanted: str | Callable[[Mapping[str, Drafter]], object], parts: Parts) -> Drafter:
+    """The drafter of a name, or the custom one that a function makes, given all others by name.
+
+    Raises:
+        EngineError: if it needs a draft model and there is none, or what the function makes is no drafter.
+    """
+    from detgen.drafters.protocol import Drafter
+
+    if isinstance(wanted, str):
+        return make_drafter(wanted, parts)
     names = [name for name, entry in DRAFTERS.items() if parts.model or entry.draft_model != "required"]
-    made = {name: make_drafter(name, parts) for name in names}
-    return {name: drafter for name, drafter in made.items() if drafter is not None}
+    made = wanted({name: make_drafter(name, parts) for name in names})
+    if not isinstance(made, Drafter):
+        kind = type(made).__name__
+        raise EngineError(f"a custom drafter is derived from detgen.drafters.protocol.Drafter, and {kind} is not")
+    return made

@@ -7,16 +7,16 @@ more than most: stop strings, penalties, log-probabilities, drafts. Knows no fil
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from detgen.drafters.protocol import Drafter
 from detgen.engine.logprobs import token_logprobs
 from detgen.engine.reading_ahead import ReadingAhead
-from detgen.engine.records import CODES, FAST, NONE, Log, count_statuses
+from detgen.engine.records import CODES, NONE, Log, count_statuses
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
@@ -24,7 +24,7 @@ from detgen.engine.stopping import Stopping
 from detgen.engine.verification import judge
 from detgen.kernels.judging import Judged, Scores, judge_rows, scored
 from detgen.kernels.penalties import Adjustment
-from detgen.kernels.sampling import Choices, choose
+from detgen.kernels.sampling import Choices, Chosen, choose
 from detgen.passes.cost import PassCost
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.packing import Windows
@@ -43,10 +43,7 @@ class Trace(Protocol):
     chains: bool
 
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
-        """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed.
-
-        Those of an unverified request may be the fast path's from its second token on.
-        """
+        """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed."""
         ...
 
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -104,8 +101,61 @@ class Rows:
         return cls(slots, counts, firsts, (windows.starts + windows.lengths)[asked] - counts, owner, depth, drafted)
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A canonical pass, or a chain of them in one call, and what it gave.
+
+    Attributes:
+        windows: what went through it.
+        results: logits, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their scores, if these
+            windows are `plain`.
+        broken: rows whose hidden states are not finite.
+        drafters: whose drafts they are, int64 [slots]; None if there are none.
+        chained: whether each row is that of a pass of its own, and read what the row before chose.
+    """
+
+    windows: Windows
+    results: torch.Tensor | Scores
+    broken: list[int]
+    drafters: np.ndarray | None = None
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What stands of a pass.
+
+    Attributes:
+        rows: those whose logits were wanted.
+        results: see `Ran`.
+        picked: what was chosen of logits; None of scores.
+        chosen: int64 [rows], the token after each.
+        produced: int64 [rows], tokens of the completion up to that one.
+        stopped: bool [rows], whether that one is an end-of-sequence token which ends its sequence.
+        ends: bool [rows], whether its sequence ends with it.
+        accepted: int64 [windows], draft tokens that stand.
+        committed: int64 [windows], tokens that do.
+        read: int64 [n], slots that have read their last token, and now have the one after it.
+        drafters: int64 [windows], whose drafts they are; places in the log's names.
+        chained: see `Ran`.
+    """
+
+    rows: Rows
+    results: torch.Tensor | Scores
+    picked: Chosen | None
+    chosen: np.ndarray
+    produced: np.ndarray
+    stopped: np.ndarray
+    ends: np.ndarray
+    accepted: np.ndarray
+    committed: np.ndarray
+    read: np.ndarray
+    drafters: np.ndarray
+    chained: bool
+
+
 class Committing:
-    """Commits what passes choose.
+    """Verifies and commits what passes choose, and rolls back the rest.
 
     Args:
         cache: the target's KV cache.
@@ -113,12 +163,12 @@ class Committing:
         scheduler: has the live sequences.
         stopping: decides where sequences end.
         stats: counters to update.
+        drafter: is told of each judged draft.
         ahead: reads the prompts of a thinking model; None if the target does not think.
 
     Attributes:
         log: the acceptance logs of the live sequences.
         trace: sees canonical values; None for no trace.
-        learn: told of each judged draft: sequence, drafter, accepted, tried; None for nobody.
     """
 
     def __init__(
@@ -128,16 +178,17 @@ class Committing:
         scheduler: Scheduler,
         stopping: Stopping,
         stats: EngineStats,
+        drafter: Drafter,
         ahead: ReadingAhead | None = None,
     ) -> None:
         self.log = Log()
         self.trace: Trace | None = None
-        self.learn: Callable[[Sequence, str, int, int], None] | None = None
         self._cache = cache
         self._cost = cost
         self._scheduler = scheduler
         self._stopping = stopping
         self._stats = stats
+        self._drafter = drafter
         self._thinking = None if ahead is None else ahead.thinking
         self._ahead = ahead
         self._done: list[Sequence] = []
@@ -153,44 +204,28 @@ class Committing:
         asked = live.choosy[slots].any() or live.wordy[slots].any()
         return not self.seen and not asked
 
-    def commit(
-        self,
-        windows: Windows,
-        results: torch.Tensor | Scores,
-        drafters: np.ndarray | None = None,
-        broken: list[int] | None = None,
-        *,
-        chained: bool = False,
-    ) -> None:
-        """Choose and commit tokens for each window; roll back the rest.
+    def verify(self, ran: Ran) -> Verified | None:
+        """Choose the token after each row, and compare the drafts with what is chosen.
 
         A sequence ends with an error at the first of its rows whose results are not finite. One of a draft token that
         is not committed does not count, so that the error depends on the request alone.
 
-        Args:
-            windows: those of a canonical pass, or those of unverified requests in a pass of the fast path.
-            results: logits of the pass, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their
-                scores, if these windows are `plain`.
-            drafters: whose drafts they are, int64 [slots]; None if there are none.
-            broken: rows of the pass whose hidden states are not finite; None of a pass of the fast path.
-            chained: whether each row is that of a pass of its own, and read what the row before chose.
+        Returns:
+            What stands; None if nothing is committed.
         """
-        if broken is not None:
-            if self._ahead is not None:
-                settled = self._ahead.settle(self._scheduler.live, windows, results, broken, self._stats)
-                windows, results, broken = settled
-            self._read(windows, broken)
-        live = self._scheduler.live
+        windows, results, broken, live = ran.windows, ran.results, ran.broken, self._scheduler.live
+        if self._ahead is not None:
+            windows, results, broken = self._ahead.settle(live, windows, results, broken, self._stats)
+        self._read(windows, broken)
         rows = Rows.of(windows)
         if not len(rows.owner):
-            return
+            return None
         slots = rows.slots[rows.owner]
         started = time.perf_counter()
-        wordy = bool(live.wordy[rows.slots].any())
         choices = None
         if not isinstance(results, Scores):
             choices = self.choices(rows) if live.choosy[rows.slots].any() else None
-            if not (wordy or self.seen):
+            if not (live.wordy[rows.slots].any() or self.seen):
                 results = scored(results, choices) or results
         if isinstance(results, Scores):
             picked, tokens, finite = None, results.tokens, results.finite
@@ -211,45 +246,68 @@ class Committing:
         accepted, committed = judge(rows.firsts, rows.drafted, chosen, ends)
         there = live.busy[rows.slots]  # others broke off while their tokens were read
         committed = self._sound(rows, chosen, np.where(there, committed, 0))
-        accepted = np.minimum(accepted, committed)
-        if chained:  # what agrees was no draft
+        if ran.chained:  # what agrees was no draft
             rows = replace(rows, drafted=np.full_like(rows.drafted, NONE))
+        if not committed.any():
+            return None
+        drafters = np.zeros(len(rows.slots), np.int64) if ran.drafters is None else ran.drafters[rows.slots]
+        return Verified(
+            rows=rows,
+            results=results,
+            picked=picked,
+            chosen=chosen,
+            produced=produced,
+            stopped=stopped,
+            ends=ends,
+            accepted=np.minimum(accepted, committed),
+            committed=committed,
+            read=rows.slots[live.reading[rows.slots] & (committed > 0)],
+            drafters=drafters,
+            chained=ran.chained,
+        )
 
-        taken = rows.depth < committed[rows.owner]
+    def commit(self, verified: Verified) -> None:
+        """Append what stands to its sequences and to the acceptance log."""
+        rows, results, picked, committed = verified.rows, verified.results, verified.picked, verified.committed
+        live, chained = self._scheduler.live, verified.chained
         if self.trace is not None and self.seen:
             assert isinstance(results, torch.Tensor)
             for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), committed.tolist(), strict=True):
                 if count:
                     self.trace.committed(live[slot], live[slot].generated, results[first : first + count])
+        taken = rows.depth < committed[rows.owner]
         at = taken.nonzero()[0]
-        if not len(at):
-            return
         if isinstance(results, Scores):
             judged = Judged(None, results.logprobs[at], results.leads[at])
         else:
             assert picked is not None
+            wordy = bool(live.wordy[rows.slots].any())
             judged = judge_rows(results, picked, None if len(at) == len(taken) else at, full=wordy)
         if judged.logprobs is not None:
             self._note_logprobs(rows, committed, judged)
-        codes = np.where(live.verified[rows.slots], 0 if drafters is None else drafters[rows.slots], FAST)
-        self._record(rows, chosen, produced - 1, committed, codes, judged, chained=chained)
+        self._record(verified, judged)
         if not chained:
-            self._learn_from(rows, committed, accepted, codes)
-
+            self._learn_from(verified)
         kept = committed > 0
         done, counts = rows.slots[kept], committed[kept]
-        read = done[live.reading[done]]
-        live.commit(done, counts, chosen[at], rounds=counts if chained else 1)
+        live.commit(done, counts, verified.chosen[at], rounds=counts if chained else 1)
+        self._stats.tokens += len(at)
+
+    def roll_back(self, verified: Verified) -> None:
+        """Set the sequences back to what stands, and end those that are over."""
+        live, rows, committed = self._scheduler.live, verified.rows, verified.committed
+        kept = committed > 0
+        done = rows.slots[kept]
         if self._thinking is not None:
             self._thinking.keep(done, live.length[done] - 1)
         self._scheduler.advance(done, live.length[done] - 1)
-        for slot in read.tolist():
+        for slot in verified.read.tolist():
             self._scheduler.share(slot)
-        self._stats.tokens += len(at)
         last = (rows.firsts + committed - 1)[kept]
-        for slot, stop in zip(done[ends[last]].tolist(), stopped[last][ends[last]].tolist(), strict=True):
+        over, stopped = verified.ends[last], verified.stopped[last]
+        for slot, stop in zip(done[over].tolist(), stopped[over].tolist(), strict=True):
             live[slot].finish_reason = live[slot].finish_reason or ("stop" if stop else "length")
-        for slot in done[ends[last] | live.watched[done]].tolist():
+        for slot in done[over | live.watched[done]].tolist():
             if live[slot].finish_reason is not None:
                 self._end(live[slot])
 
@@ -325,33 +383,14 @@ class Committing:
             wanted = seq.request.params.logprobs or 0
             seq.logprobs += token_logprobs(judged.logprobs[part], judged.chosen[part].tolist(), wanted)
 
-    def _record(
-        self,
-        rows: Rows,
-        chosen: np.ndarray,
-        positions: np.ndarray,
-        committed: np.ndarray,
-        codes: np.ndarray,
-        judged: Judged,
-        *,
-        chained: bool,
-    ) -> None:
-        """Write the acceptance log, and count what it says.
-
-        Args:
-            rows: the rows.
-            chosen: int64 [rows].
-            positions: int64 [rows], in the completion.
-            committed: int64 [windows].
-            codes: int64 [windows], drafters.
-            judged: of the committed rows.
-            chained: see `commit`.
-        """
-        live = self._scheduler.live
+    def _record(self, verified: Verified, judged: Judged) -> None:
+        """Write the acceptance log, and count what it says; `judged` are the committed rows."""
+        rows, chosen, committed = verified.rows, verified.chosen, verified.committed
+        codes, chained, live = verified.drafters, verified.chained, self._scheduler.live
         kept = committed > 0
         entries: np.ndarray | slice = slice(None)  # of the rows; all, if nothing was drafted and nothing broke off
         owner = rows.owner
-        statuses = np.where(codes == FAST, CODES["unverified"], CODES["plain"])
+        statuses = np.where(live.verified[rows.slots], CODES["plain"], CODES["unverified"])
         logprobs, margins, tokens = judged.chosen, judged.margins, chosen
         if not (rows.single and kept.all()):
             taken = rows.depth < committed[owner]
@@ -366,7 +405,7 @@ class Committing:
             owner = owner[entries]
         self.log.write(
             owner=live.order[rows.slots][owner],
-            position=positions[entries],
+            position=verified.produced[entries] - 1,
             round=live.rounds[rows.slots][owner] + (rows.depth[entries] if chained else 0),
             token=tokens[entries],
             drafted=rows.drafted[entries],
@@ -380,17 +419,17 @@ class Committing:
             counts = count_statuses(statuses[entries][codes[owner] == code], int(rounds[code]))
             self._stats.drafters[self.log.drafters[code]].add(counts)
 
-    def _learn_from(self, rows: Rows, committed: np.ndarray, accepted: np.ndarray, codes: np.ndarray) -> None:
+    def _learn_from(self, verified: Verified) -> None:
         """Tell sequences and drafter what became of the drafts."""
+        rows, committed, accepted = verified.rows, verified.committed, verified.accepted
         if rows.single:
             return
         judged = np.flatnonzero((rows.counts > 1) & (committed > 0))
         tried = accepted + ((committed > accepted) & (accepted < rows.counts - 1))
         for i in judged.tolist():
-            seq, name = self._scheduler.live[int(rows.slots[i])], self.log.drafters[int(codes[i])]
+            seq, name = self._scheduler.live[int(rows.slots[i])], self.log.drafters[int(verified.drafters[i])]
             seq.learn(name, int(accepted[i]), int(tried[i]))
-            if self.learn is not None:
-                self.learn(seq, name, int(accepted[i]), int(tried[i]))
+            self._drafter.learn(seq, name, int(accepted[i]), int(tried[i]))
 
     def _end(self, seq: Sequence) -> None:
         seq.text = self._stopping.text(seq)

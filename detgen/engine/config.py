@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from detgen.drafters.registry import DRAFTERS
+from detgen.drafters.registry import DRAFTERS, WITHDRAWN
 from detgen.engine.showing import brief
 from detgen.errors import DTypeName, EngineError, QuantName
 
@@ -20,7 +20,6 @@ _MOST = {
     "threads": 1024,
     "batch_size": 1_000_000,
     "draft_tokens": 1_000_000,
-    "verify_window": 1_000_000,
     "prefill_chunk": 1_000_000_000,
     "kv_memory": 2**50,
 }
@@ -35,9 +34,8 @@ class EngineConfig:
             reads), or a loaded model (it is changed in place); None is the embedded one.
         draft: the draft model, likewise; None is the embedded one if the target is None, too, else none.
         drafter: name of the drafter; auto chooses during the run. Or a function that makes a custom drafter, given
-            the engine's own by name: `model` (if there is a draft model), `self`, `ngram` and `auto`.
+            the engine's own by name: `model` (if there is a draft model), `ngram`, `auto` and `none`.
         draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
-        verify_window: tokens that the fast path of `self` decodes between verifications.
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
         dtype: auto is float32 on a CPU and the checkpoint's own on CUDA.
@@ -58,7 +56,6 @@ class EngineConfig:
     draft: str | Path | LoadedModel | None = None
     drafter: str | Callable[[Mapping[str, Drafter]], Drafter] = "auto"
     draft_tokens: int | None = None
-    verify_window: int = 8
     batch_size: int = 16
     device: str = "auto"
     dtype: DTypeName = "auto"
@@ -81,6 +78,8 @@ class EngineConfig:
         Raises:
             EngineError: if one is out of range; names the option, its range and its value.
         """
+        if isinstance(self.drafter, str) and self.drafter in WITHDRAWN:
+            raise EngineError(f"drafter {WITHDRAWN[self.drafter]}")
         for name, allowed in (
             ("drafter", tuple(DRAFTERS)),
             ("dtype", get_args(DTypeName)),
@@ -92,7 +91,7 @@ class EngineConfig:
                 raise EngineError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is None and name not in ("verify_window", "batch_size"):
+            if value is None and name != "batch_size":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise EngineError(f"{name} must be a whole number of at least 1, got {value!r}")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from detgen.drafters.model import ModelDrafter
-from detgen.drafters.registry import Parts, make_drafter, make_drafters
+from detgen.drafters.registry import Parts, drafter_of
 from detgen.engine import profiles
 from detgen.engine.asking import Prompt, numbered, requests_of
 from detgen.engine.chunks import Chunk, chunks_of
@@ -55,7 +55,7 @@ _NEW_ON_CUDA = (
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
     {
-        *("drafter", "draft_tokens", "verify_window", "batch_size", "threads", "prefill_chunk", "prefix_cache"),
+        *("drafter", "draft_tokens", "batch_size", "threads", "prefill_chunk", "prefix_cache"),
         *("speculative_prefill", "kv_memory"),
     }
 )
@@ -123,7 +123,7 @@ class Engine:
         """Another engine on the same models, caches and probe; the two take turns.
 
         Args:
-            settings: drafter, draft_tokens, verify_window, batch_size, threads, prefill_chunk, prefix_cache,
+            settings: drafter, draft_tokens, batch_size, threads, prefill_chunk, prefix_cache,
                 speculative_prefill, kv_memory; the others stay as they are. A drafter can use the draft model only if
                 this engine has one. Of the KV caches, which it shares, the other engine uses no more than `kv_memory`.
 
@@ -189,21 +189,11 @@ class Engine:
         self._encoder = Encoder(target, self._scheduler)
         self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
         self._scoring = Scoring(self._forward, shapes, self._scheduler, self.stats, ahead)
+        parts = Parts(self._model, self._forward.cost, shapes.most_rows, config.draft_tokens)
         self._decoding = Decoding(
-            *(self._forward, shapes, self._forward.counting(), self._scheduler, self.stopping, self.stats),
-            ahead,
+            *(self._forward, shapes, self._scheduler, self.stopping, self.stats),
+            *(drafter_of(config.drafter, parts), config.draft_tokens or _DRAFT_TOKENS, ahead),
         )
-        parts = Parts(
-            model=self._model,
-            fast=self._decoding.fast,
-            target_cost=self._forward.cost,
-            most_rows=shapes.most_rows,
-            draft_tokens=config.draft_tokens,
-            verify_window=config.verify_window,
-        )
-        own = config.drafter
-        drafter = make_drafter(own, parts) if isinstance(own, str) else own(make_drafters(parts))
-        self._decoding.draft_with(drafter, config.draft_tokens or _DRAFT_TOKENS)
 
     @property
     def vocabulary(self) -> int:
@@ -396,7 +386,6 @@ class Engine:
     def _update_stats(self) -> None:
         s, f = self.stats, self._forward
         s.target_passes, s.rows, s.padding_rows = f.passes, f.rows, f.padding
-        s.fast_passes = self._decoding.fast.passes
         s.draft_passes = self._model.forward.passes if self._model else 0
         s.reused_tokens, s.preemptions = self._scheduler.reused, self._scheduler.preemptions
 

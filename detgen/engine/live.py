@@ -37,7 +37,7 @@ class Live:
         prompt: int64, tokens of the prompt.
         limit: int64, most tokens of prompt and completion together.
         least: int64, tokens of the completion among which none ends it.
-        cached: int64, leading positions whose KV entries are canonical (for an unverified request: written).
+        cached: int64, leading positions whose KV entries are canonical.
         rounds: int64, passes that committed tokens of it.
         thinks: float64, share of the last chunks that thought, in a thinking model.
         texts: list, its tokens.
@@ -144,11 +144,9 @@ class Live:
         heapq.heappush(self._free, slot)
         return seq
 
-    def decoding(self, *, verified: bool) -> np.ndarray:
-        """Slots, int64 [n], of the sequences of verified (or unverified) requests that have read all their tokens."""
-        taken = self.busy & ~self.reading
-        wanted = taken & self.verified if verified else taken & ~self.verified
-        slots: np.ndarray = wanted.nonzero()[0]
+    def decoding(self) -> np.ndarray:
+        """Slots, int64 [n], of the sequences that have read all their tokens."""
+        slots: np.ndarray = (self.busy & ~self.reading).nonzero()[0]
         return slots
 
     def still_reading(self) -> np.ndarray:

@@ -12,7 +12,6 @@ from detgen.engine.stats import DraftCounts, DrafterStats
 STATUSES: tuple[Status, ...] = get_args(Status)
 CODES = {status: i for i, status in enumerate(STATUSES)}
 NONE = -1  # in place of a token: none was committed, or none drafted
-FAST = 1  # the place of the fast path among a log's drafters
 
 _ROOM = 1024  # entries for which there is room at first
 
@@ -32,7 +31,7 @@ class Log:
     )
 
     def __init__(self) -> None:
-        self.drafters: list[str] = ["none", "fast"]
+        self.drafters: list[str] = ["none"]
         self._columns = {name: np.empty(_ROOM, dtype) for name, dtype in self._COLUMNS}
         self._count = 0
         self._ended = 0  # entries of sequences that ended

@@ -254,7 +254,7 @@ class TokenRecord(NamedTuple):
         position: index in the completion, from 0.
         round: which round of the sample it comes from, from 0.
         token: the committed token; None if rolled back.
-        drafter: the drafter of the round ("model", "self", "ngram", "none"); "fast" for unverified requests.
+        drafter: the drafter of the round ("model", "ngram", "none").
         drafted: the token drafted for this position; None if there was none.
         status: accepted (the draft token was right), corrected (it was wrong; the verifier's own token is committed),
             bonus (the verifier's token after a wholly accepted draft), plain (nothing was drafted),

@@ -139,7 +139,7 @@ class Scheduler:
 
     def _place(self, seq: Sequence, prefix: Prefix) -> None:
         slot = self.live.add(seq)
-        end = seq.asked_from + 1 if seq.deterministic else seq.prompt_length
+        end = seq.asked_from + 1
         coming = (seq.tokens[:end], seq.keys[: end // BLOCK]) if self._prefix_cache else ((), [])
         copied = self._pages.take(slot, _blocks(len(seq.tokens)), prefix, *coming)
         if copied is not None:
@@ -162,17 +162,13 @@ class Scheduler:
         slots = (live.busy & ~live.reading).nonzero()[0]
         lacking = slots[self.room(slots) < 0]
         for slot in lacking[live.order[lacking].argsort()].tolist():
-            while slot in live and not self.reserve_next(slot):
+            while slot in live and not self._grow(slot, _blocks(int(live.length[slot]))):
                 self._preempt()
         if drafts:
             ends = np.minimum(live.length[slots] + drafts, live.limit[slots] - 1)
             more = live.busy[slots] & (self._pages.held[slots] * BLOCK < ends)
             for slot, end in zip(slots[more].tolist(), ends[more].tolist(), strict=True):
                 self._grow(slot, _blocks(end))
-
-    def reserve_next(self, slot: int) -> bool:
-        """Give a sequence a page for its next token, if there is one; returns whether it has it."""
-        return self._grow(slot, _blocks(int(self.live.length[slot])))
 
     def _grow(self, slot: int, blocks: int) -> bool:
         """Give a sequence pages up to `blocks`, or none; returns whether it has them."""
@@ -212,9 +208,8 @@ class Scheduler:
         if not self._prefix_cache:
             return
         live, seq = self.live, self.live[slot]
-        end = int(live.cached[slot] if seq.deterministic else min(live.cached[slot], live.prompt[slot]))
         seq.keys = self._pages.keys(seq.tokens, seq.keys)
-        self._pages.fill(slot, seq.tokens, end, seq.keys)
+        self._pages.fill(slot, seq.tokens, int(live.cached[slot]), seq.keys)
 
     def release(self, seq: Sequence) -> None:
         """Free the slot; its canonical KV entries stay for others that begin alike until the pages are needed."""

@@ -62,7 +62,6 @@ class EngineStats:
         target_passes: canonical passes.
         rows: rows of the canonical passes, padding included.
         padding_rows: padding rows among them.
-        fast_passes: passes of the target's fast path.
         draft_passes: passes of the draft model.
         live: sequences that hold a slot now.
         peak_live: most of them at a time.
@@ -82,7 +81,6 @@ class EngineStats:
     target_passes: int = 0
     rows: int = 0
     padding_rows: int = 0
-    fast_passes: int = 0
     draft_passes: int = 0
     live: int = 0
     peak_live: int = 0

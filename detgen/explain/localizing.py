@@ -137,7 +137,7 @@ class Recording:
             try:
                 return run(windows, shapes, broken, **scored)
             finally:
-                self._now = None  # the fast path runs the same modules
+                self._now = None  # the draft model may have the same modules
 
         def attend_recorded(packed: Packed, layer: int, *args: Any) -> torch.Tensor:
             for name, x in zip(("query", "key", "value"), args, strict=False):

@@ -54,7 +54,7 @@ def _smaller(setting: Setting, axis: Axis) -> Iterator[Setting]:
             continue  # the long neighbour is one of the case's own requests
         smaller = setting.turned(axis.name, other)
         if other == "none" and axis.name == "drafter":
-            smaller = replace(smaller, draft_tokens=None, verify_window=None)
+            smaller = replace(smaller, draft_tokens=None)
         if consistent(smaller):
             yield smaller
 

@@ -273,7 +273,6 @@ _SETTINGS: dict[str, Rule] = {
     "draft": _or_null(_text),
     "drafter": _one_of(*DRAFTERS),
     "draft_tokens": _or_null(_whole(1)),
-    "verify_window": _whole(1),
     "batch_size": _whole(1),
     "draft_quant": _one_of(*get_args(QuantName)),
     "threads": _or_null(_whole(1)),
@@ -321,7 +320,7 @@ _PROBE: dict[str, Rule] = {
 }
 _SUMMARY: dict[str, Rule] = {
     **dict.fromkeys(_TOTALS, _count),
-    "drafters": _mapping(_counts, (*_names, "fast")),
+    "drafters": _mapping(_counts, _names),
     "total": _counts,
 }
 _INPUT: dict[str, Rule] = {"path": _text, "format": _text, "sha256": _text}

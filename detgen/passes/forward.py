@@ -1,8 +1,7 @@
 """One pass of a model over a packed bag of windows.
 
-Prefill, plain decode, verification, the fast path and the draft model all run here; they differ in their rows and in
-whether the pass keeps to the canonical class of shapes. Knows token ids, slots and positions; knows no requests and no
-files.
+Prefill, plain decode, verification and the draft model all run here; they differ in their rows and in whether the pass
+keeps to the canonical class of shapes. Knows token ids, slots and positions; knows no requests and no files.
 """
 
 from __future__ import annotations

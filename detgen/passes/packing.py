@@ -157,7 +157,7 @@ class Shapes:
 LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 READ_ROWS = 512  # most rows of an unconstrained pass that reads committed tokens
 
-# Unconstrained passes: those of the fast path and of the draft model.
+# Unconstrained passes: those of the draft model.
 FREE_SHAPES = Shapes(
     rows=(1, 1 << 30),
     dense=True,

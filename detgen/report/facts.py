@@ -162,7 +162,7 @@ def windows(rounds: list[Round]) -> tuple[list[Window], int]:
             continue
         first = found[-1].rounds.partition("–")[0]
         if shown.cells[0].status == "unverified":
-            said = "The fast path decoded these; nothing verified them."
+            said = "The pass of each of these rounds chose one token; nothing is promised of these."
         else:
             said = "Nobody drafted in these rounds. The canonical pass of each chose one token."
         found[-1] = Window(f"{first}–{shown.number}", shown.drafter, [*found[-1].cells, *shown.cells], said)

@@ -24,7 +24,7 @@ from detgen.engine.request import Status
 from detgen.report.reading import Faults, Fields, blocks, parse
 
 STATUSES: tuple[Status, ...] = get_args(Status)
-NAMES = (*(name for name in DRAFTERS if name != "auto"), "fast")  # of drafters, as a log has them
+NAMES = tuple(name for name in DRAFTERS if name != "auto")  # of drafters, as a log has them
 NONE = -1  # in place of a token: none was committed, or none drafted
 
 _WHOLE = ("index", "sample", "position", "round")

@@ -15,7 +15,6 @@ from detgen.outputs.base import Directory
 from detgen.report import drawing, facts
 from detgen.report.counting import DEPTHS, HALVES, LOWEST, MOST_COMMITTED, STRETCH, THRESHOLDS
 from detgen.report.lines import kind_of
-from detgen.report.log import NAMES
 from detgen.report.report import Report
 from detgen.report.svg import Bar, bars, columns, lines
 from detgen.report.texts import counted, harmless, visible
@@ -195,7 +194,8 @@ def _runner_up(line: dict[str, object] | None, record: dict[str, object], report
 
 def _rounds(report: Report) -> list[tuple[str, int]]:
     """Verified rounds by the tokens that they committed."""
-    counts = report.counts.committed[: NAMES.index("fast")].sum(0).tolist()
+    counts = report.counts.committed.sum(0).tolist()
+    counts[1] -= report.counts.drafts().total().unverified  # each of which was a round
     last = max((i for i, count in enumerate(counts) if count), default=0)
     return [(f"{i}{'+' if i == MOST_COMMITTED else ''}", counts[i]) for i in range(1, last + 1)]
 

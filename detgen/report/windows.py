@@ -110,7 +110,7 @@ class Round:
         if not drafted:
             only = self.cells[0]
             if only.status == "unverified":
-                return f"The fast path decoded {only.text}; nothing verified it."
+                return f"The pass chose {only.text}; nothing is promised of it."
             return f"Nobody drafted. The canonical pass chose {only.text}."
         drafts = f"The drafter {self.drafter} proposed {_tokens(drafted)}."
         if wrong is not None:

@@ -37,7 +37,7 @@ from detgen.workers.opening import open_workers
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
 _SETTINGS = (
-    *("draft", "drafter", "draft_tokens", "verify_window", "batch_size", "draft_quant", "threads", "kv_memory"),
+    *("draft", "drafter", "draft_tokens", "batch_size", "draft_quant", "threads", "kv_memory"),
     *("prefix_cache", "speculative_prefill"),
 )
 

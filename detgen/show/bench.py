@@ -77,7 +77,7 @@ _SPEED: _Columns = {
     "precision": lambda r: r.precision,
     "output tokens/s": _speed,
     "total tokens/s": _total,
-    "x fast path": lambda r: span(r.over_fast, "{:.2f}"),
+    "x none": lambda r: span(r.over_none, "{:.2f}"),
     "x transformers": lambda r: span(r.over_transformers, "{:.2f}"),
     "first token p50 / p99, s": lambda r: _pair(r.ttft, 1.0),
     "per token p50 / p99, ms": lambda r: _pair(r.tpot, 1e-3),

@@ -106,6 +106,6 @@ def _samples(count: int) -> str:
 def _drafter(counts: DrafterStats) -> str:
     if counts.acceptance is not None:
         return f"{counts.acceptance:.1%} of {counts.drafted:,} drafted tokens accepted in {counts.rounds:,} rounds"
-    if counts.unverified:
-        return f"{counts.unverified:,} unverified tokens"
-    return f"nothing drafted in {counts.rounds:,} rounds"
+    rounds, unverified = counts.rounds - counts.unverified, f"{counts.unverified:,} unverified tokens"
+    plain = f"nothing drafted in {rounds:,} rounds"
+    return ", ".join(said for said, there in ((plain, rounds), (unverified, counts.unverified)) if there)

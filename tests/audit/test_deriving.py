@@ -128,7 +128,7 @@ def test_a_draft_that_was_wrong_is_anybodys(folder: Path, audit: Judge) -> None:
         (lambda m: m["summary"].update(tokens=m["summary"]["tokens"] + 1), "summary.tokens is"),
         (lambda m: m["summary"].update(errors=0), "summary.errors is 0, the lines give 2"),
         (lambda m: m["summary"]["drafters"]["model"].update(bonus=0), "summary.drafters.model is"),
-        (lambda m: m["summary"]["drafters"].pop("fast"), "summary.drafters.fast is None"),
+        (lambda m: m["summary"]["drafters"].pop("none"), "summary.drafters.none is None"),
         (lambda m: m["summary"]["total"].update(plain=0), "summary.total is"),
         (lambda m: m["files"]["outputs.jsonl"].update(bytes=7), "bytes, the manifest says 7"),
         (lambda m: m["input"].update(format="json"), "input.format is 'json', the prompts give 'jsonl'"),

@@ -38,7 +38,7 @@ def test_the_share_of_verified_requests_is_as_asked_and_never_none(fraction: flo
 def test_quick_has_every_drafter_and_the_baseline(source: ModelSource) -> None:
     embedded = replace(source, random_weights=None)
     found = labels(BenchConfig(peers=("detgen", "transformers", "transformers-assisted")), embedded)
-    drafters = ("fast path", "none", "model", "self", "ngram", "auto")
+    drafters = ("none", "model", "ngram", "auto")
     assert found == [*(f"detgen {d}" for d in drafters), "transformers generate"]
     assert "transformers-assisted generate" in labels(BenchConfig(peers=("transformers-assisted",)), embedded, 1)
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import builtins
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,10 @@ from typing import Any
 import pytest
 from helpers.rows import make_row
 
-from detgen.bench.cells import Cell
 from detgen.bench.figures.draw import draw, need_matplotlib
-from detgen.bench.figures.make import by_fraction, consistent_spans
+from detgen.bench.figures.make import by_fraction
 from detgen.bench.figures.measure import linear_layers, pass_costs, windows
-from detgen.bench.interface import Contender, Job, ModelSource, Peer, Workload
+from detgen.bench.interface import Contender, Job, ModelSource, Peer
 from detgen.errors import BenchError
 
 WINDOWS = {"windows": [2, 4], "requests": [1, 2], "recomputed": [[0.0, 0.01], [0.1, 0.2]], "speed": [[9, 8], [7, 6]]}
@@ -22,16 +20,12 @@ DATA: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"rows": [1, 2], "invariant": [1.0, 1.1], "plain": [2.0, 2.1], "shape": [8, 4], "dtype": "float32"},
         ("rows (tokens)", "time of the layer (ms)"),
     ),
-    6: (
-        {"first": [3, 8], "second": [1], "output": [8, 8], "batch_size": 2},
-        ("consistent span (tokens)", "share of requests"),
-    ),
     9: ({"rows": [1, 2], "ms": [1.0, 1.5], "windows": WINDOWS}, ("latency (ms)", "recomputed tokens (%")),
     10: (
-        {"sample, batch 4": {"none": [[50, 0.9], [100, 1.1]], "self": [[50, 0.8], [100, 0.7]]}},
-        ("verified requests (%)", "throughput over the unverified fast path"),
+        {"sample, batch 4": {"none": [[50, 0.9], [100, 1.1]], "auto": [[50, 0.8], [100, 0.7]]}},
+        ("verified requests (%)", "throughput over that without drafts"),
     ),
-    13: (WINDOWS, ("requests per pass", "window (tokens)")),
+    13: (WINDOWS, ("requests per pass", "window (drafted tokens)")),
 }
 
 
@@ -62,16 +56,6 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
         need_matplotlib()
 
 
-def test_spans_end_at_the_first_and_second_difference() -> None:
-    canonical = [1, 2, 3, 4, 5, 6]
-    fast = [canonical, [1, 2, 9, 4, 5, 9], [1, 2, 9, 9, 5, 6], [1, 2, 9, 4, 5, 6]]
-    outputs = defaultdict(dict, {("w", "detgen fast path"): {4: fast}, ("w", "detgen none"): {4: [canonical] * 4}})
-    found = consistent_spans(Cell(Workload("w", (), ""), 4, ()), outputs)
-    assert (found["first"], found["second"]) == ([6, 2, 2, 2], [2, 0, 3])
-    assert (found["output"], found["batch_size"]) == ([6] * 4, 4)
-    assert not consistent_spans(Cell(Workload("w", (), ""), 1, ()), outputs)
-
-
 def test_measurements_have_a_value_for_every_point(
     source: ModelSource, job: Job, make_peer: Callable[..., tuple[Peer, Contender]]
 ) -> None:
@@ -90,11 +74,10 @@ def test_measurements_have_a_value_for_every_point(
 
 def test_fractions_are_taken_from_the_rows() -> None:
     rows = [
-        make_row(over_fast=[1.0, 1.2, 1.1]),
-        make_row("detgen none, 50% verified", fraction=0.5, over_fast=[0.8]),
-        make_row("detgen fast path", fraction=0.0, over_fast=[1.0]),
-        make_row("detgen ngram", over_fast=[2.0]),
-        make_row("detgen none, q8", over_fast=[3.0], reference="detgen none, q8"),
-        make_row("transformers generate", fraction=None, over_fast=[0.5]),
+        make_row(over_none=[1.0, 1.2, 1.1]),
+        make_row("detgen none, 50% verified", fraction=0.5, over_none=[0.8]),
+        make_row("detgen ngram", over_none=[2.0]),
+        make_row("detgen none, q8", over_none=[3.0], reference="detgen none, q8"),
+        make_row("transformers generate", fraction=None, over_none=[0.5]),
     ]
     assert by_fraction(rows) == {"sample, batch 4": {"none": [[50.0, 0.8], [100.0, 1.1]]}}

@@ -23,7 +23,7 @@ def contender(peer: str, name: str, fraction: float | None = None) -> Contender:
     return Contender(peer, name, "float32", peer, fraction=fraction)
 
 
-FAST, NONE = contender("detgen", "fast path", 0.0), contender("detgen", "none", 1.0)
+NGRAM, NONE = contender("detgen", "ngram", 1.0), contender("detgen", "none", 1.0)
 GENERATE = contender("transformers", "generate")
 
 
@@ -54,9 +54,9 @@ def measure(
 
 
 def test_contenders_take_turns_and_the_first_round_is_not_measured(told: Any) -> None:
-    fake = Fake(fast_path=1.0, none=2.0, generate=4.0)
-    rows, _ = measure(fake, told, FAST, NONE, GENERATE)
-    assert fake.calls == ["fast path", "none", "generate"] * 4
+    fake = Fake(ngram=1.0, none=2.0, generate=4.0)
+    rows, _ = measure(fake, told, NGRAM, NONE, GENERATE)
+    assert fake.calls == ["ngram", "none", "generate"] * 4
     assert [len(r.seconds) for r in rows] == [3, 3, 3]
     assert rows[1].ttft[0] == pytest.approx((0.1, 0.1))
     assert rows[1].tpot[0] == pytest.approx((0.1, 0.1)), "two tokens behind the first in 0.2 seconds"
@@ -94,16 +94,16 @@ def test_what_the_library_chose_replaces_what_was_known_before(told: Any, monkey
 
 
 def test_ratios_are_of_the_same_round(told: Any) -> None:
-    rows, _ = measure(Fake(fast_path=1.0, none=2.0, generate=4.0), told, FAST, NONE, GENERATE)
-    fast, none, generate = rows
-    assert none.over_fast == pytest.approx([f / n for n, f in zip(none.seconds, fast.seconds, strict=True)])
+    rows, _ = measure(Fake(ngram=1.0, none=2.0, generate=4.0), told, NGRAM, NONE, GENERATE)
+    ngram, none, generate = rows
+    assert ngram.over_none == pytest.approx([n / g for n, g in zip(none.seconds, ngram.seconds, strict=True)])
     assert none.over_transformers == pytest.approx([g / n for n, g in zip(none.seconds, generate.seconds, strict=True)])
-    assert fast.over_fast == [1.0] * 3
+    assert none.over_none == [1.0] * 3
 
 
 def test_a_contender_that_fails_is_a_row_with_its_error_and_the_others_go_on(told: Any) -> None:
-    fake = Fake(fast_path=1.0, generate=1.0)
-    rows, _ = measure(fake, told, FAST, NONE, GENERATE)
+    fake = Fake(ngram=1.0, generate=1.0)
+    rows, _ = measure(fake, told, NGRAM, NONE, GENERATE)
     assert rows[1].error == "out of memory"
     assert rows[1].seconds == []
     assert fake.calls.count("none") == 1, "it is not tried again"
@@ -121,12 +121,12 @@ def test_rounds_fill_the_time_within_bounds(told: Any) -> None:
 
 
 def test_progress_counts_every_run_to_the_end(told: Any) -> None:
-    measure(Fake(fast_path=1.0, none=1.0), told, FAST, NONE, rounds=5)
+    measure(Fake(ngram=1.0, none=1.0), told, NGRAM, NONE, rounds=5)
     assert [step.done for step in told.steps] == list(range(13))
     assert {step.total for step in told.steps} == {12}
     assert told.steps[0].left is None
     assert told.steps[-1].left == 0
-    assert told.steps[0].figures == ("sample, batch 4: detgen fast path",)
+    assert told.steps[0].figures == ("sample, batch 4: detgen ngram",)
 
 
 def test_rows_are_kept_after_each_round(told: Any) -> None:
@@ -135,11 +135,11 @@ def test_rows_are_kept_after_each_round(told: Any) -> None:
 
     def keep(rows: list[Row], outputs: Outputs) -> None:
         assert {(r.workload, r.label) for r in rows if r.error is None} == set(outputs)
-        seen.append([(r.batch_size, r.label, len(r.seconds), len(r.over_fast)) for r in rows])
+        seen.append([(r.batch_size, r.label, len(r.seconds), len(r.over_none)) for r in rows])
 
-    cells = [Cell(Workload("sample", PROMPTS, ""), size, (FAST, NONE)) for size in (4, 1)]
-    Measuring(cells, Fake(fast_path=1.0, none=1.0), told, 2, 100.0, keep=keep).run()
-    labels = "detgen fast path", "detgen none"
+    cells = [Cell(Workload("sample", PROMPTS, ""), size, (NGRAM, NONE)) for size in (4, 1)]
+    Measuring(cells, Fake(ngram=1.0, none=1.0), told, 2, 100.0, keep=keep).run()
+    labels = "detgen ngram", "detgen none"
     first, second, third, fourth = ([(size, label, n, n) for label in labels] for size in (4, 1) for n in (1, 2))
     assert seen == [first, second, second + third, second + fourth]
 

@@ -16,7 +16,7 @@ from detgen.errors import BenchError
 
 
 def test_bench_json_is_read_as_it_was_written(tmp_path: Path) -> None:
-    row = make_row(same_bytes=(3, 4, 1), agreement=(4, 4), counts={"drafted": 3}, over_fast=[1.0, 1.1, 0.9])
+    row = make_row(same_bytes=(3, 4, 1), agreement=(4, 4), counts={"drafted": 3}, over_none=[1.0, 1.1, 0.9])
     row.cpu_seconds, row.others = [1.5, 1.6, 1.4], [(0.1, 2.0), (0.0, 2.2), (-0.01, 1.8)]
     row.weights, row.fewer_bits, row.reference = "q8", True, "detgen none, q8"
     results = make_results(row, make_row("vllm plain", error="it crashed", seconds=[], ttft=[], tpot=[]))

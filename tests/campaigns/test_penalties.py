@@ -21,7 +21,7 @@ TEXTS = code(40)
 COMMON = (0, 199, 259, 272, 258, 12, 269, 289, 321, 14, 9, 8)  # ends a text; tokens that the texts have often
 DRAFTERS: list[dict[str, Any]] = [
     *({"drafter": name, "draft_tokens": n} for name in ("model", "ngram", "auto") for n in (1, 3, 8)),
-    *({"drafter": "self", "verify_window": n} for n in (1, 5, 16)),
+    *({"drafter": "ngram", "draft_tokens": n} for n in (1, 5, 16)),
     {"drafter": "none"},
 ]
 

@@ -23,7 +23,7 @@ def test_eight_threads(tries: Callable[[int], int], tally: Callable[..., None]) 
     others = [
         engine,
         engine.with_settings(drafter="none", batch_size=1),
-        engine.with_settings(drafter="self", verify_window=3),
+        engine.with_settings(drafter="model", draft_tokens=3),
         engine.with_settings(drafter="model", draft_tokens=2, prefill_chunk=3),
     ]
     pool = [

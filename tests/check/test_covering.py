@@ -60,17 +60,14 @@ def test_alone(axis: object) -> None:
 
 
 def test_contradictions() -> None:
-    """Draft tokens need a drafter, a window the fast path; chains have no drafts; a slot and preemption need a batch,
+    """Draft tokens need a drafter; chains have no drafts; a slot and preemption need a batch,
     preemption one without very long prompts; a resumed run can have what the command line has."""
     assert not consistent(Setting(draft_tokens=3))
-    assert not consistent(Setting(drafter="self", draft_tokens=3))
-    assert not consistent(Setting(drafter="self"))
-    assert not consistent(Setting(drafter="ngram", verify_window=4))
     assert not consistent(Setting(slot=1))
     assert not consistent(Setting(preemption=True))
     assert not consistent(Setting(batch=2, preemption=True, neighbours="long"))
     assert consistent(Setting(batch=2, preemption=True))
-    assert consistent(Setting(drafter="self", verify_window=4, batch=2, slot=1))
+    assert consistent(Setting(drafter="ngram", draft_tokens=4, batch=2, slot=1))
     assert not any(consistent(Setting(drafter=name, chains=True)) for name in ("auto", "ngram", "oracle"))
     assert consistent(Setting(batch=3, chains=True))
     resumed = Setting(process="resumed", batch=2)

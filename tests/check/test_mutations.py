@@ -33,7 +33,7 @@ SETTINGS = [  # those first that find most
     Setting(batch=3, preemption=True, drafter="ngram", draft_tokens=3),
     Setting(batch=8, drafter="oracle", draft_tokens=8, sampling="stop"),
     Setting(batch=8, chunk=7, neighbours="long", drafter="adversary", draft_tokens=3, prefix_cache="shared"),
-    Setting(batch=3, drafter="self", verify_window=4, neighbours="early", order="reversed", unverified=1),
+    Setting(batch=3, drafter="oracle", draft_tokens=4, neighbours="early", order="reversed", unverified=1),
     Setting(batch=3, chains=True, sampling="T=1.3 top-p"),
     Setting(batch=3, chains=True),
     Setting(batch=3, drafter="ngram", draft_tokens=2, sampling="T=1.3 top-p"),

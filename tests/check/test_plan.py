@@ -34,8 +34,8 @@ def test_order_without_processes() -> None:
 
 
 def test_axes_as_typed() -> None:
-    assert read_axes(["batch", "draft-tokens", "verify_window"]) == ["batch", "draft_tokens", "verify_window"]
-    with pytest.raises(CheckError, match=r"no axis 'bath-size'; the axes are batch, .*, draft-tokens, verify-window, "):
+    assert read_axes(["batch", "draft-tokens", "prefix_cache"]) == ["batch", "draft_tokens", "prefix_cache"]
+    with pytest.raises(CheckError, match=r"no axis 'bath-size'; the axes are batch, .*, draft-tokens, chunk, "):
         read_axes(["bath_size"])
     axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=1)
     with pytest.raises(CheckError, match="the axis threads has only one value here"):

@@ -31,7 +31,7 @@ def test_windows_are_filled(
             verified.append([w.logits - 1 for w in windows])
         return run(self, windows, shapes, broken, **scored)
 
-    setting = Setting(batch=2, drafter="self", verify_window=window)
+    setting = Setting(batch=2, drafter="oracle", draft_tokens=window)
     requests = pool.watched(setting)
     check.reference(Case(setting, requests))
     monkeypatch.setattr(Forward, "run", watched)
@@ -44,7 +44,7 @@ def test_windows_are_filled(
 def test_resampled(make_check: Callable[..., Check], pool: Pool, kind: str) -> None:
     """Requests of one kind of sampling become exactly those of another."""
     make_check(pool).learn()
-    setting = Setting(batch=3, drafter="self", verify_window=64, sampling=kind)
+    setting = Setting(batch=3, drafter="oracle", draft_tokens=64, sampling=kind)
     others = [pool.watched(setting.turned("sampling", other)) for other in SAMPLING]
     assert all(pool.resampled(watched, kind) == pool.watched(setting) for watched in others)
 

@@ -25,9 +25,9 @@ def check(make_check: Callable[..., Check], pool: Pool) -> Check:
     "setting",
     [
         Setting(batch=2),
-        Setting(batch=2, chunk=1, drafter="self", verify_window=16, neighbours="early", sampling="T=1.3 n=2"),
+        Setting(batch=2, chunk=1, drafter="oracle", draft_tokens=16, neighbours="early", sampling="T=1.3 n=2"),
         Setting(batch=3, chunk=7, drafter="oracle", draft_tokens=8, prefix_cache="warm", order="reversed", slot=5),
-        Setting(batch=8, chunk=1, drafter="self", verify_window=64, prefix_cache="shared", sampling="stop"),
+        Setting(batch=8, chunk=1, drafter="oracle", draft_tokens=64, prefix_cache="shared", sampling="stop"),
         Setting(batch=8, drafter="adversary", neighbours="broken", prefix_cache="cold", unverified=4),
         Setting(batch="all", drafter="model", neighbours="others", prefix_cache="shared", order="shuffle 1"),
         Setting(batch=3, drafter="ngram", draft_tokens=4, neighbours="early", sampling="T=0.8 penalties"),

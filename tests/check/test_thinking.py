@@ -28,7 +28,7 @@ SETTINGS = [  # those first that find most
     Setting(batch=3, speculative_prefill=3),
     Setting(batch=8, drafter="adversary", chunk=7, speculative_prefill=1, prefix_cache="cold"),
     Setting(batch=3, prefix_cache="warm", drafter="ngram", draft_tokens=3, speculative_prefill="auto"),
-    Setting(batch=3, drafter="self", verify_window=4, neighbours="early", order="reversed", unverified=1),
+    Setting(batch=3, drafter="oracle", draft_tokens=4, neighbours="early", order="reversed", unverified=1),
     Setting(batch=3, preemption=True, drafter="ngram", draft_tokens=3, prefix_cache="shared"),
     Setting(batch=8, drafter="oracle", draft_tokens=8, sampling="T=1.3 n=2", chunk=1),
 ]

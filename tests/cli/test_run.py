@@ -25,7 +25,7 @@ from detgen.workers.config import WorkersConfig
 
 PANELS = ("Models", "Drafting", "Sampling", "Resources", "Run")
 OPTIONS = (
-    *("--output", "-o", "--target", "--draft", "--drafter", "--draft-tokens", "--verify-window", "--batch-size"),
+    *("--output", "-o", "--target", "--draft", "--drafter", "--draft-tokens", "--batch-size"),
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--n", "--stop", "--device"),
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
     *("--quiet", "-q", "--allow-nondeterministic", "--trust-remote-code"),
@@ -55,7 +55,7 @@ def test_defaults_are_those_of_the_api(run_with: RunWith) -> None:
 def test_every_option_arrives(run_with: RunWith) -> None:
     result, config = run_with(
         *("-", "-o", "folder", "--target", "T", "--draft", "D", "--drafter", "ngram", "--draft-tokens", "4"),
-        *("--verify-window", "5", "--batch-size", "6", "--max-tokens", "7", "--temperature", "0.8", "--top-p", "0.9"),
+        *("--batch-size", "6", "--max-tokens", "7", "--temperature", "0.8", "--top-p", "0.9"),
         *("--top-k", "10", "--min-p", "0.1", "--seed", "11", "--n", "2", "--stop", "\\n", "--stop", "END"),
         *("--min-tokens", "3", "--stop-token-id", "9", "--stop-token-id", "4", "--ignore-eos", "--logprobs", "5"),
         *("--repetition-penalty", "1.2", "--frequency-penalty", "-0.5", "--presence-penalty", "1"),
@@ -90,7 +90,6 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         draft="D",
         drafter="ngram",
         draft_tokens=4,
-        verify_window=5,
         batch_size=6,
         device="cuda:1",
         dtype="bfloat16",

@@ -137,7 +137,7 @@ class Run:
         for _ in range(rounds):
             started = self.clock.now
             drafts = [Draft([], "none")] * len(self.seqs)
-            if not self.auto.patient:
+            if not self.auto.idle():
                 drafts = self.auto.draft(self.seqs, [8] * len(self.seqs))
                 self.asked += 1
             committed = 0

@@ -11,7 +11,7 @@ import pytest
 from helpers.engine_inputs import PROMPTS, Adversary
 
 from detgen import Engine, EngineConfig, EngineError
-from detgen.drafters.registry import DRAFTERS, Entry
+from detgen.drafters.registry import DRAFTERS, WITHDRAWN, Entry
 
 pytestmark = pytest.mark.usefixtures("probed_once")
 
@@ -20,7 +20,7 @@ def test_every_entry_makes_a_drafter_of_its_name(engines: Callable[..., Engine])
     base = engines(drafter="auto", batch_size=3)
     found: dict[str, Any] = {}
     base.with_settings(drafter=lambda named: found.update(named) or named["ngram"])
-    assert {name: drafter.name for name, drafter in found.items()} == {n: n for n in DRAFTERS if n != "none"}
+    assert {name: drafter.name for name, drafter in found.items()} == {n: n for n in DRAFTERS}
 
 
 def test_without_a_draft_model_only_those_that_need_none_are_there() -> None:
@@ -35,14 +35,41 @@ def test_without_a_draft_model_only_those_that_need_none_are_there() -> None:
 def test_an_entry_is_all_that_a_new_drafter_needs(
     engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module: Any = ModuleType("a_new_drafter")
+    module: Any = ModuleType("detgen.drafters.adversary")
     module.make = lambda parts: Adversary()
     monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(EngineError, match=r"drafter must be one of auto, .*, none, got 'adversary'"):
         EngineConfig(drafter="adversary")
-    monkeypatch.setitem(DRAFTERS, "adversary", Entry("a_new_drafter:make", "unused", "wrong tokens"))
+    monkeypatch.setitem(DRAFTERS, "adversary", Entry("unused", "wrong tokens"))
     base = engines(drafter="auto", batch_size=3)
     engine = base.with_settings(drafter="adversary")
     done = engine.generate(PROMPTS, max_tokens=8)
     assert [c.token_ids for c in done] == [c.token_ids for c in base.generate(PROMPTS, max_tokens=8)]
     assert engine.stats.drafters["adversary"].drafted > 0
+
+
+def test_self_is_refused_with_the_reason_and_what_to_use(engines: Callable[..., Engine]) -> None:
+    """It is in no list, and there is no other way to have it."""
+    assert "self" not in DRAFTERS
+    said = r"drafter self is left out until the target can draft by its own weights in 8 bits.* Use .* or none$"
+    with pytest.raises(EngineError, match=said):
+        EngineConfig(drafter="self")
+    with pytest.raises(EngineError, match=said):
+        engines(drafter="auto", batch_size=3).with_settings(drafter="self")
+    assert all(name in WITHDRAWN["self"] for name in DRAFTERS)
+
+
+def test_what_is_no_drafter_is_refused(engines: Callable[..., Engine]) -> None:
+    """A class of one's own without the methods that the engine calls, or nothing at all."""
+
+    class Alike:
+        name = "alike"
+
+        def draft(self, seqs: Any, lengths: list[int]) -> list[Any]:
+            return []
+
+    base = engines(drafter="auto", batch_size=3)
+    wrong: list[tuple[Any, str]] = [(Alike(), "Alike"), (None, "NoneType")]
+    for made, kind in wrong:
+        with pytest.raises(EngineError, match=rf"derived from detgen\.drafters\.protocol\.Drafter, and {kind} is not"):
+            base.with_settings(drafter=lambda _, made=made: made)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.engine_inputs import ids
+from helpers.engine_inputs import adversary, ids
 from helpers.torch_passes import decoders
 
 from detgen import Engine, EngineError, Request, SamplingParams
-from detgen.drafters.protocol import Draft
+from detgen.drafters.protocol import Draft, Drafter
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 
@@ -85,7 +85,7 @@ def test_too_little_room_for_the_batch(observe: Callable[..., Any], engines: Cal
     roomy = engines(drafter="none", batch_size=1)
     requests = prompts(60, 57, 120, 50, 62, n=2, temperature=0.7, seed=4)
     want = observe(roomy, requests)
-    for drafter in ("none", "model", "self"):
+    for drafter in ("none", "model", adversary):
         base = engines(drafter="auto", batch_size=4)
         engine = base.with_settings(drafter=drafter, kv_memory=base.position_bytes * 64 * 5)
         engine.reset_prefix_cache()
@@ -102,7 +102,7 @@ def test_a_drafter_that_returns_too_much(engines: Callable[..., Engine]) -> None
     want = [c.token_ids for c in roomy.generate(requests)]
     texts = [(*(r.token_ids or ()), *tokens, *[7] * 20) for r, tokens in zip(requests, want, strict=True)]
 
-    class Lavish:
+    class Lavish(Drafter):
         name, draft_tokens = "lavish", 8
 
         def draft(self, seqs: Any, lengths: list[int]) -> list[Draft]:

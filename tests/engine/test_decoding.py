@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detgen.drafters.protocol import Draft
+from detgen.drafters.protocol import Draft, Drafter
 from detgen.engine import Engine
 from detgen.engine.request import Request, SamplingParams
 
@@ -28,46 +28,49 @@ def base(engines: Callable[..., Engine]) -> Engine:
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_unverified_requests_ride_in_canonical_passes(base: Engine, drafter: str) -> None:
-    """Beside a verified request they take no passes of their own, and change nothing of it."""
+    """Beside a verified request they take no passes of their own until it has ended, and change nothing of it."""
     settings: dict[str, Any] = {} if drafter == "none" else {"draft_tokens": 1}
     engine = base.with_settings(drafter=drafter, **settings)
     alone = engine.generate([request(0, verified=True)])[0]
-    rounds = engine.stats.target_passes
     engine = base.with_settings(drafter=drafter, **settings)
     beside = engine.generate([request(0, verified=True), *(request(i, verified=False) for i in (1, 2, 3))])
     assert beside[0].token_ids == alone.token_ids
-    assert {r.status for c in beside[1:] for r in c.records} == {"unverified"}
-    assert engine.stats.target_passes == rounds
-    # Those that the accepted drafts of the verified one have outrun end by the fast path.
-    assert engine.stats.fast_passes == TOKENS - rounds
+    assert {(r.drafter, r.status, r.drafted) for c in beside[1:] for r in c.records} == {("none", "unverified", None)}
+    assert engine.stats.target_passes == TOKENS  # those that the accepted drafts of the verified one have outrun go on
     assert engine.stats.tokens == sum(len(c.token_ids) for c in beside) == 4 * TOKENS
 
 
-def test_unverified_requests_alone_take_the_fast_path(base: Engine) -> None:
-    """Their first token is the prompt's pass, the others are the fast path's."""
-    engine = base.with_settings(drafter="none")
-    engine.generate([request(i, verified=False) for i in range(3)])
-    assert (engine.stats.target_passes, engine.stats.fast_passes) == (1, TOKENS - 1)
+@pytest.mark.parametrize("drafter", ["none", "ngram", "auto"])
+def test_nobody_is_asked_to_draft_for_unverified_requests(
+    base: Engine, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, they have calls of several passes, as where nobody drafts; their tokens are those of verified ones."""
+    engine = base.with_settings(drafter=drafter)
+    forward, calls = engine.canonical[0], 0
+    run = forward.run
+
+    def counted(*args: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return run(*args, **named)
+
+    monkeypatch.setattr(engine._decoding._drafter, "draft", lambda *_: pytest.fail("it was asked"))
+    monkeypatch.setattr(forward, "run", counted)
+    done = engine.generate([request(i, verified=False) for i in range(3)])
+    assert engine.stats.target_passes == TOKENS
+    assert calls == (1 if forward.chains else TOKENS)
+    plain = base.with_settings(drafter="none").generate([request(i, verified=True) for i in range(3)])
+    assert [c.token_ids for c in done] == [c.token_ids for c in plain]
 
 
-def test_unverified_requests_ride_with_drafts_of_the_fast_path(base: Engine) -> None:
-    """Where the target drafts for itself, its passes carry them, and none is added."""
-    engine = base.with_settings(drafter="self", verify_window=4)
-    engine.generate([request(0, verified=True)])
-    passes = engine.stats.target_passes, engine.stats.fast_passes
-    engine = base.with_settings(drafter="self", verify_window=4)
-    engine.generate([request(0, verified=True), request(1, verified=False)])
-    assert engine.stats.target_passes == passes[0]
-    assert engine.stats.fast_passes >= passes[1]
-
-
-class Watching:
+class Watching(Drafter):
     """A drafter that drafts the right tokens for one sequence, and keeps what it is told of the rounds."""
 
     name = "watching"
+    while_reading = False
 
     def __init__(self, right: list[int], slow: int) -> None:
-        self.right, self.slow, self.patient = right, slow, False
+        self.right, self.slow, self.resting = right, slow, False
         self.asked = 0
         self.rounds: list[tuple[int, int, bool]] = []
 
@@ -78,6 +81,10 @@ class Watching:
             Draft(self.right[len(s.tokens) :][: min(n, 4)] if s.request.id != self.slow else [], self.name)
             for s, n in zip(seqs, lengths, strict=True)
         ]
+
+    def idle(self) -> bool:
+        """As a test says."""
+        return self.resting
 
     def timed(self, tokens: int, seconds: float, sequences: int, waiting: bool) -> None:
         """Keep it."""
@@ -97,10 +104,8 @@ def test_what_a_round_gave(base: Engine, waiting: int) -> None:
     assert drafter.rounds[:4] == [(5 + 5 + 1, 3, bool(waiting))] * 4
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_who_is_told_of_rounds_is_not_asked_while_prompts_are_read(
-    base: Engine, told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("too", [True, False])
+def test_whoever_wants_is_not_asked_while_prompts_are_read(base: Engine, too: bool) -> None:
     """Such a round is not told, so nothing could be learnt of it."""
     requests = [request(i, verified=True) for i in range(4)]
     requests[0] = replace(requests[0], params=SamplingParams(max_tokens=2 * TOKENS))
@@ -114,16 +119,15 @@ def test_who_is_told_of_rounds_is_not_asked_while_prompts_are_read(
             return super().draft(seqs, lengths)
 
     drafter = Asked([], slow=-1)
-    if not told:
-        monkeypatch.setattr(Watching, "timed", None)
+    drafter.while_reading = too
     engine = base.with_settings(drafter=lambda _: drafter, batch_size=2)
     engine.generate(requests)
-    assert any(asked) == (not told)
+    assert any(asked) == too
 
 
-def test_a_patient_drafter_is_not_asked(base: Engine) -> None:
+def test_an_idle_drafter_is_not_asked(base: Engine) -> None:
     drafter = Watching([], slow=0)
-    drafter.patient = True
+    drafter.resting = True
     engine = base.with_settings(drafter=lambda _: drafter)
     engine.generate([replace(request(0, verified=True), params=SamplingParams(max_tokens=50))])
     assert drafter.asked == 0

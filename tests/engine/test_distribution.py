@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.engine_inputs import adversary
 
 from detgen import Engine, Request, SamplingParams
 
@@ -16,10 +17,10 @@ DRAFTERS: list[dict[str, Any]] = [
     {"drafter": "none"},
     {"drafter": "ngram", "draft_tokens": 2},
     {"drafter": "model", "draft_tokens": 2},
-    {"drafter": "self", "verify_window": 2},
+    {"drafter": adversary, "draft_tokens": 2},
     {"drafter": "auto"},
 ]
-EACH = pytest.mark.parametrize("settings", DRAFTERS, ids=lambda s: s["drafter"])
+EACH = pytest.mark.parametrize("settings", DRAFTERS, ids=["none", "ngram", "model", "adversary", "auto"])
 SAMPLES = 800
 PROMPT = "for i in range(10):\n    for i in range("
 
@@ -60,7 +61,7 @@ def test_next_tokens_fit(engines: Callable[..., Engine], observe: Callable[..., 
     fits(Counter(t[:2] for t in tokens.values()), pairs, SAMPLES)
     drafted = {r.status for one in found.values() for r in one.completion.records}
     assert ("accepted" in drafted) <= (settings["drafter"] != "none")
-    if settings["drafter"] in ("model", "self"):
+    if settings["drafter"] == "model":
         assert "accepted" in drafted
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.engine_inputs import PROMPTS
+from helpers.engine_inputs import PROMPTS, adversary
 from helpers.fakes import Watcher
 
 from detgen import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams
@@ -94,7 +94,7 @@ def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
     others = [
         base.with_settings(drafter="none", batch_size=1),
         base.with_settings(drafter="model", draft_tokens=2),
-        base.with_settings(drafter="self", threads=1, verify_window=3),
+        base.with_settings(drafter=adversary, threads=1, draft_tokens=3),
         base.with_settings(prefill_chunk=1, batch_size=16),
         base.with_settings(kv_memory=6 * 64 * base.position_bytes),
         base.with_settings(prefix_cache=False),
@@ -147,7 +147,7 @@ def test_engine_errors(demo_models: Any) -> None:
         Engine(batch_size=0)
     with pytest.raises(EngineError, match="threads must be at most 1024, got 100000"):
         Engine(threads=100_000)
-    for name in ("batch_size", "draft_tokens", "verify_window", "prefill_chunk", "kv_memory"):
+    for name in ("batch_size", "draft_tokens", "prefill_chunk", "kv_memory"):
         with pytest.raises(EngineError, match=rf"{name} must be at most \d+, got 1{'0' * 30}$"):
             EngineConfig(**{name: 10**30})
         with pytest.raises(EngineError, match=f"{name} must be a whole number of at least 1, got True"):
@@ -165,12 +165,12 @@ def test_engine_errors(demo_models: Any) -> None:
 
 
 def test_batches_larger_than_a_pass() -> None:
-    """The fast path and the draft model take any number of rows at a time; canonical passes are divided."""
+    """The draft model takes any number of rows at a time; canonical passes are divided."""
     large = Engine(batch_size=530, kv_memory=512 << 20)
     requests = [
         Request(i, i, prompt="def f", params=SamplingParams(max_tokens=3, deterministic=i % 3 > 0)) for i in range(540)
     ]
-    for drafter in ("none", "self", "model"):
+    for drafter in ("none", "model"):
         engine = large.with_settings(drafter=drafter)
         done = engine.generate(requests)
         assert len(done) == 540

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.engine_inputs import adversary
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,10 +76,11 @@ def reference(engines: Callable[..., Engine], observe: Callable[..., Any]) -> Ca
     return of
 
 
+LENGTHS = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 16, 19])
 DRAFTERS = st.one_of(
     st.fixed_dictionaries({"drafter": st.just("none")}),
-    st.fixed_dictionaries({"drafter": st.sampled_from(["model", "ngram", "auto"]), "draft_tokens": st.integers(1, 8)}),
-    st.fixed_dictionaries({"drafter": st.just("self"), "verify_window": st.sampled_from([1, 2, 3, 5, 8, 16, 19])}),
+    st.fixed_dictionaries({"drafter": st.sampled_from(["model", "ngram", "auto"]), "draft_tokens": LENGTHS}),
+    st.fixed_dictionaries({"drafter": st.just(adversary), "draft_tokens": LENGTHS}),
     st.just({"drafter": "auto"}),
 )
 
@@ -123,7 +125,7 @@ def test_many_requests_in_any_order(
     half = list(POOL)[::2]
     for engine, order in (
         (engines(drafter="auto", batch_size=16), half),
-        (engines(drafter="self", verify_window=5, batch_size=7), half[::-1]),
+        (engines(drafter=adversary, draft_tokens=5, batch_size=7), half[::-1]),
     ):
         found = observe(engine, [POOL[name] for name in order])
         for name in order:
@@ -146,9 +148,10 @@ def test_the_seed_decides(engines: Callable[..., Engine]) -> None:
 
 def test_unverified_requests_do_generate(engines: Callable[..., Engine]) -> None:
     """Unverified requests finish, and their log says that nobody verified them."""
-    engine = engines(drafter="self", verify_window=5, batch_size=7)
+    engine = engines(drafter=adversary, draft_tokens=5, batch_size=7).with_settings()
     done = engine.generate(["import os", "class A:"], max_tokens=9, deterministic=False)
+    assert "adversary" not in engine.stats.drafters
     for c in done:
         assert len(c.token_ids) == len(c.records) <= 9
-        assert {(r.drafter, r.status) for r in c.records} == {("fast", "unverified")}
+        assert {(r.drafter, r.status) for r in c.records} == {("none", "unverified")}
         assert [r.token for r in c.records] == list(c.token_ids)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.engine_inputs import PROMPTS
+from helpers.engine_inputs import PROMPTS, adversary
 from helpers.torch_passes import decoders
 
 from detgen import Completion, Engine, Request, SamplingParams
-from detgen.drafters.protocol import Draft
+from detgen.drafters.protocol import Draft, Drafter
 from detgen.errors import EngineError
 from detgen.kernels.attention import attend_blocks, attend_fused
 from detgen.passes import probing
@@ -64,7 +64,7 @@ def settings() -> Iterator[dict[str, Any]]:
     yield {"drafter": "none", "batch_size": 1}
     yield {"drafter": "ngram", "batch_size": 3, "draft_tokens": 4}
     yield {"drafter": "model", "batch_size": 2, "draft_tokens": 3, "prefill_chunk": 7}
-    yield {"drafter": "self", "batch_size": 4, "verify_window": 3}
+    yield {"drafter": adversary, "batch_size": 4, "draft_tokens": 3}
     yield {"drafter": "auto", "batch_size": 16, "prefill_chunk": 1}
 
 
@@ -109,7 +109,7 @@ def test_the_error_depends_on_the_request_alone(engine: Engine) -> None:
         assert done.error == f"{ERROR.format(prompt + first)} (token {first} of the completion)"
 
 
-class Spoiler:
+class Spoiler(Drafter):
     """Drafts what the reference says, then the broken token."""
 
     name = "spoiler"

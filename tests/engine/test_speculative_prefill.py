@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.engine_inputs import adversary
 from helpers.engines import Observed
 from helpers.examples import examples
 from helpers.thinking_models import Thinks, random_model, save_model
@@ -109,7 +110,7 @@ AHEAD = st.sampled_from(["auto", "off", 1, 3, 1000])
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     ahead=AHEAD,
-    drafter=st.sampled_from(["none", "ngram", "self", "auto"]),
+    drafter=st.sampled_from(["none", "ngram", adversary, "auto"]),
     window=st.sampled_from([1, 2, 3, 8]),
     batch=st.integers(1, 9),
     chunk=st.sampled_from([None, 1, 3, 7, 64]),
@@ -124,7 +125,7 @@ def test_nothing_but_the_request_matters(
     reference: Callable[[str, str], Any],
     kind: str,
     ahead: str | int,
-    drafter: str,
+    drafter: Any,
     window: int,
     batch: int,
     chunk: int | None,
@@ -136,7 +137,7 @@ def test_nothing_but_the_request_matters(
     """Reading ahead, drafts, chunks, shared prefixes, preemption and neighbours leave every bit as it is."""
     settings: dict[str, Any] = {
         "drafter": drafter,
-        "verify_window": window,
+        "draft_tokens": window,
         "batch_size": batch,
         "prefill_chunk": chunk,
         "prefix_cache": prefix,
@@ -262,7 +263,7 @@ def test_statistics(engines: Callable[..., Engine]) -> None:
 
 def test_drafts_end_with_their_chunk(engines: Callable[..., Engine]) -> None:
     """No window reaches beyond the chunk it begins in, and rows behind a rejected draft are computed again."""
-    engine = engines("sometimes", drafter="self", batch_size=2, verify_window=8)
+    engine = engines("sometimes", drafter="ngram", batch_size=2, draft_tokens=8)
     (done,) = engine.generate([POOL["4-0"]])
     rounds: dict[int, list[int]] = {}
     for record in done.records:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.engine_inputs import PROMPTS
+from helpers.engine_inputs import PROMPTS, adversary
 
 from detgen import Engine, Request, SamplingParams
 
@@ -53,7 +53,7 @@ def test_a_pass_that_fails(
     """An exception in the middle of a round, drafts and all, leaves an engine that gives the same bits."""
     some = [Request(i, i, prompt=p, params=SamplingParams(max_tokens=14)) for i, p in enumerate(PROMPTS)]
     want = observe(engines(drafter="none", batch_size=1), some)
-    both: list[dict[str, Any]] = [{"drafter": "self", "verify_window": 4}, {"drafter": "model", "draft_tokens": 3}]
+    both: list[dict[str, Any]] = [{"drafter": adversary, "draft_tokens": 4}, {"drafter": "model", "draft_tokens": 3}]
     for settings in both:
         engine = engines(batch_size=3, **settings)
         for after in (2, 5, 8):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from helpers.engine_inputs import PROMPTS
+from helpers.engine_inputs import PROMPTS, adversary
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.engine import turns
@@ -35,7 +35,7 @@ def want(engine: Engine) -> list[tuple[int, ...]]:
 
 def test_threads_take_turns(engine: Engine, want: list[tuple[int, ...]]) -> None:
     """Eight threads, on the engine and on others with its models, by generate and by stream: each its own texts."""
-    others = [engine, engine.with_settings(drafter="none", batch_size=1), engine.with_settings(drafter="self")]
+    others = [engine, engine.with_settings(drafter="none", batch_size=1), engine.with_settings(drafter=adversary)]
 
     def call(i: int) -> bool:
         one, places = others[i % 3], [(i + j) % 7 for j in range(1 + i % 3)]

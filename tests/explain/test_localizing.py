@@ -14,6 +14,7 @@ from detgen import Engine, Request, SamplingParams
 from detgen.check.comparing import Difference
 from detgen.explain.localizing import Origin, Recorded, Recording, locate
 from detgen.passes.forward import Forward
+from detgen.passes.loading import load_model
 from detgen.passes.packing import Packed
 
 pytestmark = pytest.mark.usefixtures("probed_once")
@@ -86,14 +87,15 @@ def test_a_slot_was_anothers(engines: Callable[..., Engine]) -> None:
     assert [len(x) for x in found.entries or ()] == [len(engine.canonical[0].cache.keys)] * 2
 
 
-def test_the_fast_path_runs_the_same_modules(engines: Callable[..., Engine]) -> None:
-    """Its outputs are no part of the canonical pass before it."""
-    engine = engines(drafter="self", batch_size=1)
-    engine.reset_prefix_cache()
+def test_a_draft_model_may_be_the_target_itself(demo_models: Any) -> None:
+    """What its passes give is no part of the canonical pass before it, though the modules are the same."""
+    target = load_model(demo_models.target, "target", torch.device("cpu"), "auto", "none")
+    with decoders("lean"):
+        engine = Engine(target=target, draft=target, drafter="model", batch_size=1, kv_memory=64 << 20)
     difference = Difference(0, 0, "keys", 3, -6)
     request = Request(0, 0, token_ids=ids(10), params=SamplingParams(max_tokens=12))
     plain = recorded(engine.with_settings(drafter="none"), difference, [request])
     engine.reset_prefix_cache()
     found = recorded(engine, difference, [request])
-    assert engine.stats.fast_passes > 0
+    assert engine.stats.draft_passes > 0
     assert [name for name, _, _ in found.outputs] == [name for name, _, _ in plain.outputs]

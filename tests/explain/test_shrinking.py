@@ -19,8 +19,8 @@ FAR = Setting(
     order="reversed",
     neighbours="long",
     slot=1,
-    drafter="self",
-    verify_window=16,
+    drafter="oracle",
+    draft_tokens=16,
     chunk=7,
     sampling="T=1.3 n=2",
 )

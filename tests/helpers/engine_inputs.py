@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from detgen.drafters.protocol import Draft
+from detgen.drafters.protocol import Draft, Drafter
 
 SAMPLES = Path(__file__).parents[2] / "sample_prompts"
 PROMPTS = ["import os\n", "def add(a, b):\n", "class Node:\n", "for i in range(", "try:\n    ", "x = [", "if __name__"]
@@ -22,7 +22,7 @@ def ids(length: int, first: int = 5) -> tuple[int, ...]:
     return tuple(first + 3 * i % 4000 for i in range(length))
 
 
-class Adversary:
+class Adversary(Drafter):
     """A drafter most of whose tokens are wrong."""
 
     name = "adversary"
@@ -33,3 +33,8 @@ class Adversary:
             Draft([(s.tokens[-1] * 7 + i + 1) % 4096 for i in range(n)], self.name)
             for s, n in zip(seqs, lengths, strict=True)
         ]
+
+
+def adversary(_: Any) -> Drafter:
+    """Makes one, whatever the engine has."""
+    return Adversary()

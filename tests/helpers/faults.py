@@ -61,7 +61,7 @@ def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -
     written: dict[int, range] = {}
 
     def faulty(self: Forward, windows: Windows, shapes: Shapes, broken: list[int] | None = None, **scored: bool) -> Any:
-        if shapes is FREE_SHAPES:  # the fast path and the draft model
+        if shapes is FREE_SHAPES:  # the draft model
             return run(self, windows, shapes, broken, **scored)
         tables = self.cache.pages.tables
         places = [(w.slot, p) for w in windows for p in kept(w, written)]
@@ -91,18 +91,18 @@ def truncation_off_by_one(patch: Patch) -> None:
 
 def chain_skips_an_entry(patch: Patch) -> None:
     """The second pass of a chain leaves its position of the cache as it is."""
-    commit = committing.Committing.commit
+    verify = committing.Committing.verify
 
-    def faulty(self: committing.Committing, windows: Windows, *args: Any, chained: bool = False, **named: Any) -> None:
-        if chained:
+    def faulty(self: committing.Committing, ran: committing.Ran) -> committing.Verified | None:
+        if ran.chained:
             tables = self._cache.pages.tables
-            places = [(w.slot, w.start + 1) for w in windows if len(w.tokens) > 1]
+            places = [(w.slot, w.start + 1) for w in ran.windows if len(w.tokens) > 1]
             skipped = torch.tensor([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], dtype=torch.int64)
             for layer in range(len(self._cache.keys)):
                 self._cache.write(layer, skipped, *(0 * x for x in self._cache.read(layer, skipped)))
-        commit(self, windows, *args, chained=chained, **named)
+        return verify(self, ran)
 
-    patch.setattr(committing.Committing, "commit", faulty)
+    patch.setattr(committing.Committing, "verify", faulty)
 
 
 def noise_keyed_by_slot(patch: Patch) -> None:

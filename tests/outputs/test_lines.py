@@ -58,10 +58,10 @@ def test_the_lines_of_errors() -> None:
 
 
 def test_an_acceptance_line_has_its_keys_in_order() -> None:
-    record = TokenRecord(1, 0, 8, "self", 9, "corrected", -0.125, 0.5)
+    record = TokenRecord(1, 0, 8, "ngram", 9, "corrected", -0.125, 0.5)
     lines = acceptance_lines(Completion(request(2), 1, "", (8,), "stop", 1, None, (record, records(0)[0])))
     assert lines == (
-        '{"id":3,"index":2,"sample":1,"position":1,"round":0,"token":8,"drafter":"self","drafted":9,'
+        '{"id":3,"index":2,"sample":1,"position":1,"round":0,"token":8,"drafter":"ngram","drafted":9,'
         '"status":"corrected","logprob":-0.125,"margin":0.5}\n'
         '{"id":3,"index":2,"sample":1,"position":0,"round":0,"token":null,"drafter":"ngram","drafted":9,'
         '"status":"rolled_back","logprob":null,"margin":null}\n'

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from helpers.engine_inputs import adversary
 from helpers.families import COMMON, DESCRIBED, GPT2, LLAMA
 
 from detgen import Engine, EngineError, Request, SamplingParams
@@ -77,9 +78,9 @@ def test_it_is_native(engine: Engine) -> None:
     [
         ({"drafter": "none", "batch_size": 4}, True),
         ({"drafter": "ngram", "batch_size": 3, "draft_tokens": 5}, True),
-        ({"drafter": "self", "batch_size": 6, "verify_window": 4}, False),
+        ({"drafter": adversary, "batch_size": 6, "draft_tokens": 4}, False),
     ],
-    ids=["none", "ngram", "self"],
+    ids=["none", "ngram", "adversary"],
 )
 def test_packing_does_not_change_a_bit(
     engine: Engine, reference: Any, observe: Callable[..., Any], settings: dict[str, Any], backwards: bool
@@ -106,7 +107,7 @@ def test_a_broken_token_stays_with_its_request(engine: Engine, reference: Any, o
         Request(50 + at, f"broken {at}", token_ids=(*words[:at], token, *words), params=SamplingParams(max_tokens=3))
         for at in (0, 30, 90)
     ]
-    for settings in ({"drafter": "none", "batch_size": 1}, {"drafter": "self", "batch_size": 3, "verify_window": 4}):
+    for settings in ({"drafter": "none", "batch_size": 1}, {"drafter": adversary, "batch_size": 3, "draft_tokens": 4}):
         packed = engine.with_settings(**settings)
         with broken_embedding(packed.canonical[0].model, token):
             found = observe(

@@ -87,7 +87,7 @@ def test_variant_models_are_refused(twisted: Callable[..., Engine], twist: Twist
 
 def test_allowed_without_the_guarantee(twisted: Callable[..., Engine], llama: Path) -> None:
     """Where it is asked for, such a model runs, and says that nothing is guaranteed."""
-    engine = twisted(by_neighbours, allow_nondeterministic=True, drafter="self")
+    engine = twisted(by_neighbours, allow_nondeterministic=True, drafter="ngram")
     assert not engine.deterministic
     assert engine.probe_report()["row_invariant"] is False
     requests = [
@@ -129,7 +129,7 @@ def test_another_kernel_below_8_rows(twisted: Callable[..., Engine], observe: Ca
     assert stats.padding_rows > 0
 
 
-@pytest.mark.parametrize("drafter", ["none", "self", "auto"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "auto"])
 def test_one_row_count_is_a_class(twisted: Callable[..., Engine], observe: Callable[..., Any], drafter: str) -> None:
     """Where each row count has a kernel of its own, all passes are padded to one, and no bit depends on packing."""
     engine = twisted(by_count, batch_size=4, drafter=drafter)

@@ -41,7 +41,7 @@ def read(folder: Path, manifest: dict[str, Any] | None = None) -> tuple[Log, Cou
 
 _ROUNDS = st.lists(
     st.tuples(
-        st.sampled_from(["ngram", "model", "self"]),
+        st.sampled_from(["ngram", "model", "none"]),
         st.integers(0, 4),
         st.integers(0, 3),
         st.booleans(),

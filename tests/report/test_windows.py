@@ -33,7 +33,7 @@ def only(records: list[dict[str, Any]]) -> Round:
     ("entries", "said"),
     [
         ([("plain", 5, None)], "Nobody drafted. The canonical pass chose #5."),
-        ([("unverified", 5, None)], "The fast path decoded #5; nothing verified it."),
+        ([("unverified", 5, None)], "The pass chose #5; nothing is promised of it."),
         (
             [("accepted", 5, 5), ("bonus", 6, None)],
             "The drafter ngram proposed 1 token. It stands, and the pass added #6 of its own: the bonus.",

@@ -141,7 +141,6 @@ def test_settings_that_change_no_output_may_change_on_the_way(tmp_path: Path, pr
         batch_size=9,
         drafter="none",
         draft_tokens=2,
-        verify_window=3,
         threads=1,
         kv_memory=1 << 20,
         prefix_cache=False,

@@ -79,7 +79,7 @@ def test_scores_are_known(tmp_path: Path, build: str, size: str) -> None:
     assert digest(tmp_path, "scores.jsonl", "--batch-size", size, command="score") == SCORES
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "self"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "auto"])
 def test_they_are_those_of_all_drafters(tmp_path: Path, drafter: str) -> None:
     known = KNOWN["code.jsonl", "0"]
     assert digest(tmp_path, "code.jsonl", "--max-tokens", "32", "--drafter", drafter, "--batch-size", "5") == known

@@ -22,7 +22,7 @@ def test_markdown_has_every_row_its_figures_and_what_is_wrong(tmp_path: Path) ->
         counts={"drafted": 20, "accepted": 15, "corrected": 3, "rows": 50, "padding_rows": 5},
         passes=40,
         same_bytes=(4, 4, 1),
-        over_fast=[1.2],
+        over_none=[1.2],
         memory=2**30,
         bandwidth_share=0.5,
         cpu_seconds=[2.0, 2.2, 1.8],

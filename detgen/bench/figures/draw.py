@@ -97,30 +97,8 @@ def _linear_layers(data: Data) -> Figure:
     return figure
 
 
-def _spans(data: Data) -> Figure:
-    whole = sum(a == b for a, b in zip(data["first"], data["output"], strict=True))
-    figure, (ax,) = _axes(
-        1,
-        f"Agreement with the canonical output without verification, batch {data['batch_size']}:\n"
-        f"{whole} of {len(data['first'])} requests agree to the end",
-        6.0,
-    )
-    for (marker, stroke), name in zip(_STROKES, ("first", "second"), strict=False):
-        values = sorted(data[name])
-        if values:
-            shares = [(i + 1) / len(values) for i in range(len(values))]
-            ax.step(values, shares, where="post", linestyle=stroke, color="black", marker=marker, markersize=4,
-                    label=f"{name} consistent span ({len(values)} requests)")  # fmt: skip
-    ax.set_xlabel("consistent span (tokens)")
-    ax.set_ylabel("share of requests at most that long")
-    ax.set_ylim(0, 1.05)
-    ax.set_xlim(left=0)
-    ax.legend(loc="center left")
-    return figure
-
-
 def _pass_costs(data: Data) -> Figure:
-    figure, (left, right) = _axes(2, "What a canonical pass costs, and what windows waste (drafter self)")
+    figure, (left, right) = _axes(2, "What a canonical pass costs, and what windows waste (drafter ngram)")
     per_token = [ms / n for ms, n in zip(data["ms"], data["rows"], strict=True)]
     costs = {"per token": per_token, "per pass": data["ms"]}
     _lines(left, data["rows"], costs, "rows of a canonical pass", "latency (ms)", log=True)
@@ -129,12 +107,12 @@ def _pass_costs(data: Data) -> Figure:
         f"{size} at a time": [100 * row[i] for row in part["recomputed"]] for i, size in enumerate(part["requests"])
     }
     of = "recomputed tokens (% of computed)"
-    _lines(right, part["windows"], wasted, "window (tokens between verifications)", of)
+    _lines(right, part["windows"], wasted, "window (drafted tokens)", of)
     return figure
 
 
 def _fractions(data: Data) -> Figure:
-    figure, axes = _axes(max(len(data), 1), "What verification costs, by share of verified requests", 4.2)
+    figure, axes = _axes(max(len(data), 1), "What drafts gain, by share of verified requests", 4.2)
     for ax, (name, drafters) in zip(axes, data.items(), strict=False):
         width = 0.8 / len(drafters)
         for i, (drafter, points) in enumerate(drafters.items()):
@@ -145,13 +123,13 @@ def _fractions(data: Data) -> Figure:
         ax.axhline(1.0, linestyle="--", color="black", linewidth=1)
         ax.set_title(name, fontsize=9)
         ax.set_xlabel("verified requests (%)")
-        ax.set_ylabel("throughput over the unverified fast path")
+        ax.set_ylabel("throughput over that without drafts")
         ax.legend(fontsize=8)
     return figure
 
 
 def _heat_maps(data: Data) -> Figure:
-    figure, axes = _axes(2, "Windows and requests per pass (drafter self)")
+    figure, axes = _axes(2, "Windows and requests per pass (drafter ngram)")
     maps = (
         ("recomputed", "recomputed tokens (% of all computed)", "{:.1f}", 100.0),
         ("speed", "throughput (output tokens/s)", "{:,.0f}", 1.0),
@@ -169,10 +147,10 @@ def _heat_maps(data: Data) -> Figure:
         ax.set_xticks(range(len(data["requests"])), data["requests"])
         ax.set_yticks(range(len(data["windows"])), data["windows"])
         ax.set_xlabel("requests per pass")
-        ax.set_ylabel("window (tokens)")
+        ax.set_ylabel("window (drafted tokens)")
         ax.set_title(label, fontsize=10)
         figure.colorbar(image, ax=ax)
     return figure
 
 
-_DRAWERS = {4: _linear_layers, 6: _spans, 9: _pass_costs, 10: _fractions, 13: _heat_maps}
+_DRAWERS = {4: _linear_layers, 9: _pass_costs, 10: _fractions, 13: _heat_maps}

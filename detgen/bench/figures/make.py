@@ -11,8 +11,8 @@ from detgen.bench.cells import MIXED, Cell
 from detgen.bench.figures import measure
 from detgen.bench.figures.draw import draw
 from detgen.bench.interface import ModelSource
-from detgen.bench.judging import REFERENCE, Outputs
-from detgen.bench.peers.detgen_engine import FAST, DetgenPeer
+from detgen.bench.judging import REFERENCE
+from detgen.bench.peers.detgen_engine import DetgenPeer
 from detgen.bench.processes import Processes
 from detgen.bench.results import Row
 from detgen.progress import Observer
@@ -24,18 +24,16 @@ MOST_REQUESTS = 16  # at a time in any figure
 def measure_figures(
     source: ModelSource,
     cell: Cell,
-    outputs: Outputs,
     rows: list[Row],
     running: Processes,
     observer: Observer,
     full: bool,
 ) -> tuple[dict[int, Any], list[str]]:
-    """Take figures 4, 6, 9, 10 and 13; one that fails is left out.
+    """Take figures 4, 9, 10 and 13; one that fails is left out.
 
     Args:
         source: the models.
-        cell: whose prompts and outputs the figures are of.
-        outputs: of all cells, for figure 6.
+        cell: whose prompts the figures are of.
         rows: of all cells, for figure 10.
         running: detgen's process measures the others.
         observer: told which figure is measured.
@@ -55,8 +53,8 @@ def measure_figures(
         (13, measure.windows, (prompts, lengths, sizes, repeats)),
         (9, measure.pass_costs, (5 * repeats,)),
     )
-    found: dict[int, Any] = {6: consistent_spans(cell, outputs), 10: by_fraction(rows)}
-    notes = [f"figure {number} left out: detgen was not measured" for number in found if not found[number]]
+    found: dict[int, Any] = {10: by_fraction(rows)}
+    notes = [] if found[10] else ["figure 10 left out: detgen was not measured"]
     for number, function, arguments in measurements:
         observer.message(f"figure {number}: {function.__name__.replace('_', ' ')}")
         try:
@@ -77,38 +75,16 @@ def draw_figures(found: dict[int, Any], folder: Path, environment: dict[str, Any
         draw(number, data, folder, machine)
 
 
-def consistent_spans(cell: Cell, outputs: Outputs) -> dict[str, Any]:
-    """Figure 6: how many tokens of an unverified output agree with the canonical one.
-
-    Returns:
-        `first`: tokens before the first difference, all of them where there is none; `second`: tokens that agree,
-        position by position, between the first and the second difference; `output`: tokens of each prompt. Nothing if
-        there are no such outputs.
-    """
-    name, size = cell.workload.name, cell.batch_size
-    fast, canonical = (outputs[name, label].get(size) for label in (f"detgen {FAST}", REFERENCE))
-    if fast is None or canonical is None:
-        return {}
-    found: dict[str, Any] = {"first": [], "second": [], "output": [len(o) for o in canonical], "batch_size": size}
-    for one, other in zip(fast, canonical, strict=True):
-        differ = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
-        first, second, *_ = (*differ, len(one), len(one))
-        found["first"].append(first)
-        if differ:
-            found["second"].append(second - first - 1)
-    return found
-
-
 def by_fraction(rows: list[Row]) -> dict[str, Any]:
-    """Figure 10: throughput over the share of verified requests, normalised to no verification at all.
+    """Figure 10: throughput over the share of verified requests, normalised to `none` on all of them.
 
     Returns:
-        for each workload and drafter the pairs (percent verified, speed over the fast path's in the same rounds).
+        for each workload and drafter the pairs (percent verified, speed over that of `none` in the same rounds).
     """
     found: dict[str, Any] = {}
     for row in rows:
         drafter = row.label.split(",")[0].removeprefix("detgen ")
-        if row.reference == REFERENCE and row.peer == "detgen" and drafter in MIXED and row.over_fast and row.fraction:
+        if row.reference == REFERENCE and row.peer == "detgen" and drafter in MIXED and row.over_none and row.fraction:
             place = found.setdefault(f"{row.workload}, batch {row.batch_size}", {})
-            place.setdefault(drafter, []).append([100 * row.fraction, median(row.over_fast)])
+            place.setdefault(drafter, []).append([100 * row.fraction, median(row.over_none)])
     return {name: {d: sorted(points) for d, points in drafters.items()} for name, drafters in found.items()}

@@ -101,7 +101,7 @@ def pass_costs(peer: DetgenPeer, repeats: int) -> Data:
 def windows(
     peer: DetgenPeer, prompts: tuple[Prompt, ...], window_lengths: list[int], batch_sizes: list[int], repeats: int
 ) -> Data:
-    """Figures 9, right, and 13: the fast path verified every so many tokens, for so many requests at a time.
+    """Figures 9, right, and 13: so many tokens looked up and verified, for so many requests at a time.
 
     Returns:
         `windows`, `requests`, and for each window a list over requests of `recomputed` (share of all tokens
@@ -111,7 +111,7 @@ def windows(
     for length in window_lengths:
         recomputed, speeds = [], []
         for size in batch_sizes:
-            engine = peer.engine.with_settings(drafter="self", verify_window=length, batch_size=size)
+            engine = peer.engine.with_settings(drafter="ngram", draft_tokens=length, batch_size=size)
             some = prompts[: max(size, 4)]
             output = sum(p.output for p in some)
             job = Job(some, size, (True,) * len(some))

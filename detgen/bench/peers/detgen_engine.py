@@ -1,4 +1,4 @@
-"""detgen itself: its drafters, its unverified fast path, drafts of a stated acceptance, and weights in 8 bits.
+"""detgen itself: its drafters, drafts of a stated acceptance, and weights in 8 bits.
 
 The prefix cache is off: every round runs the same prompts, and the peers read them again too. In partly verified
 batches, the times of tokens are those of the verified requests.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from detgen.engine import Engine
     from detgen.passes.cost import PassCost
 
-FAST, SYNTHETIC = "fast path", "synthetic"
+SYNTHETIC = "synthetic"
 _DRAFT_TOKENS = range(1, 9)
 
 
@@ -51,8 +51,8 @@ class DetgenPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """The fast path, each drafter, the synthetic one, which is there whenever it is asked for, and 8 bits."""
-        names = [FAST, "none", *(["model"] if source.has_draft else []), "self", "ngram", "auto"]
+        """Each drafter, the synthetic one, which is there whenever it is asked for, and 8 bits."""
+        names = ["none", *(["model"] if source.has_draft else []), "ngram", "auto"]
         processes = dict.fromkeys(names, "detgen") | {SYNTHETIC: "detgen-synthetic"}
         found = [
             Contender("detgen", n, source.precision, p, self_checked=True, fewer_bits=source.quantized)
@@ -63,7 +63,7 @@ class DetgenPeer:
         return found
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """Run a job; the fast path verifies nothing, whatever the job says."""
+        """Run a job."""
         outcome = self._run(contender, job)
         outcome.weights = self._weights
         return outcome
@@ -71,9 +71,6 @@ class DetgenPeer:
     def _run(self, contender: Contender, job: Job) -> Outcome:
         if contender.acceptance is not None:
             return generate(self._synthetic(job, contender.acceptance), job)
-        if contender.name == FAST:
-            unverified = replace(job, deterministic=(False,) * len(job.prompts))
-            return generate(self._engine("none", job.batch_size), unverified)
         return generate(self._engine(contender.name, job.batch_size), job)
 
     def _engine(self, drafter: str, batch_size: int) -> Engine:
@@ -152,14 +149,14 @@ def generate(engine: Engine, job: Job) -> Outcome:
                 clock.tokens(index, 1, firsts.get(index, now))
                 clock.tokens(index, len(tokens[index]) - 1, now)
     counts = {name: n - before[name] for name, n in _counts(engine).items()}
-    return clock.outcome(tokens, counts["target_passes"] + counts["fast_passes"], counts)
+    return clock.outcome(tokens, counts["target_passes"], counts)
 
 
 def _counts(engine: Engine) -> dict[str, int]:
     s = engine.stats
     total = s.drafters.total()
     return {
-        **{name: getattr(s, name) for name in ("target_passes", "fast_passes", "draft_passes", "rows", "padding_rows")},
+        **{name: getattr(s, name) for name in ("target_passes", "draft_passes", "rows", "padding_rows")},
         **{name: getattr(total, name) for name in ("drafted", "accepted", "corrected", "rolled_back")},
     }
 

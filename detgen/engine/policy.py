@@ -1,0 +1,101 @@
+"""How much a round attempts: how many tokens are drafted, and how many passes one call makes.
+
+None of it reaches an output; every decision here is a matter of speed alone. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from detgen.drafters.protocol import Drafter
+from detgen.engine.live import Live
+from detgen.passes.cost import PassCost
+from detgen.passes.packing import Windows
+
+# Passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends. A sequence
+# that is alone waits for nobody, so there are more of them as long as they are over soon.
+CHAINED, ALONE = 4, 16
+_SOON = 0.01  # seconds
+_LOGITS = 1 << 25  # most entries of logits that one call leaves behind
+
+
+class Passes(Protocol):
+    """What is known of passes of the target."""
+
+    @property
+    def cost(self) -> PassCost:
+        """What they take."""
+        ...
+
+    @property
+    def chains(self) -> bool:
+        """Whether several can be one call, in which each reads what the one before chose."""
+        ...
+
+    @property
+    def kept(self) -> int:
+        """Entries of logits that such a call leaves behind for each sampled row."""
+        ...
+
+
+class Policy:
+    """Decides about rounds, from the live sequences.
+
+    Args:
+        drafter: who drafts.
+        draft_tokens: most tokens that it drafts per sequence and round.
+        passes: those of the target.
+        most_rows: most rows of a pass.
+    """
+
+    def __init__(self, drafter: Drafter, draft_tokens: int, passes: Passes, most_rows: int) -> None:
+        self._drafter = drafter
+        self._draft_tokens = min(draft_tokens, most_rows - 1)  # a window is verified in one pass
+        self._passes = passes
+        self._most_rows = most_rows
+
+    def draft_tokens(self, live: Live) -> int:
+        """Most draft tokens per sequence in the next round; 0 where the drafter is not asked."""
+        left_out = not self._drafter.while_reading and bool(len(live.still_reading()))
+        return 0 if left_out or self._undrafted(live) else self._draft_tokens
+
+    def chain_length(self, live: Live) -> int:
+        """Most passes that one call may make in the next round."""
+        if len(live) > 1 or live.watched[live.busy].any():
+            return CHAINED
+        return int(min(max(_SOON / max(self._passes.cost.predict(1), 1e-9), CHAINED), ALONE))
+
+    def may_chain(self, live: Live, windows: Windows) -> bool:
+        """Whether a call may make several passes over these windows: they are all there is to do, and nobody drafts.
+
+        A drafter that is not idle may find something after the next token, so each pass is a call then.
+        """
+        alone = 0 < len(windows.tokens) == len(windows) == len(live) <= self._most_rows
+        return self._passes.chains and alone and self._undrafted(live)
+
+    def may_foresee(self, live: Live, slots: np.ndarray, most: int) -> bool:
+        """Whether what sampled rows of so many passes choose can be foreseen, and there is room for their logits."""
+        kept = self._passes.kept
+        asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
+        return not asked and len(slots) * most * kept <= _LOGITS
+
+    def spans(self, live: Live, slots: np.ndarray, room: np.ndarray, most: int, *, waiting: bool) -> np.ndarray:
+        """The passes of a call that each sequence takes part in, int64 [n].
+
+        Args:
+            live: the live sequences.
+            slots: int64 [n], those that take part.
+            room: int64 [n], positions that they have pages for.
+            most: see `chain_length`.
+            waiting: whether requests wait, which are not to wait for a sample that has ended.
+        """
+        left = live.limit[slots] - live.length[slots]
+        most = min(most, int(left.min())) if waiting else most
+        found: np.ndarray = np.minimum(np.minimum(left, room + 1), most)
+        return found
+
+    def _undrafted(self, live: Live) -> bool:
+        """Whether nobody drafts, or there is nobody to draft for: unverified requests are never drafted for."""
+        return self._drafter.idle() or not live.verified[live.busy].any()

@@ -1,0 +1,137 @@
+"""What a round attempts, for live sequences of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from detgen.drafters.none import NoDrafter
+from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.engine import policy as module
+from detgen.engine.live import Live
+from detgen.engine.policy import ALONE, CHAINED, Policy
+from detgen.engine.request import Request, SamplingParams
+from detgen.engine.sequence import Sequence as Sample
+from detgen.passes.packing import Windows
+
+MOST_ROWS = 8
+
+
+class Busy(Drafter):
+    """One that has something to say, or not."""
+
+    name = "busy"
+
+    def __init__(self, *, idle: bool = False, while_reading: bool = True) -> None:
+        self.resting, self.while_reading = idle, while_reading
+
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        return [Draft([], self.name) for _ in seqs]
+
+    def idle(self) -> bool:
+        return self.resting
+
+
+def live_of(*params: dict[str, Any], reading: int = 0) -> Live:
+    """So many sequences with prompts of three tokens that decode, and some that read."""
+    live = Live()
+    for order, how in enumerate([*params, *[{}] * reading]):
+        sampling = SamplingParams(**{"max_tokens": 20, **how})
+        request = Request(order, order, token_ids=(1, 2, 3), params=sampling)
+        seq = Sample(request, 0, [1, 2, 3], 3, 3 + sampling.max_tokens)
+        seq.order = order
+        live.add(seq)
+    live.reading[: len(params)] = False
+    return live
+
+
+def policy(drafter: Drafter, draft_tokens: int = 4, **passes: Any) -> Policy:
+    """One for passes that take a millisecond, unless a test says otherwise."""
+    given = {"chains": True, "kept": 100, "cost": SimpleNamespace(predict=lambda rows: 1e-3), **passes}
+    return Policy(drafter, draft_tokens, SimpleNamespace(**given), MOST_ROWS)
+
+
+def windows_of(live: Live, drafts: int = 0) -> Windows:
+    """The last token of each that decodes; the first one has drafts."""
+    slots = live.decoding()
+    lengths = np.ones(len(slots), np.int64)
+    lengths[:1] += drafts
+    return Windows(slots, live.length[slots] - 1, lengths, lengths, np.ones(lengths.sum(), np.int64))
+
+
+def test_drafts_fit_a_pass() -> None:
+    """A window is verified in one pass, with the token before it."""
+    assert policy(Busy(), 4).draft_tokens(live_of({})) == 4
+    assert policy(Busy(), 50).draft_tokens(live_of({})) == MOST_ROWS - 1
+
+
+@pytest.mark.parametrize(
+    ("drafter", "params", "reading", "asked"),
+    [
+        (Busy(), [{}], 0, True),
+        (Busy(), [{}], 1, True),
+        (Busy(while_reading=False), [{}], 0, True),
+        (Busy(while_reading=False), [{}], 1, False),
+        (Busy(idle=True), [{}], 0, False),
+        (NoDrafter(), [{}], 0, False),
+        (Busy(), [{"deterministic": False}], 0, False),
+        (Busy(), [{"deterministic": False}, {}], 0, True),
+    ],
+)
+def test_who_is_asked(drafter: Drafter, params: list[dict[str, Any]], reading: int, asked: bool) -> None:
+    """Not one that rests, not in vain, and not for unverified requests alone."""
+    assert bool(policy(drafter).draft_tokens(live_of(*params, reading=reading))) == asked
+
+
+def test_how_long_a_call_is() -> None:
+    """A sequence alone goes on for as long as that takes little time, unless more than its limit may end it."""
+    for seconds, length in ((1e-4, ALONE), (1e-3, 10), (1.0, CHAINED), (0.0, ALONE)):
+        found = policy(NoDrafter(), cost=SimpleNamespace(predict=lambda rows, seconds=seconds: seconds))
+        assert found.chain_length(live_of({})) == length
+        assert found.chain_length(live_of({}, {})) == CHAINED
+        assert found.chain_length(live_of({"stop": ("x",)})) == CHAINED
+
+
+def test_when_a_call_may_make_several_passes() -> None:
+    """The windows are all that there is to do, have no drafts, and none are to come."""
+    two = live_of({}, {"deterministic": False})
+    assert policy(NoDrafter()).may_chain(two, windows_of(two))
+    assert policy(Busy(idle=True)).may_chain(two, windows_of(two))
+    assert not policy(Busy()).may_chain(two, windows_of(two))
+    assert not policy(NoDrafter(), chains=False).may_chain(two, windows_of(two))
+    assert not policy(NoDrafter()).may_chain(two, windows_of(two, drafts=2))
+    unverified = live_of({"deterministic": False})
+    assert policy(Busy()).may_chain(unverified, windows_of(unverified))
+    beside = live_of({}, reading=1)
+    assert not policy(NoDrafter()).may_chain(beside, windows_of(beside))
+    assert not policy(NoDrafter()).may_chain(Live(), windows_of(Live()))
+    many = live_of(*[{}] * (MOST_ROWS + 1))
+    assert not policy(NoDrafter()).may_chain(many, windows_of(many))
+
+
+def test_what_can_be_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No adjusted logits, as they change with each token; logits that are kept have to fit."""
+    sampled, adjusted, wordy = {"temperature": 1.0}, {"presence_penalty": 1.0}, {"logprobs": 1}
+    live = live_of(sampled, adjusted, wordy)
+    found = policy(NoDrafter())
+    assert found.may_foresee(live, np.array([0, 2]), 4)
+    assert not found.may_foresee(live, np.array([0, 1]), 4)
+    chosen = policy(NoDrafter(), kept=0)  # no logits are left to tell log-probabilities of
+    assert chosen.may_foresee(live, np.array([0]), 4)
+    assert not chosen.may_foresee(live, np.array([2]), 4)
+    monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 100)
+    assert found.may_foresee(live, np.array([0, 2]), 4)
+    assert not found.may_foresee(live, np.array([0, 2]), 5)
+
+
+def test_how_far_each_goes() -> None:
+    """To its limit and to the end of its pages; where requests wait, no further than the first that ends."""
+    live = live_of({"max_tokens": 2}, {}, {})
+    slots, room = np.arange(3), np.array([9, 9, 1])
+    found = policy(NoDrafter())
+    assert found.spans(live, slots, room, 4, waiting=False).tolist() == [2, 4, 2]
+    assert found.spans(live, slots, room, 4, waiting=True).tolist() == [2, 2, 2]
