@@ -216,6 +216,7 @@ def load(path: Path) -> Results:
 
 def _row(values: dict[str, Any]) -> Row:
     tuples = {name: tuple(values[name]) for name in ("same_bytes", "agreement") if values[name] is not None}
-    # Older files have no `others`.
+    # Older files have no `others`, and columns that are gone.
     pairs = {name: [tuple(pair) for pair in values.get(name, ())] for name in ("ttft", "tpot", "others")}
-    return Row(**(values | tuples | pairs))
+    known = values.keys() & {f.name for f in fields(Row)}
+    return Row(**({name: values[name] for name in known} | tuples | pairs))

@@ -137,7 +137,7 @@ class Recording:
             try:
                 return run(windows, shapes, broken, **scored)
             finally:
-                self._now = None  # the draft model may have the same modules
+                self._now = None  # the next pass may be one that does not compute the position
 
         def attend_recorded(packed: Packed, layer: int, *args: Any) -> torch.Tensor:
             for name, x in zip(("query", "key", "value"), args, strict=False):

@@ -100,7 +100,7 @@ def test_the_bytes_of_output_lines(
         (lambda ls: ls.append({**ls[-1], "index": 99}), "after the last prompt's output"),
         (lambda ls: ls.insert(1, {**ls[1], "index": -1}), "is prompt -1, sample 0, but prompt 0, sample 0 comes here"),
         (lambda ls: ls.__setitem__(slice(0, 2), ls[1::-1]), ""),
-        (lambda ls: first(ls, status="unverified").update(drafter="ngram"), "drafter is 'ngram', should be 'fast'"),
+        (lambda ls: first(ls, status="unverified").update(drafter="ngram"), "drafter is 'ngram', should be 'none'"),
         (lambda ls: first(ls, status="unverified").update(round=3), ""),
         (lambda ls: first(ls, status="unverified").update(status="plain"), "status is 'plain', should be 'unverified'"),
         (lambda ls: ls.append({**ls[-1], "index": 5}), "is prompt 5, sample 0"),

@@ -32,7 +32,7 @@ def test_reading_ahead_is_an_axis_of_models_that_think() -> None:
     assert "speculative_prefill" in {axis.name for axis in THINKING}
     assert "speculative_prefill" not in {axis.name for axis in AXES}
     assert {s.speculative_prefill for s in pairwise(AXES, 0)} == {"off"}
-    assert len(pairwise(AXES, 0)) == 98
+    assert len(pairwise(AXES, 0)) == 85
     assert not consistent(Setting(speculative_prefill=3, chunk=1))
     assert consistent(Setting(speculative_prefill="whole", chunk=7, process="resumed").turned("chunk", None))
     assert str(Setting(speculative_prefill="whole")) == "speculative prefill whole prompt"

@@ -14,7 +14,6 @@ from detgen import Engine, Request, SamplingParams
 from detgen.check.comparing import Difference
 from detgen.explain.localizing import Origin, Recorded, Recording, locate
 from detgen.passes.forward import Forward
-from detgen.passes.loading import load_model
 from detgen.passes.packing import Packed
 
 pytestmark = pytest.mark.usefixtures("probed_once")
@@ -85,17 +84,3 @@ def test_a_slot_was_anothers(engines: Callable[..., Engine]) -> None:
     assert found.outputs == []
     assert "another prompt with the same beginning" in locate(found, found).note
     assert [len(x) for x in found.entries or ()] == [len(engine.canonical[0].cache.keys)] * 2
-
-
-def test_a_draft_model_may_be_the_target_itself(demo_models: Any) -> None:
-    """What its passes give is no part of the canonical pass before it, though the modules are the same."""
-    target = load_model(demo_models.target, "target", torch.device("cpu"), "auto", "none")
-    with decoders("lean"):
-        engine = Engine(target=target, draft=target, drafter="model", batch_size=1, kv_memory=64 << 20)
-    difference = Difference(0, 0, "keys", 3, -6)
-    request = Request(0, 0, token_ids=ids(10), params=SamplingParams(max_tokens=12))
-    plain = recorded(engine.with_settings(drafter="none"), difference, [request])
-    engine.reset_prefix_cache()
-    found = recorded(engine, difference, [request])
-    assert engine.stats.draft_passes > 0
-    assert [name for name, _, _ in found.outputs] == [name for name, _, _ in plain.outputs]
