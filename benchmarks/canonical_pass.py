@@ -22,13 +22,13 @@ from pathlib import Path
 
 from detgen import Engine  # isort: skip  # before torch: it settles how long OpenMP's threads spin
 import torch
+from detgen.passes.rewriting import prepack_linears
 from generate_peer import random_29m
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from detgen.errors import DEMO
 from detgen.passes.packing import Window
-from detgen.passes.rewriting import prepack_linears
 
 CONTEXT, ROWS = 100, 16
 

@@ -145,7 +145,7 @@ def run(folder: Path) -> dict[str, Any]:
             same = found[i][1].view(torch.int32).equal(beside[i][1].view(torch.int32))
             if found[i][0] != beside[i][0] or not same:
                 raise RuntimeError(f"prompt of {LENGTHS[i]} tokens: other bits in a batch of 4")
-        model: Any = engine.canonical[0].model
+        model: Any = engine.canonical.model
         error = compared(folder, prompts, found)
     except Exception as fault:
         return {"status": FAULT, "says": str(fault), "trace": traceback.format_exc()}

@@ -17,10 +17,10 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.kernels.attention import BLOCK, PERIOD
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import READ_ROWS, Shapes
+from detgen.passes.packing import MOST_ROWS, Shapes
 from detgen.passes.pages import PAGE, Pages
 
-SHAPES = Shapes((1, READ_ROWS), True, 4, tuple(range(BLOCK, PERIOD + 1, BLOCK)), None)
+SHAPES = Shapes((1, MOST_ROWS), True, 4, tuple(range(BLOCK, PERIOD + 1, BLOCK)), None)
 
 
 class Loop:

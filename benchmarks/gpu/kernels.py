@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.kernels.triton.gate import gate, gate_reference
 from detgen.kernels.triton.linear import linear
 from detgen.kernels.triton.norm import norm, norm_reference

@@ -13,13 +13,13 @@ import torch
 
 from detgen.bench.models import TokenIds
 from detgen.bench.random_weights import random_model
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.passes import preparing
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.loading import LoadedModel
-from detgen.passes.packing import FREE_SHAPES, Window, Windows
+from detgen.passes.packing import Window, Windows
 from detgen.passes.pages import PAGE, Pages
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
@@ -115,7 +115,7 @@ def measure(book: Notebook, asked: Asked) -> None:
         with book.part(name):
             windows = decode(built, rows)
             with _anew(built.forward):
-                logits[rows] = built.forward.run(windows, FREE_SHAPES)[0].clone()
+                logits[rows] = built.forward.run(windows)[0].clone()
             _note(book, built, name, windows, bandwidth, rate)
     if logits:
         found = _classes(logits)
@@ -132,7 +132,7 @@ def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: 
 
     A pass that is never recorded is launched anew both times.
     """
-    run = partial(built.forward.run, windows, FREE_SHAPES)
+    run = partial(built.forward.run, windows)
     with _anew(built.forward):
         launched, want = host_seconds(run, _ROUNDS), run()
     seconds, got = host_seconds(run, _ROUNDS), run()

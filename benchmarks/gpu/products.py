@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from detgen.kernels.linear import weight_sample
+from detgen.kernels.probe import Product
 
 from detgen.bench.random_weights import settings_of
 from detgen.errors import DEMO
-from detgen.kernels.linear import weight_sample
-from detgen.kernels.probe import Product
 from gpu.notebook import Asked, Notebook
 from gpu.timing import copies, seconds_each
 

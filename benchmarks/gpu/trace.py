@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from detgen.passes.packing import FREE_SHAPES
 from gpu.notebook import Asked, Notebook
 from gpu.passes import Built, build, decode
 from gpu.timing import host_seconds
@@ -37,7 +36,7 @@ def _trace(book: Notebook, asked: Asked, built: Built, rows: int) -> None:
     windows = decode(built, rows)
 
     def run() -> object:
-        return built.forward.run(windows, FREE_SHAPES)
+        return built.forward.run(windows)
 
     alone = host_seconds(run, 3)
     kinds = [torch.profiler.ProfilerActivity.CPU]

@@ -23,9 +23,6 @@ from detgen.prompts import Inspection, Prompts
 if TYPE_CHECKING:  # the manifest is read before torch is imported
     from detgen.engine import Engine
 
-# What the probe must find again under the same profile; the rest may depend on the memory.
-_PROBED = ("row_invariant", "attention", "tile_rows", "reference_rows", "key_lengths")
-_PARTS = ("thinker", "compressor")  # of a model that thinks, probed too
 _COUNTS = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
 
 
@@ -59,43 +56,15 @@ def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> 
 
 
 def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult) -> None:
-    """Profile and probe against the engine's: other weights are a fault, another profile makes ties possible."""
-    mine = json.loads(json.dumps({"profile": engine.profile(), "probe": engine.probe_report()}, default=str))
-    own, theirs = mine["probe"], manifest["probe"]
+    """The profile against the engine's: other weights are a fault, another profile makes ties possible."""
+    mine = json.loads(json.dumps(engine.profile(), default=str))
     same: dict[str, Any] = {name: manifest[name] for name in ("command", "input") if name in manifest}
-    for line in differences(manifest, {**same, "profile": mine["profile"]}):
+    for line in differences(manifest, {**same, "profile": mine}):
         if line.startswith("profile.target.digest"):
             what = f"the weights or the tokenizer are not those of the run: {line.partition(': ')[2]}"
             result.add("manifest.json", what, "file")
         else:
             result.other_profile.append(line.removeprefix("profile."))
-    profile = manifest["profile"]
-    if own["threads"] != theirs["threads"] and profile["arithmetic"] == "torch":
-        result.other_profile.append(f"probed threads: {theirs['threads']} -> {own['threads']}")
-    if not theirs["row_invariant"]:
-        result.other_profile.append("the run was not deterministic (--allow-nondeterministic)")
-    if theirs["attention"] != profile.get("attention", profile["arithmetic"]):
-        result.add("manifest.json", "probe.attention is not what the profile says", "file")
-    if result.other_profile:
-        return
-    _check_probe("probe", own, theirs, result)
-    for part in _PARTS:
-        if (part in own) != (part in theirs):
-            what = f"probe.{part} is {'missing' if part in own else 'there'}, the probe finds another model here"
-            result.add("manifest.json", what, "file")
-        elif part in own:
-            _check_probe(f"probe.{part}", own[part], theirs[part], result)
-
-
-def _check_probe(where: str, own: dict[str, Any], theirs: dict[str, Any], result: AuditResult) -> None:
-    """What the probe found against what it finds here."""
-    for name in _PROBED:
-        if own[name] != theirs[name]:
-            what = f"{where}.{name} is {theirs[name]!r:.100}, the probe finds {own[name]!r:.100} here"
-            result.add("manifest.json", what, "file")
-    contradicted = {*own["rows"]} & {*theirs["other_rows"]} | {*own["other_rows"]} & {*theirs["rows"]}
-    if contradicted or {*theirs["rows"]} & {*theirs["other_rows"]}:
-        result.add("manifest.json", f"{where}.rows and {where}.other_rows are not what the probe finds here", "file")
 
 
 def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, result: AuditResult) -> None:

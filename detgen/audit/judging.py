@@ -27,7 +27,7 @@ from detgen.engine.request import TokenLogprobs
 from detgen.kernels.judging import Judged, Scores, judge_rows
 from detgen.kernels.sampling import choose, scores
 from detgen.passes.forward import Forward
-from detgen.passes.packing import Shapes, Windows
+from detgen.passes.packing import MOST_ROWS, Windows
 from detgen.passes.pages import PAGE
 from detgen.passes.thinking import Thinking
 
@@ -45,7 +45,7 @@ def judge(engine: Engine, samples: Iterable[Audited]) -> Iterator[Audited]:
     Yields:
         Each sample once it has been read, the longest of the next few hundred first.
     """
-    pages = engine.canonical[0].cache.pages
+    pages = engine.canonical.cache.pages
     source = iter(samples)
     while some := list(itertools.islice(source, _AHEAD)):
         some.sort(key=lambda a: a.sequence.prompt_length + len(a.tokens), reverse=True)
@@ -63,7 +63,7 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
 
     A thread with passes of its own never waits for the others between two operators.
     """
-    forward, shapes = engine.canonical
+    forward = engine.canonical
     threads = torch.get_num_threads()
     workers = threads if forward.model.concurrent and len(samples) >= threads else 1
     shares = []
@@ -78,12 +78,12 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
         _judge_thinking(engine, engine.thinking, shares[0])
         return
     if workers == 1:
-        _judge(forward, shapes, side_by_side(shares[0], shapes.most_rows), stopped)
+        _judge(forward, side_by_side(shares[0], MOST_ROWS), stopped)
         return
 
     def work(share: list[Reading]) -> None:
         torch.set_num_threads(1)
-        _judge(forward.counting(), shapes, side_by_side(share, shapes.most_rows), stopped)
+        _judge(forward.counting(), side_by_side(share, MOST_ROWS), stopped)
 
     try:
         with ThreadPoolExecutor(workers) as pool:
@@ -95,22 +95,22 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
         torch.set_num_threads(threads)
 
 
-def _judge(forward: Forward, shapes: Shapes, passes: Iterable[Pass], stopped: Event) -> None:
+def _judge(forward: Forward, passes: Iterable[Pass], stopped: Event) -> None:
     """Run passes until somebody stops them."""
     for read in passes:
         if stopped.is_set():
             return
-        _pass(forward, shapes, read)
+        _pass(forward, read)
 
 
 def _judge_thinking(engine: Engine, thinking: Thinking, readings: list[Reading]) -> None:
     """Read samples of a model that thinks, and compare their thoughts."""
-    forward, shapes = engine.canonical
+    forward = engine.canonical
     for reading in readings:
         thinking.start(reading.slot, 0)
         reading.pauses = sorted(first + thinking.chunk for first, _ in reading.audited.thoughts or ())
-    for read in up_to_thoughts(readings, shapes.most_rows):
-        _pass(forward, shapes, read, thinking)
+    for read in up_to_thoughts(readings, MOST_ROWS):
+        _pass(forward, read, thinking)
     for reading in readings:
         if (claims := reading.audited.thoughts) is not None:
             thoughts = enumerate(thinking.thoughts[reading.slot])
@@ -119,14 +119,14 @@ def _judge_thinking(engine: Engine, thinking: Thinking, readings: list[Reading])
 
 
 @torch.inference_mode()
-def _pass(forward: Forward, shapes: Shapes, read: Pass, thinking: Thinking | None = None) -> None:
+def _pass(forward: Forward, read: Pass, thinking: Thinking | None = None) -> None:
     """One pass, and what its logits give beside what was written."""
     broken: list[int] = []
     windows = Windows.of(w for _, w in read)
-    results = forward.run(windows, shapes, broken, scored=all(_plain(r.audited) for r, w in read if w.logits))
+    results = forward.run(windows, broken, scored=all(_plain(r.audited) for r, w in read if w.logits))
     if isinstance(results, Scores) and not (results.finite & (results.tokens == _committed(read))).all():
         broken.clear()
-        results = forward.run(windows, shapes, broken)  # how far off a token is, the logits tell
+        results = forward.run(windows, broken)  # how far off a token is, the logits tell
     if thinking is not None:
         ends = thinking.keep(windows.slots, windows.starts + windows.lengths)
         windows, results, broken = cut(windows, ends - windows.starts, results, broken)

@@ -62,7 +62,6 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         from detgen.engine.encoding import prompt_tokens
         from detgen.engine.rendering import chat_renderer
         from detgen.engine.tokenizing import Tokenize
-        from detgen.kernels.native.library import best_build
         from detgen.passes.families import FAMILIES
         from detgen.passes.loading import DTYPES, context_of, explained, load_settings, pick_device
         from detgen.thinking.configuration import ThinkingStatesConfig
@@ -96,8 +95,8 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         kind: Any = torch.float32 if device.type == "cpu" else getattr(found, "dtype", None)
         dtype = {known: name for name, known in DTYPES.items()}.get(kind, "bfloat16")
     # What a known family has of its own is found out where the model is loaded.
-    known = type(model).__name__ in FAMILIES and best_build() is not None
-    native = known and (device.type, dtype) == ("cpu", "float32") and engine.target_quant not in ("nf4", "int8")
+    known = type(model).__name__ in FAMILIES
+    native = known and device.type == "cpu" and engine.target_quant not in ("nf4", "int8")
     render, tokenize = chat_renderer(tokenizer), Tokenize(tokenizer, name)
     size = len(tokenizer) if config.random_weights is not None else int(text.vocab_size)
     tied = getattr(text, "tie_word_embeddings", False)
@@ -160,7 +159,8 @@ def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
         dtype = DTYPES[engine.dtype]
         model = random_model(source.random_weights, role, dtype, device, source.seed)
         name = f"random:{source.random_weights}:{role}"
-        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), dtype, _BITS.get(quant, 0))
+        arithmetic = DTYPES["float32"] if device.type == "cpu" else dtype
+        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), arithmetic, _BITS.get(quant, 0))
     given = _given(source, role)
     place, name = given or DEMO / role, given or f"embedded:{role}"
     found = load_model(

@@ -58,12 +58,12 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> list[Callable[[], torch.Tenso
     """Ways to multiply two matrices; which one is the fastest depends on the processor."""
     import torch
 
-    from detgen.kernels.linear import PrepackedLinear, can_prepack
+    from detgen.kernels.native.modules import NativeLinear
 
     out = torch.empty_like(a)
     found: list[Callable[[], torch.Tensor]] = [lambda: torch.matmul(a, b, out=out)]
-    if can_prepack(b):
-        packed = PrepackedLinear(b, None)
+    if a.device.type == "cpu" and a.dtype == torch.float32:
+        packed = NativeLinear(b)
         found.append(lambda: packed(a))
     return found
 

@@ -33,15 +33,15 @@ def keep_former(folder: OutputFolder, former: dict[str, Any], profile: str) -> i
         profile: `profile_digest` of its profile.
 
     Returns:
-        How many samples the store has; None if it could not have all that gave a text: the run was without the
-        guarantee, some are unverified, or it was made by an earlier detgen.
+        How many samples the store has; None if it could not have all that gave a text: some are unverified, or the run
+        was made by an earlier detgen.
 
     Raises:
         OutputError: a file cannot be read or written.
         CacheError: the store cannot be written.
     """
     finished = former["status"] == "finished"
-    if not former["probe"]["row_invariant"] or (finished and REQUESTS not in former["files"]):
+    if finished and REQUESTS not in former["files"]:
         return None
     _draft(folder)
     model = former["profile"]["target"]["name"]

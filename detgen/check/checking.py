@@ -148,7 +148,6 @@ class Check:
             },
             "notes": r.notes,
             "profile": engine.profile(),
-            "probe": engine.probe_report(),
         }
 
     def _counts(self, tally: Tally) -> dict[str, int]:

@@ -15,7 +15,7 @@ import torch
 
 from detgen.engine.request import Completion
 from detgen.engine.sequence import Sequence
-from detgen.kernels.probe import bits
+from detgen.kernels.bits import bits
 
 Key = tuple[str | int, int]  # request id, sample
 _Listed = list[Any] | tuple[Any, ...]

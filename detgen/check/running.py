@@ -110,9 +110,9 @@ class Subject:
         Promises beyond what there is keep a process from being copied, and each chat is rendered in a copy.
         """
         first = self._engines.get("none")
-        if first is None or first.canonical[0].device.type != "cpu":
+        if first is None or first.canonical.device.type != "cpu":
             return None
-        return first.canonical[0].cache.keys[0].shape[0] * PAGE * first.position_bytes // len(QUANTS)
+        return first.canonical.cache.keys[0].shape[0] * PAGE * first.position_bytes // len(QUANTS)
 
     @contextlib.contextmanager
     def configured(self, task: Task) -> Iterator[Engine]:
@@ -134,7 +134,7 @@ class Subject:
         with (
             contextlib.nullcontext()
             if task.broken is None
-            else broken_embedding(configured.canonical[0].model, task.broken)
+            else broken_embedding(configured.canonical.model, task.broken)
         ):
             for _ in first.stream(task.before):
                 pass

@@ -151,8 +151,8 @@ Dtype = Annotated[
         parser=parse_dtype,
         metavar="TYPE",
         autocompletion=lambda: list(get_args(DTypeName)),
-        help="float32 (f32), bfloat16 (bf16), float16 (f16) or auto: float32 on a CPU, the checkpoint's own type on"
-        " CUDA.",
+        help="How weights are kept: float32 (f32), bfloat16 (bf16), float16 (f16) or auto, as the checkpoint has them."
+        " A CPU computes in float32 with any of them, CUDA in the same.",
     ),
 ]
 _QUANTS = "q8 and q4 keep weights in groups of 32 with the same bits on every CPU; nf4 and int8 are bitsandbytes'."

@@ -169,13 +169,6 @@ def run_command(
     overwrite: options.Overwrite = False,
     strict: Annotated[bool, options.run_option("--strict", help="Exit with 1 if any prompt could not be run.")] = False,
     quiet: options.Quiet = False,
-    allow_nondeterministic: Annotated[
-        bool,
-        options.run_option(
-            "--allow-nondeterministic",
-            help="Run a model that is not deterministic on this device, without the guarantee.",
-        ),
-    ] = False,
 ) -> None:
     """Generate text for every prompt of a file.
 
@@ -226,7 +219,6 @@ def run_command(
                 kv_memory=kv_memory,
                 prefix_cache=prefix_cache == "on",
                 speculative_prefill=speculative_prefill,  # type: ignore[arg-type]
-                allow_nondeterministic=allow_nondeterministic,
                 trust_remote_code=trust_remote_code,
             )
             config = RunConfig(

@@ -87,13 +87,6 @@ def score_command(
         bool, options.run_option("--strict", help="Exit with 1 if any prompt could not be scored.")
     ] = False,
     quiet: options.Quiet = False,
-    allow_nondeterministic: Annotated[
-        bool,
-        options.run_option(
-            "--allow-nondeterministic",
-            help="Use a model that is not deterministic on this device, without the guarantee.",
-        ),
-    ] = False,
 ) -> None:
     """Write the log-probabilities of given completions, or of whole texts, token by token and in sum.
 
@@ -121,7 +114,6 @@ def score_command(
                 kv_memory=kv_memory,
                 prefix_cache=prefix_cache == "on",
                 speculative_prefill=speculative_prefill,  # type: ignore[arg-type]
-                allow_nondeterministic=allow_nondeterministic,
                 trust_remote_code=trust_remote_code,
             )
             asked = workers_config(workers, ray)

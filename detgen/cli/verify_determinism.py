@@ -47,10 +47,6 @@ def verify_command(
             help="The same as detgen audit OUT [PROMPTS].",
         ),
     ] = None,
-    probe: Annotated[
-        bool,
-        typer.Option("--probe", rich_help_panel="Modes", help="Show which numbers of rows give the same bits."),
-    ] = False,
     replay: Annotated[
         Path | None,
         typer.Option(
@@ -126,7 +122,7 @@ def verify_command(
     and orders, beside other neighbours, with other drafters, threads and processes; tokens, logits and KV entries are
     compared bit for bit.
     """
-    modes: dict[str, Any] = {"--against": against, "--probe": probe, "--replay": replay}
+    modes: dict[str, Any] = {"--against": against, "--replay": replay}
     given: dict[str, Any] = {
         "PROMPTS": prompts,
         "--full": full,
@@ -168,9 +164,7 @@ def verify_command(
             kv_memory=kv_memory,
             trust_remote_code=trust_remote_code,
         )
-        if probe:
-            answer = _probe(config, display)
-        elif replay is not None:
+        if replay is not None:
             answer = _replay(replay, display, trusted=trust_remote_code)
         else:
             extent = {"limit": limit, "full": full, "seed": seed, "minutes": minutes, "only": axis or ()}
@@ -231,18 +225,3 @@ def _replay(path: Path, display: QuietDisplay, *, trusted: bool) -> dict[str, An
 
     show_replay(found)
     return {"equal": found is None, "findings": [found.as_dict()] if found else []}
-
-
-def _probe(config: EngineConfig, display: QuietDisplay) -> dict[str, Any]:
-    from detgen.engine.sources import check_sources
-
-    with display:
-        check_sources(config, display)
-        load_torch(display)
-        from detgen.check.probe_view import view
-
-        found = view(config, display)
-    from detgen.show.probe import show_probe
-
-    show_probe(found)
-    return {"equal": True, **found.as_dict()}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from detgen.passes.cost import PassCost
-from detgen.passes.tiles import attention_area
+from detgen.passes.cost import PassCost, attention_area
 
 
 class Costs:

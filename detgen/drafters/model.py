@@ -20,7 +20,7 @@ from detgen.drafters.registry import Parts
 from detgen.kernels.sampling import Choice, choose
 from detgen.passes.cost import PassCost
 from detgen.passes.forward import Forward
-from detgen.passes.packing import FREE_SHAPES, READ_ROWS, Window, Windows, common_prefix, fill_passes
+from detgen.passes.packing import MOST_ROWS, Window, Windows, common_prefix, fill_passes
 from detgen.passes.pages import PAGE
 
 
@@ -75,7 +75,7 @@ class ModelDrafter(Drafter):
         choices = [seq.choice() for seq in seqs] if self._chains else []
         if choices and all(choice.adjustment is None for choice in choices):
             reads = self._behind([s for s, n in zip(seqs, lengths, strict=True) if n > 0])
-            if 0 < sum(len(read.tokens) for read in reads) <= READ_ROWS:
+            if 0 < sum(len(read.tokens) for read in reads) <= MOST_ROWS:
                 return self._draft_at_once(seqs, lengths, reads, choices)
         return self._draft_stepwise(seqs, lengths)
 
@@ -98,7 +98,7 @@ class ModelDrafter(Drafter):
             del held[at:]
             fronts.append(Window(seq.slot, at, seq.tokens[at:first], 0))
             ends.append(Window(seq.slot, first, seq.tokens[first:-1], count))
-        for batch in fill_passes(Windows.of([]), fronts, READ_ROWS):
+        for batch in fill_passes(Windows.of([]), fronts, MOST_ROWS):
             self._run(batch)
         logits = self._run(ends)
         for front, end in zip(fronts, ends, strict=True):
@@ -156,7 +156,7 @@ class ModelDrafter(Drafter):
         """Read the tokens committed since; return the logits of each sequence's last committed token."""
         reads = self._behind(seqs)
         ends: dict[int, torch.Tensor] = {}
-        for batch in fill_passes(Windows.of([]), reads, READ_ROWS):
+        for batch in fill_passes(Windows.of([]), reads, MOST_ROWS):
             wanted = [w.slot for w in batch if w.logits]
             ends.update(zip(wanted, self._run(batch), strict=True))
         for read in reads:
@@ -185,7 +185,7 @@ class ModelDrafter(Drafter):
         windows = list(windows)
         for w in windows:
             self._held[w.slot][w.start :] = w.tokens
-        return self.forward.run(windows, FREE_SHAPES)
+        return self.forward.run(windows)
 
 
 def make(parts: Parts) -> Drafter:

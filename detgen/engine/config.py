@@ -38,7 +38,8 @@ class EngineConfig:
         draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
-        dtype: auto is float32 on a CPU and the checkpoint's own on CUDA.
+        dtype: number format in which weights are kept; auto is the checkpoint's own. On CUDA models compute in it, too;
+            on a CPU they compute in float32.
         target_quant: quantization of the target's linear layers: q8 or q4 by detgen's own pass, nf4 or int8 by
             bitsandbytes, or none.
         draft_quant: quantization of the draft model, likewise.
@@ -48,7 +49,6 @@ class EngineConfig:
         prefix_cache: share KV entries of prompts that begin alike, also with finished requests.
         speculative_prefill: chunks that a pass reads ahead in a prompt, for models that think while they read; auto
             adapts, off reads chunk by chunk.
-        allow_nondeterministic: run a model that is not row-invariant, without the guarantee.
         trust_remote_code: run Python code that comes with a model.
     """
 
@@ -66,7 +66,6 @@ class EngineConfig:
     prefill_chunk: int | None = None
     prefix_cache: bool = True
     speculative_prefill: int | Literal["auto", "off"] = "auto"
-    allow_nondeterministic: bool = False
     trust_remote_code: bool = False
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ from detgen.engine.stopping import Stopping
 from detgen.kernels.judging import Scores
 from detgen.kernels.native.library import Ends
 from detgen.passes.forward import Forward
-from detgen.passes.packing import Shapes, Windows
+from detgen.passes.packing import Windows
 
 
 class _Drafts(NamedTuple):
@@ -46,7 +46,6 @@ class Decoding:
 
     Args:
         target: canonical passes.
-        shapes: the shapes of canonical passes.
         scheduler: assigns slots and rows.
         stopping: decides where sequences end.
         stats: counters to update.
@@ -61,7 +60,6 @@ class Decoding:
     def __init__(
         self,
         target: Forward,
-        shapes: Shapes,
         scheduler: Scheduler,
         stopping: Stopping,
         stats: EngineStats,
@@ -71,12 +69,11 @@ class Decoding:
     ) -> None:
         self.committing = Committing(target.cache, target.cost, scheduler, stopping, stats, drafter, ahead)
         self._target = target
-        self._shapes = shapes
         self._scheduler = scheduler
         self._stats = stats
         self._thinking = None if ahead is None else ahead.thinking
         self._drafter = drafter
-        self._policy = Policy(drafter, drafter.draft_tokens or draft_tokens, target, shapes.most_rows)
+        self._policy = Policy(drafter, drafter.draft_tokens or draft_tokens, target)
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
@@ -165,7 +162,7 @@ class Decoding:
                 part = Windows.of(w for w, wanted in zip(part, there, strict=True) if wanted)
             if len(part):
                 broken: list[int] = []
-                results = self._target.run(part, self._shapes, broken, scored=committing.plain(part))
+                results = self._target.run(part, broken, scored=committing.plain(part))
                 yield Ran(part, results, broken, drafts and drafts.drafters)
 
     def _chain(self, windows: Windows, most: int, *, plain: bool) -> Ran:
@@ -177,8 +174,8 @@ class Decoding:
         results: torch.Tensor | Scores
         broken: list[int] = []
         if plain:
-            tokens, results = self._target.chain(windows, lengths, ends, self._shapes)
+            tokens, results = self._target.chain(windows, lengths, ends)
         else:
             choices = self.committing.choices(Rows.of(windows))
-            tokens, results, broken = self._target.sample(windows, lengths, choices, ends, self._shapes)
+            tokens, results, broken = self._target.sample(windows, lengths, choices, ends)
         return Ran(Windows(slots, windows.starts, lengths, lengths, tokens), results, broken, chained=True)

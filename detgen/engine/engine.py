@@ -40,7 +40,7 @@ from detgen.errors import EngineError
 from detgen.passes import cuda_numerics
 from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel, pick_device
-from detgen.passes.packing import Shapes
+from detgen.passes.packing import MOST_ROWS
 from detgen.passes.preparing import Prepared, prepare
 from detgen.passes.thinking import Thinking
 from detgen.progress import Observer, Unobserved
@@ -73,14 +73,12 @@ class Engine:
     Args:
         config: the settings; or the target alone, a folder, hub name or loaded model, with all others as they are by
             default.
-        observer: is told what is being done while models are loaded and probed.
+        observer: is told what is being done while models are loaded and prepared.
         settings: fields of `EngineConfig` by name; they override those of `config`.
 
     Attributes:
         config: the settings.
         tokenizer: the target's.
-        probe: the result of the probe.
-        deterministic: whether the outputs carry the guarantee.
         stats: running totals.
         stopping: decides where sequences end.
 
@@ -114,13 +112,12 @@ class Engine:
             device,
             batch_size=config.batch_size,
             kv_memory=config.kv_memory,
-            allow_nondeterministic=config.allow_nondeterministic,
             observer=observer,
         )
         self._assemble(config, prepared, Turns())
 
     def with_settings(self, **settings: Any) -> Engine:
-        """Another engine on the same models, caches and probe; the two take turns.
+        """Another engine on the same models and caches; the two take turns.
 
         Args:
             settings: drafter, draft_tokens, batch_size, threads, prefill_chunk, prefix_cache,
@@ -158,14 +155,13 @@ class Engine:
     def _assemble(self, config: EngineConfig, prepared: Prepared, turns: Turns) -> None:
         """Build the parts of an engine on prepared models; `turns` says when it may use them."""
         self._turns = turns
-        target, draft, shapes, thinking = prepared.target, prepared.draft, prepared.shapes, prepared.thinking
+        target, draft, thinking = prepared.target, prepared.draft, prepared.thinking
         if thinking is None and config.speculative_prefill != "auto":
             raise EngineError(
                 f"--speculative-prefill is for models that think while they read, and {target.name} does not;"
                 " leave it out"
             )
-        self.config, self.probe, self.tokenizer = config, prepared.probe, target.tokenizer
-        self.deterministic = self.probe.row_invariant
+        self.config, self.tokenizer = config, target.tokenizer
         self.stats = EngineStats()
         self.stopping = Stopping(target.tokenizer)
         self._prepared, self._target = prepared, target
@@ -178,7 +174,6 @@ class Engine:
             self._model = ModelDrafter(drafting[0], target.vocabulary, draft.context)
         self._scheduler = Scheduler(
             [p.cache for p in prepared.passes],
-            shapes,
             config.batch_size,
             self._model.start if self._model else lambda *_: None,
             config.prefill_chunk,
@@ -188,10 +183,10 @@ class Engine:
         )
         self._encoder = Encoder(target, self._scheduler)
         self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
-        self._scoring = Scoring(self._forward, shapes, self._scheduler, self.stats, ahead)
-        parts = Parts(self._model, self._forward.cost, shapes.most_rows, config.draft_tokens)
+        self._scoring = Scoring(self._forward, self._scheduler, self.stats, ahead)
+        parts = Parts(self._model, self._forward.cost, MOST_ROWS, config.draft_tokens)
         self._decoding = Decoding(
-            *(self._forward, shapes, self._scheduler, self.stopping, self.stats),
+            *(self._forward, self._scheduler, self.stopping, self.stats),
             *(drafter_of(config.drafter, parts), config.draft_tokens or _DRAFT_TOKENS, ahead),
         )
 
@@ -243,9 +238,9 @@ class Engine:
         return self._prepared.position_bytes
 
     @property
-    def canonical(self) -> tuple[Forward, Shapes]:
-        """The target's passes and the shapes of canonical passes; for proofs and benchmarks."""
-        return self._forward, self._prepared.shapes
+    def canonical(self) -> Forward:
+        """The target's passes; for proofs and benchmarks."""
+        return self._forward
 
     @property
     def live(self) -> Live:
@@ -385,7 +380,7 @@ class Engine:
 
     def _update_stats(self) -> None:
         s, f = self.stats, self._forward
-        s.target_passes, s.rows, s.padding_rows = f.passes, f.rows, f.padding
+        s.target_passes, s.rows = f.passes, f.rows
         s.draft_passes = self._model.forward.passes if self._model else 0
         s.reused_tokens, s.preemptions = self._scheduler.reused, self._scheduler.preemptions
 
@@ -413,10 +408,6 @@ class Engine:
     def draft_profile(self) -> dict[str, Any] | None:
         """Name, digest and quantization of the draft model, on which no output depends; None if there is none."""
         return profiles.draft(self._prepared, self.config)
-
-    def probe_report(self) -> dict[str, Any]:
-        """The result of the probe, for the manifest; of a thinking model, those of T and C too."""
-        return profiles.probe(self._prepared)
 
 
 def _taken(sequences: Iterator[Sequence | None], wanted: int) -> tuple[list[Sequence], bool]:

@@ -12,7 +12,7 @@ import numpy as np
 from detgen.drafters.protocol import Drafter
 from detgen.engine.live import Live
 from detgen.passes.cost import PassCost
-from detgen.passes.packing import Windows
+from detgen.passes.packing import MOST_ROWS, Windows
 
 # Passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends. A sequence
 # that is alone waits for nobody, so there are more of them as long as they are over soon.
@@ -47,14 +47,12 @@ class Policy:
         drafter: who drafts.
         draft_tokens: most tokens that it drafts per sequence and round.
         passes: those of the target.
-        most_rows: most rows of a pass.
     """
 
-    def __init__(self, drafter: Drafter, draft_tokens: int, passes: Passes, most_rows: int) -> None:
+    def __init__(self, drafter: Drafter, draft_tokens: int, passes: Passes) -> None:
         self._drafter = drafter
-        self._draft_tokens = min(draft_tokens, most_rows - 1)  # a window is verified in one pass
+        self._draft_tokens = min(draft_tokens, MOST_ROWS - 1)  # a window is verified in one pass
         self._passes = passes
-        self._most_rows = most_rows
 
     def draft_tokens(self, live: Live) -> int:
         """Most draft tokens per sequence in the next round; 0 where the drafter is not asked."""
@@ -72,7 +70,7 @@ class Policy:
 
         A drafter that is not idle may find something after the next token, so each pass is a call then.
         """
-        alone = 0 < len(windows.tokens) == len(windows) == len(live) <= self._most_rows
+        alone = 0 < len(windows.tokens) == len(windows) == len(live) <= MOST_ROWS
         return self._passes.chains and alone and self._undrafted(live)
 
     def may_foresee(self, live: Live, slots: np.ndarray, most: int) -> bool:

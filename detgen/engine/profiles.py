@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import importlib.metadata
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     target, device = prepared.target, prepared.passes[0].device
     profile: dict[str, Any] = {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": str(target.rounded or target.dtype).removeprefix("torch."),
     }
     model = prepared.passes[0].model
     if isinstance(model, NativeDecoder):  # the same bytes on any machine
@@ -32,39 +32,16 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     if census is not None and not census.proved:
         return {**profile, "arithmetic": ARITHMETIC}
     versions["torch"] = torch.__version__
-    cpu = device.type == "cpu"
-    profile |= {
-        "device": cpu_name() if cpu else torch.cuda.get_device_name(device),
-        "capability": torch.backends.cpu.get_cpu_capability() if cpu else torch.version.cuda,
-        **({} if cpu else {"cuda": cuda_numerics.described(device) | _computed_by(model, prepared)}),
-        "attention": prepared.probe.attention,
-    }
     if census is not None:
+        profile |= {"device": cpu_name(), "capability": torch.backends.cpu.get_cpu_capability()}
         return {**profile, "arithmetic": f"{ARITHMETIC} and torch", "operators": list(census.proved)}
-    return {**profile, "arithmetic": "torch", "reference_rows": prepared.probe.reference_rows}
-
-
-def _computed_by(model: Any, prepared: Prepared) -> dict[str, Any]:
-    """Whose kernels run on CUDA, and in passes of how many rows."""
-    kernels = getattr(model, "kernels", None)  # none where there is no Triton
-    if kernels is None:
-        return {"kernels": None, "linear": None, "rows": list(prepared.probe.rows)}
-    linear = kernels.name if kernels.linear is kernels.own_linear else "vendor"
-    return {"kernels": kernels.name, "linear": linear, "rows": list(prepared.probe.rows)}
+    kernels: Any = model.kernels
+    versions["triton"] = importlib.metadata.version("triton")
+    profile |= {"device": torch.cuda.get_device_name(device), "capability": torch.version.cuda}
+    return {**profile, "cuda": cuda_numerics.described(device), "arithmetic": kernels.name}
 
 
 def draft(prepared: Prepared, config: EngineConfig) -> dict[str, Any] | None:
     """As `Engine.draft_profile`."""
     d = prepared.draft
     return {"name": d.name, "digest": d.digest, "quant": config.draft_quant} if d else None
-
-
-def probe(prepared: Prepared) -> dict[str, Any]:
-    """As `Engine.probe_report`."""
-    if prepared.thinking is None:
-        return asdict(prepared.probe)
-    thinker = prepared.thinking.thinker
-    return asdict(prepared.probe) | {
-        "thinker": asdict(thinker.writer.probe),
-        "compressor": asdict(thinker.compressor.probe),
-    }

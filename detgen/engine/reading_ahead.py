@@ -39,13 +39,11 @@ class ReadingAhead:
 
     Attributes:
         thinking: as above.
-        fills: whether rows that a pass would pad are used, too.
     """
 
     def __init__(self, setting: str | int, thinking: Thinking, cost: PassCost) -> None:
         self.thinking = thinking
         self._cost = cost
-        self.fills = setting == "auto"
         self._fixed = None if setting == "auto" else 0 if setting == "off" else int(setting)
 
     def ends(self, cached: np.ndarray, rates: np.ndarray, others: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import Shapes, Window, Windows, fill_passes
+from detgen.passes.packing import MOST_ROWS, Window, Windows, fill_passes
 from detgen.passes.pages import Prefix
 
 # Live sequences for each page that is kept when others are admitted. With fewer, room stays unused where pages are
@@ -37,7 +37,6 @@ class Scheduler:
 
     Args:
         caches: the target's KV cache first, then the draft model's; they share their pages.
-        shapes: shapes of canonical passes.
         batch_size: most slots.
         started: called with slot, tokens and how many of these are cached when a sequence takes a slot.
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
@@ -55,7 +54,6 @@ class Scheduler:
     def __init__(
         self,
         caches: list[KVCache],
-        shapes: Shapes,
         batch_size: int,
         started: Callable[[int, list[int], int], None],
         prefill_chunk: int | None = None,
@@ -65,7 +63,6 @@ class Scheduler:
     ) -> None:
         self._caches = caches
         self._pages = caches[0].pages
-        self._shapes = shapes
         self._batch_size = batch_size
         self._started = started
         self._prefill_chunk = prefill_chunk
@@ -233,9 +230,9 @@ class Scheduler:
             windows: last committed tokens and drafts of the round.
 
         Returns:
-            The windows of each pass, together at most `shapes.most_rows` tokens.
+            The windows of each pass, together at most `MOST_ROWS` tokens.
         """
-        most = self._shapes.most_rows
+        most = MOST_ROWS
         decoding = len(windows.tokens)
         free = -decoding % most if decoding else most
         while free < decoding / 2:
@@ -256,7 +253,6 @@ class Scheduler:
         left = live.length[slots] - live.cached[slots]
         if self._prefill_chunk is not None:
             left = np.minimum(left, self._prefill_chunk)  # the next chunk belongs to the next round
-        most = left
         if self._ahead is not None:
             ends = self._ahead.ends(live.cached[slots], live.thinks[slots], decoding)
             left = np.minimum(left, ends - live.cached[slots])
@@ -269,13 +265,6 @@ class Scheduler:
                 takes[slot] = min(takes[slot], free)
                 free -= takes[slot]
         takes[oldest] = min(takes[oldest], share + free)
-        if self._ahead is not None and self._ahead.fills:
-            taken = decoding + sum(takes.values())
-            spare = self._shapes.fit_rows(taken) - taken if taken <= self._shapes.most_rows else 0
-            for slot, count in zip(slots.tolist(), most.tolist(), strict=True):
-                more = min(count - takes[slot], spare)
-                takes[slot] += more
-                spare -= more
         return [self._chunk(slot, count) for slot, count in takes.items() if count]
 
     def _chunk(self, slot: int, count: int) -> Window:

@@ -21,7 +21,7 @@ from detgen.engine.stats import EngineStats
 from detgen.kernels.judging import judge_rows
 from detgen.kernels.sampling import Chosen, choose
 from detgen.passes.forward import Forward
-from detgen.passes.packing import Shapes, Window, Windows
+from detgen.passes.packing import Window, Windows
 
 _NONE = Windows.of(())
 
@@ -34,7 +34,6 @@ class Scoring:
 
     Args:
         target: canonical passes.
-        shapes: the shapes of canonical passes.
         scheduler: assigns slots and rows; has scored sequences only.
         stats: counters to update.
         ahead: reads the prompts of a thinking model; None if the target does not think.
@@ -46,13 +45,11 @@ class Scoring:
     def __init__(
         self,
         target: Forward,
-        shapes: Shapes,
         scheduler: Scheduler,
         stats: EngineStats,
         ahead: ReadingAhead | None = None,
     ) -> None:
         self._target = target
-        self._shapes = shapes
         self._scheduler = scheduler
         self._stats = stats
         self._ahead = ahead
@@ -72,7 +69,7 @@ class Scoring:
         self._stats.peak_live = max(self._stats.peak_live, len(live))
         for windows in scheduler.passes(_NONE):
             broken: list[int] = []
-            results = self._target.run(windows, self._shapes, broken)
+            results = self._target.run(windows, broken)
             if self._ahead is not None:
                 windows, found, broken = self._ahead.settle(live, windows, results, broken, self._stats)
                 assert isinstance(found, torch.Tensor)
@@ -91,7 +88,7 @@ class Scoring:
 
         Args:
             windows: those of the pass.
-            logits: float32 [sum of the windows' `logits`, vocabulary], overwritten.
+            logits: float32 [sum of the windows' `logits`, vocabulary].
             broken: rows of the pass whose hidden states are not finite.
         """
         read: list[tuple[ScoredSequence, Window]] = [(self._sequence(w.slot), w) for w in windows]
@@ -151,7 +148,7 @@ def _judged(logits: torch.Tensor, tokens: list[int]) -> tuple[np.ndarray, np.nda
     """What rows say of given tokens.
 
     Args:
-        logits: float32 [rows, vocabulary], overwritten.
+        logits: float32 [rows, vocabulary].
         tokens: of each row.
 
     Returns:

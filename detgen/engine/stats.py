@@ -60,8 +60,7 @@ class EngineStats:
         reused_tokens: tokens whose KV entries the prefix cache had.
         preemptions: how often a sequence gave its pages back, to be read again later.
         target_passes: canonical passes.
-        rows: rows of the canonical passes, padding included.
-        padding_rows: padding rows among them.
+        rows: rows of the canonical passes.
         draft_passes: passes of the draft model.
         live: sequences that hold a slot now.
         peak_live: most of them at a time.
@@ -80,7 +79,6 @@ class EngineStats:
     preemptions: int = 0
     target_passes: int = 0
     rows: int = 0
-    padding_rows: int = 0
     draft_passes: int = 0
     live: int = 0
     peak_live: int = 0

@@ -19,10 +19,10 @@ from detgen.check.comparing import Difference
 from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.passes.exchange import Exchange
 from detgen.passes.hooks import told
-from detgen.passes.packing import Packed, Shapes, Windows
+from detgen.passes.packing import Packed, Windows
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Recording:
         self._last: Recorded | None = None  # of the last pass that did
         self._chose: Recorded | None = None  # of the pass that chose the next token
         self._rows = 0
-        self._padded = 0  # rows of the last layers
+        self._asked = 0  # rows of the last layers
         self._late = False  # after the last attention
         self._wanted: list[int] = []
         self.found: Recorded | None = None
@@ -129,13 +129,13 @@ class Recording:
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
-        forward, _ = self._engine.canonical
+        forward = self._engine.canonical
         run, attend = forward.run, forward.attend
 
-        def run_recorded(windows: Windows, shapes: Shapes, broken: list[int] | None = None, **scored: bool) -> object:
-            self._begin(windows, shapes)
+        def run_recorded(windows: Windows, broken: list[int] | None = None, **scored: bool) -> object:
+            self._begin(windows)
             try:
-                return run(windows, shapes, broken, **scored)
+                return run(windows, broken, **scored)
             finally:
                 self._now = None  # the next pass may be one that does not compute the position
 
@@ -179,18 +179,18 @@ class Recording:
     def _take_output(self, name: str, output: object) -> None:
         self._take(name, output[0] if isinstance(output, tuple) and output else output)
 
-    def _begin(self, windows: Windows, shapes: Shapes) -> None:
+    def _begin(self, windows: Windows) -> None:
         """Find the sample's row of the pass at the wanted position; a pass without it is ignored."""
         position, row = self._difference.position, 0
         self._wanted = []
-        self._rows = shapes.fit_rows(sum(len(w.tokens) for w in windows))
+        self._rows = len(windows.tokens)
         for w in windows:
             at = position - w.start
             if 0 <= at < len(w.tokens) and self._mine(self._engine.live[w.slot]):
                 self._now = self._last = Recorded(rows=self._rows, row=row + at)
             row += len(w.tokens)
             self._wanted += range(row - w.logits, row)
-        self._padded = shapes.fit_rows(max(len(self._wanted), 1))
+        self._asked = max(len(self._wanted), 1)
         self._late = False
 
     def _take(self, name: str, x: object) -> None:
@@ -199,12 +199,9 @@ class Recording:
         if now is None or not isinstance(x, torch.Tensor):
             return
         sizes = list(x.shape)
-        padded = self._padded != self._rows
         if self._rows in sizes[:-1] or sizes == [self._rows]:
-            if not padded and self._late and self._wanted != list(range(self._rows)):
-                return  # all rows, or the wanted ones padded to as many: impossible to tell
             dim, places = sizes.index(self._rows), list(range(self._rows))
-        elif len(sizes) >= 2 and sizes[-2] == self._padded:  # the last layers see the wanted rows alone
+        elif len(sizes) >= 2 and sizes[-2] == self._asked:  # the last layers see the wanted rows alone
             dim, places = len(sizes) - 2, self._wanted
         else:
             return

@@ -121,7 +121,7 @@ class DetgenLM(TemplateLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness's results say of the model: all that a score depends on."""
-        return {"detgen_profile": self.engine.profile(), "deterministic": self.engine.deterministic}
+        return {"detgen_profile": self.engine.profile()}
 
     def _loglikelihood_tokens(
         self,

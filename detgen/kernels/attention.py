@@ -1,34 +1,19 @@
-"""Row-invariant attention of packed rows over a cache.
+"""What attention of packed rows is asked for, how its work is cut up, and what it means in plain PyTorch.
 
 Promise: the result of a query row depends on its query, on the keys and values at the positions it may see, and on
-nothing else: not on the other rows of its tile, nor on their number, nor on how many keys the tile reads.
-
-A *tile* is [members, KV heads, rows, head size], where rows are the query heads of a group times a window's tokens.
-Keys are read from position 0 in whole blocks of BLOCK; those a row may not see are masked and add exact zeros, which
-takes that all entries are finite, as the cache keeps them (`finite`). Native attention needs no tiles. Where it does
-not run, the probe picks the first of two that keeps the promise on this machine:
-
-- `attend_fused`: torch's scaled_dot_product_attention. Its products over keys change their order of summation at
-  some key lengths, so the probe also finds which lengths agree, and tiles read only those.
-- `attend_blocks`: the reference. Every product has the same shape, one block of keys, and blocks are added one after
-  the other, first to last. It also supports soft-capping, which the fused kernel does not.
+nothing else. Keys are read from position 0 in whole blocks of BLOCK, which are added one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from detgen.kernels.finite import most
 from detgen.program.steps import PAGE
 
 BLOCK = PAGE  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
-MOST_TILE_ROWS = 184  # most rows of a tile; from 192 torch's fused kernel takes queries 64 at a time instead of 32
-PERIOD = 8 * BLOCK  # keys that torch's fused kernel takes at a time
 _SHARING = 64  # query rows per KV head that share what is read of keys and values
 
 
@@ -38,10 +23,9 @@ class AttentionTraits:
 
     Attributes:
         scale: factor of the scores.
-        window: how many positions a row sees, its own included; None for all. For tiles, their masks apply it.
+        window: how many positions a row sees, its own included; None for all.
         softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
-        chunk: positions of a chunk, counted from position 0; a row sees none before its own. None for no chunks. For
-            tiles, as the window.
+        chunk: positions of a chunk, counted from position 0; a row sees none before its own. None for no chunks.
     """
 
     scale: float
@@ -88,34 +72,21 @@ def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: i
     return torch.from_numpy(pieces[np.argsort(-work, kind="stable")])
 
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
-
-
-def attend_fused(
+def attend_blocks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
 ) -> torch.Tensor:
-    """Attention of one tile by `scaled_dot_product_attention`; soft-capped tiles go to `attend_blocks`.
+    """Attention of some rows in plain PyTorch, in float32, block by block.
 
     Args:
         q: [members, kv_heads, rows, head_size].
         k: [members, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries `bounded`.
         v: like k.
         mask: [members, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
-        traits: the layer's attention traits.
+        traits: the layer's attention traits; window and chunk are what the mask says.
 
     Returns:
         [members, kv_heads, rows, head_size].
     """
-    if traits.softcap is not None:
-        return attend_blocks(q, k, v, mask, traits)
-    q = q.clamp(-most(q.dtype), most(q.dtype))  # the kernel adds the mask, so that even masked scores must be finite
-    return F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=traits.scale)
-
-
-def attend_blocks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-) -> torch.Tensor:
-    """Attention of one tile in plain PyTorch, in float32, block by block; arguments as `attend_fused`."""
     members, heads, rows, size = q.shape
     blocks = k.shape[1] // BLOCK
     kb = k.float().view(members, blocks, BLOCK, heads, size).permute(0, 3, 1, 4, 2)

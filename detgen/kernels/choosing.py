@@ -1,7 +1,7 @@
-"""Choosing compiled from native/choosing.c and judging.c when detgen was installed, if there was a C compiler.
+"""Choosing by native/choosing.c and judging.c.
 
-Promise: the tokens and leads are those of the plain way in `sampling`, bit for bit; log-probabilities are those of
-docs/numerics.md. Each function returns None where it cannot.
+Promise: the tokens and leads are those of `sampling.scores`, bit for bit; log-probabilities are those of
+docs/numerics.md. Logits are float32 on the CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from detgen.kernels.native.library import best_build
+from detgen.errors import EngineError
+from detgen.kernels.native.library import REINSTALL, best_build
 
 _BEST = struct.Struct("=8q")  # `Best` of native/judging.c
 _JUDGED = struct.Struct("=9q")  # `Judged`, likewise
@@ -39,23 +40,21 @@ class Candidates(NamedTuple):
     peaks: np.ndarray
 
 
-def best(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray] | None:
+def best(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
     """The largest entry of each row, the first one of ties, int64 [rows], and its lead, float64 [rows].
 
     Args:
         logits: [rows, vocabulary].
     """
-    library = _library() if _fits(logits) else None
-    if library is None:
-        return None
+    logits = _by_rows(logits)
     tokens, leads = torch.empty(len(logits), dtype=torch.int64), np.empty(len(logits))
-    library.best(_BEST.pack(*_rows(logits, None, logits.numel() > _LARGE), tokens.data_ptr(), leads.ctypes.data))
+    _library().best(_BEST.pack(*_rows(logits, None, logits.numel() > _LARGE), tokens.data_ptr(), leads.ctypes.data))
     return tokens, leads
 
 
 def logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, rows: np.ndarray | None, *, full: bool
-) -> tuple[np.ndarray, torch.Tensor | None] | None:
+) -> tuple[np.ndarray, torch.Tensor | None]:
     """Log-probabilities of the rows' tokens, float32 [rows], and of all entries, float32 [rows, vocabulary].
 
     Args:
@@ -64,16 +63,14 @@ def logprobs(
         rows: int64 [rows], which are wanted; None for all.
         full: whether those of all entries are wanted.
     """
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()  # torch would sum in another order
-    library = _library() if _fits(logits) else None
-    if library is None:
-        return None
+    logits = _by_rows(logits)
     count = len(logits) if rows is None else len(rows)
     chosen = np.empty(count, np.float32)
     every = torch.empty(count, logits.shape[1]) if full else None
     given = _rows(logits, rows, count * logits.shape[1] > _LARGE)
-    library.judge(_JUDGED.pack(*given, tokens.data_ptr(), chosen.ctypes.data, 0 if every is None else every.data_ptr()))
+    _library().judge(
+        _JUDGED.pack(*given, tokens.data_ptr(), chosen.ctypes.data, 0 if every is None else every.data_ptr())
+    )
     return chosen, every
 
 
@@ -107,7 +104,7 @@ def draw(
     seed: np.ndarray,
     sample: np.ndarray,
     position: np.ndarray,
-) -> Candidates | None:
+) -> Candidates:
     """The candidates of sampled rows.
 
     Args:
@@ -121,9 +118,7 @@ def draw(
         sample: of the request.
         position: in the completion.
     """
-    library = _library() if _fits(logits) else None
-    if library is None:
-        return None
+    library, logits = _library(), _by_rows(logits)
     count, most = len(temperature), library.candidates()
     ids, words = np.empty((count, most), np.int64), np.empty((count, most), np.uint64)
     found, peaks = np.empty(count, np.int64), np.empty(count, np.float32)
@@ -135,24 +130,27 @@ def draw(
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    """The library; None if it is missing or built by another version."""
+def _library() -> ctypes.CDLL:
+    """The library.
+
+    Raises:
+        EngineError: if it is missing, or was built by another version.
+    """
     found = best_build()
-    if found is None:
-        return None
-    sizes = found.best_bytes(), found.judged_bytes(), found.draws_bytes()
-    return found if sizes == (_BEST.size, _JUDGED.size, _DRAWS.size) else None
+    if (found.best_bytes(), found.judged_bytes(), found.draws_bytes()) != (_BEST.size, _JUDGED.size, _DRAWS.size):
+        raise EngineError(f"detgen's compiled library is of another version: {REINSTALL}")
+    return found
 
 
-def _fits(logits: torch.Tensor) -> bool:
-    """Whether rows are as the compiled functions take them."""
-    return (
-        logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(1) == 1 and logits.numel() > 0
-    )
+def _by_rows(logits: torch.Tensor) -> torch.Tensor:
+    """The same, the entries of a row side by side."""
+    return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
 def _rows(logits: torch.Tensor, rows: np.ndarray | None, several: bool) -> tuple[int, ...]:
     """`Rows` of logits.h; `several`: whether threads share the work."""
+    assert logits.device.type == "cpu"
+    assert logits.dtype == torch.float32
     place, count = (0, len(logits)) if rows is None else (rows.ctypes.data, len(rows))
     threads = torch.get_num_threads() if several else 1
     return logits.data_ptr(), place, logits.stride(0), count, logits.shape[1], threads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _FIRST = 1024  # entries of a row that are sorted for top_p; all, if these have less of the probability
 
 
-def scaled(logits: np.ndarray, peaks: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
+def scaled(logits: np.ndarray, peaks: np.ndarray | np.floating[Any], temperature: float | np.ndarray) -> np.ndarray:
     """(Logits - peak) / temperature, float64."""
     quotients: np.ndarray = (logits.astype(np.float64) - peaks) / np.maximum(temperature, 1e-200)  # nothing overflows
     return quotients
@@ -33,62 +33,42 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
         row: float32 or float64 [vocabulary] logits, adjusted, the largest of them finite.
         choice: the row's, with a temperature above 0.
     """
-    return kept_rows(row[None], row.max()[None, None], choice)[1]
-
-
-def kept_rows(rows: np.ndarray, peaks: np.ndarray, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-    """The same of rows with equal parameters: rows and ids of what is kept, int64 [n] each, ascending.
-
-    Args:
-        rows: float32 or float64 [rows, vocabulary].
-        peaks: the largest of each, [rows, 1].
-        choice: has the rows' parameters.
-    """
-    vocabulary = rows.shape[1]
+    vocabulary, peak = len(row), row.max()
     width = min(choice.top_k or vocabulary, vocabulary)
     floor = floor_of(choice.min_p)
     if width == vocabulary and choice.top_p == 1:
-        at, ids = np.nonzero(scaled(rows, peaks, choice.temperature) >= floor)
-        return at, ids
-    counts, last = _boundaries(rows, peaks, width, choice)
-    at, ids = np.nonzero(rows >= last)
-    logits = rows[at, ids]
-    passing = scaled(logits, peaks[at, 0], choice.temperature) >= floor
-    held = np.bincount(at, minlength=len(rows))
-    for row in np.flatnonzero(held > counts).tolist():
-        own = slice(*np.searchsorted(at, [row, row + 1]).tolist())
-        tied = np.flatnonzero(logits[own] == last[row]) + own.start
-        passing[tied[counts[row] - held[row] :]] = False
-    return at[passing], ids[passing]
+        return np.flatnonzero(scaled(row, peak, choice.temperature) >= floor)
+    count, last = _boundary(row, peak, width, choice)
+    ids = np.flatnonzero(row >= last)
+    logits = row[ids]
+    passing = scaled(logits, peak, choice.temperature) >= floor
+    if len(ids) > count:  # of ties with the last one, those with the lowest ids stay
+        passing[np.flatnonzero(logits == last)[count - len(ids) :]] = False
+    return ids[passing]
 
 
-def _boundaries(
-    rows: np.ndarray, peaks: np.ndarray, width: int, choice: Choice, most: int = _FIRST
-) -> tuple[np.ndarray, np.ndarray]:
+def _boundary(
+    row: np.ndarray, peak: np.floating[Any], width: int, choice: Choice, most: int = _FIRST
+) -> tuple[int, np.floating[Any]]:
     """How many of the `width` best logits have less than top_p of their probability before them, and the last of them.
 
     Args:
-        rows: float32 [rows, vocabulary].
-        peaks: float32 [rows, 1].
+        row: [vocabulary].
+        peak: the largest entry.
         width: how many entries top_k keeps.
         choice: has the temperature and top_p.
         most: entries that are sorted first when top_k is off; all, if these have less of the probability.
-
-    Returns:
-        int64 [rows] and float32 [rows, 1].
     """
-    vocabulary = rows.shape[1]
+    vocabulary = len(row)
     if choice.top_p == 1:
-        return np.full(len(rows), width), np.partition(rows, -width, axis=1)[:, -width, None]
+        return width, np.partition(row, -width)[-width]
     count = width if width < vocabulary else min(width, most)
-    most_likely = rows if count == vocabulary else np.partition(rows, -count, axis=1)[:, -count:]
-    top = np.ascontiguousarray(np.sort(most_likely, axis=1)[:, ::-1])
-    share = exponential(scaled(top, peaks, choice.temperature))
-    all_shares = share if width < vocabulary else exponential(scaled(rows, peaks, choice.temperature))
-    total = np.cumsum(all_shares, axis=1)[:, -1:]  # one by one, where a sum would take its own order
-    kept = 1 + (np.cumsum(share[:, :-1], axis=1) < choice.top_p * total).sum(1)
-    last = top[np.arange(len(rows)), kept - 1, None]
-    short = kept == count
-    if count < width and short.any():
-        kept[short], last[short] = _boundaries(rows[short], peaks[short], width, choice, vocabulary)
-    return kept, last
+    most_likely = row if count == vocabulary else np.partition(row, -count)[-count:]
+    top = np.sort(most_likely)[::-1]
+    share = exponential(scaled(top, peak, choice.temperature))
+    all_shares = share if width < vocabulary else exponential(scaled(row, peak, choice.temperature))
+    total = np.cumsum(all_shares)[-1]  # one by one, where a sum would take its own order
+    kept = 1 + int((np.cumsum(share[:-1]) < choice.top_p * total).sum())
+    if kept == count < width:
+        return _boundary(row, peak, width, choice, vocabulary)
+    return kept, top[kept - 1]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from detgen.kernels import choosing
-from detgen.kernels.sampling import Choices, Chosen, leads, on_device
+from detgen.kernels.sampling import Choices, Chosen, on_device
 
 
 class Judged(NamedTuple):
@@ -74,11 +74,10 @@ def scored(logits: torch.Tensor, choices: Choices | None) -> Scores | None:
 def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:
     """Judge some rows.
 
-    Log-probabilities have the bits that docs/numerics.md states, or those of torch where neither a compiler nor Triton
-    was there.
+    Log-probabilities have the bits that docs/numerics.md states.
 
     Args:
-        logits: float32 [all rows, vocabulary], no longer adjusted; overwritten.
+        logits: float32 [all rows, vocabulary], no longer adjusted.
         picked: what was chosen of them.
         rows: int64 [rows], which to judge; None for all.
         full: whether the log-probabilities of whole rows are wanted.
@@ -88,24 +87,10 @@ def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = N
         known = picked.logprobs if picked.logprobs is not None else _given(logits, picked.tokens)
         wanted = slice(None) if rows is None else rows
         return Judged(None, known[wanted], picked.leads[wanted])
-    if device is not None:
+    if logits.device.type != "cpu":
         logits, picked = logits.cpu(), replace(picked, tokens=picked.tokens.cpu())
-    found = choosing.logprobs(logits, picked.tokens, rows, full=full)
-    chosen, logprobs = found if found is not None else (None, None)
-    margins = picked.leads.copy() if rows is None else picked.leads[rows]
-    unknown = bool(np.isnan(margins).any())
-    if chosen is not None and not unknown:
-        return Judged(logprobs, chosen, margins)
-    best = picked.tokens
-    if rows is not None:
-        at = torch.from_numpy(rows).to(logits.device)
-        logits, best = logits.index_select(0, at), best.index_select(0, at)
-    if chosen is None:
-        logprobs = torch.log_softmax(logits, dim=-1)
-        chosen = logprobs.gather(-1, best[:, None])[:, 0].cpu().numpy()
-    if unknown:
-        margins = np.where(np.isnan(margins), leads(logits, best).cpu().numpy(), margins)
-    return Judged(logprobs if full else None, chosen, margins)
+    chosen, logprobs = choosing.logprobs(logits, picked.tokens, rows, full=full)
+    return Judged(logprobs, chosen, picked.leads.copy() if rows is None else picked.leads[rows])
 
 
 def _given(logits: torch.Tensor, tokens: torch.Tensor) -> np.ndarray:

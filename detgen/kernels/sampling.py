@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from detgen.kernels import choosing
-from detgen.kernels.filters import floor_of, kept_rows, scaled
+from detgen.kernels.filters import floor_of, kept, scaled
 from detgen.kernels.noise import gumbel
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
 from detgen.kernels.sifting import leading, sample_plain, words_of
@@ -126,8 +126,7 @@ class Chosen:
     Attributes:
         tokens: int64 [rows], on the logits' device.
         leads: float64 [rows], each token's lead over the runner-up, in perturbed log-probability or in (adjusted)
-            logits; inf if there is none. NaN where it is not known yet, as it may be of rows that are neither sampled
-            nor adjusted, and where logits are not finite.
+            logits; inf if there is none, anything where logits are not finite.
         logprobs: float32 [rows], log-probabilities of the tokens; None if they are not known yet.
     """
 
@@ -152,13 +151,16 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
         broken = np.flatnonzero(~found.finite)
         if len(broken):
             at = torch.from_numpy(broken).to(logits.device)
-            tokens[at] = argmax(logits[at])  # whose logit is not finite either
+            tokens[at] = logits[at].argmax(-1)  # whose logit is not finite either
         return Chosen(tokens, found.leads, found.logprobs)
+    if logits.device.type != "cpu":
+        picked = choose(logits.cpu(), choices)
+        return Chosen(picked.tokens.to(logits.device), picked.leads)
     if choices is None:
-        return _greedy(logits)
+        return Chosen(*choosing.best(logits))
     if not isinstance(choices, Choices):
         if all(c.temperature == 0 and c.adjustment is None for c in choices):
-            return _greedy(logits)
+            return Chosen(*choosing.best(logits))
         choices = Choices.of(choices)
     if choices.adjustments is None:
         return _choose(logits, choices)
@@ -167,13 +169,11 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
 
 
 def on_device(logits: torch.Tensor) -> Any:
-    """The kernels that choose where logits are on CUDA; None where they are not, or there is no Triton."""
+    """The kernels that choose where logits are on CUDA; None where they are not."""
     if logits.device.type != "cuda" or torch.version.cuda is None:
         return None
-    try:
-        from detgen.kernels.triton import sampling
-    except ImportError:
-        return None
+    from detgen.kernels.triton import sampling
+
     return sampling
 
 
@@ -182,44 +182,12 @@ def _choose(logits: torch.Tensor, choices: Choices) -> Chosen:
     sampled = np.flatnonzero(choices.temperature > 0)
     if len(sampled) == len(choices):
         tokens, ahead = _sample(logits, sampled, choices)
-        return Chosen(torch.from_numpy(tokens).to(logits.device), ahead)
-    picked = _greedy(logits)
-    unknown = np.isnan(picked.leads)
-    if choices.adjustments is not None and unknown.any():
-        rows = [i for i, a in enumerate(choices.adjustments) if a is not None and unknown[i]]
-        picked.leads[rows] = leads(logits[rows], picked.tokens[rows]).cpu().numpy()
+        return Chosen(torch.from_numpy(tokens), ahead)
+    picked = Chosen(*choosing.best(logits))
     if len(sampled):
         tokens, picked.leads[sampled] = _sample(logits, sampled, choices.take(sampled))
-        picked.tokens[torch.from_numpy(sampled).to(logits.device)] = torch.from_numpy(tokens).to(logits.device)
+        picked.tokens[torch.from_numpy(sampled)] = torch.from_numpy(tokens)
     return picked
-
-
-def _greedy(logits: torch.Tensor) -> Chosen:
-    """The best logits; their leads only where these cost nothing."""
-    found = choosing.best(logits)
-    return Chosen(*found) if found is not None else Chosen(argmax(logits), np.full(len(logits), np.nan))
-
-
-def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The largest entry of each row, the first one of ties, int64 [rows]."""
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(-1))  # 6 times as fast as torch's, with the same ties
-    return torch.argmax(logits, dim=-1)
-
-
-def leads(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """The lead of each row's best entry over the runner-up.
-
-    Args:
-        logits: [rows, vocabulary], overwritten.
-        best: int64 [rows], from `argmax`.
-
-    Returns:
-        float64 [rows]; inf if there is no other candidate.
-    """
-    best = best[:, None]
-    top = logits.gather(-1, best)[:, 0].double()
-    return top - logits.scatter_(-1, best, -torch.inf).amax(-1).double() + 0.0  # of zeros with two signs, none is less
 
 
 def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
@@ -236,12 +204,12 @@ def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         float64 [vocabulary] on the CPU.
     """
     row = adjusted_row(logits, choice.adjustment).cpu().numpy()
-    peaks = row.max()[None, None]
-    if not choice.temperature or not np.isfinite(peaks):
+    peak = row.max()
+    if not choice.temperature or not np.isfinite(peak):
         return torch.from_numpy(row.astype(np.float64))
-    _, ids = kept_rows(row[None], peaks, choice)
+    ids = kept(row, choice)
     found = np.full(len(row), -np.inf)
-    found[ids] = scaled(row[ids], peaks[0], choice.temperature) + gumbel(words_of(choice, ids))
+    found[ids] = scaled(row[ids], peak, choice.temperature) + gumbel(words_of(choice, ids))
     return torch.from_numpy(found)
 
 
@@ -253,13 +221,8 @@ def _sample(logits: torch.Tensor, sampled: np.ndarray, choices: Choices) -> tupl
         sampled: int64 [n], which rows are sampled.
         choices: one per sampled row, with temperatures above 0.
     """
-    if logits.device.type != "cpu" or logits.stride(1) != 1:
-        logits = logits[torch.from_numpy(sampled).to(logits.device)].cpu().contiguous()
-        sampled = np.arange(len(sampled))
     rows = logits.numpy()
     drawn = choosing.draw(logits, sampled, **choices.how())
-    if drawn is None:
-        return sample_plain(np.ascontiguousarray(rows[sampled]), [choices[i] for i in range(len(sampled))])
     told = drawn.found > 0
     some, counts = np.flatnonzero(told), drawn.found[told]
     tokens, ahead = np.empty(len(sampled), np.int64), np.empty(len(sampled))
@@ -268,8 +231,6 @@ def _sample(logits: torch.Tensor, sampled: np.ndarray, choices: Choices) -> tupl
         score = scaled(rows[sampled[at], drawn.ids], drawn.peaks[at], choices.temperature[at]) + gumbel(drawn.words)
         best, ahead[some] = leading(score, np.cumsum(counts) - counts, counts)
         tokens[some] = drawn.ids[best]
-    if len(some) < len(sampled):
-        others = np.flatnonzero(~told)
-        plain = [choices[i] for i in others.tolist()]
-        tokens[others], ahead[others] = sample_plain(np.ascontiguousarray(rows[sampled[others]]), plain)
+    for i in np.flatnonzero(~told).tolist():
+        tokens[i], ahead[i] = sample_plain(rows[sampled[i]], choices[i])
     return tokens, ahead

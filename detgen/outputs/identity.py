@@ -102,7 +102,7 @@ def model_stamp(config: EngineConfig) -> str | None:
     if not files:
         return None
     versions = [importlib.metadata.version(package) for package in ("torch", "transformers", "tokenizers")]
-    asked = (config.device, config.dtype, config.target_quant, config.allow_nondeterministic, config.trust_remote_code)
+    asked = (config.device, config.dtype, config.target_quant, config.trust_remote_code)
     facts = (detgen.__version__, platform.node(), *versions, *asked, files)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 

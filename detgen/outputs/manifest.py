@@ -262,7 +262,6 @@ def _chunks(path: str, value: Any) -> None:
 _digest = _like(_HEX, "64 hexadecimal digits")
 _version = _like(_VERSION, "a version such as 1.2.3")
 _count = _whole()
-_rows = _list(_whole(1))
 _counts = _record({field.name: _count for field in fields(DrafterStats)})
 _names = tuple(name for name in DRAFTERS if name != "auto")
 _model = _record({"name": _text, "digest": _text, "quant": _one_of(*get_args(QuantName))})
@@ -287,36 +286,12 @@ _TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
     "cuda": _record(
         {
             "capability": _text,
-            "multiprocessors": _count,
-            **{name: _or_null(_text) for name in ("toolkit", "cublas")},
-            **{name: _or_null(_count) for name in ("driver", "cudnn")},
-            "blas": _text,
-            "sums": _record(dict.fromkeys(("tf32", "bfloat16", "float16"), _flag)),
-            "kernels": _or_null(_text),
-            "linear": _or_null(_text),
-            "rows": _rows,
-            "workspaces": _mapping(_or_null(_text)),
+            "toolkit": _or_null(_text),
+            "driver": _or_null(_count),
         }
     ),
-    "versions": _record({"transformers": _text}, {"torch": _text}),
-    "attention": _text,
+    "versions": _record({"transformers": _text}, {"torch": _text, "triton": _text}),
     "operators": _list(_text),
-    "reference_rows": _count,
-}
-_PROBE: dict[str, Rule] = {
-    "row_invariant": _flag,
-    "attention": _text,
-    "tile_rows": _count,
-    "reference_rows": _count,
-    "rows": _rows,
-    "dense": _flag,
-    "key_lengths": _rows,
-    "other_rows": _rows,
-    "threads": _rows,
-    "passes": _count,
-    "positions": _count,
-    "reference_error": _number(0, 1),
-    "seconds": _number(),
 }
 _SUMMARY: dict[str, Rule] = {
     **dict.fromkeys(_TOTALS, _count),
@@ -334,10 +309,9 @@ _KEYS: dict[str, Rule] = {
     "model_stamp": _or_null(_text),
     "seconds": _number(),
     "profile": _record(_PROFILE, _TORCH),
-    "probe": _record(_PROBE, dict.fromkeys(("thinker", "compressor"), _record(_PROBE))),
     "draft": _or_null(_model),
 }
-_ENDED: dict[str, Rule] = {"deterministic": _flag, "summary": _record(_SUMMARY)}
+_ENDED: dict[str, Rule] = {"summary": _record(_SUMMARY)}
 _MANIFEST = _record(
     {**_KEYS, "parameters": _parameters},
     {**_ENDED, "files": _record(dict.fromkeys(FILES, _file), {REQUESTS: _file, RESULTS: _file})},
@@ -360,11 +334,9 @@ _OTHER_VERSION = _record(
 def _check_status(manifest: dict[str, Any]) -> None:
     """The keys that a run adds when it ends."""
     status = manifest["status"]
-    ended = {"deterministic": status != "running", "summary": status != "running", "files": status == "finished"}
+    ended = {"summary": status != "running", "files": status == "finished"}
     for name, needed in ended.items():
         if needed and name not in manifest:
             raise _SchemaError(f"{name} is missing, though the status is {status}")
         if not needed and name in manifest:
             raise _SchemaError(f"{name} is given, though the status is {status}")
-    if "deterministic" in manifest and manifest["deterministic"] != manifest["probe"]["row_invariant"]:
-        raise _SchemaError("deterministic is not what probe.row_invariant says")

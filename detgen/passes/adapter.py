@@ -6,11 +6,11 @@ Knows transformers' models; knows no caches and no requests.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,12 +20,11 @@ from transformers import AttentionInterface, PreTrainedModel
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.passes.exchange import Exchange, exchanging
-from detgen.passes.lean_decoder import AttendRows
 from detgen.passes.masks import ASKING, Mask, Seen, UnknownMaskError
 from detgen.passes.refusing import refusing
 
-if TYPE_CHECKING:
-    from detgen.kernels.triton.kernels import Kernels  # imports Triton
+# Attention of the pass in progress: called with layer, q, k, v and the layer's traits; see `Forward.attend`.
+AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
 
 ATTENTION_NAME = "detgen"
 # Of a row's largest entry: what it may differ by when others change, as experts round by how many rows they have.
@@ -49,9 +48,7 @@ class PlainDecoder(nn.Module):
     """Any transformers decoder, run by its own forward.
 
     Args:
-        model: a transformers decoder.
-        native: whether its modules were replaced by native ones.
-        kernels: compute its attention and what was replaced, on CUDA; None elsewhere.
+        model: a transformers decoder, whose modules were replaced by native ones.
 
     Attributes:
         kind: class name of the model.
@@ -62,20 +59,13 @@ class PlainDecoder(nn.Module):
 
     concurrent = False
 
-    def __init__(self, model: PreTrainedModel, *, native: bool = False, kernels: Kernels | None = None) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.kind = type(model).__name__
-        self.model, self.native, self.kernels = model, native, kernels
+        self.model = model
         self._chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.functions: TorchFunctionMode | None = None
         self.census: Census | None = None
-
-    def compute_with(self, kernels: Kernels) -> None:
-        """Take other kernels than those that were given."""
-        from detgen.passes import cuda_layers  # imports Triton
-
-        self.kernels = kernels
-        cuda_layers.compute_with(self, kernels)
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, exchange: Exchange | None = None

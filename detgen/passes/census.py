@@ -20,7 +20,7 @@ from detgen.passes.adapter import Census, PlainDecoder, attending
 from detgen.passes.forward import Forward
 from detgen.passes.functions import NativeFunctions
 from detgen.passes.labelling import has_rows
-from detgen.passes.packing import FREE_SHAPES, Window, Windows, pack
+from detgen.passes.packing import Window, Windows, pack
 from detgen.passes.watching import Left, RefusedError, Telling, Watched
 
 # Passes that are watched: of one row, which models often treat apart, and of two numbers with nothing in common; each
@@ -80,8 +80,7 @@ def _samples(forward: Forward, decoder: PlainDecoder, vocabulary: int) -> list[S
             Window(slot, start, torch.randint(vocabulary, (count,), generator=random).tolist(), wanted)
             for slot, start, count, wanted in spans
         ]
-        places = pages.tables, forward.cache.scratch
-        packed = pack(Windows.of(windows), FREE_SHAPES, *places, forward.group, forward.device)
+        packed = pack(Windows.of(windows), pages.tables, forward.group, forward.device)
         with attending(partial(forward.attend, packed)):
             if not i:  # what is made once is made before anything is watched
                 decoder(packed.ids, packed.positions, packed.wanted)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from detgen.program.steps import PAGE
+
+# Cost, in places, of the attention of a pass, and of 64 more keys.
+_CALL, _KEYS = 15, 2
+
+
+def attention_area(rows: float, keys: float) -> float:
+    """Cost of the attention of a pass, in places: `rows` rows, of windows that read `keys` keys together."""
+    return _CALL + rows + _KEYS * keys / PAGE
+
 
 class PassCost:
-    """Least-squares fit of seconds to rows and area, in which old passes fade.
-
-    The area of a pass is `Tiles.area`: places in its attention tiles, plus the cost of the tiles and of their keys.
-    """
+    """Least-squares fit of seconds to rows and `attention_area`, in which old passes fade."""
 
     _FADE = 0.98
 

@@ -30,10 +30,7 @@ class CudaAttention:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         places, positions, pieces, tables = self._pass(packed, most_tokens(q.shape[1] // keys.shape[1]), q.device)
         self._cache.write(layer, places, k, v)
-        out = self._kernels.attend(q.contiguous(), keys, values, positions, pieces, tables, packed.longest, traits)
-        if packed.padding:
-            out[len(out) - packed.padding :] = 0
-        return out
+        return self._kernels.attend(q.contiguous(), keys, values, positions, pieces, tables, packed.longest, traits)
 
     def _pass(self, packed: Packed, most: int, device: torch.device) -> tuple[torch.Tensor, ...]:
         """What the layers of a pass share, sent to the device once: places, positions, pieces and tables of pages."""

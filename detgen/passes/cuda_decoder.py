@@ -22,14 +22,15 @@ from detgen.kernels.sampling import Choices
 from detgen.kernels.triton.attend import most_tokens
 from detgen.kernels.triton.kernels import Kernels
 from detgen.kernels.triton.sampling import unpack
-from detgen.passes.cuda_layers import CudaLayer, Pages, ResidualNorm, RowLinear, compute_with
+from detgen.passes.cuda_layers import CudaLayer, Pages, ResidualNorm, RowLinear
 from detgen.passes.description import Description, FeedForward, Layer, Norm, describe
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import LADDER, Packed
+from detgen.passes.packing import Packed
 from detgen.passes.replaying import Replaying
 from detgen.program.steps import Activation
 
+_LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes
 _MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
 _IN_FLIGHT = 16  # most passes that are launched before the first one's results are read
 _LEAST_BLOCKS = 4  # of the contexts of a recorded pass, whose number is a power of two
@@ -104,13 +105,11 @@ class CudaDecoder(nn.Module):
     Attributes:
         kind: class name of the model.
         concurrent: whether several threads may run it at a time; its buffers hold one pass.
-        native: whether rows are the same in passes of any size by construction, on any machine.
         outputs: entries of a row of logits, or of hidden states where there is no output layer.
         kernels: compute it.
     """
 
     concurrent = False
-    native = False
 
     def __init__(
         self,
@@ -144,12 +143,6 @@ class CudaDecoder(nn.Module):
         self._statics: dict[Key, _Statics] = {}
         self._records = True
 
-    def compute_with(self, kernels: Kernels) -> None:
-        """Take other kernels; what was recorded is forgotten."""
-        self.kernels = kernels
-        compute_with(self, kernels)
-        self._statics.clear()
-
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
         """Compute every pass anew, for those who look into it or change it."""
@@ -165,7 +158,7 @@ class CudaDecoder(nn.Module):
         """A pass.
 
         Args:
-            packed: its rows, on the CPU; it is computed with exactly as many unless any number will do.
+            packed: its rows, on the CPU; padding makes them as many as a rung of the ladder has.
             exchange: brings a state for each row, and takes their hidden states.
             broken: takes the rows whose keys of the last layer are not finite, ascending.
             scored: must be False.
@@ -176,7 +169,7 @@ class CudaDecoder(nn.Module):
         assert not scored
         buffers = self._run(packed, exchange)
         if broken is not None:
-            broken += buffers.broken[: len(packed.ids) - packed.padding].nonzero()[:, 0].tolist()
+            broken += buffers.broken[: len(packed.ids)].nonzero()[:, 0].tolist()
         return buffers.results[: len(packed.wanted)].to(torch.float32, copy=True)
 
     def chain(self, passes: Sequence[tuple[Packed, np.ndarray]], choices: Choices | None) -> tuple[Scores, np.ndarray]:
@@ -213,9 +206,7 @@ class CudaDecoder(nn.Module):
 
     def _run(self, packed: Packed, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Statics:
         """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
-        rows, wanted = len(packed.ids), len(packed.wanted)
-        if packed.any_rows and exchange is None:
-            rows, wanted = _rung(rows), _rung(wanted)
+        rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
         pieces, tables = packed.by_pieces(self._most)
         blocks = max(_LEAST_BLOCKS, _above(-(-packed.longest // BLOCK)))
         key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks)
@@ -225,8 +216,12 @@ class CudaDecoder(nn.Module):
         buffers.fill(packed, self._cache.scratch, pieces, tables)
         if tokens is not None:
             buffers.ids[: len(tokens)] = tokens
-        if exchange is not None or not self._records or rows not in LADDER or rows > _MOST_RECORDED:
-            self._compute(buffers, exchange)
+        if exchange is not None:
+            padded = exchange.padded(rows)
+            self._compute(buffers, padded)
+            exchange.hidden = None if padded.hidden is None else padded.hidden[: len(packed.ids)]
+        elif not self._records or rows > _MOST_RECORDED:
+            self._compute(buffers)
         elif buffers.replay is not None:
             buffers.replay()
         else:
@@ -261,7 +256,7 @@ def _turns(positions: torch.Tensor, frequencies: torch.Tensor, amplitude: float)
 
 def _rung(rows: int) -> int:
     """The least rung of the ladder that holds `rows`."""
-    return next((rung for rung in LADDER if rung >= rows), rows)
+    return next((rung for rung in _LADDER if rung >= rows), rows)
 
 
 def _above(count: int) -> int:

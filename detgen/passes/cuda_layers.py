@@ -34,24 +34,7 @@ class Pages(NamedTuple):
     tables: torch.Tensor
 
 
-class Computed(nn.Module):
-    """What is computed by kernels, which may be exchanged.
-
-    Attributes:
-        kernels: compute it.
-    """
-
-    kernels: Kernels
-
-
-def compute_with(model: nn.Module, kernels: Kernels) -> None:
-    """Give all that is computed by kernels these."""
-    for module in model.modules():
-        if isinstance(module, Computed):
-            module.kernels = kernels
-
-
-class RowLinear(Computed):
+class RowLinear(nn.Module):
     """Linear layers that read the same rows, as one.
 
     Args:
@@ -78,7 +61,7 @@ class RowLinear(Computed):
         return y.view(*x.shape[:-1], self.out_features)
 
 
-class ResidualNorm(Computed):
+class ResidualNorm(nn.Module):
     """Adds to the hidden states what the last part made of them, and norms the sum."""
 
     def __init__(self, norm: Norm, dtype: torch.dtype, kernels: Kernels) -> None:
@@ -92,7 +75,7 @@ class ResidualNorm(Computed):
         return self.kernels.norm(hidden, self.weight, self.epsilon, added)
 
 
-class CudaLayer(Computed):
+class CudaLayer(nn.Module):
     """One layer.
 
     Args:

@@ -11,7 +11,7 @@ from torch import nn
 
 from detgen.kernels.triton.gate import ACTIVATIONS
 from detgen.kernels.triton.kernels import Kernels
-from detgen.passes.cuda_layers import Computed, RowLinear
+from detgen.passes.cuda_layers import RowLinear
 from detgen.passes.description import Linear
 from detgen.passes.replacing import (
     ROWS,
@@ -30,7 +30,7 @@ from detgen.passes.replacing import (
 _CLOSE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-class CudaNorm(Computed):
+class CudaNorm(nn.Module):
     """A root-mean-square norm."""
 
     def __init__(self, parts: NormParts, kernels: Kernels) -> None:
@@ -44,7 +44,7 @@ class CudaNorm(Computed):
         return self.kernels.norm(rows, self.weight, self.epsilon).view(x.shape)
 
 
-class CudaFeedForward(Computed):
+class CudaFeedForward(nn.Module):
     """A gated feed-forward, whose first layers are one."""
 
     def __init__(self, parts: FeedForwardParts, kernels: Kernels) -> None:
@@ -91,7 +91,7 @@ def _candidates(module: nn.Module) -> list[_Parts]:
     return found
 
 
-def _make(parts: _Parts, kernels: Kernels) -> Computed:
+def _make(parts: _Parts, kernels: Kernels) -> CudaFeedForward | CudaNorm | RowLinear:
     if isinstance(parts, FeedForwardParts):
         return CudaFeedForward(parts, kernels)
     return CudaNorm(parts, kernels) if isinstance(parts, NormParts) else RowLinear([Linear(*parts)], kernels)

@@ -16,12 +16,11 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from detgen.passes.adapter import ATTENTION_NAME, Layout
 from detgen.passes.forward import Forward
-from detgen.passes.lean_decoder import LeanDecoder, paired
 from detgen.passes.loading import LoadedModel
 from detgen.passes.masks import numbers_of
-from detgen.passes.packing import Shapes, Window
+from detgen.passes.packing import Window
 from detgen.passes.pages import PAGE
-from detgen.passes.probing import check_logits
+from detgen.passes.reference import check_logits
 from detgen.passes.widening import widened
 
 _ROWS = 8
@@ -124,29 +123,23 @@ def _entries(shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values + 2 * torch.randn(_PAGES, 1, heads, sizes[1], generator=maker)
 
 
-def check_depth(forward: Forward, depth: Depth, shapes: Shapes, dtype: torch.dtype) -> None:
+def check_depth(forward: Forward, depth: Depth, dtype: torch.dtype) -> None:
     """Compare packed rows with what the model's own forward gives; clears the cache.
 
     Args:
         forward: the model's passes.
         depth: what its own forward gives.
-        shapes: those that passes may have.
         dtype: of the model's arithmetic.
 
     Raises:
         EngineError: if they differ by more than rounding explains.
     """
-    cache, most = forward.cache, min(_ROWS, shapes.most_rows)
+    cache = forward.cache
     *whole, cut = depth.pages
     cache.pages.lay_out_one([*whole, _PAGES, _PAGES + 1])  # what is written to is no page that stands elsewhere, too
     at = torch.arange((_PAGES + 1) * PAGE, device=forward.device)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        k, v = (torch.cat([x, x[cut:][:1]]) for x in _entries((values.shape[1], keys.shape[2], values.shape[2])))
-        if isinstance(forward.model, LeanDecoder):
-            k = paired(k)
-        cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in (k, v)))
-    found = []
-    for first in range(0, _ROWS, most):
-        tokens = depth.tokens[first : first + most]
-        found.append(forward.run([Window(0, depth.at + first, tokens, len(tokens))], shapes))
-    check_logits(forward, torch.cat(found), depth.logits, dtype, f" at position {depth.at:,}")
+        made = (torch.cat([x, x[cut:][:1]]) for x in _entries((values.shape[1], keys.shape[2], values.shape[2])))
+        cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in made))
+    found = forward.run([Window(0, depth.at, depth.tokens, _ROWS)])
+    check_logits(forward, found, depth.logits, dtype, f" at position {depth.at:,}")

@@ -23,8 +23,8 @@ class Exchange:
     Attributes:
         inject: the layer to whose input `states` are added.
         extract: the layer whose input is kept, after the addition if it is the same layer; -1 for none.
-        states: float32 [rows, hidden]. For `Forward.run`, those of the windows' tokens; it pads them with zeros.
-        hidden: float32 [rows, hidden], set by the pass; `Forward.run` cuts the padding off.
+        states: float32 [rows, hidden].
+        hidden: float32 [rows, hidden], set by the pass.
     """
 
     inject: int
@@ -41,7 +41,7 @@ class Exchange:
         return hidden
 
     def padded(self, rows: int) -> Exchange:
-        """The same for a pass of `rows` rows."""
+        """The same for a pass of `rows` rows, the last of which are padding."""
         states = self.states.new_zeros(rows, self.states.shape[1])
         states[: len(self.states)] = self.states
         return Exchange(self.inject, self.extract, states)

@@ -1,7 +1,7 @@
 """One pass of a model over a packed bag of windows.
 
-Prefill, plain decode, verification and the draft model all run here; they differ in their rows and in whether the pass
-keeps to the canonical class of shapes. Knows token ids, slots and positions; knows no requests and no files.
+Prefill, plain decode, verification and the draft model all run here; they differ in their rows. Knows token ids, slots
+and positions; knows no requests and no files.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from detgen.passes.adapter import PlainDecoder, attending
 from detgen.passes.cost import PassCost
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.lean_decoder import LeanDecoder
 from detgen.passes.native_attention import NativeAttention
 from detgen.passes.native_decoder import NativeDecoder
-from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows, pack
+from detgen.passes.packing import Packed, Window, Windows, pack
 
 if TYPE_CHECKING:
     from detgen.passes.cuda_attention import CudaAttention  # imports Triton, as does the next
     from detgen.passes.cuda_decoder import CudaDecoder
 
-Decoder: TypeAlias = "PlainDecoder | LeanDecoder | NativeDecoder | CudaDecoder"
+Decoder: TypeAlias = "PlainDecoder | NativeDecoder | CudaDecoder"
 
 _MOST_TIMED = 256  # rows of passes that are only timed
 
@@ -56,15 +55,14 @@ class Forward:
         model: a decoder that runs whole passes, or one that uses the attention of the pass in progress.
         cache: its KV cache.
         group: query heads per KV head.
-        attention: over the cache; None for that of the cache's layout, or for tiles by torch's operators.
+        attention: over the cache; None for that of the cache's layout.
 
     Attributes:
         passes: passes run so far.
-        rows: rows of these passes, padding included.
-        padding: padding rows among them.
+        rows: rows of these passes.
         cost: cost of the passes and of choosing their tokens.
         group: query heads per KV head.
-        attention: over the cache, of models that run no whole passes; None for tiles by torch's operators.
+        attention: over the cache, of models that run no whole passes.
         thinking: brings the states of rows that bring none themselves; None if the model does not think.
     """
 
@@ -75,7 +73,7 @@ class Forward:
         self.cache = cache
         self.device = cache.keys[0].device
         self.cost = PassCost()
-        self.passes = self.rows = self.padding = 0
+        self.passes = self.rows = 0
         self.thinking: Exchanging | None = None
         self.group = group
         self.attention = NativeAttention(cache) if attention is None and cache.native else attention
@@ -95,7 +93,7 @@ class Forward:
         self.cache.pages.lay_out(slots, BLOCK)
         for timed in range(4):
             for rows in (1, slots):
-                self.run([Window(slot, 0, [0], 1) for slot in range(rows)], FREE_SHAPES)
+                self.run([Window(slot, 0, [0], 1) for slot in range(rows)])
             if not timed:
                 self.cost = PassCost()  # the first passes include one-time work
 
@@ -103,20 +101,18 @@ class Forward:
     def run(
         self,
         windows: Windows | Sequence[Window],
-        shapes: Shapes,
         broken: list[int] | None = None,
         exchange: Exchange | None = None,
     ) -> torch.Tensor: ...
 
     @overload
     def run(
-        self, windows: Windows | Sequence[Window], shapes: Shapes, broken: list[int] | None = None, *, scored: bool
+        self, windows: Windows | Sequence[Window], broken: list[int] | None = None, *, scored: bool
     ) -> torch.Tensor | Scores: ...
 
     def run(
         self,
         windows: Windows | Sequence[Window],
-        shapes: Shapes,
         broken: list[int] | None = None,
         exchange: Exchange | None = None,
         *,
@@ -125,8 +121,7 @@ class Forward:
         """Run one pass: write the windows' KV entries and return the logits they want.
 
         Args:
-            windows: at most one per slot; together at most `shapes.most_rows` tokens.
-            shapes: the shapes that the pass may have.
+            windows: at most one per slot.
             broken: takes the rows whose hidden states before the last layer are not finite, ascending; known by the
                 keys that the last layer makes of them. What the last layer itself breaks shows in the logits.
             exchange: brings a state for each token of the windows, and takes their hidden states.
@@ -140,26 +135,22 @@ class Forward:
         if not isinstance(windows, Windows):
             windows = Windows.of(windows)
         model = self.model
-        device = self.device if isinstance(model, (PlainDecoder, LeanDecoder)) else torch.device("cpu")
-        packed = pack(windows, shapes, self.cache.pages.tables, self.cache.scratch, self.group, device)
+        device = self.device if isinstance(model, PlainDecoder) else torch.device("cpu")
+        packed = pack(windows, self.cache.pages.tables, self.group, device)
         rows = len(packed.ids)
         self.passes += 1
         self.rows += rows
-        self.padding += packed.padding
         with torch.inference_mode(), attending(partial(self.attend, packed)):
             if exchange is None and self.thinking is not None:
                 exchange = self.thinking.exchange(windows)
-            inner = None if exchange is None else exchange.padded(rows)
             scored = scored and isinstance(model, NativeDecoder)
-            if isinstance(model, (PlainDecoder, LeanDecoder)):
-                out = model(packed.ids, packed.positions, packed.wanted, inner)
+            if isinstance(model, PlainDecoder):
+                out = model(packed.ids, packed.positions, packed.wanted, exchange)
             else:
-                out = model.run(packed, inner, broken, scored=scored)
+                out = model.run(packed, exchange, broken, scored=scored)
             results = Scores.of(out[: packed.count]) if scored else out[: packed.count].float()
-            if exchange is not None and inner is not None and inner.hidden is not None:
-                exchange.hidden = inner.hidden[: rows - packed.padding]
-                if self.thinking is not None:
-                    self.thinking.note(windows, exchange.hidden)
+            if exchange is not None and exchange.hidden is not None and self.thinking is not None:
+                self.thinking.note(windows, exchange.hidden)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if broken is not None:
@@ -171,23 +162,21 @@ class Forward:
     def chains(self) -> bool:
         """Whether it can run `chain`."""
         model = self.model
-        if self.thinking is not None or isinstance(model, (PlainDecoder, LeanDecoder)):
+        if self.thinking is not None or isinstance(model, PlainDecoder):
             return False
         return not isinstance(model, NativeDecoder) or model.broken is None
 
     @property
     def outputs(self) -> int | None:
         """Entries of a row of logits, where it can run `chain`."""
-        return None if isinstance(self.model, (PlainDecoder, LeanDecoder)) else self.model.outputs
+        return None if isinstance(self.model, PlainDecoder) else self.model.outputs
 
     @property
     def kept(self) -> int:
         """Entries of logits that `sample` leaves behind for each row; 0 where it chooses itself."""
         return self.model.outputs if isinstance(self.model, NativeDecoder) else 0
 
-    def chain(
-        self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None, shapes: Shapes = FREE_SHAPES
-    ) -> tuple[np.ndarray, Scores]:
+    def chain(self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None) -> tuple[np.ndarray, Scores]:
         """Run passes one after the other in one call: each sequence goes on with its largest logit.
 
         What `run` with `scored` gives for the same rows. Entries are written for all but a sequence's last token.
@@ -197,7 +186,6 @@ class Forward:
             lengths: int64 [windows], passes that each takes part in, at least 1; lowered where results are not finite,
                 and where a sequence ends. The pages of its slot must reach to the last of them.
             ends: where they do; None for nowhere.
-            shapes: the shapes that the passes may have.
 
         Returns:
             The token that each row read, the last one of the window or what the row before chose, int64 [sum of
@@ -205,9 +193,9 @@ class Forward:
             are not.
         """
         if not isinstance(self.model, NativeDecoder):
-            return self._launch(windows, lengths, None, ends, shapes)
+            return self._launch(windows, lengths, None, ends)
         started = time.perf_counter()
-        packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
+        packed = pack(windows, self.cache.pages.tables, self.group, self.device)
         with torch.inference_mode():
             scored, broken = self.model.chain(packed, lengths, ends)
         self._count(packed, lengths, time.perf_counter() - started)
@@ -217,30 +205,24 @@ class Forward:
         return _read(windows, there, scores.tokens), scores
 
     def sample(
-        self,
-        windows: Windows,
-        lengths: np.ndarray,
-        choices: Choices,
-        ends: Ends | None = None,
-        shapes: Shapes = FREE_SHAPES,
+        self, windows: Windows, lengths: np.ndarray, choices: Choices, ends: Ends | None = None
     ) -> tuple[np.ndarray, torch.Tensor | Scores, list[int]]:
         """Run passes one after the other in one call: each sequence goes on with what it is likely to choose.
 
         Where it chooses something else in truth, the rows behind have read a token that is not there.
 
         Args:
-            windows: see `chain`, like ends and shapes.
+            windows: see `chain`, like ends.
             lengths: lowered where nobody can tell what is chosen, too.
             choices: how the first token of each is chosen; the next ones likewise, at the positions behind it.
             ends: where sequences end.
-            shapes: the shapes that the passes may have.
 
         Returns:
             The token that each row read, int64 [sum of lengths], in the order of the windows, the rows' logits, or
             their scores where there is no more to tell, and the rows whose last keys are not finite.
         """
         if not isinstance(self.model, NativeDecoder):
-            return *self._launch(windows, lengths, choices, ends, shapes), []
+            return *self._launch(windows, lengths, choices, ends), []
         logits = torch.empty(len(windows), int(lengths.max()), self.model.outputs)
         guessed, broken = self._draft(windows, lengths, choices, ends, logits)
         there = _there(lengths, broken)
@@ -250,25 +232,24 @@ class Forward:
     def draft(self, windows: Windows, lengths: np.ndarray, choices: Sequence[Choice]) -> list[list[int]]:
         """What each sequence is likely to choose next; arguments as those of `sample`."""
         if not isinstance(self.model, NativeDecoder):
-            _, scores = self._launch(windows, lengths, Choices.of(choices), None, FREE_SHAPES)
+            _, scores = self._launch(windows, lengths, Choices.of(choices), None)
             return [of[of >= 0].tolist() for of in np.split(scores.tokens, lengths.cumsum()[:-1])]
         tokens, _ = self._draft(windows, lengths, Choices.of(choices))
         return [of[of >= 0].tolist() for of in tokens]
 
     def _launch(
-        self, windows: Windows, lengths: np.ndarray, choices: Choices | None, ends: Ends | None, shapes: Shapes
+        self, windows: Windows, lengths: np.ndarray, choices: Choices | None, ends: Ends | None
     ) -> tuple[np.ndarray, Scores]:
         """`chain` where the device chooses, and an end is known behind the last pass only."""
         model = self.model
-        assert not isinstance(model, (PlainDecoder, LeanDecoder, NativeDecoder))
+        assert not isinstance(model, (PlainDecoder, NativeDecoder))
         started, last = time.perf_counter(), windows.starts + windows.lengths - 1
         steps, passes = int(lengths.max()), []
         for step in range(steps):
             there = np.flatnonzero(lengths > step)
             ones = np.ones(len(there), np.int64)
             read = Windows(windows.slots[there], last[there] + step, ones, ones, 0 * ones) if step else windows
-            place = self.cache.pages.tables, self.cache.scratch, self.group, torch.device("cpu")
-            passes.append((pack(read, shapes, *place), there))
+            passes.append((pack(read, self.cache.pages.tables, self.group, torch.device("cpu")), there))
         with torch.inference_mode():
             scores, broken = model.chain(passes, choices)
         self._count(passes[0][0], lengths, time.perf_counter() - started)
@@ -294,7 +275,7 @@ class Forward:
         """`NativeDecoder.draft` of some windows."""
         assert isinstance(self.model, NativeDecoder)
         started = time.perf_counter()
-        packed = pack(windows, FREE_SHAPES, self.cache.pages.tables, self.cache.scratch, self.group, self.device)
+        packed = pack(windows, self.cache.pages.tables, self.group, self.device)
         draws = choosing.draws(self.model.outputs, **choices.how())
         with torch.inference_mode():
             found = self.model.draft(packed, lengths, draws.packed, ends, logits)
@@ -335,10 +316,8 @@ class Forward:
         """
         if layer == len(self.cache.keys) - 1:
             packed.last_keys = k
-        if self.attention is not None:
-            return self.attention.attend(layer, q, k, v, packed, traits)
-        self.cache.write(layer, packed.kv_positions.to(self.device), k, v)
-        return packed.attend(q, self.cache.keys[layer], self.cache.values[layer], traits)
+        assert self.attention is not None, "of a decoder that runs whole passes"
+        return self.attention.attend(layer, q, k, v, packed, traits)
 
 
 def _there(lengths: np.ndarray, broken: np.ndarray) -> np.ndarray:
@@ -360,5 +339,5 @@ def _not_finite(packed: Packed) -> list[int]:
     """The rows of a pass whose keys of the last layer have an entry that is not finite."""
     if packed.last_keys is None:
         return []
-    finite = packed.last_keys[: len(packed.ids) - packed.padding].abs().amax((1, 2)).isfinite()
+    finite = packed.last_keys.abs().amax((1, 2)).isfinite()
     return [] if finite.all() else (~finite).nonzero()[:, 0].tolist()

@@ -72,8 +72,10 @@ def _complete(config: Any, header: Header) -> None:
             raise ValueError(f"its setting {key} = {value} is not understood here; {_ELSE}")
 
 
-def empty_model(config: Any, header: Header, path: Path) -> tuple[PreTrainedModel, Reader]:
-    """The model without its weights, and what reads them.
+def empty_model(
+    config: Any, header: Header, path: Path, dtype: torch.dtype | None = None
+) -> tuple[PreTrainedModel, Reader]:
+    """The model without its weights, and what reads them, in a number format or as they are stored.
 
     Raises:
         ValueError: if the model is none that is known here, or the weights are not those that its settings describe.
@@ -108,7 +110,7 @@ def empty_model(config: Any, header: Header, path: Path) -> tuple[PreTrainedMode
     if missing := sorted(wanted.keys() - places.keys()):
         raise ValueError(f"weights are missing: {missing[0]}")
     _check_rotation(model, header)
-    return model, Reader(model, places)
+    return model, Reader(model, places, dtype)
 
 
 def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[int, ...]]:

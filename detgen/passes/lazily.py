@@ -38,7 +38,7 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
         folder: of the model.
         stored: its weights.
         config: its configuration.
-        dtype: in which the weights are wanted: that of the files, or float32.
+        dtype: in which the weights are wanted.
     """
     names = {tensor.name for tensor in stored.tensors}
     if hasattr(config, "quantization_config") or not names or len(names) != len(stored.tensors):
@@ -57,7 +57,7 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
         return None
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model, Reader(model, places, wide=dtype == torch.float32)
+    return model, Reader(model, places, dtype)
 
 
 def _places(

@@ -1,4 +1,4 @@
-"""Loads models and tokenizers with transformers and bitsandbytes, and checks that they fit together.
+"""Loads models and tokenizers with transformers, and checks that they fit together.
 
 Knows folders, hub names and digests; knows no passes.
 """
@@ -28,7 +28,7 @@ from detgen.passes.digest import Told, digests
 from detgen.passes.folders import Tensor, check_folder, local_place, model_files
 from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
-from detgen.passes.native_decoder import is_native, runs_natively
+from detgen.passes.native_decoder import is_native
 from detgen.passes.refusing import raised_in
 from detgen.passes.stored import ALL, Read, Weight, fill, held
 from detgen.progress import Observer, Unobserved
@@ -41,10 +41,8 @@ DTYPES: dict[DTypeName, torch.dtype] = {
 }
 
 
-# Number formats of checkpoints, and how their weights are kept where the native pass widens them.
-_WIDENED = {frozenset({"BF16"}): torch.bfloat16, frozenset({"F16"}): torch.float16}
-
-
+# Number formats of checkpoints whose weights are kept in 16 bits.
+_HALVES = {frozenset({"BF16"}): torch.bfloat16, frozenset({"F16"}): torch.float16}
 _BITS: dict[QuantName, int] = {"q8": 8, "q4": 4}  # quantizations by the native pass
 
 
@@ -59,9 +57,10 @@ class LoadedModel:
         digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
         context: most positions of a sequence.
         eos: token ids that end a sequence.
-        dtype: of the arithmetic; weights in 16 bits may be widened to it when they are read.
+        dtype: of the arithmetic, float32 on a CPU.
         bits: that the native pass keeps of weights, 8 or 4; 0 keeps them as they are.
         read: gives the weight of a parameter.
+        rounded: number format that weights were rounded to when they were read; None for none.
         vocabulary: entries of the logits.
     """
 
@@ -74,6 +73,7 @@ class LoadedModel:
     dtype: torch.dtype
     bits: int = 0
     read: Read = held
+    rounded: torch.dtype | None = None
     vocabulary: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,9 +124,9 @@ def load_model(
         source: folder in the Hugging Face layout, GGUF file, or a hub name.
         name: its name in messages and in the manifest.
         device: where to put it.
-        dtype: auto is the checkpoint's own; on the CPU it is float32, with weights in 16 bits as they are where the
-            native pass widens them.
-        quant: quantization of its linear layers, by the native pass or by bitsandbytes.
+        dtype: number format in which weights are kept; auto is the checkpoint's own. On CUDA, that of the arithmetic
+            too; on a CPU that is float32.
+        quant: quantization of its linear layers.
         trusted: whether the model's own code may run (`--trust-remote-code`).
         observer: is told what is being done.
 
@@ -145,20 +145,16 @@ def load_model(
     stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
     chosen: Any = DTYPES.get(dtype, "auto")
-    bits = _BITS.get(quant, 0)
-    if chosen == "auto" and device.type == "cpu":
-        chosen = _WIDENED.get(stored.dtypes, torch.float32) if quant == "none" or bits else torch.float32
-    options: dict[str, Any] = {"dtype": chosen}
-    if quant != "none" and not bits:
-        options["quantization_config"] = _quantization(quant, chosen, device)
-        options["device_map"] = {"": device}
+    bits, native = _BITS.get(quant, 0), device.type == "cpu"
+    if chosen == "auto" and native:
+        chosen = _HALVES.get(stored.dtypes, torch.float32)
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     with explained(name, "config.json"):
-        _check_size(stored.size, config, chosen, device, quant, trusted=trusted)
+        _check_quantized(config, quant)
+        _check_size(stored.size, config, None if bits else chosen, device, trusted=trusted)
     read: Read = held
     with explained(name):
         _check_numbers(stored.tensors, config, trusted=trusted)
-        native = device.type == "cpu" and dtype in ("auto", "float32") and (quant == "none" or bits)
         empty = lazily.empty_model(folder, stored, config, chosen) if native else None
         lazy = empty is not None and is_native(empty[0])
         if empty is not None and lazy:
@@ -167,25 +163,27 @@ def load_model(
             # Weights of another shape are let through to be named, and refused, by `_check_weights`.
             checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
             model, loading = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, trust_remote_code=trusted, **checks, **options
+                folder, config=config, trust_remote_code=trusted, dtype=chosen, **checks
             )
             _check_weights(loading, model)
-        if bits and (dtype not in ("auto", "float32") or not is_native(model)):
-            raise ValueError(
-                f"{quant} is for decoders in float32 that the native pass knows, on a CPU; nf4 and int8 are for others"
-            )
-        thinks = isinstance(model, ThinkingStatesForCausalLM)
-        if dtype == "auto" and chosen in _WIDENED.values() and (thinks or not runs_natively(device)):
-            _check_size(stored.size, config, torch.float32, device, quant, trusted=trusted)
+        if bits and not is_native(model):
+            raise ValueError(f"{quant} is for decoders that the native pass knows, on a CPU; leave it out")
+        if native and isinstance(model, ThinkingStatesForCausalLM):
+            _check_size(stored.size, config, torch.float32, device, trusted=trusted)
             model = model.float()
-        if not lazy and (quant == "none" or bits):
+        if not lazy:
             model = model.to(device)
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
         eos = _eos(model, tokenizer)
         digest = _digest(folder, observer, trusted=trusted)
-    arithmetic = torch.float32 if dtype == "auto" and device.type == "cpu" else model.dtype
-    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, bits, read)
+    arithmetic = torch.float32 if native else model.dtype
+    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, bits, read, _rounded(dtype, device))
+
+
+def _rounded(dtype: DTypeName, device: torch.device) -> torch.dtype | None:
+    """See `LoadedModel`: on CUDA, the arithmetic's number format says it."""
+    return DTYPES[dtype] if device.type == "cpu" and dtype in ("bfloat16", "float16") else None
 
 
 def _load_gguf(
@@ -193,24 +191,25 @@ def _load_gguf(
 ) -> LoadedModel:
     """A model in a GGUF file; arguments and errors as `load_model`.
 
-    Its weights stay as they are stored where the native pass reads them; elsewhere they are widened.
+    On a CPU its weights stay as they are stored, unless a format of 16 bits is asked for; on CUDA they are widened.
     """
     header = check_gguf(path, name, quant)
+    rounded = _rounded(dtype, device)
     with explained(name):
         config, tokenizer = gguf_models.settings(path, header)
-        _check_size(path.stat().st_size, config, None, device, quant, trusted=False)
-        model, read = gguf_models.empty_model(config, header, path)
+        _check_size(path.stat().st_size, config, None, device, trusted=False)
+        model, read = gguf_models.empty_model(config, header, path, rounded)
         model.eval().requires_grad_(False)
-        arithmetic = DTYPES.get(dtype, torch.float32)
-        if device.type == "cpu" and arithmetic == torch.float32 and is_native(model):
-            reading: Read = read
-        else:
-            _check_size(path.stat().st_size, config, arithmetic, device, quant, trusted=False)
+        reading: Read = read
+        arithmetic = torch.float32
+        if device.type != "cpu":
+            arithmetic = DTYPES.get(dtype, torch.float32)
+            _check_size(path.stat().st_size, config, arithmetic, device, trusted=False)
             fill(model, _told(read, model, path.stat().st_size, observer), arithmetic)
             model, reading = model.to(device), held
         digest = _digest(path, observer, trusted=False)
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, read=reading)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, read=reading, rounded=rounded)
 
 
 def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
@@ -294,7 +293,20 @@ def _reason(error: BaseException) -> str:
     return (said if named else f"{type(error).__name__}: {said}".removesuffix(": ")) + at
 
 
-def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, quant: QuantName, *, trusted: bool) -> None:
+def _check_quantized(config: Any, quant: QuantName) -> None:
+    """Refuse what bitsandbytes and others have quantized, or are to quantize.
+
+    Raises:
+        ValueError: names the quantization.
+    """
+    if quant not in ("none", *_BITS):
+        raise ValueError(f"{quant} is not read yet; use q8 or q4")
+    if hasattr(config, "quantization_config"):
+        method = dict(config.quantization_config).get("quant_method", "an unknown method")
+        raise ValueError(f"its weights are quantized by {method}, which is not read yet; give it in float32 or 16 bits")
+
+
+def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, *, trusted: bool) -> None:
     """Refuse a configuration that asks for more memory than there is, or for much more than its weights are.
 
     Raises:
@@ -307,7 +319,7 @@ def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, quan
     elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
         raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
-    if quant == "none" and isinstance(dtype, torch.dtype):
+    if isinstance(dtype, torch.dtype):
         if device.type == "cuda":
             there = torch.cuda.mem_get_info(device)[1]
         else:
@@ -389,22 +401,6 @@ def context_of(config: Any) -> int:
     return context
 
 
-def _quantization(quant: QuantName, dtype: Any, device: torch.device) -> Any:
-    """The bitsandbytes configuration; int8 without outlier columns, which depend on the batch."""
-    if device.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:
-        raise EngineError("bitsandbytes computes on a GPU only with a PyTorch that was built for one")
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as e:
-        raise EngineError("quantization needs bitsandbytes: pip install bitsandbytes") from e
-    from transformers import BitsAndBytesConfig
-
-    if quant == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
-    compute = torch.float32 if dtype == "auto" else dtype
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
-
-
 def _eos(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     """End-of-sequence ids of the generation settings and of the tokenizer."""
     found: set[int] = set()
@@ -464,6 +460,4 @@ def _quiet() -> None:
 
     transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="MatMul8bitLt")
     warnings.filterwarnings("ignore", module=r"transformers\.|torch\.")

@@ -39,7 +39,7 @@ class NativeAttention:
             traits: the layer's attention traits.
 
         Returns:
-            [rows, heads, value head_size]; of padding rows, zeros.
+            [rows, heads, value head_size].
         """
         rows, heads, _ = q.shape
         key = layer, heads, traits
@@ -47,8 +47,6 @@ class NativeAttention:
             self._calls[key] = self._steps(layer, heads, traits)
         x = torch.cat([part.reshape(rows, -1) for part in (q, k, v)], dim=1).float()
         (out,) = self._calls[key](x, of=rows_of(packed))
-        if packed.padding:
-            out[rows - packed.padding :] = 0
         return out.to(q.dtype).view(rows, heads, -1)
 
     def _steps(self, layer: int, heads: int, traits: AttentionTraits) -> Call:

@@ -167,9 +167,7 @@ class NativeDecoder:
             self._runners.clear()
         key = (-1, -1, scored) if exchange is None else (exchange.inject, exchange.extract, scored)
         if key not in self._runners:
-            library = best_build()
-            assert library is not None, "see `is_native`"
-            self._runners[key] = Runner(library, self.program(*key))
+            self._runners[key] = Runner(best_build(), self.program(*key))
         return self._runners[key]
 
     @property
@@ -245,15 +243,10 @@ def rows_of(packed: Packed) -> Rows:
 
 
 def is_native(model: Any) -> bool:
-    """Whether there is a native decoder of a loaded model here.
+    """Whether there is a native decoder of a loaded model: on a CPU; weights on `meta` will be there.
 
     Args:
         model: a transformers decoder, whose parameters may be on `meta`; with the identity for its norm and its output
             layer, it gives hidden states.
     """
-    return runs_natively(model.device) and describe(model) is not None
-
-
-def runs_natively(device: torch.device) -> bool:
-    """Whether programs run on a device: on a CPU for which they were compiled; weights on `meta` will be there."""
-    return device.type in ("cpu", "meta") and best_build() is not None
+    return model.device.type in ("cpu", "meta") and describe(model) is not None

@@ -171,17 +171,17 @@ class Reader:
     Args:
         model: with parameters on `meta`.
         places: of its parameters, by their names.
-        wide: whether tensors in 16 bits are widened.
+        dtype: the number format that weights are brought to; None leaves them as they are stored.
     """
 
-    def __init__(self, model: nn.Module, places: Mapping[str, Place | Stack], *, wide: bool = False) -> None:
+    def __init__(self, model: nn.Module, places: Mapping[str, Place | Stack], dtype: torch.dtype | None = None) -> None:
         self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
-        self._wide = wide
+        self._dtype = dtype
 
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
         """The weight of a parameter, or some consecutive rows of it."""
         weight = self._places[parameter].read(rows)
-        return weight.float() if self._wide and isinstance(weight, torch.Tensor) else weight
+        return weight if self._dtype is None else whole(weight).to(self._dtype)
 
 
 def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:

@@ -1,7 +1,7 @@
 """T and C of a thinking model: packed passes of one layer, beside those of its backbone.
 
 T writes thoughts about chunks of hidden states, C turns them into the states of the next chunks (Amos et al., arXiv
-2602.08332, section 3). Each is an ordinary decoder of one layer here, with a KV cache and canonical shapes of its own.
+2602.08332, section 3). Each is an ordinary decoder of one layer here, with a KV cache of its own.
 Knows no sequences: what is thought about, and where states go, is the caller's business.
 """
 
@@ -20,9 +20,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from detgen.kernels.sampling import choose
 from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
-from detgen.passes.packing import Shapes, Windows
+from detgen.passes.packing import MOST_ROWS, Windows
 from detgen.passes.pages import PAGE
-from detgen.passes.probing import ProbeReport
 from detgen.thinking.configuration import ThinkingStatesConfig
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
@@ -39,13 +38,9 @@ class Block(NamedTuple):
 
     Attributes:
         forward: its passes.
-        shapes: the shapes of canonical ones.
-        probe: the result of the probe.
     """
 
     forward: Forward
-    shapes: Shapes
-    probe: ProbeReport
 
     def run(self, windows: Windows, rows: torch.Tensor | None = None) -> torch.Tensor:
         """The logits that windows want, in as few passes as possible.
@@ -58,10 +53,10 @@ class Block(NamedTuple):
             float32 [sum of the windows' `logits`, vocabulary]; hidden states for C.
         """
         found, first = [], 0
-        for part in _parts(windows, self.shapes.most_rows):
+        for part in _parts(windows, MOST_ROWS):
             last = first + len(part.tokens)
             exchange = None if rows is None else Exchange(0, -1, rows[first:last])
-            found.append(self.forward.run(part, self.shapes, exchange=exchange))
+            found.append(self.forward.run(part, exchange=exchange))
             first = last
         return found[0] if len(found) == 1 else torch.cat(found)
 

@@ -64,7 +64,6 @@ class Comparison:
         manifests: differences that can change an output, as `differences` names them.
         settings: name and both values of settings that differ and change no output.
         same_bytes: whether the manifests say that both files of outputs are the same.
-        guaranteed: whether both runs are deterministic.
     """
 
     samples: int = 0
@@ -75,7 +74,6 @@ class Comparison:
     manifests: list[str] = field(default_factory=list)
     settings: list[tuple[str, Any, Any]] = field(default_factory=list)
     same_bytes: bool = False
-    guaranteed: bool = False
 
     def see(self, side: int, entries: Entries) -> None:
         """Look up the entries at the first differences in one of the two logs."""
@@ -100,7 +98,6 @@ def compare(folders: tuple[Path, Path], manifests: tuple[Fields, Fields], faults
     found = Comparison(manifests=differences(*manifests))
     digests = [m.get("files", {}).get("outputs.jsonl", {}).get("sha256") for m in manifests]
     found.same_bytes = digests[0] == digests[1] is not None
-    found.guaranteed = all(m["probe"]["row_invariant"] for m in manifests)
     for name, value in manifests[0]["settings"].items():
         if (other := manifests[1]["settings"][name]) != value:
             found.settings.append((name, value, other))

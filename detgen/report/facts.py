@@ -45,13 +45,7 @@ class Window(NamedTuple):
 def guarantee(report: Report) -> tuple[str, list[str]]:
     """Whether the output is guaranteed, and why."""
     manifest, unverified = report.manifest, report.counts.drafts().total().unverified
-    if not manifest["probe"]["row_invariant"]:
-        return "No", [
-            "The probe at the start found no shapes of computation under which this model, on that device, gives the"
-            " same bits whatever else is in the batch. The run was allowed to go on without the guarantee"
-            " (--allow-nondeterministic): another run may give other tokens."
-        ]
-    profile, probe = manifest["profile"], manifest["probe"]
+    profile = manifest["profile"]
     said = [
         "The same prompts, model files and parameters give the same bytes again, whatever the batch size, the order of"
         " the prompts, the drafter, the number of threads, or interruptions. Each token that was kept was chosen by"
@@ -68,10 +62,6 @@ def guarantee(report: Report) -> tuple[str, list[str]]:
             f"The profile names the arithmetic ({profile['arithmetic']}), the weights and the number format, and no"
             " processor: another machine gives the same bytes."
         )
-    said.append(
-        f"The probe compared {probe['passes']:,} passes over {probe['positions']:,} positions bit for bit before the"
-        " run began."
-    )
     if unverified:
         said.append(f"Of unverified requests: {counted(unverified, 'token')}; nothing is promised of these.")
     return ("Yes, but for unverified requests" if unverified else "Yes"), said

@@ -128,7 +128,6 @@ class RunSummary:
         target_passes: canonical passes of this process.
         peak_memory: bytes.
         sha256: digest of `outputs.jsonl`; None if it is incomplete.
-        deterministic: whether the engine guarantees the output's bytes.
         thoughts: what a thinking model thought in this process; None for other models.
         chunks: the first prompt's first sample as such a model read it, if that was asked for.
         results: digest of `results.jsonl`; None if there is none.
@@ -143,7 +142,6 @@ class RunSummary:
     target_passes: int
     peak_memory: int
     sha256: str | None
-    deterministic: bool
     thoughts: ThoughtCounts | None = None
     chunks: tuple[Chunk, ...] = ()
     results: str | None = None
@@ -184,6 +182,3 @@ class EngineLike(Protocol):
 
     def draft_profile(self) -> dict[str, Any] | None:
         """The draft model, which decides none of them; None without one."""
-
-    def probe_report(self) -> dict[str, Any]:
-        """What the probe found; `row_invariant` says whether the output's bytes are guaranteed."""

@@ -97,7 +97,7 @@ def run(
             raise RunError(
                 f"--show-thoughts is for models that think while they read, and {name} does not; leave it out"
             )
-        found = {"profile": engine.profile(), "probe": engine.probe_report(), "draft": engine.draft_profile()}
+        found = {"profile": engine.profile(), "draft": engine.draft_profile()}
         manifest |= _plain(found)
         if former is None:
             folder.clear()
@@ -165,7 +165,6 @@ def _generate(
                     target_passes=engine.stats.target_passes,
                     peak_memory=peak_memory(),
                     sha256=files["outputs.jsonl"]["sha256"] if finished else None,
-                    deterministic=manifest["deterministic"],
                     thoughts=_thought_counts(engine),
                     chunks=_first_chunks(config, folder, source, engine),
                     results=files.get(RESULTS, {}).get("sha256"),
@@ -365,7 +364,6 @@ def _conclude(
 ) -> None:
     manifest |= {
         "status": "finished" if finished else "interrupted",
-        "deterministic": bool(manifest["probe"]["row_invariant"]),
         "seconds": round(manifest["seconds"] + seconds, 3),
         "summary": {**asdict(written), "total": asdict(written.drafters.total())},
     }
@@ -398,6 +396,5 @@ def _already_finished(folder: OutputFolder, manifest: dict[str, Any]) -> RunSumm
         target_passes=0,
         peak_memory=peak_memory(),
         sha256=manifest["files"]["outputs.jsonl"]["sha256"],
-        deterministic=manifest["deterministic"],
         results=manifest["files"].get(RESULTS, {}).get("sha256"),
     )

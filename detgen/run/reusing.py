@@ -41,10 +41,6 @@ class Reuse:
         self._sources: list[CompletionCache] = []
         self._shared: CompletionCache | None = None
         self._dated = dated
-        if not manifest["probe"]["row_invariant"]:
-            if shared is not None:
-                observer.message("the cache is not used: this model is not deterministic on this device")
-            return
         known = profile_digest(manifest["profile"]), manifest["profile"]["target"]["name"], observer.message
         if folder.directory.has(FORMER):
             try:

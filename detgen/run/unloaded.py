@@ -61,10 +61,6 @@ class Unloaded:
         draft: dict[str, Any] | None = self._described["draft"]
         return draft
 
-    def probe_report(self) -> dict[str, Any]:
-        """What the probe found when the model was loaded."""
-        return dict(self._described["probe"])
-
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
         """As `Engine.chunks`; loads the model."""
         return self._loaded().chunks(request, tokens, thoughts)
@@ -91,11 +87,11 @@ class Unloaded:
 
 def describe(engine: EngineLike, stamp: str | None, store: Store) -> None:
     """Describe an engine to a cache, under the stamp of its configuration, if its model runs whole."""
-    profile, probe = engine.profile(), engine.probe_report()
-    if stamp is None or profile.keys() != _WHOLE or not probe["row_invariant"]:
+    profile = engine.profile()
+    if stamp is None or profile.keys() != _WHOLE:
         return
     described = {
-        **{"profile": profile, "probe": probe, "draft": engine.draft_profile()},
+        **{"profile": profile, "draft": engine.draft_profile()},
         **{"dated": engine.dated, "thinks": engine.thinks},
     }
     with suppress(CacheError):  # it is said when completions are to be written
@@ -155,9 +151,8 @@ def _is_the_same(config: EngineConfig, described: dict[str, Any], observer: Obse
     observer.stage("loading PyTorch")
     from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
     from detgen.passes.loading import digest_of, pick_device
-    from detgen.passes.native_decoder import runs_natively
 
-    if not runs_natively(pick_device(config.device)):
+    if pick_device(config.device).type != "cpu":
         return False
     observer.stage("comparing the model's files")
     target, draft = described["profile"]["target"], described["draft"]

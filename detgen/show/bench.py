@@ -99,7 +99,6 @@ _WORK: _Columns = {
     "accepted": lambda r: _share(r.counts.get("accepted"), r.counts.get("drafted")),
     "roll-backs": lambda r: f"{r.counts['corrected']}" if r.counts.get("drafted") else "-",
     "recomputed tokens": _recomputed,
-    "padding": lambda r: _share(r.counts.get("padding_rows"), r.counts.get("rows")),
     "as drafter none": lambda r: "-" if r.agreement is None else "{} of {}".format(*r.agreement),
 }
 

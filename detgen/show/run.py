@@ -90,8 +90,6 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "recomputed", f"{share:.1%} of all tokens computed ({wasted:,} drafted and thrown away)"
     if fresh:
         yield "peak memory", size(summary.peak_memory)
-    if not summary.deterministic:
-        yield "determinism", "not guaranteed for this model on this device"
     yield "output", str(summary.output)
     if summary.sha256:
         yield "SHA-256 of outputs.jsonl", summary.sha256

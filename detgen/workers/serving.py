@@ -39,7 +39,6 @@ class Identity:
         dated: whether its chat template prints the day.
         profile: everything that decides the bits of an output.
         draft: the draft model, which decides none of them; None without one.
-        probe: the probe's report.
     """
 
     instance: str
@@ -49,7 +48,6 @@ class Identity:
     dated: bool
     profile: dict[str, Any]
     draft: dict[str, Any] | None
-    probe: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,6 @@ class ServedEngine(Protocol):
 
     def draft_profile(self) -> dict[str, Any] | None:
         """As `Engine.draft_profile`."""
-
-    def probe_report(self) -> dict[str, Any]:
-        """As `Engine.probe_report`."""
 
 
 class Serving:
@@ -149,7 +144,6 @@ class Serving:
             engine.dated,
             engine.profile(),
             engine.draft_profile(),
-            engine.probe_report(),
         )
 
     def work(

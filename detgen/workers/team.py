@@ -86,10 +86,6 @@ class WorkersEngine:
         """The first worker's draft model, which decides none of them; None without one."""
         return self._known.draft
 
-    def probe_report(self) -> dict[str, Any]:
-        """What the first worker's probe found."""
-        return self._known.probe
-
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
         """As `Engine.chunks`, by a worker."""
         for worker in self._workers:
@@ -252,12 +248,8 @@ class WorkersEngine:
 
 
 def _decisive(identity: Identity) -> dict[str, Any]:
-    """What decides the bits of an output, and whether they are guaranteed."""
-    return {
-        "detgen": identity.version,
-        "profile": identity.profile,
-        "probe.row_invariant": identity.probe["row_invariant"],
-    }
+    """What decides the bits of an output."""
+    return {"detgen": identity.version, "profile": identity.profile}
 
 
 def _deadly(errand: Errand) -> str:

@@ -25,8 +25,6 @@ from detgen.errors import CheckError
 from detgen.passes.native_decoder import NativeDecoder
 from detgen.run import RunConfig, run
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 
 def edit(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
     """Change the output lines and make the manifest's digest fit, so that only the content can tell."""
@@ -105,7 +103,7 @@ def test_threads(
         judge(*args)
 
     monkeypatch.setattr(auditing, "_judge", watched)
-    monkeypatch.setattr(type(engine.canonical[0].model), "concurrent", concurrent)
+    monkeypatch.setattr(type(engine.canonical.model), "concurrent", concurrent)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -137,9 +135,8 @@ def test_interruption_stops_the_threads(folder: Path, engine: Engine, monkeypatc
     assert events[0].is_set()
     monkeypatch.setattr(auditing, "_pass", lambda *_: pytest.fail("a pass after the end"))
     sequence = next(engine.sequences(Request(0, 0, prompt="import os")))
-    forward, shapes = engine.canonical
     reading = Reading(Audited(sequence, [5]), 0, list(sequence.tokens))
-    judge(forward, shapes, side_by_side([reading], 64), events[0])
+    judge(engine.canonical, side_by_side([reading], 64), events[0])
 
 
 @pytest.mark.parametrize("sample", [0, 1, 3, 4, 5])
@@ -160,7 +157,7 @@ def test_another_token(folder: Path, audit: Callable[[Path], AuditResult], sampl
 
 def test_logits_are_made_where_a_token_is_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy samples are judged by their scores; what is wrong, and by how much, is found all the same."""
-    if engine.canonical[0].outputs is None:
+    if engine.canonical.outputs is None:
         pytest.skip("only the native pass tells scores without logits")
     runs: list[bool] = []
     native = NativeDecoder.run

@@ -12,8 +12,6 @@ from helpers.tampering import edit_lines, edit_manifest
 
 from detgen.audit.result import AuditResult
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 
 @pytest.mark.parametrize(
     "change",

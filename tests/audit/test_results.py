@@ -16,8 +16,6 @@ from detgen import Engine, EngineConfig, SamplingParams
 from detgen.audit.result import AuditResult
 from detgen.run import RunConfig, run
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 BODIES: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "Sort a list."}], "logprobs": True, "top_logprobs": 2, "n": 2, "seed": 3},
     {"messages": [{"role": "user", "content": "Sort a list."}], "stream": True},

@@ -23,8 +23,6 @@ from detgen.outputs.entries import pack, read_entries
 from detgen.passes.embedding import broken_embedding
 from detgen.run import ScoreConfig, run
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 LINES: list[dict[str, Any]] = [
     {"id": "one", "prompt": "def add(a, b):\n", "completion": "    return a + b\n", "note": 1},
     {"id": "several", "prompt": "import", "completions": [" os", " sys", " re"]},
@@ -140,7 +138,6 @@ def test_a_stopped_run(tmp_path: Path, engine: Engine, audit: Callable[[Path], A
 def test_another_profile(folder: Path, audit: Callable[[Path], AuditResult], engine: Engine) -> None:
     """Differences that rounding explains are ties; larger ones, and wrong sums, are faults."""
     edit_manifest(folder, lambda manifest: manifest["profile"].update(arithmetic="another"))
-    edit_manifest(folder, lambda manifest: manifest["probe"].update(attention="another"))
 
     def nudge(by: float) -> Callable[[list[dict[str, Any]]], None]:
         def change(lines: list[dict[str, Any]]) -> None:
@@ -184,7 +181,7 @@ def test_room(tmp_path: Path, engine: Engine) -> None:
 
 def test_what_is_not_finite(tmp_path: Path, engine: Engine, audit: Callable[[Path], AuditResult]) -> None:
     """An error of a score's own is derived again, as scores are."""
-    with broken_embedding(engine.canonical[0].model, 4095):
+    with broken_embedding(engine.canonical.model, 4095):
         out = write(tmp_path, engine.with_settings(prefix_cache=False))
         engine.reset_prefix_cache()
         assert "not finite" in (out / "outputs.jsonl").read_text()

@@ -27,8 +27,6 @@ from detgen.audit.windows import Reading, up_to_thoughts
 from detgen.passes.packing import Window
 from detgen.run import RunConfig, run
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 STORY = "A coin's state is heads. Alice flips, then Bob flips, then Carol waits. {} What's the state? A:"
 LINES: list[dict[str, Any]] = [
     {"id": "greedy", "prompt": STORY.format("The sun shines. Dan flips. " * 5), "max_tokens": 12, "ignore_eos": True},

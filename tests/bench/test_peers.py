@@ -11,7 +11,6 @@ from detgen.bench.interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers import NAMES, peer_class
 from detgen.bench.peers.clock import Clock, run_stepwise
 from detgen.bench.peers.detgen_engine import DetgenPeer, best_draft_tokens, keeping
-from detgen.kernels.native.library import best_build
 from detgen.passes.cost import PassCost
 
 Run = Callable[..., Outcome]
@@ -156,9 +155,6 @@ def test_openvino_tells_the_precision_that_it_chose(source: ModelSource, job: Jo
     assert chosen.endswith(" cache")
 
 
-needs_native = pytest.mark.skipif(best_build() is None, reason="nothing was compiled")
-
-
 def detgen_row(source: ModelSource, name: str, weights: str | None) -> tuple[DetgenPeer, Contender]:
     """A peer that keeps weights in this way, and the contender."""
     found = {(c.name, c.weights): c for c in DetgenPeer.contenders(source)}
@@ -166,7 +162,6 @@ def detgen_row(source: ModelSource, name: str, weights: str | None) -> tuple[Det
     return DetgenPeer(source, contender, (2,)), contender
 
 
-@needs_native
 def test_detgens_rows_in_8_bits_quantize_the_target(source: ModelSource, job: Job, run_peer: Run) -> None:
     peer, contender = detgen_row(replace(source, native=True), "none", "q8")
     assert (contender.label, contender.precision, contender.fewer_bits) == ("detgen none, q8", "q8", True)
@@ -180,7 +175,6 @@ def test_detgens_rows_in_8_bits_quantize_the_target(source: ModelSource, job: Jo
     assert not any(c.weights for c in DetgenPeer.contenders(replace(as_asked, native=True)))
 
 
-@needs_native
 def test_weights_that_are_stored_in_16_bits_are_kept_in_them(source: ModelSource, job: Job, run_peer: Run) -> None:
     embedded = replace(source, random_weights=None, native=True)
     plain = run_peer("detgen", "none", embedded, job)

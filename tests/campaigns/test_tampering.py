@@ -46,13 +46,6 @@ NOT_JUDGED = (
     "profile.target.name",
     "input.path",
     "input.folder",
-    "probe.rows",
-    "probe.dense",
-    "probe.other_rows",
-    "probe.passes",
-    "probe.positions",
-    "probe.reference_error",
-    "probe.seconds",
 )
 
 

@@ -12,19 +12,16 @@ from collections.abc import Callable, Iterator
 import pytest
 from helpers import faults
 from helpers.checks import first_failure, sweep
-from helpers.faults import BY_TORCH, FAULTS, attend_by, few_rows_by_another_kernel
-from helpers.torch_passes import decoders
+from helpers.faults import FAULTS, few_rows_by_another_kernel
 
-from detgen import Engine, EngineConfig
+from detgen import Engine
 from detgen.check import resuming
 from detgen.check.axes import Setting
 from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
-from detgen.check.running import Subject
 from detgen.explain.explaining import explain
-from detgen.kernels.attention import attend_blocks
 
-ELSEWHERE = ("resume_loses_a_token", "outlier_columns_of_the_pass")  # need another process, another model
+ELSEWHERE = ("resume_loses_a_token",)  # needs another process
 
 SETTINGS = [  # those first that find most
     Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken"),
@@ -46,43 +43,17 @@ SETTINGS = [  # those first that find most
 Patch = pytest.MonkeyPatch
 
 
-@pytest.fixture(scope="module")
-def by_torch(config: EngineConfig) -> Engine:
-    """An engine whose passes are made of torch's operators."""
-    with decoders("lean"):
-        return Engine(config)
-
-
 @pytest.fixture
-def _swept(engine: Engine, by_torch: Engine) -> Iterator[None]:
+def _swept(engine: Engine) -> Iterator[None]:
     yield
     sweep(engine)
-    sweep(by_torch)
 
 
 @pytest.mark.usefixtures("_swept")
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - ELSEWHERE))
-def test_found(
-    fault: str,
-    monkeypatch: Patch,
-    make_check: Callable[..., Check],
-    pool: Pool,
-    config: EngineConfig,
-    by_torch: Engine,
-) -> None:
+def test_found(fault: str, monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
     FAULTS[fault](monkeypatch)
-    check = make_check(pool, subject=Subject(config, by_torch)) if fault in BY_TORCH else make_check(pool)
-    assert first_failure(check, SETTINGS).error is None
-
-
-def test_sound_attention_by_tiles_passes(
-    monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool, config: EngineConfig, by_torch: Engine
-) -> None:
-    """What faults of attention break is not what is found."""
-    attend_by(monkeypatch, attend_blocks)
-    check = make_check(pool, subject=Subject(config, by_torch))
-    check.learn()
-    assert check.run(SETTINGS).failures == []
+    assert first_failure(make_check(pool), SETTINGS).error is None
 
 
 def test_sound_engine_passes(make_check: Callable[..., Check], pool: Pool) -> None:

@@ -108,8 +108,8 @@ def test_a_chat_is_rendered_beside_other_quantizations() -> None:
     config = EngineConfig(batch_size=16)
     subject = Subject(config)
     first = subject.engine()
-    sizes = [subject.engine(quant).canonical[0].cache.keys[0].shape[0] for quant in ("q8", "q4")]
-    assert sum(sizes) < first.canonical[0].cache.keys[0].shape[0] / 2
+    sizes = [subject.engine(quant).canonical.cache.keys[0].shape[0] for quant in ("q8", "q4")]
+    assert sum(sizes) < first.canonical.cache.keys[0].shape[0] / 2
     assert subject.engine("q8").config.kv_memory
     given = Subject(EngineConfig(batch_size=16, kv_memory=64 << 20))
     given.engine()

@@ -16,8 +16,6 @@ from detgen.audit import audit
 from detgen.cli import app
 from detgen.run import RunConfig, run
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 RUNNER = CliRunner()
 PROMPTS = '{"prompt": "def add(a, b):\\n", "max_tokens": 8}\n{"prompt": "import os\\n", "max_tokens": 8}\n'
 COMMANDS = [["audit"], ["verify-determinism", "--against"]]

@@ -61,7 +61,6 @@ CASES = {
     "verify-determinism no.jsonl": "there is no file no.jsonl",
     "verify-determinism --axis shape": "there is no axis 'shape'",
     "verify-determinism --target ./no": "there is no such folder",
-    "verify-determinism --probe --target ./no": "there is no such folder",
     "verify-determinism --replay no.json": "there is no such file",
     "verify-determinism --against no": "no manifest.json",
     "verify-determinism --threads 0": "--threads must be",

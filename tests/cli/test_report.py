@@ -16,8 +16,6 @@ from helpers.pages import read_page
 from detgen import Engine, EngineConfig, SamplingParams
 from detgen.run import RunConfig, run
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 PROMPTS = '{"id": "a", "prompt": "def add(a, b):\\n", "max_tokens": 8}\n{"prompt": "import os\\n", "max_tokens": 8}\n'
 
 

@@ -28,7 +28,7 @@ OPTIONS = (
     *("--output", "-o", "--target", "--draft", "--drafter", "--draft-tokens", "--batch-size"),
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--n", "--stop", "--device"),
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
-    *("--quiet", "-q", "--allow-nondeterministic", "--trust-remote-code"),
+    *("--quiet", "-q", "--trust-remote-code"),
     *("--seed-per-line", "--prompt-column", "--echo", "--prefix-cache"),
     *("--speculative-prefill", "--show-thoughts", "--output-format", "--workers", "--ray"),
 )
@@ -63,7 +63,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         *("--device", "cuda:1", "--dtype", "bfloat16", "--target-quant", "nf4", "--draft-quant", "int8"),
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
         *("--prefix-cache", "off", "--speculative-prefill", "3", "--show-thoughts"),
-        *("--allow-nondeterministic", "--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
+        *("--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
         *("--output-format", "openai", "--workers", "2", "--ray", "auto"),
     )
     assert result.exit_code == 0, result.output
@@ -99,7 +99,6 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         kv_memory=4 * 2**30,
         prefix_cache=False,
         speculative_prefill=3,
-        allow_nondeterministic=True,
         trust_remote_code=True,
     )
     asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True, "show_thoughts": True}

@@ -17,7 +17,6 @@ import detgen.run
 from detgen import cli
 from detgen.engine.config import EngineConfig
 from detgen.errors import RunError
-from detgen.kernels.native import library
 from detgen.outputs import Totals
 from detgen.run import ScoreConfig
 
@@ -55,7 +54,7 @@ def test_every_option_arrives(score_with: Any) -> None:
         *("-", "-o", "folder", "--target", "T", "--device", "cuda:1", "--dtype", "bf16", "--target-quant", "q8"),
         *("--batch-size", "6", "--threads", "1", "--kv-memory", "4GiB", "--prefix-cache", "off"),
         *("--speculative-prefill", "3", "--prompt-column", "q", "--echo", "--limit", "9", "--overwrite", "--strict"),
-        *("--quiet", "--allow-nondeterministic", "--trust-remote-code"),
+        *("--quiet", "--trust-remote-code"),
     )
     assert result.exit_code == 0, result.output
     engine = EngineConfig(
@@ -69,7 +68,6 @@ def test_every_option_arrives(score_with: Any) -> None:
         kv_memory=4 * 2**30,
         prefix_cache=False,
         speculative_prefill=3,
-        allow_nondeterministic=True,
         trust_remote_code=True,
     )
     assert config == ScoreConfig("-", Path("folder"), engine, 9, True, "q", True)
@@ -100,7 +98,6 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli.app, ["score", "p.jsonl", "--temperature", "1"]).exit_code == 2
 
 
-@pytest.mark.skipif(library.best_build() is None, reason="the pass was not built")
 def test_the_sample_is_scored_and_passes_an_audit(tmp_path: Path) -> None:
     """And what is changed behind is found."""
     words = ["score", str(SAMPLES), "-o", str(tmp_path), "-q", "--kv-memory", "64MiB"]

@@ -15,8 +15,6 @@ from typer.testing import CliRunner, Result
 
 from detgen.cli import app
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 RUNNER = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "120"})
 STORIES = Path(__file__).parents[2] / "sample_prompts" / "coin_flips.jsonl"
 FLIPS = ["run", str(STORIES), "--target", "demo-thinking"]
@@ -125,12 +123,6 @@ def test_verify_determinism_of_an_axis(tmp_path: Path, monkeypatch: pytest.Monke
     assert result.stdout.endswith("every bit equal\n")
     counts = json.loads(Path("r.json").read_text())["total"]
     assert counts["chunks_equal"] == counts["chunks"] > 100
-
-
-def test_the_probe_shows_the_backbone() -> None:
-    result = detgen("verify-determinism", "--probe", "--target", "demo-thinking", "-q")
-    assert result.exit_code == 0, result.output
-    assert "attention" in result.stdout
 
 
 # What is refused

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from detgen import Engine
-from detgen.check import probe_view, running
+from detgen.check import running
 from detgen.check.axes import TITLES
 from detgen.check.budget import Costs, OutOfTime
 from detgen.check.comparing import Watching
@@ -38,8 +38,7 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Commands find the engine of the other tests instead of loading one."""
-    for module in (running, probe_view):
-        monkeypatch.setattr(module, "Engine", lambda config, **_: engine)
+    monkeypatch.setattr(running, "Engine", lambda config, **_: engine)
 
 
 def test_one_axis(prompts: Path) -> None:
@@ -75,21 +74,13 @@ def test_difference_is_shown_and_replayed(prompts: Path, monkeypatch: pytest.Mon
     assert "every bit equal" in again.output
 
 
-@pytest.mark.usefixtures("loaded")
-def test_probe() -> None:
-    result = RUNNER.invoke(app, ["verify-determinism", "--probe"])
-    assert result.exit_code == 0, result.output
-    assert "attention" in result.output
-    assert "Canonical passes may have" in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--axis", "weather"], "no axis 'weather'; the axes are batch, order"),
         (["--axis", "draft-token"], "no axis 'draft-token'"),
-        (["--probe", "--replay", "d.json"], "--probe and --replay cannot be given together"),
-        (["--probe", "--axis", "slot"], "--axis has no effect with --probe; leave it out"),
+        (["--against", "out", "--replay", "d.json"], "--against and --replay cannot be given together"),
+        (["--replay", "d.json", "--axis", "slot"], "--axis has no effect with --replay; leave it out"),
         (["--against", "out", "--draft", "d"], "--draft has no effect with --against; leave it out"),
         (["prompts.jsonl", "--replay", "prompts.jsonl"], "PROMPTS has no effect with --replay; leave it out"),
         (["--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
@@ -207,7 +198,7 @@ def test_help_is_quick_and_complete() -> None:
     code = "import sys; from detgen.__main__ import main; sys.argv = ['detgen', 'verify-determinism', '--help']\n"
     code += "try: main()\nfinally: assert not {'torch', 'transformers'} & sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for option in ("--against", "--probe", "--replay", "--full", "--minutes", "--axis", "--json"):
+    for option in ("--against", "--replay", "--full", "--minutes", "--axis", "--json"):
         assert option in done.stdout
     words = " ".join(done.stdout.replace("│", " ").split())
     assert ", ".join(TITLES).replace("_", "-") in words

@@ -14,7 +14,7 @@ import torch
 from detgen.kernels.judging import Scores
 from detgen.kernels.sampling import Choice
 from detgen.passes.cost import PassCost
-from detgen.passes.packing import FREE_SHAPES, Shapes, Window, Windows
+from detgen.passes.packing import Window, Windows
 from detgen.passes.pages import PAGE, Pages
 
 VOCABULARY = 50
@@ -75,11 +75,10 @@ class PredictablePasses:
             held = self.entries
             held.update({to * PAGE + i: held[origin * PAGE + i] for i in range(count) if origin * PAGE + i in held})
 
-    def run(self, windows: Iterable[Window], shapes: Shapes, broken: list[int] | None = None) -> torch.Tensor:
+    def run(self, windows: Iterable[Window], broken: list[int] | None = None) -> torch.Tensor:
         windows = list(windows)
         self.passes.append(windows)
         assert len({w.slot for w in windows}) == len(windows), "at most one window a slot"
-        assert sum(len(w.tokens) for w in windows) <= shapes.most_rows
         rows = []
         for w in windows:
             self.reach(w.slot, w.start + len(w.tokens))
@@ -94,7 +93,7 @@ class PredictablePasses:
         going, read, chosen = list(windows), [[w.tokens[-1]] for w in windows], [[] for _ in windows]
         for step in range(int(lengths.max())):
             there = (lengths > step).nonzero()[0].tolist()
-            logits = self.run([going[i] for i in there], FREE_SHAPES)
+            logits = self.run([going[i] for i in there])
             for i, token in zip(there, logits.argmax(-1).tolist(), strict=True):
                 going[i] = Window(going[i].slot, going[i].start + len(going[i].tokens), [token], 1)
                 chosen[i].append(token)

@@ -11,9 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from detgen import Engine, Request, SamplingParams
-from detgen.drafters.model import READ_ROWS, ModelDrafter
-
-pytestmark = pytest.mark.usefixtures("probed_once")
+from detgen.drafters.model import MOST_ROWS, ModelDrafter
 
 VOCABULARY = 50
 
@@ -69,7 +67,7 @@ def test_one_pass_a_token(predictable: Any, draftable: Callable[..., Any]) -> No
 
 def test_long_prompts_take_several_passes(predictable: Any, draftable: Callable[..., Any]) -> None:
     """More to read than a pass holds: every sequence gets its draft."""
-    most = READ_ROWS
+    most = MOST_ROWS
     drafter = make(predictable)
     seqs = [draftable(i, [(i + j) % VOCABULARY for j in range(n)]) for i, n in enumerate((most, 3, 2 * most + 1, 9))]
     for seq in seqs:
@@ -79,7 +77,7 @@ def test_long_prompts_take_several_passes(predictable: Any, draftable: Callable[
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    lengths=st.lists(st.sampled_from([1, 5, 64, 65, 300, READ_ROWS + 7]), min_size=1, max_size=4),
+    lengths=st.lists(st.sampled_from([1, 5, 64, 65, 300, MOST_ROWS + 7]), min_size=1, max_size=4),
     drafted=st.lists(st.booleans(), min_size=4, max_size=4),
     seed=st.integers(0, 999),
 )

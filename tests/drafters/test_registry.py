@@ -13,8 +13,6 @@ from helpers.engine_inputs import PROMPTS, Adversary
 from detgen import Engine, EngineConfig, EngineError
 from detgen.drafters.registry import DRAFTERS, WITHDRAWN, Entry
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 
 def test_every_entry_makes_a_drafter_of_its_name(engines: Callable[..., Engine]) -> None:
     base = engines(drafter="auto", batch_size=3)

@@ -13,8 +13,6 @@ from helpers.engine_inputs import PROMPTS
 from detgen import Completion, Engine, EngineConfig, Request, RequestError, SamplingParams, ScoreRequest
 from detgen.engine.asking import requests_of
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 CHAT = [{"role": "user", "content": "Write a function."}]
 
 

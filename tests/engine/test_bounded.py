@@ -22,8 +22,6 @@ from detgen.engine.bounded import Bounded, BoundsError
 from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Request
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 
 def loop(*_: object) -> str:
     while True:

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 from helpers.engine_inputs import adversary, ids
-from helpers.torch_passes import decoders
+from helpers.own_forward import decoders
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.drafters.protocol import Draft, Drafter
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
-
-pytestmark = pytest.mark.usefixtures("probed_once")
 
 
 def test_chunks_of_prompts(engines: Callable[..., Engine]) -> None:
@@ -143,7 +141,7 @@ def test_an_interruption_while_a_page_is_copied(
 
 def test_what_is_broken_is_broken_however_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that overflow at a committed token end the request, whether its row decodes or is read again."""
-    with decoders("lean"):
+    with decoders("plain"):
         base = Engine(batch_size=4, kv_memory=32 << 20)
     requests = prompts(60, 57)
     tokens = base.with_settings(drafter="none").generate(requests)[1].token_ids

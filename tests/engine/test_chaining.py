@@ -77,7 +77,7 @@ def test_it_takes_fewer_calls(
 ) -> None:
     """And the same passes; a slot that others wait for is free at once when its sample reaches its limit."""
     engine = engines(drafter="none", batch_size=16).with_settings(batch_size=2)
-    forward = engine.canonical[0]
+    forward = engine.canonical
     calls: list[str] = []
     for name in ("run", "chain", "sample"):
         own = getattr(forward, name)
@@ -97,7 +97,7 @@ def test_it_takes_fewer_calls(
 def test_a_sequence_alone_goes_on_for_longer(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """In one call as long as it takes little time; no pass is run behind its end."""
     engine = engines(drafter="none", batch_size=16).with_settings(batch_size=1)
-    forward = engine.canonical[0]
+    forward = engine.canonical
     if not forward.chains:
         pytest.skip("only the native pass chains")
     lengths: list[int] = []
@@ -128,7 +128,7 @@ def test_a_sequence_alone_goes_on_for_longer(engines: Callable[..., Engine], mon
 def test_what_was_not_likely_is_rolled_back(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that read another token than the one that is chosen in truth count for nothing."""
     engine = engines(drafter="none", batch_size=16).with_settings(batch_size=3)
-    forward = engine.canonical[0]
+    forward = engine.canonical
     if not forward.chains:
         pytest.skip("only the native pass chains")
     params = SamplingParams(max_tokens=40, temperature=1.0, top_p=0.95, ignore_eos=True)
@@ -150,7 +150,7 @@ def test_what_was_not_likely_is_rolled_back(engines: Callable[..., Engine], monk
 def test_calls_leave_few_logits_behind(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there would be too many, passes are run one by one."""
     engine = engines(drafter="none", batch_size=16).with_settings(batch_size=4)
-    forward = engine.canonical[0]
+    forward = engine.canonical
     if not forward.chains:
         pytest.skip("only the native pass chains")
     params = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)

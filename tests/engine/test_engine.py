@@ -14,8 +14,6 @@ from helpers.fakes import Watcher
 from detgen import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams
 from detgen.engine import engine as module
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 
 def test_generate_returns_the_order_of_the_prompts(engines: Callable[..., Engine]) -> None:
     """Whatever finishes first: completions stand in the order of the prompts, and of their samples."""

@@ -18,8 +18,6 @@ from detgen import Engine, Request, SamplingParams
 from detgen.engine.lengths import LeastTokens
 from detgen.errors import DEMO
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 STATE: dict[str, Any] = json.loads((DEMO / "target" / "tokenizer.json").read_text(encoding="utf-8"))
 
 

@@ -1,6 +1,6 @@
 """A request whose values are not finite ends with an error; whoever shares its pass or gets its slot is unharmed.
 
-The embedding of a token is made NaN while the engine runs; every kind of attention is tried.
+The embedding of a token is made NaN while the engine runs; both kinds of decoders are tried.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS, adversary
-from helpers.torch_passes import decoders
+from helpers.own_forward import KINDS, decoders
 
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import Draft, Drafter
-from detgen.errors import EngineError
-from detgen.kernels.attention import attend_blocks, attend_fused
-from detgen.passes import probing
 from detgen.passes.embedding import broken_embedding
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.pages import Pages
@@ -27,21 +24,11 @@ LONG = tuple(range(100, 170))
 ERROR = "the model's hidden states or logits are not finite at position {}"
 
 
-@pytest.fixture(scope="module", params=["native", "fused", "blocks"])
+@pytest.fixture(scope="module", params=KINDS)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """An engine whose canonical passes attend so."""
-    with pytest.MonkeyPatch.context() as patch, decoders("native" if request.param == "native" else "lean"):
-        if request.param != "native":
-            only = {"fused": attend_fused, "blocks": attend_blocks}
-            patch.setattr(probing, "_ATTENTIONS", {request.param: only[request.param]})
-        try:
-            engine = Engine(kv_memory=64 << 20)
-        except EngineError:
-            if request.param == "fused":
-                pytest.skip("torch's fused attention is not row-invariant on this processor")
-            raise
-    assert engine.probe.attention.startswith("detgen" if request.param == "native" else request.param)
-    return engine
+    """An engine whose passes are such."""
+    with decoders(request.param):
+        return Engine(kv_memory=64 << 20)
 
 
 def good() -> list[Request]:
@@ -78,7 +65,7 @@ def test_others_are_unharmed(engine: Engine, observe: Callable[..., Any]) -> Non
     beside = [r for pair in zip(bad(n=2), good(), strict=False) for r in pair] + good()[4:]
     for setting in settings():
         tried = engine.with_settings(**setting)
-        with broken_embedding(tried.canonical[0].model, BROKEN):
+        with broken_embedding(tried.canonical.model, BROKEN):
             found = observe(tried, beside)
             again = observe(tried, good())
         for key, one in want.items():
@@ -95,7 +82,7 @@ def test_the_error_depends_on_the_request_alone(engine: Engine) -> None:
     prompt = len(engine.encode(good()[0]))
     for setting in settings():
         tried = engine.with_settings(**setting)
-        with broken_embedding(tried.canonical[0].model, BROKEN):
+        with broken_embedding(tried.canonical.model, BROKEN):
             for c in tried.generate([*bad(n=2), *bad(deterministic=False)]):
                 at = int(str(c.request.id).split()[1])
                 assert c.error == f"{ERROR.format(at)} (token {at} of the prompt)"
@@ -104,7 +91,7 @@ def test_the_error_depends_on_the_request_alone(engine: Engine) -> None:
             at_end = tried.generate([Request(0, 0, token_ids=(*LONG, BROKEN), params=SamplingParams(n=2))])
         assert [c.error for c in at_end] == [f"{ERROR.format(70)} (token 70 of the prompt)"] * 2
         assert [c.sample for c in at_end] == [0, 1]
-        with broken_embedding(tried.canonical[0].model, told):
+        with broken_embedding(tried.canonical.model, told):
             done = tried.generate([good()[0]])[0]
         assert done.error == f"{ERROR.format(prompt + first)} (token {first} of the completion)"
 
@@ -132,7 +119,7 @@ def test_a_broken_draft_token(engine: Engine, observe: Callable[..., Any]) -> No
     known = [[*engine.encode(r), *want[r.id, 0].completion.token_ids] for r in good()]
     for tokens in (1, 2, 5, 8):
         tried = engine.with_settings(drafter=lambda _: Spoiler(known), draft_tokens=tokens, batch_size=3)
-        with broken_embedding(tried.canonical[0].model, BROKEN):
+        with broken_embedding(tried.canonical.model, BROKEN):
             found = observe(tried, good())
         for key, one in want.items():
             assert found[key].differs(one) is None, (tokens, key)
@@ -141,7 +128,7 @@ def test_a_broken_draft_token(engine: Engine, observe: Callable[..., Any]) -> No
 def test_a_prefix_with_a_broken_end_is_not_reused(engine: Engine) -> None:
     """What is shared is what is sound: a prompt that begins like a broken one, and a broken one twice."""
     tried = engine.with_settings(drafter="none", batch_size=1)
-    with broken_embedding(tried.canonical[0].model, BROKEN):
+    with broken_embedding(tried.canonical.model, BROKEN):
         params = SamplingParams(max_tokens=6)
         sound = Request(0, "sound", token_ids=(*LONG, 7), params=params)
         broken = Request(1, "broken", token_ids=(*LONG, BROKEN, *LONG), params=params)
@@ -154,7 +141,7 @@ def test_a_prefix_with_a_broken_end_is_not_reused(engine: Engine) -> None:
 def test_broken_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only the logits show: infinity breaks a row off, minus infinity is a token that cannot come."""
     tried = engine.with_settings(drafter="none", batch_size=2)
-    forward = tried.canonical[0]
+    forward = tried.canonical
     run = forward.run
     want = tried.generate(["def f(x):"], max_tokens=4)[0].token_ids
     for value, harmless in ((-torch.inf, True), (torch.inf, False), (torch.nan, False)):

@@ -14,8 +14,6 @@ from detgen import Engine, Request, SamplingParams
 from detgen.kernels.penalties import Penalties, reference
 from detgen.kernels.sampling import Choice, scores
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 TEXTS = code(6)
 NEW = 24
 ALL: dict[str, Any] = {

@@ -21,6 +21,12 @@ from detgen.passes.packing import Windows
 MOST_ROWS = 8
 
 
+@pytest.fixture(autouse=True)
+def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of a few rows at most."""
+    monkeypatch.setattr(module, "MOST_ROWS", MOST_ROWS)
+
+
 class Busy(Drafter):
     """One that has something to say, or not."""
 
@@ -52,7 +58,7 @@ def live_of(*params: dict[str, Any], reading: int = 0) -> Live:
 def policy(drafter: Drafter, draft_tokens: int = 4, **passes: Any) -> Policy:
     """One for passes that take a millisecond, unless a test says otherwise."""
     given = {"chains": True, "kept": 100, "cost": SimpleNamespace(predict=lambda rows: 1e-3), **passes}
-    return Policy(drafter, draft_tokens, SimpleNamespace(**given), MOST_ROWS)
+    return Policy(drafter, draft_tokens, SimpleNamespace(**given))
 
 
 def windows_of(live: Live, drafts: int = 0) -> Windows:

@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from detgen import Engine, Request, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 
 class Allocations(TorchDispatchMode):
     """Sizes of the largest tensors that operators return in memory of their own."""

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from detgen.engine.request import Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
-from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
+from detgen.kernels.attention import BLOCK
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import Shapes, Window, Windows
+from detgen.passes.packing import Window, Windows
 from detgen.passes.pages import Pages
 
 MOST = 32
-SHAPES = Shapes(rows=(4, MOST), dense=True, tile_rows=4, key_lengths=(64, 128, PERIOD), attend=attend_blocks)
 
 
 class Loop:
@@ -37,7 +36,6 @@ class Loop:
         self.started: list[tuple[int, int]] = []
         self.scheduler = Scheduler(
             [self.cache, self.draft_cache],
-            SHAPES,
             batch,
             lambda slot, tokens, cached: self.started.append((slot, cached)),
             **settings,

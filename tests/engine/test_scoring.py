@@ -15,15 +15,12 @@ import pytest
 import torch
 from helpers.engine_inputs import PROMPTS, code, ids
 from helpers.examples import examples
-from helpers.torch_passes import decoders
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from detgen import Engine, EngineError, Request, RequestError, SamplingParams, Score, ScoreRequest
 from detgen.passes.embedding import broken_embedding
-
-pytestmark = pytest.mark.usefixtures("probed_once")
 
 TOLERANCE = 1e-4
 
@@ -168,23 +165,6 @@ def test_the_same_bits_where_requests_come_while_others_are_read(
     assert found == want
 
 
-@pytest.mark.parametrize("kind", ["lean", "plain"])
-def test_passes_by_torch(kind: str, demo_models: Any, engines: Callable[..., Engine]) -> None:
-    """Where nothing is compiled: near the native scores, and of equal bits among each other."""
-    with decoders(kind):
-        engine = Engine(drafter="none", kv_memory=64 << 20)
-        asked = items()[::5]
-        found = engine.score(asked)
-        for size, chunk in ((1, None), (3, 7)):
-            other = engine.with_settings(batch_size=size, prefill_chunk=chunk, prefix_cache=size > 1)
-            other.reset_prefix_cache()
-            assert [bits(score) for score in other.score(asked)] == [bits(score) for score in found]
-    native = engines(drafter="none", batch_size=16).score(asked)
-    for mine, theirs in zip(found, native, strict=True):
-        assert mine.token_ids == theirs.token_ids
-        assert np.allclose(mine.logprobs, theirs.logprobs, rtol=0, atol=TOLERANCE)
-
-
 def test_completions_stand_in_order(plain: Engine) -> None:
     request = ScoreRequest(0, 0, prompt="def f", completions=tuple(f" = {c}" for c in "abcdefgh"))
     assert [s.sample for s in plain.with_settings(batch_size=3).score(request)] == list(range(8))
@@ -251,14 +231,14 @@ def test_prompts_are_read_once(plain: Engine) -> None:
 def test_ties_are_the_lowest_ids(random_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of equally likely tokens, the one with the lowest id is greedy."""
     engine, _ = _short(random_model)
-    run = engine.canonical[0].run
+    run = engine.canonical.run
 
     def tied(*args: Any, **named: Any) -> torch.Tensor:
         logits = run(*args, **named)
         logits[:, [7, 9]] = 50.0
         return logits
 
-    monkeypatch.setattr(engine.canonical[0], "run", tied)
+    monkeypatch.setattr(engine.canonical, "run", tied)
     scores = engine.score(ScoreRequest(0, 0, token_ids=(1,), completions=((7,), (9,), (7, 7), (7, 9))))
     assert [s.greedy for s in scores] == [(True,), (False,), (True, True), (True, False)]
     assert [s.is_greedy for s in scores] == [True, False, True, False]
@@ -343,7 +323,7 @@ def test_what_is_not_finite_is_an_error_of_its_own(plain: Engine) -> None:
     for size, chunk in ((1, None), (3, 7), (16, None)):
         engine = plain.with_settings(batch_size=size, prefill_chunk=chunk)
         engine.reset_prefix_cache()
-        with broken_embedding(engine.canonical[0].model, broken):
+        with broken_embedding(engine.canonical.model, broken):
             found = {(s.request.id, s.sample): s for s in engine.score(asked)}
         engine.reset_prefix_cache()
         for sample in (0, 1):
@@ -360,7 +340,7 @@ def test_logits_that_are_not_finite(plain: Engine, monkeypatch: pytest.MonkeyPat
     request = ScoreRequest(0, 0, token_ids=ids(7), completions=((1, 2, 3),))
     engine = plain.with_settings(prefix_cache=False)
     (whole,) = engine.score(request)
-    run = engine.canonical[0].run
+    run = engine.canonical.run
     for value, place, error in ((math.nan, 5, True), (math.inf, 5, True), (-math.inf, 5, False), (-math.inf, 2, False)):
 
         def broken(*args: Any, value: float = value, place: int = place, **named: Any) -> torch.Tensor:
@@ -368,7 +348,7 @@ def test_logits_that_are_not_finite(plain: Engine, monkeypatch: pytest.MonkeyPat
             logits[1, place] = value
             return logits
 
-        monkeypatch.setattr(engine.canonical[0], "run", broken)
+        monkeypatch.setattr(engine.canonical, "run", broken)
         (score,) = engine.score(request)
         if error:
             where = "the model's hidden states or logits are not finite at position 7 (token 0 of the completion)"

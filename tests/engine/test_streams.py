@@ -58,7 +58,7 @@ def test_a_pass_that_fails(
         engine = engines(batch_size=3, **settings)
         for after in (2, 5, 8):
             stream = engine.stream(some)
-            forward, left = engine.canonical[0], [after]
+            forward, left = engine.canonical, [after]
             run = forward.run
 
             def fails(*args: Any, run: Any = run, left: list[int] = left, **scored: bool) -> Any:

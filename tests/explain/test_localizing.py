@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_inputs import ids
-from helpers.torch_passes import decoders
+from helpers.own_forward import decoders
 
 from detgen import Engine, Request, SamplingParams
 from detgen.check.comparing import Difference
 from detgen.explain.localizing import Origin, Recorded, Recording, locate
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Packed
-
-pytestmark = pytest.mark.usefixtures("probed_once")
 
 CROWD = [
     Request(i, i, token_ids=ids(n, 30 + i), params=SamplingParams(max_tokens=40, ignore_eos=True))
@@ -30,7 +28,7 @@ AHEAD = 2  # the token of the completion whose logits are looked at
 @pytest.fixture
 def scarce() -> Engine:
     """Too little room for two requests to the end: the younger one gives its pages back and is read again."""
-    with decoders("lean"):
+    with decoders("plain"):
         base = Engine(drafter="none", kv_memory=16 << 20)
     return base.with_settings(batch_size=2, prefix_cache=False, kv_memory=base.position_bytes * 64 * 3)
 
@@ -83,4 +81,4 @@ def test_a_slot_was_anothers(engines: Callable[..., Engine]) -> None:
     assert engine.stats.reused_tokens == 128
     assert found.outputs == []
     assert "another prompt with the same beginning" in locate(found, found).note
-    assert [len(x) for x in found.entries or ()] == [len(engine.canonical[0].cache.keys)] * 2
+    assert [len(x) for x in found.entries or ()] == [len(engine.canonical.cache.keys)] * 2

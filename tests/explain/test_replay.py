@@ -24,8 +24,6 @@ from detgen.errors import CheckError
 from detgen.explain import replay
 from detgen.explain.explaining import Explanation
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 SETTING = Setting(batch=3, order="reversed", neighbours="long", drafter="ngram", draft_tokens=2, sampling="T=1.3 n=2")
 
 

@@ -42,7 +42,7 @@ def first_failure(check: Check, settings: Iterable[Setting]) -> Failure:
 
 def sweep(engine: Engine) -> None:
     """Forget what a fault left in the cache that a sound engine would not, and pages that two may take."""
-    cache = engine.canonical[0].cache
+    cache = engine.canonical.cache
     cache.pages.lay_out(0, 0)
     for entries in (*cache.keys, *cache.values):
         entries.nan_to_num_()

@@ -27,7 +27,6 @@ SUMMARY = RunSummary(
     target_passes=10,
     peak_memory=2**20,
     sha256="f" * 64,
-    deterministic=True,
 )
 
 RunWith = Callable[..., tuple[Result, RunConfig]]

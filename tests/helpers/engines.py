@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from copy import copy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import pytest
@@ -14,10 +11,7 @@ import torch
 
 from detgen import Completion, Engine, Request
 from detgen.engine.sequence import Sequence
-from detgen.kernels.probe import bits, key_lengths, same_bits
-from detgen.passes import probing
-from detgen.passes.forward import Forward
-from detgen.passes.pages import PAGE
+from detgen.kernels.bits import same_bits
 
 Key = tuple[str | int, int]
 
@@ -101,47 +95,6 @@ def _observe(engine: Engine, requests: Iterable[Request]) -> dict[Key, Observed]
             entries = trace.entries.get(key, (None, None))
             found[key] = Observed(c, trace.logits.get(key, []), *entries, trace.states.get(key, []))
     return found
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _key_lengths_found_once() -> Iterator[None]:
-    """The probe asks anew with every engine what the attention's kernels do here; in one process they do the same."""
-
-    @cache
-    def found(threads: int, *args: Any) -> tuple[int, ...]:
-        return key_lengths(*args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("detgen.passes.probing.key_lengths", lambda *args: found(torch.get_num_threads(), *args))
-        yield
-
-
-@pytest.fixture(scope="session")
-def _probes() -> dict[Any, tuple[Any, ...]]:
-    return {}
-
-
-@pytest.fixture(scope="module")
-def probed_once(_probes: dict[Any, tuple[Any, ...]]) -> Iterator[None]:
-    """In a module that breaks nothing that the probe looks at: each model is probed once, however often it is loaded.
-
-    A model is known by the logits that it gives as it is loaded. What its passes cost is remembered, too.
-    """
-
-    def once(forward: Forward, reference: torch.Tensor, traits: Any, vocabulary: int, dtype: torch.dtype) -> Any:
-        cache = forward.cache
-        room = min(cache.pages.count // 3 * PAGE, probing._LONGEST)
-        logits = hashlib.sha256(bits(reference).numpy().tobytes()).digest()
-        key = logits, torch.get_num_threads(), type(forward.model), dtype, cache.native, room, tuple(traits)
-        if key not in _probes:
-            _probes[key] = probing.probe(forward, reference, traits, vocabulary, dtype), copy(forward.cost)
-        found, cost = _probes[key]
-        forward.cost = copy(cost)
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("detgen.passes.preparing.probe", once)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -59,24 +59,6 @@ class FakeEngine:
             "device": self._device,
             "capability": "fake",
             "versions": versions,
-            "attention": "blocks",
-        }
-
-    def probe_report(self) -> dict[str, Any]:
-        return {
-            "row_invariant": self._device != "odd",
-            "attention": "blocks",
-            "tile_rows": 1,
-            "rows": (4, 8),
-            "dense": True,
-            "reference_rows": 0,
-            "key_lengths": (64,),
-            "other_rows": (),
-            "threads": (1,),
-            "passes": 1,
-            "positions": 1,
-            "reference_error": 0.0,
-            "seconds": 0.1,
         }
 
     def draft_profile(self) -> dict[str, Any] | None:

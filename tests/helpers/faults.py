@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +19,22 @@ import torch
 
 from detgen.check import resuming
 from detgen.engine import committing, engine, verification
+from detgen.engine.decoding import Decoding
 from detgen.engine.records import NONE
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
-from detgen.kernels.attention import PERIOD, Attend, AttentionTraits, attend_blocks
-from detgen.kernels.linear import PrepackedLinear
 from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choices
 from detgen.outputs.journal import Journal
-from detgen.passes import kv_cache, loading, pages, preparing
+from detgen.passes import kv_cache, pages
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_decoder import NativeDecoder
-from detgen.passes.packing import FREE_SHAPES, Packed, Shapes, Window, Windows
+from detgen.passes.packing import Packed, Window, Windows
 from detgen.passes.pages import PAGE, Pages, Prefix
 
 Patch = pytest.MonkeyPatch
-
-
-def padding_row_leaks(patch: Patch) -> None:
-    """Padding rows write their entries over a position in the first slot's first page."""
-    patch.setattr(Shapes, "fit_rows", lambda self, rows: -(-rows // 8) * 8)
-    patch.setattr(KVCache, "scratch", property(lambda self: int(self.pages.tables[0, 0]) * PAGE + 2))
 
 
 def provisional_entry_stays(patch: Patch) -> None:
@@ -57,18 +49,26 @@ def draft_entry_reused_after_roll_back(patch: Patch) -> None:
 
 def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -> None:
     """Keep what some positions of a window hold, given those that the last pass with drafts wrote, by slot."""
-    run = Forward.run
+    run, step = Forward.run, Decoding.step
     written: dict[int, range] = {}
+    target: list[Forward] = []  # the passes of the draft model are others
 
-    def faulty(self: Forward, windows: Windows, shapes: Shapes, broken: list[int] | None = None, **scored: bool) -> Any:
-        if shapes is FREE_SHAPES:  # the draft model
-            return run(self, windows, shapes, broken, **scored)
+    def verifying(self: Decoding) -> list[Sequence]:
+        target.append(self._target)
+        try:
+            return step(self)
+        finally:
+            target.pop()
+
+    def faulty(self: Forward, windows: Windows, broken: list[int] | None = None, **scored: bool) -> Any:
+        if self not in target:
+            return run(self, windows, broken, **scored)
         tables = self.cache.pages.tables
         places = [(w.slot, p) for w in windows for p in kept(w, written)]
         buffer = torch.tensor([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], dtype=torch.int64)
         layers = range(len(self.cache.keys))
         before = [[entries.clone() for entries in self.cache.read(layer, buffer)] for layer in layers]
-        logits = run(self, windows, shapes, broken, **scored)
+        logits = run(self, windows, broken, **scored)
         for layer in layers:
             self.cache.write(layer, buffer, *before[layer])
         written.clear()
@@ -76,6 +76,7 @@ def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -
         return logits
 
     patch.setattr(Forward, "run", faulty)
+    patch.setattr(Decoding, "step", verifying)
 
 
 def truncation_off_by_one(patch: Patch) -> None:
@@ -127,67 +128,6 @@ def penalty_of_the_window_before(patch: Patch) -> None:
     patch.setattr(Sequence, "adjustment", lambda self, ahead=0, draft=(): adjustment(self))
 
 
-_TILE_ROWS = 4  # query rows of the smallest tile
-
-
-def attend_by(patch: Patch, attend: Attend) -> None:
-    """Let a function be the attention of tiles, whatever the probe chose."""
-
-    def attended(
-        self: Packed, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        if self._tiles is None:
-            self._shapes = replace(self._shapes, tile_rows=_TILE_ROWS, key_lengths=(PERIOD,))
-            self._tiles = self.tiles()
-        return self._tiles.attend(q, keys, values, attend, traits)
-
-    patch.setattr(Packed, "attend", attended)
-
-
-def _attend(patch: Patch, faulty: Callable[..., torch.Tensor]) -> None:
-    """Let a function that is given an attention and its arguments stand for it."""
-    attend_by(patch, partial(faulty, attend_blocks))
-
-
-def tile_of_one_row(patch: Patch) -> None:
-    """The smallest tiles are computed by another kernel, here one that adds up in float64."""
-
-    def faulty(
-        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        if q.shape[2] > _TILE_ROWS:
-            return sound(q, k, v, mask, traits)
-        scores = (q.double() * traits.scale) @ k.double().permute(0, 2, 3, 1) + mask
-        return (torch.softmax(scores, -1) @ v.double().transpose(1, 2)).to(q.dtype)
-
-    _attend(patch, faulty)
-
-
-def key_blocks_relative_to_window(patch: Patch) -> None:
-    """Keys are summed from the window's own beginning on, and round."""
-
-    def faulty(
-        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        first = int((mask == 0).sum(-1).min()) if mask.numel() else 0
-        return sound(q, k.roll(-first, 1), v.roll(-first, 1), mask.roll(-first, 3), traits)
-
-    _attend(patch, faulty)
-
-
-def softmax_unpadded(patch: Patch) -> None:
-    """A tile's keys end with its longest row instead of a whole block."""
-
-    def faulty(
-        sound: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-    ) -> torch.Tensor:
-        end = int((mask == 0).sum(-1).max())
-        weights = torch.softmax((q @ k[:, :end].permute(0, 2, 3, 1)) * traits.scale + mask[..., :end], -1)
-        return weights @ v[:, :end].transpose(1, 2)
-
-    _attend(patch, faulty)
-
-
 def stop_string_cut_by_window(patch: Patch) -> None:
     """Stop strings are looked for at the first token of a window only."""
     stopped = Stopping._stopped
@@ -234,13 +174,18 @@ def few_rows_by_another_kernel(patch: Patch) -> None:
             out.copy_((out.double() * (1 + 1e-7)).to(out.dtype))
 
     _changed_steps(patch, change)
-    forward = PrepackedLinear.forward
 
-    def faulty(self: PrepackedLinear, x: torch.Tensor) -> torch.Tensor:
-        out = forward(self, x)
-        return (out.double() * (1 + 1e-7)).to(out.dtype) if x.shape[-2] == 1 else out
 
-    patch.setattr(PrepackedLinear, "forward", faulty)
+def longest_context_rounds(patch: Patch) -> None:
+    """The attention of a row rounds otherwise beside a row that sees more blocks of keys."""
+
+    def change(decoder: NativeDecoder, packed: Packed, name: str, out: torch.Tensor) -> None:
+        if name.endswith("self_attn"):
+            blocks = packed.positions // PAGE
+            shorter = blocks < blocks.max()
+            out[shorter] = (out[shorter].double() * (1 + 1e-6)).to(out.dtype)
+
+    _changed_steps(patch, change)
 
 
 def prefix_copied_short(patch: Patch) -> None:
@@ -309,19 +254,6 @@ def resume_loses_a_token(patch: Patch) -> None:
     patch.setattr(Journal, "read", faulty)
 
 
-def outlier_columns_of_the_pass(patch: Patch) -> None:
-    """LLM.int8() computes a column in another precision as soon as any row of the pass makes it an outlier."""
-    from bitsandbytes.nn import Linear8bitLt  # not before detgen has hushed it
-
-    forward = Linear8bitLt.forward
-
-    def faulty(self: Linear8bitLt, x: torch.Tensor) -> Any:
-        self.state.threshold = 4.0
-        return forward(self, x)
-
-    patch.setattr(Linear8bitLt, "forward", faulty)
-
-
 def broken_entry_stays(patch: Patch) -> None:
     """Entries that are not finite are stored as they are."""
 
@@ -357,7 +289,6 @@ def broken_draft_ends_request(patch: Patch) -> None:
 FAULTS: dict[str, Callable[[Patch], None]] = {
     f.__name__: f
     for f in (
-        padding_row_leaks,
         provisional_entry_stays,
         draft_entry_reused_after_roll_back,
         truncation_off_by_one,
@@ -365,43 +296,29 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
         noise_keyed_by_slot,
         penalty_for_rolled_back_drafts,
         penalty_of_the_window_before,
-        tile_of_one_row,
-        key_blocks_relative_to_window,
-        softmax_unpadded,
         stop_string_cut_by_window,
         draft_taken_unchecked,
         few_rows_by_another_kernel,
+        longest_context_rounds,
         prefix_copied_short,
         page_freed_too_early,
         shared_page_written,
         key_without_a_token,
         replay_loses_a_token,
         resume_loses_a_token,
-        outlier_columns_of_the_pass,
         broken_entry_stays,
         broken_draft_ends_request,
     )
 }
 
-# Of passes by torch's operators, which models have that no native decoder knows.
-BY_TORCH = {
-    padding_row_leaks.__name__,
-    tile_of_one_row.__name__,
-    key_blocks_relative_to_window.__name__,
-    softmax_unpadded.__name__,
-}
-
-# Found by few settings, which the quick check may try after its first minute: those of other models, the killed run.
-LATE = {outlier_columns_of_the_pass.__name__, resume_loses_a_token.__name__}
+# Found by few settings, which the quick check may try after its first minute: the killed run.
+LATE = {resume_loses_a_token.__name__}
 
 
 def break_engines(fault: Callable[[Patch], None]) -> None:
-    """Break every engine of this process once it is ready: its probe would refuse or avoid what it can see."""
+    """Break every engine of this process once it is ready: the comparison with its own forward could refuse it."""
     faulty = Patch()
     prepare = engine.prepare
-    if fault.__name__ in BY_TORCH:
-        loading.is_native = preparing.is_native = lambda _: False
-        loading.runs_natively = preparing.runs_natively = lambda _: False
 
     def prepare_sound(*args: Any, **named: Any) -> Any:
         faulty.undo()

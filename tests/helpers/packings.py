@@ -1,4 +1,4 @@
-"""What passes are made of, for tests of packing and of tiles: strategies of windows, page tables and shapes."""
+"""What passes are made of, for tests of packing: strategies of windows and page tables."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
-from detgen.passes.packing import FREE_SHAPES, Shapes, Window
+from detgen.kernels.attention import BLOCK
+from detgen.passes.packing import Window
 
-SLOTS, SLOT_SIZE = 8, 2 * PERIOD
+SLOTS, SLOT_SIZE = 8, 16 * BLOCK
 PAGES = SLOTS * SLOT_SIZE // BLOCK
 
 
@@ -35,30 +35,10 @@ def _tables(draw: st.DrawFn) -> np.ndarray:
     return pages.reshape(SLOTS, -1)
 
 
-def _shapes_of(lengths: tuple[int, ...]) -> Shapes:
-    return Shapes(rows=(4, 16, 64, 128), dense=False, tile_rows=4, key_lengths=lengths, attend=attend_blocks)
-
-
-_SHAPES = st.sampled_from(
-    [
-        FREE_SHAPES,
-        _shapes_of((PERIOD,)),
-        _shapes_of((BLOCK, 3 * BLOCK, PERIOD)),
-        Shapes(rows=(4, 128), dense=True, tile_rows=4, key_lengths=(2 * BLOCK, PERIOD), attend=attend_blocks),
-    ]
-)
-
-
 @pytest.fixture(scope="session")
 def windows() -> st.SearchStrategy[list[Window]]:
     """Windows of up to 128 tokens in 8 slots of 1,024 positions."""
     return _windows()
-
-
-@pytest.fixture(scope="session")
-def shapes() -> st.SearchStrategy[Shapes]:
-    """Dense and padded classes, with few and many key lengths."""
-    return _SHAPES
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from detgen.passes.loading import LoadedModel
-from detgen.passes.packing import FREE_SHAPES, Window
+from detgen.passes.packing import Window
 from detgen.passes.preparing import Prepared, prepare
 
 _MAKERS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
@@ -100,7 +100,7 @@ def prepared(made: Any, context: int = CONTEXT) -> Prepared:
         EngineError: if it is not supported.
     """
     loaded = LoadedModel("it", made, None, "", context, frozenset(), torch.float32)
-    kwargs: dict[str, Any] = {"batch_size": 1, "kv_memory": 64 << 20, "allow_nondeterministic": True}
+    kwargs: dict[str, Any] = {"batch_size": 1, "kv_memory": 64 << 20}
     return prepare(loaded, None, torch.device("cpu"), **kwargs)
 
 
@@ -117,4 +117,4 @@ def packed(passes: Prepared, ids: list[int]) -> torch.Tensor:
     forward = passes.passes[0]
     forward.cache.pages.lay_out(1, len(ids))
     parts = [(at, ids[at : at + _READ]) for at in range(0, len(ids), _READ)]
-    return torch.cat([forward.run([Window(0, at, part, len(part))], FREE_SHAPES) for at, part in parts])
+    return torch.cat([forward.run([Window(0, at, part, len(part))]) for at, part in parts])

@@ -24,8 +24,6 @@ from detgen.engine.joining import rolling_windows  # noqa: E402
 from detgen.integrations.lm_eval import DetgenLM  # noqa: E402
 from detgen.passes.loading import pick_device  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 TOLERANCE = 1e-4
 
 COMMON = """

@@ -17,8 +17,6 @@ from detgen import Engine, ScoreRequest
 from detgen.errors import EngineError, RequestError
 from detgen.passes.loading import pick_device
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 

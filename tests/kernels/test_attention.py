@@ -12,15 +12,17 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.attention import BLOCK, Attend, AttentionTraits, attend_blocks, attend_fused, lay_out
-from detgen.kernels.probe import key_lengths, same_bits
-from detgen.passes.packing import Shapes, Window, Windows, pack
-from detgen.passes.probing import _TILE_ROWS as TILE_ROWS
+from detgen.kernels.attention import BLOCK, AttentionTraits, attend_blocks, lay_out
+from detgen.kernels.bits import same_bits
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.native_attention import NativeAttention
+from detgen.passes.packing import Window, Windows, pack
+from detgen.passes.pages import Pages
 
 SLOTS, BLOCKS, KV_HEADS = 5, 10, 2
 SLOT_SIZE, PAGES = BLOCKS * BLOCK, SLOTS * BLOCKS
 CPU = torch.device("cpu")
-TILED = pytest.mark.parametrize("attend", [attend_fused, attend_blocks])
+Entries = tuple[torch.Tensor, torch.Tensor]
 
 
 def naive(
@@ -33,10 +35,9 @@ def naive(
     return torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1) @ v.double()
 
 
-@TILED
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("window", [None, 50])
-def test_values_of_tiles(attend: Attend, softcap: float | None, window: int | None) -> None:
+def test_values_of_the_reference(softcap: float | None, window: int | None) -> None:
     """Softmax attention, soft-capped and windowed too."""
     g = torch.Generator().manual_seed(0)
     rows, keys, size = 24, 5 * BLOCK, 16
@@ -46,7 +47,7 @@ def test_values_of_tiles(attend: Attend, softcap: float | None, window: int | No
     all_keys = torch.arange(keys)
     visible = (all_keys <= at) if window is None else (all_keys <= at) & (all_keys > at - window)
     mask = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)[:, None]
-    out = attend(q, k, v, mask, AttentionTraits(0.3, softcap=softcap))
+    out = attend_blocks(q, k, v, mask, AttentionTraits(0.3, softcap=softcap))
     assert out.shape == q.shape
     for slot in range(3):
         for head in range(KV_HEADS):
@@ -67,21 +68,6 @@ def queries(size: int, group: int, dtype: torch.dtype) -> torch.Tensor:
     """Queries [slots, slot_size, kv_heads * group, size] of every position."""
     shape = (SLOTS, SLOT_SIZE, KV_HEADS * group, size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
-
-
-@functools.cache
-def allowed(attend: Attend, size: int, dtype: torch.dtype, softcap: float | None) -> Shapes | None:
-    """Shapes that detgen would hold this attention to on this machine; None if it would not use it."""
-    traits = AttentionTraits(size**-0.5, softcap=softcap)
-    for rows in TILE_ROWS:
-        if lengths := key_lengths(attend, KV_HEADS, size, dtype, CPU, rows, traits):
-            return Shapes(rows=(1, 512), dense=True, tile_rows=rows, key_lengths=lengths, attend=attend)
-    return None
-
-
-def shapes(attend: Attend, size: int, dtype: torch.dtype = torch.float32, softcap: float | None = None) -> Shapes:
-    """Those shapes; skips the test if there are none."""
-    return allowed(attend, size, dtype, softcap) or pytest.skip("not row-invariant here, so detgen does not use it")
 
 
 @given(
@@ -105,22 +91,23 @@ IN_ORDER = np.arange(PAGES).reshape(SLOTS, BLOCKS)
 
 def run(
     windows: list[Window],
-    like: Shapes,
     q: torch.Tensor,
-    cached: tuple[torch.Tensor, torch.Tensor],
+    cached: Entries,
     window: int | None = None,
     softcap: float | None = None,
     tables: np.ndarray = IN_ORDER,
 ) -> list[torch.Tensor]:
     """Attention of the windows' rows, packed into one pass: [tokens, heads, size] a window."""
-    packed = pack(Windows.of(windows), like, tables, PAGES * BLOCK, q.shape[2] // KV_HEADS, CPU)
-    rows = torch.zeros(len(packed.ids), *q.shape[2:], dtype=q.dtype)
+    packed = pack(Windows.of(windows), tables, q.shape[2] // KV_HEADS, CPU)
+    cache = KVCache([(KV_HEADS, q.shape[3], q.shape[3])], Pages(PAGES), torch.float32, CPU, native=True)
+    cache.write(0, torch.arange(len(cached[0])), *(x.float() for x in cached))
     widths = [len(w.tokens) for w in windows]
-    taken = [q[w.slot, w.start : w.start + width] for w, width in zip(windows, widths, strict=True)]
-    rows[: sum(widths)] = torch.cat(taken)
-    out = packed.attend(rows, *cached, AttentionTraits(q.shape[3] ** -0.5, window, softcap))
+    rows = torch.cat([q[w.slot, w.start : w.start + width] for w, width in zip(windows, widths, strict=True)])
+    k, v = (x.float()[packed.kv_positions] for x in cached)  # as they are there already
+    traits = AttentionTraits(q.shape[3] ** -0.5, window, softcap)
+    out = NativeAttention(cache).attend(0, rows, k, v, packed, traits)
     assert out.isfinite().all()
-    return list(out[: sum(widths)].split(widths))
+    return list(out.split(widths))
 
 
 @st.composite
@@ -148,7 +135,6 @@ def page_tables(draw: st.DrawFn) -> np.ndarray:
     return found
 
 
-@TILED
 @pytest.mark.parametrize(
     ("size", "group", "dtype"),
     [(16, 1, torch.float32), (64, 2, torch.float32), (32, 3, torch.float32), (64, 2, torch.bfloat16)],
@@ -163,7 +149,6 @@ def page_tables(draw: st.DrawFn) -> np.ndarray:
     data=st.data(),
 )
 def test_a_row_is_the_same_in_every_packing(
-    attend: Attend,
     size: int,
     group: int,
     dtype: torch.dtype,
@@ -178,44 +163,41 @@ def test_a_row_is_the_same_in_every_packing(
 
     It is compared with the row in a pass of its own, by one thread, over its pages in order.
     """
-    like, q, cached = shapes(attend, size, dtype, softcap), queries(size, group, dtype), buffers(size, dtype)
+    q, cached = queries(size, group, dtype), buffers(size, dtype)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = run(windows, like, q, cached, window, softcap, tables)
+        found = run(windows, q, cached, window, softcap, tables)
         torch.set_num_threads(1)
         for w, out in zip(windows, found, strict=True):
             moved = torch.from_numpy(np.append(tables[w.slot], [PAGES] * (PAGES + 1 - BLOCKS)))
             own = tuple(x.view(-1, BLOCK, *x.shape[1:])[moved].flatten(0, 1) for x in cached)
             width = len(w.tokens)
             for i in {0, width - 1, data.draw(st.integers(0, width - 1))}:
-                alone = run([Window(0, w.start + i, [0], 1)], like, q[w.slot : w.slot + 1], own, window, softcap)
+                alone = run([Window(0, w.start + i, [0], 1)], q[w.slot : w.slot + 1], own, window, softcap)
                 assert same_bits(out[i], alone[0][0]), (w.slot, i)
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("size", "group"), [(64, 1), (64, 2), (16, 3), (128, 5), (16, 71)])
-@TILED
-def test_every_width(attend: Attend, size: int, group: int) -> None:
+def test_every_width(size: int, group: int) -> None:
     """A window of each width from 1 to 128 gives each of its rows the bits that the widest gives it."""
-    like, q, cached = shapes(attend, size), queries(size, group, torch.float32), buffers(size, torch.float32)
-    widest = run([Window(1, 7, [0] * 128, 0)], like, q, cached)[0]
-    wrong = [n for n in range(1, 128) if not same_bits(run([Window(1, 7, [0] * n, 0)], like, q, cached)[0], widest[:n])]
+    q, cached = queries(size, group, torch.float32), buffers(size, torch.float32)
+    widest = run([Window(1, 7, [0] * 128, 0)], q, cached)[0]
+    wrong = [n for n in range(1, 128) if not same_bits(run([Window(1, 7, [0] * n, 0)], q, cached)[0], widest[:n])]
     assert not wrong, f"widths {wrong}"
 
 
-@TILED
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 1, 40])
-def test_packed_rows_have_the_right_values(attend: Attend, softcap: float | None, window: int | None) -> None:
+def test_packed_rows_have_the_right_values(softcap: float | None, window: int | None) -> None:
     """Rows land where they belong: each one's attention is that of its own slot and position."""
     size, group = 32, 2
     windows = [Window(3, 0, [0] * 3, 0), Window(0, 500, [0] * 40, 0), Window(4, 90, [0], 0), Window(2, 63, [0] * 2, 0)]
     tables = np.random.default_rng(5).permutation(PAGES).reshape(SLOTS, BLOCKS)
     q, (k, v) = queries(size, group, torch.float32), buffers(size, torch.float32)
-    like = shapes(attend, size, softcap=softcap)
-    for w, out in zip(windows, run(windows, like, q, (k, v), window, softcap, tables), strict=True):
+    for w, out in zip(windows, run(windows, q, (k, v), window, softcap, tables), strict=True):
         places = torch.from_numpy(tables[w.slot])[:, None] * BLOCK + torch.arange(BLOCK)
         for i in range(len(w.tokens)):
             at = w.start + i
@@ -227,16 +209,15 @@ def test_packed_rows_have_the_right_values(attend: Attend, softcap: float | None
                 torch.testing.assert_close(out[i, rows].double(), want, rtol=1e-5, atol=1e-6)
 
 
-@TILED
-def test_keys_that_a_row_does_not_see_weigh_nothing(attend: Attend | None) -> None:
+def test_keys_that_a_row_does_not_see_weigh_nothing() -> None:
     """What stands behind a row's position or before its window, however large, has no influence on a bit."""
-    like, q = shapes(attend, 16), queries(16, 2, torch.float32)
+    q = queries(16, 2, torch.float32)
     k, v = (x.clone() for x in buffers(16, torch.float32))
     windows = [Window(1, 70, [0] * 5, 0), Window(2, 300, [0], 0)]
-    clean = run(windows, like, q, (k, v), 100)
+    clean = run(windows, q, (k, v), 100)
     seen = torch.zeros(len(k), dtype=torch.bool)
     seen[SLOT_SIZE : SLOT_SIZE + 75] = True
     seen[2 * SLOT_SIZE + 201 : 2 * SLOT_SIZE + 301] = True
     k[~seen], v[~seen] = 1e4, -1e30
-    for one, other in zip(clean, run(windows, like, q, (k, v), 100), strict=True):
+    for one, other in zip(clean, run(windows, q, (k, v), 100), strict=True):
         assert same_bits(one, other)

@@ -15,8 +15,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from detgen.kernels.bits import same_bits
 from detgen.kernels.penalties import Adjuster, Penalties, adjusted, adjusted_row, reference
-from detgen.kernels.probe import same_bits
 from detgen.kernels.sampling import Choice, choose, scores
 
 WIDTH = 40

@@ -11,20 +11,16 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detgen.kernels.bits import same_bits
 from detgen.kernels.judging import Scores
-from detgen.kernels.native import library
 from detgen.kernels.native.library import Ends
-from detgen.kernels.probe import same_bits
 from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_decoder import NativeDecoder
-from detgen.passes.packing import FREE_SHAPES, Window, Windows
+from detgen.passes.packing import Window, Windows
 from detgen.passes.pages import Pages
-
-if library.best_build() is None:
-    pytest.skip("the pass was not built", allow_module_level=True)
 
 VOCABULARY, SLOTS = 300, 4
 
@@ -54,7 +50,7 @@ def one_by_one(forward: Forward, windows: Windows, lengths: list[int]) -> dict[t
         if not going:
             break
         broken: list[int] = []
-        scores = forward.run(list(going.values()), FREE_SHAPES, broken, scored=True)
+        scores = forward.run(list(going.values()), broken, scored=True)
         assert isinstance(scores, Scores)
         rows = np.cumsum([len(w.tokens) for w in going.values()]) - 1
         for at, (i, w) in enumerate(list(going.items())):
@@ -138,7 +134,7 @@ def test_drafts_are_what_sampling_chooses(forward: Forward, data: st.DataObject)
     for slot, read, length, choice, draft in zip(slots, reads, lengths, choices, drafts, strict=True):
         start, wanted = 0, []
         for ahead in range(length):
-            logits = forward.run([Window(slot, start, read, 1)], FREE_SHAPES)
+            logits = forward.run([Window(slot, start, read, 1)])
             start, now = start + len(read), replace(choice, position=choice.position + ahead)
             read = choose(logits, [now]).tokens.tolist()
             wanted += read
@@ -173,7 +169,7 @@ def test_sampled_rows_are_those_of_passes_one_by_one(forward: Forward, data: st.
     for i, window in enumerate(windows):
         for step in range(int(asked[i])):
             found: list[int] = []
-            one = forward.run([window], FREE_SHAPES, found)
+            one = forward.run([window], found)
             assert read[at] == window.tokens[-1]
             assert same_bits(one[0], logits[at])
             assert (at in broken) == (len(window.tokens) - 1 in found)

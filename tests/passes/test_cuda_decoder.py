@@ -21,12 +21,10 @@ from helpers.small_models import made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.errors import EngineError
-from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.bits import same_bits
 from detgen.kernels.judging import Scores
 from detgen.kernels.native.angles import powers, turns
 from detgen.kernels.native.library import Ends
-from detgen.kernels.probe import same_bits
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton.kernels import REFERENCE, TRITON, Kernels
 from detgen.kernels.triton.sampling import choose_reference, unpack
@@ -37,10 +35,8 @@ from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
 from detgen.passes.hooks import told
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import FREE_SHAPES, LADDER, Shapes, Window, Windows
+from detgen.passes.packing import Window, Windows
 from detgen.passes.pages import Pages
-from detgen.passes.preparing import _class
-from detgen.passes.probing import reference_logits
 from detgen.passes.replaying import Calls
 
 CPU = torch.device("cpu")
@@ -56,7 +52,6 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-EXACT = Shapes((1, 1 << 20), dense=False, tile_rows=1, key_lengths=(64,), attend=None)
 
 
 def passes(model: Any, kernels: Kernels) -> Forward:
@@ -85,11 +80,11 @@ def read_in_parts(model: Any, kernels: Kernels, count: int) -> None:
     tokens = drawn(count, 1)
     wanted = own(model, tokens)
     forward = passes(model, kernels)
-    whole = forward.run([Window(2, 0, tokens, count)], FREE_SHAPES)
+    whole = forward.run([Window(2, 0, tokens, count)])
     torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-4)
     half = count // 2
-    first = forward.run([Window(0, 0, drawn(3, 2), 1), Window(1, 0, tokens[:half], half)], FREE_SHAPES)[1:]
-    rest = forward.run([Window(1, half, tokens[half:], count - half), Window(0, 3, [7], 1)], FREE_SHAPES)[:-1]
+    first = forward.run([Window(0, 0, drawn(3, 2), 1), Window(1, 0, tokens[:half], half)])[1:]
+    rest = forward.run([Window(1, half, tokens[half:], count - half), Window(0, 3, [7], 1)])[:-1]
     torch.testing.assert_close(torch.cat([first, rest]), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -119,14 +114,14 @@ def test_angles_are_those_of_a_cpu(first: int) -> None:
 def test_sixteen_bits(dtype: torch.dtype) -> None:
     model, tokens = made(hf.LlamaConfig(**SIZES), dtype), drawn(30, 1)
     wanted = own(model, tokens)
-    found = passes(model, REFERENCE).run([Window(0, 0, tokens, 30)], FREE_SHAPES)
+    found = passes(model, REFERENCE).run([Window(0, 0, tokens, 30)])
     assert (found - wanted).abs().max() <= 0.05 * wanted.abs().max()
 
 
 @pytest.fixture(scope="module")
 def forward() -> Forward:
     """All of Triton's kernels, the linear layer among them."""
-    return passes(made(hf.LlamaConfig(**SIZES | {"num_hidden_layers": 1})), TRITON._replace(linear=TRITON.own_linear))
+    return passes(made(hf.LlamaConfig(**SIZES | {"num_hidden_layers": 1})), TRITON)
 
 
 @examples(3)
@@ -135,8 +130,8 @@ def test_a_row_is_the_same_in_every_pass(forward: Forward, data: st.DataObject) 
     """Alone, beside others, in a larger window; in a pass that is recorded, replayed, or neither."""
     tokens = drawn(12, 3)
     start = data.draw(st.integers(0, 11))
-    forward.run([Window(1, 0, tokens[: start + 1], 0)], FREE_SHAPES)
-    (alone,) = forward.run([Window(1, start, tokens[start : start + 1], 1)], FREE_SHAPES)
+    forward.run([Window(1, 0, tokens[: start + 1], 0)])
+    (alone,) = forward.run([Window(1, start, tokens[start : start + 1], 1)])
     entries = forward.cache.entries(1, start, start + 1)
     width = data.draw(st.integers(1, min(12 - start, 6)))
     others = [
@@ -145,16 +140,11 @@ def test_a_row_is_the_same_in_every_pass(forward: Forward, data: st.DataObject) 
     ]
     windows = [*others, Window(1, start, tokens[start : start + width], width)]
     windows = data.draw(st.permutations(windows))
-    exact = replace_rows(sum(len(w.tokens) for w in windows)) if data.draw(st.booleans()) else FREE_SHAPES
-    found = forward.run(windows, exact)
+    found = forward.run(windows)
     at = sum(w.logits for w in windows[: next(i for i, w in enumerate(windows) if w.slot == 1)])
     assert same_bits(found[at], alone)
     again = forward.cache.entries(1, start, start + 1)
     assert all(same_bits(a, b) for a, b in zip(entries, again, strict=True))
-
-
-def replace_rows(rows: int) -> Shapes:
-    return Shapes((rows,), dense=False, tile_rows=1, key_lengths=(64,), attend=None)
 
 
 def test_passes_are_recorded_at_their_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,45 +161,31 @@ def test_passes_are_recorded_at_their_second_time(monkeypatch: pytest.MonkeyPatc
         return lambda: calls.append("replayed") or replay()
 
     monkeypatch.setattr(model._replaying, "record", recorded)
-    results = [forward.run([Window(0, i, [5 + i], 1)], FREE_SHAPES) for i in range(4)]
+    results = [forward.run([Window(0, i, [5 + i], 1)]) for i in range(4)]
     assert calls[:4] == ["computed", "computed", "computed", "recorded"]
     assert calls[4:] == ["replayed", "computed"] * 2
     with model.unrecorded():
         calls.clear()
-        assert same_bits(forward.run([Window(0, 3, [8], 1)], FREE_SHAPES), results[3])
+        assert same_bits(forward.run([Window(0, 3, [8], 1)]), results[3])
         assert calls == ["computed"]
-    forward.run([Window(0, 0, drawn(3, 1), 3)], FREE_SHAPES)  # of other shapes
-    assert same_bits(forward.run([Window(0, 3, [8], 1)], FREE_SHAPES).isfinite().all(), torch.tensor(True))
-
-
-def test_linear_layers_of_our_own_where_the_vendors_have_no_class() -> None:
-    """Where rows depend on how many there are, in products alone, these are computed by the kernel that is slower."""
-
-    def by_count(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(x, weight, bias) * (1 + len(x) % 7 * 2**-20 + torch.arange(len(x))[:, None] % 3 * 2**-20)
-
-    model = made(hf.LlamaConfig(**SIZES))
-    reference = reference_logits(model, 300, torch.float32)
-    forward = passes(model, REFERENCE._replace(linear=by_count, own_linear=alone))
-    traits = [AttentionTraits(0.25)] * 2
-    shapes, report = _class("model", forward, reference, traits, 300, torch.float32, allowed=False)
-    assert isinstance(forward.model, CudaDecoder)
-    assert forward.model.kernels.linear is alone
-    assert report.rows == shapes.rows == LADDER[:8]
-    forward.model.compute_with(REFERENCE._replace(linear=by_count))
-    with pytest.raises(EngineError, match="not row-invariant"):
-        _class("model", forward, reference, traits, 300, torch.float32, allowed=False)
-
-
-def alone(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """A linear layer whose rows depend neither on each other nor, as products of one row may, on the threads."""
-    rows = torch.stack([(row * weight).sum(-1) for row in x])
-    return rows if bias is None else rows + bias
+    forward.run([Window(0, 0, drawn(3, 1), 3)])  # of other shapes
+    assert same_bits(forward.run([Window(0, 3, [8], 1)]).isfinite().all(), torch.tensor(True))
 
 
 @pytest.fixture(scope="module")
 def rowwise() -> Forward:
-    return passes(made(hf.LlamaConfig(**SIZES)), REFERENCE._replace(linear=alone))
+    return passes(made(hf.LlamaConfig(**SIZES)), REFERENCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_stand_in_do_not_depend_on_how_many_there_are(dtype: torch.dtype) -> None:
+    """Without a probe, its linear layer keeps an order of its own."""
+    x, weight = torch.randn(40, 96).to(dtype), torch.randn(64, 96).to(dtype)
+    bias = torch.randn(64).to(dtype)
+    whole = REFERENCE.linear(x, weight, bias)
+    torch.testing.assert_close(whole, F.linear(x, weight, bias), rtol=0.05, atol=0.05)
+    for count in (1, 2, 7, 33):
+        assert same_bits(REFERENCE.linear(x[:count].clone(), weight, bias), whole[:count])
 
 
 @examples(20)
@@ -229,7 +205,7 @@ def test_passes_are_launched_one_after_the_other(
     broken = broken_embedding(forward.model, data.draw(st.integers(0, 299))) if spoiled else nullcontext()
     with broken:
         if sampled:
-            read, scores, named = forward.sample(windows, asked, choices, ends, FREE_SHAPES)
+            read, scores, named = forward.sample(windows, asked, choices, ends)
             assert not named
         else:
             read, scores = forward.chain(windows, asked, ends)
@@ -241,7 +217,7 @@ def test_passes_are_launched_one_after_the_other(
         for i, window in enumerate(windows):
             for step in range(int(asked[i])):
                 found: list[int] = []
-                logits = forward.run([window], FREE_SHAPES, found)
+                logits = forward.run([window], found)
                 how = replace(choices[i], position=3 * i + step) if sampled else Choice()
                 wanted = unpack(choose_reference(logits, Choices.of([how])))
                 finite = bool(wanted.finite[0]) and len(window.tokens) - 1 not in found
@@ -281,11 +257,11 @@ def test_drafts_are_launched_likewise(rowwise: Forward) -> None:
 def test_what_is_broken_is_named() -> None:
     forward = passes(made(hf.LlamaConfig(**SIZES)), REFERENCE)
     windows = [Window(0, 0, [1, 9, 2], 1), Window(1, 0, [3, 4], 1)]
-    sound = forward.run(windows, FREE_SHAPES)
+    sound = forward.run(windows)
     for _ in range(3):
         broken: list[int] = []
         with broken_embedding(forward.model, 9):
-            found = forward.run(windows, FREE_SHAPES, broken)
+            found = forward.run(windows, broken)
         assert broken[0] == 1
         assert 3 not in broken
         assert same_bits(found[1], sound[1])
@@ -296,7 +272,7 @@ def test_steps_are_seen() -> None:
     for _ in range(3):
         seen: list[str] = []
         with told(forward.model, lambda name, output, seen=seen: seen.append(name)):
-            forward.run([Window(0, 0, [1, 2], 1)], FREE_SHAPES)
+            forward.run([Window(0, 0, [1, 2], 1)])
         assert "layers.1.down_proj" in seen
         assert "lm_head" in seen
 
@@ -305,13 +281,13 @@ def test_states_are_added_and_taken() -> None:
     model = made(hf.LlamaConfig(**SIZES))
     forward = passes(model, REFERENCE)
     windows = [Window(0, 0, [1, 2, 3], 3)]
-    plain = forward.run(windows, FREE_SHAPES)
+    plain = forward.run(windows)
     nothing = Exchange(1, 1, torch.zeros(3, 64))
-    torch.testing.assert_close(forward.run(windows, FREE_SHAPES, exchange=nothing), plain)
+    torch.testing.assert_close(forward.run(windows, exchange=nothing), plain)
     assert nothing.hidden is not None
     assert nothing.hidden.shape == (3, 64)
     something = Exchange(1, 0, torch.ones(3, 64))
-    changed = forward.run(windows, FREE_SHAPES, exchange=something)
+    changed = forward.run(windows, exchange=something)
     assert (changed - plain).abs().max() > 1e-2
     assert something.hidden is not None
     assert same_bits(something.hidden, forward.model.embed_tokens.weight[[1, 2, 3]])  # type: ignore[union-attr, index]

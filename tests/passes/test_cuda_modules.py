@@ -15,19 +15,18 @@ import transformers as hf
 from helpers.small_models import SIZES, made
 from transformers.activations import ACT2FN
 
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.kernels.triton.kernels import REFERENCE, TRITON, Kernels
-from detgen.kernels.triton.linear import linear
 from detgen.passes.adapter import PlainDecoder, attach
 from detgen.passes.cuda_attention import CudaAttention
 from detgen.passes.cuda_decoder import cuda_decoder
-from detgen.passes.cuda_layers import Computed
-from detgen.passes.cuda_modules import replace_modules
+from detgen.passes.cuda_layers import RowLinear
+from detgen.passes.cuda_modules import CudaFeedForward, CudaNorm, replace_modules
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import FREE_SHAPES, Window
+from detgen.passes.packing import Window
 from detgen.passes.pages import Pages
-from detgen.passes.probing import _probed_tokens, reference_logits
+from detgen.passes.reference import _tokens, reference_logits
 from detgen.passes.replaying import Calls
 
 CPU = torch.device("cpu")
@@ -55,7 +54,7 @@ FAMILIES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         KINDS,
     ),
 }
-PROBED = _probed_tokens(300)
+PROBED = _tokens(300)
 TOKENS = [(7 * i * i + 3) % 300 for i in range(40)]
 
 
@@ -64,7 +63,7 @@ def passes(model: Any, kernels: Kernels) -> Forward:
     cache = KVCache(layout.cached, Pages(40), model.dtype, CPU)
     assert cuda_decoder(model, cache, layout.traits, kernels, Calls()) is None
     replace_modules(model, kernels)
-    forward = Forward(PlainDecoder(model, kernels=kernels), cache, layout.group, CudaAttention(cache, kernels))
+    forward = Forward(PlainDecoder(model), cache, layout.group, CudaAttention(cache, kernels))
     cache.pages.lay_out(4, 128)
     return forward
 
@@ -76,9 +75,10 @@ def test_as_the_models_own_forward(name: str, dtype: torch.dtype) -> None:
     model = made(config(), dtype)
     want = reference_logits(model, 300, dtype)
     forward = passes(model, REFERENCE)
-    replaced = {type(m).__name__ for m in forward.model.modules() if isinstance(m, Computed)}
+    made_anew = CudaFeedForward, CudaNorm, RowLinear
+    replaced = {type(m).__name__ for m in forward.model.modules() if isinstance(m, made_anew)}
     assert sorted(replaced) == kinds
-    found = forward.run([Window(0, 0, PROBED, len(PROBED))], FREE_SHAPES)
+    found = forward.run([Window(0, 0, PROBED, len(PROBED))])
     assert (found - want).abs().max() <= (1e-4 if dtype == torch.float32 else 0.1) * want.abs().max()
 
 
@@ -88,13 +88,12 @@ def test_rows_are_right_and_alone(name: str) -> None:
     model = made(FAMILIES[name][0](), torch.float32)
     want = reference_logits(model, 300, torch.float32)
     forward = passes(model, TRITON)
-    forward.model.compute_with(TRITON._replace(linear=linear))
-    found = forward.run([Window(0, 0, PROBED, len(PROBED))], FREE_SHAPES)
+    found = forward.run([Window(0, 0, PROBED, len(PROBED))])
     assert (found - want).abs().max() <= 1e-4 * want.abs().max()
     entries = forward.cache.entries(0, 0, len(PROBED))
     one, other = Window(1, 0, TOKENS[:9], 1), Window(3, 0, TOKENS[9:30], 2)
-    forward.run([one, Window(2, 0, PROBED[:7], 0), other], FREE_SHAPES)
-    again = forward.run([other, Window(2, 7, PROBED[7:], len(PROBED) - 7)], FREE_SHAPES)
+    forward.run([one, Window(2, 0, PROBED[:7], 0), other])
+    again = forward.run([other, Window(2, 7, PROBED[7:], len(PROBED) - 7)])
     assert same_bits(again[2:], found[7:])
     assert all(same_bits(a, b) for a, b in zip(forward.cache.entries(2, 0, len(PROBED)), entries, strict=True))
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from helpers.examples import examples
+from helpers.own_forward import KINDS, decoders
 from helpers.thinking_models import HIDDEN, random_model
-from helpers.torch_passes import KINDS, decoders
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel
-from detgen.passes.packing import Shapes, Window
+from detgen.passes.packing import MOST_ROWS, Window
 from detgen.passes.preparing import Prepared, prepare
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
@@ -39,13 +38,11 @@ class Model(NamedTuple):
     def forward(self) -> Forward:
         return self.prepared.passes[0]
 
-    def run(
-        self, windows: list[tuple[int, int, int]], exchange: Exchange | None = None, shapes: Shapes | None = None
-    ) -> torch.Tensor:
+    def run(self, windows: list[tuple[int, int, int]], exchange: Exchange | None = None) -> torch.Tensor:
         """The logits of all rows of windows (slot, start, end) of the sequences."""
         tokens = TOKENS.tolist()
         found = [Window(slot, start, tokens[slot][start:end], end - start) for slot, start, end in windows]
-        return self.forward.run(found, shapes or self.prepared.shapes, exchange=exchange)
+        return self.forward.run(found, exchange=exchange)
 
     def fresh(self) -> None:
         self.forward.cache.pages.lay_out(SLOTS, LENGTH)
@@ -56,7 +53,7 @@ def prepared(kind: str) -> Model:
     own = copy.deepcopy(model)
     with decoders(kind):
         loaded = LoadedModel("a model", model, None, "", 512, frozenset({0}), torch.float32)
-        settings: dict[str, Any] = {"batch_size": 4, "kv_memory": 8 << 20, "allow_nondeterministic": False}
+        settings: dict[str, Any] = {"batch_size": 4, "kv_memory": 8 << 20}
         found = prepare(loaded, None, torch.device("cpu"), **settings)
     found.passes[0].thinking = None  # which would bring states to a pass without an exchange
     return Model(found, own)
@@ -141,23 +138,6 @@ def test_a_state_reaches_its_row_and_those_that_see_it(model: Model, inject: int
             assert layer not in range(LAYERS) or changed[layer] == expected
 
 
-def test_padding(model: Model) -> None:
-    """The caller's states are as many as the tokens, and so are the hidden states, whatever the pass has of rows."""
-    shapes = model.prepared.shapes
-    found = []
-    for rows in [n for n in (4, 16, 64) if n in shapes.rows or shapes.dense]:
-        model.fresh()
-        exchange = Exchange(1, 2, STATES[0, :3])
-        logits = model.run([(0, 0, 3)], exchange, replace(shapes, rows=(rows,), dense=False))
-        assert exchange.states.shape == (3, HIDDEN)
-        found.append((logits, exchange.hidden))
-    assert len(found) > 1
-    for logits, hidden in found:
-        assert hidden.shape == (3, HIDDEN)
-        assert same_bits(logits, found[0][0])
-        assert same_bits(hidden, found[0][1])
-
-
 @pytest.fixture(scope="module")
 def alone(kinds: dict[str, Model]) -> dict[str, list[tuple[torch.Tensor, ...]]]:
     """Logits, hidden states, keys and values of each sequence, read row by row."""
@@ -192,7 +172,7 @@ def test_no_bit_depends_on_the_packing(
     while min(done) < LENGTH:
         left = [slot for slot in range(SLOTS) if done[slot] < LENGTH]
         slots = data.draw(st.lists(st.sampled_from(left), min_size=1, max_size=len(left), unique=True))
-        room = model.prepared.shapes.most_rows // len(slots)
+        room = MOST_ROWS // len(slots)
         windows = []
         for slot in slots:
             width = data.draw(st.integers(1, min(LENGTH - done[slot], room)))
@@ -222,9 +202,7 @@ def test_a_broken_state_stays_in_its_slot(model: Model) -> None:
     exchange = Exchange(1, 2, broken)
     rows: list[int] = []
     tokens = TOKENS.tolist()
-    found = model.forward.run(
-        [Window(slot, 0, tokens[slot][:10], 10) for slot in (0, 1)], model.prepared.shapes, rows, exchange
-    )
+    found = model.forward.run([Window(slot, 0, tokens[slot][:10], 10) for slot in (0, 1)], rows, exchange)
     assert exchange.hidden is not None
     assert want.hidden is not None
     for a, b in ((found, logits), (exchange.hidden, want.hidden)):

@@ -12,13 +12,9 @@ import transformers as hf
 from helpers.threads import using
 
 from detgen import Engine
-from detgen.kernels.native.library import best_build
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.passes.embedding import broken_embedding
-from detgen.passes.packing import FREE_SHAPES, Window
-
-if best_build() is None:
-    pytest.skip("the pass was not built", allow_module_level=True)
+from detgen.passes.packing import Window
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -64,7 +60,7 @@ def case(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> t
 
 def read(engine: Engine, rows: int, threads: int, neighbours: tuple[list[int], list[int]] = ([], [])) -> Any:
     """Logits and cache entries of tokens read in passes of `rows` rows, behind and before those of neighbours."""
-    forward, (before, behind) = engine.canonical[0], neighbours
+    forward, (before, behind) = engine.canonical, neighbours
     forward.cache.pages.lay_out(3, 256)
     logits = []
     with using(threads):
@@ -72,7 +68,7 @@ def read(engine: Engine, rows: int, threads: int, neighbours: tuple[list[int], l
             part = TOKENS[at : at + rows]
             windows = [Window(0, at, part, len(part))]
             windows = [Window(1, 0, before, 0)] * bool(before) + windows + [Window(2, 5, behind, 0)] * bool(behind)
-            logits.append(forward.run(windows, FREE_SHAPES))
+            logits.append(forward.run(windows))
     return torch.cat(logits), *forward.cache.entries(0, 0, len(TOKENS))
 
 
@@ -87,10 +83,10 @@ def test_rows_are_the_same_in_passes_of_any_size(case: tuple[Engine, tuple[int, 
 def test_a_row_of_nan_harms_nobody_beside_it(case: tuple[Engine, tuple[int, ...]]) -> None:
     engine, _ = case
     want = read(engine, 64, 2)
-    with broken_embedding(engine.canonical[0].model, BROKEN):
+    with broken_embedding(engine.canonical.model, BROKEN):
         found = read(engine, 64, 2, ([5, BROKEN, 7], [BROKEN] * 9))
-        forward = engine.canonical[0]
+        forward = engine.canonical
         broken: list[int] = []
-        forward.run([Window(0, 0, [4, BROKEN, 4], 1)], FREE_SHAPES, broken)
+        forward.run([Window(0, 0, [4, BROKEN, 4], 1)], broken)
     assert broken[:1] == [1], "the row was broken"
     assert all(same_bits(a, b) for a, b in zip(found, want, strict=True))

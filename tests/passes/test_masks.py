@@ -13,11 +13,10 @@ from helpers.small_models import SIZES, made
 from transformers import masking_utils as own
 
 from detgen import EngineError
-from detgen.kernels.native.library import best_build
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.passes.adapter import attach
 from detgen.passes.masks import Mask, Seen, UnknownMaskError
-from detgen.passes.packing import FREE_SHAPES, Window
+from detgen.passes.packing import Window
 
 CPU = torch.device("cpu")
 CONFIG = hf.LlamaConfig(**SIZES, rope_theta=1e4)
@@ -116,23 +115,17 @@ def test_logits_are_the_models_own(kind: str, window: int) -> None:
     assert not compare(kind, window)
 
 
-@pytest.mark.skipif(best_build() is None, reason="the pass was not built")
 @pytest.mark.parametrize("kind", ["llama4_text", "qwen2_moe"])
 def test_a_row_is_the_same_alone_and_among_others(kind: str) -> None:
     """Bit for bit, on both sides of the bounds of chunks and windows of 24."""
     passes = windowed.prepared(windowed.model(kind, 24))
-    if kind == "llama4_text" and not passes.probe.row_invariant:
-        pytest.skip("the complex products of its rotation, which are torch's, are not row-invariant here")
-    assert passes.probe.row_invariant
     forward = passes.passes[0]
     forward.cache.pages.lay_out(2, 128)
     words = [random.Random(2).randrange(3, windowed.VOCABULARY) for _ in range(80)]
-    alone = torch.cat([forward.run([Window(0, at, [word], 1)], FREE_SHAPES) for at, word in enumerate(words)])
+    alone = torch.cat([forward.run([Window(0, at, [word], 1)]) for at, word in enumerate(words)])
     for first in (1, 24, 47, 60):
         pieces = [(0, first), (first, 80)]
-        found = [
-            forward.run([Window(0, 0, words[::-1], 1), Window(1, a, words[a:b], b - a)], FREE_SHAPES) for a, b in pieces
-        ]
+        found = [forward.run([Window(0, 0, words[::-1], 1), Window(1, a, words[a:b], b - a)]) for a, b in pieces]
         assert same_bits(torch.cat([logits[1:] for logits in found]), alone)
 
 

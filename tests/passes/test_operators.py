@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.passes import operators as ops
 
 aten: Any = torch.ops.aten

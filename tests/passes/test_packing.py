@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from helpers.examples import examples
-from helpers.packings import PAGES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.attention import BLOCK, PERIOD, attend_blocks
-from detgen.passes.packing import Shapes, Window, Windows, fill_passes, pack
+from detgen.kernels.attention import BLOCK
+from detgen.passes.packing import Window, Windows, fill_passes, pack
 
-SCRATCH = PAGES * BLOCK
 CPU = torch.device("cpu")
 
 
@@ -26,52 +23,28 @@ def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
 
 @examples(50)
 @given(data=st.data(), group=st.integers(1, 5))
-def test_rows(data: st.DataObject, windows: Any, shapes: Any, tables: Any, group: int) -> None:
-    """Ids, positions and buffer places are those of the windows in order; padding goes to the scratch position."""
-    found, like, table = data.draw(windows), data.draw(shapes), data.draw(tables)
-    packed = pack(Windows.of(found), like, table, SCRATCH, group, CPU)
+def test_rows(data: st.DataObject, windows: Any, tables: Any, group: int) -> None:
+    """Ids, positions and buffer places are those of the windows in order."""
+    found, table = data.draw(windows), data.draw(tables)
+    packed = pack(Windows.of(found), table, group, CPU)
     rows = rows_of(found)
-    n, total = len(rows), len(packed.ids)
-    assert packed.ids[:n].tolist() == [t for _, _, t in rows]
-    assert packed.positions[:n].tolist() == [p for _, p, _ in rows]
-    assert packed.kv_positions[:n].tolist() == [table[s, p // BLOCK] * BLOCK + p % BLOCK for s, p, _ in rows]
-    assert packed.padding == total - n
-    assert set(packed.kv_positions[n:].tolist()) <= {SCRATCH}
-    assert total == like.fit_rows(n)
-    assert packed.positions.shape == packed.ids.shape
-    assert packed.kv_positions.shape == (total,)
+    assert packed.ids.tolist() == [t for _, _, t in rows]
+    assert packed.positions.tolist() == [p for _, p, _ in rows]
+    assert packed.kv_positions.tolist() == [table[s, p // BLOCK] * BLOCK + p % BLOCK for s, p, _ in rows]
 
 
 @examples(50)
 @given(data=st.data(), group=st.integers(1, 5))
-def test_wanted_logits(data: st.DataObject, windows: Any, shapes: Any, tables: Any, group: int) -> None:
-    """The last rows of each window, as many as it asks for, in order; padded to an allowed row count."""
-    found, like = data.draw(windows), data.draw(shapes)
-    packed = pack(Windows.of(found), like, data.draw(tables), SCRATCH, group, CPU)
+def test_wanted_logits(data: st.DataObject, windows: Any, tables: Any, group: int) -> None:
+    """The last rows of each window, as many as it asks for, in order; one where nobody asks."""
+    found = data.draw(windows)
+    packed = pack(Windows.of(found), data.draw(tables), group, CPU)
     want, at = [], 0
     for w in found:
         at += len(w.tokens)
         want += list(range(at - w.logits, at))
     assert packed.count == len(want)
-    assert packed.wanted[: packed.count].tolist() == want
-    assert len(packed.wanted) == like.fit_rows(max(len(want), 1))
-    assert int(packed.wanted.max()) < len(packed.ids)
-
-
-@given(rows=st.integers(1, 128), keys=st.integers(1, 5 * PERIOD))
-def test_fits(rows: int, keys: int) -> None:
-    """The least allowed count that holds what is asked."""
-    lengths = (2 * BLOCK, PERIOD)
-    some = Shapes(rows=(4, 16, 64, 128), dense=False, tile_rows=4, key_lengths=lengths, attend=attend_blocks)
-    assert some.fit_rows(rows) == min(n for n in some.rows if n >= rows)
-    allowed = [i * PERIOD + n for i in range(6) for n in (2 * BLOCK, PERIOD)]
-    assert some.fit_keys(keys) == min(n for n in allowed if n >= keys)
-    dense = Shapes(rows=(4, 128), dense=True, tile_rows=4, key_lengths=(PERIOD,), attend=attend_blocks)
-    assert dense.fit_rows(rows) == max(rows, 4)
-    assert some.most_rows == dense.most_rows == 128
-    for shapes in (some, dense):
-        with pytest.raises(ValueError, match="129 rows"):
-            shapes.fit_rows(129)
+    assert packed.wanted.tolist() == (want or [0])
 
 
 @examples(50)

@@ -15,7 +15,6 @@ from detgen.report.report import read_report
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 pytestmark = [
-    pytest.mark.usefixtures("probed_once"),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
 ]
 

@@ -7,14 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.pages import Element, read_page
 
 from detgen.report.comparing import Comparison
 from detgen.report.page import render
 from detgen.report.report import read_report
-
-pytestmark = pytest.mark.usefixtures("probed_once")
 
 Log = list[dict[str, Any]]
 

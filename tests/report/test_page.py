@@ -16,8 +16,6 @@ from detgen.report.page import check_place, render, write
 from detgen.report.report import read_report
 from detgen.report.windows import SIGNS
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 Log = list[dict[str, Any]]
 
 

@@ -19,8 +19,6 @@ from detgen.errors import OutputError
 from detgen.report.page import check_place, render, write
 from detgen.report.report import read_report
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 Log = list[dict[str, Any]]
 
 
@@ -141,7 +139,7 @@ def test_a_run_that_has_not_finished_is_marked(out: Path, status: str, words: st
 @pytest.mark.parametrize("name", ["outputs.jsonl", "acceptance.jsonl"])
 def test_a_file_that_is_ahead_of_the_other(out: Path, name: str) -> None:
     """While a run goes on that is nothing to complain about."""
-    edit_manifest(out, status="running", files=None, deterministic=None, summary=None)
+    edit_manifest(out, status="running", files=None, summary=None)
     lines = (out / name).read_bytes().splitlines(keepends=True)
     (out / name).write_bytes(b"".join(lines[: 1 if name == "outputs.jsonl" else 20]))
     report = read_report(out)
@@ -150,22 +148,13 @@ def test_a_file_that_is_ahead_of_the_other(out: Path, name: str) -> None:
 
 
 def test_a_run_of_which_nothing_is_written_yet(out: Path) -> None:
-    edit_manifest(out, status="running", files=None, deterministic=None, summary=None, seconds=0.0)
+    edit_manifest(out, status="running", files=None, summary=None, seconds=0.0)
     for name in ("outputs.jsonl", "acceptance.jsonl"):
         (out / name).write_bytes(b"")
     page = read_page(render(read_report(out)))
     assert "No request has a text yet." in page.text
     assert "The acceptance log is empty." in page.text
     assert "not recorded yet" in page.one(id="seconds").text
-
-
-def test_no_guarantee(out: Path) -> None:
-    manifest = json.loads((out / "manifest.json").read_text())
-    manifest["probe"]["row_invariant"] = False
-    edit_manifest(out, probe=manifest["probe"], deterministic=False)
-    page = read_page(render(read_report(out)))
-    assert page.one(id="guarantee").text == "Is the output guaranteed? No."
-    assert "--allow-nondeterministic" in page.text
 
 
 def test_without_the_tokenizer(out: Path) -> None:

@@ -154,18 +154,6 @@ def test_unverified_requests_are_neither_kept_nor_taken(tmp_path: Path) -> None:
     assert [line["request"] is None for line in lines(tmp_path / "a" / "requests.jsonl")] == [True, False]
 
 
-def test_a_run_without_the_guarantee_uses_no_cache(tmp_path: Path, prompts: Path) -> None:
-    def odd(config: EngineConfig) -> FakeEngine:
-        return FakeEngine(config, device="odd")
-
-    for name in "ab":
-        watcher = Watcher()
-        assert go(prompts, tmp_path / name, watcher, build=odd, cache=tmp_path / "cache").reused == 0
-        assert watcher.messages == ["the cache is not used: this model is not deterministic on this device"]
-    with sqlite3.connect(tmp_path / "cache" / FILE) as db:
-        assert db.execute("SELECT count(*) FROM entries").fetchone() == (0,)
-
-
 def test_another_profile_finds_nothing(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     go(prompts, tmp_path / "a", cache=cache)

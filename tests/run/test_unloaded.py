@@ -21,8 +21,6 @@ from detgen.engine.request import SamplingParams
 from detgen.outputs import parse_manifest
 from detgen.run import RunConfig, RunSummary, lifecycle, run
 
-pytestmark = pytest.mark.usefixtures("probed_once")
-
 SAID = "all samples are in the cache: no model is loaded"
 PROMPTS = [{"prompt": "def f(", "n": 2}, {"prompt": 3}, {"prompt": "import ", "temperature": 0.5}]
 
@@ -68,9 +66,7 @@ def test_nothing_is_loaded_where_nothing_is_generated(tmp_path: Path, go: Callab
     assert (loaded, summary.reused, summary.fresh.samples, summary.written.errors) == (0, 3, 0, 1)
     assert SAID in watcher.messages
     a, b = manifest_of(tmp_path / "a"), manifest_of(tmp_path / "b")
-    assert [b[part] for part in ("profile", "probe", "draft", "deterministic")] == [
-        a[part] for part in ("profile", "probe", "draft", "deterministic")
-    ]
+    assert [b[part] for part in ("profile", "draft")] == [a[part] for part in ("profile", "draft")]
     assert parse_manifest((tmp_path / "b" / "manifest.json").read_bytes(), tmp_path) == b
     fresh, *_ = go("fresh", PROMPTS[::-1], target_quant="q8")
     assert fresh == 1, "of another quantization, nothing is known"

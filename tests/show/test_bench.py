@@ -19,7 +19,7 @@ def test_the_fastest_row_stands_first_and_failures_last() -> None:
 
 def test_markdown_has_every_row_its_figures_and_what_is_wrong(tmp_path: Path) -> None:
     good = make_row(
-        counts={"drafted": 20, "accepted": 15, "corrected": 3, "rows": 50, "padding_rows": 5},
+        counts={"drafted": 20, "accepted": 15, "corrected": 3, "rows": 50},
         passes=40,
         same_bytes=(4, 4, 1),
         over_none=[1.2],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +10,12 @@ import pytest
 import torch
 from helpers import thinking_models
 from helpers.examples import examples
+from helpers.own_forward import KINDS, decoders
 from helpers.thinking_models import HIDDEN
-from helpers.torch_passes import KINDS, decoders
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.probe import same_bits
+from detgen.kernels.bits import same_bits
 from detgen.passes import thinker
 from detgen.passes.loading import LoadedModel
 from detgen.passes.packing import Windows
@@ -41,9 +40,9 @@ def random_model(thinks: Any = "sometimes", backbone: Any = None, **settings: An
     return model
 
 
-def prepared(model: ThinkingStatesForCausalLM, *, allowed: bool = False) -> Prepared:
+def prepared(model: ThinkingStatesForCausalLM) -> Prepared:
     loaded = LoadedModel("a model", model, None, "", 512, frozenset({END}), model.dtype)
-    return prepare(loaded, None, CPU, batch_size=4, kv_memory=8 << 20, allow_nondeterministic=allowed)
+    return prepare(loaded, None, CPU, batch_size=4, kv_memory=8 << 20)
 
 
 class Model(NamedTuple):
@@ -197,11 +196,7 @@ class Room(NamedTuple):
         torch.set_num_threads(self.threads)
         patch.setattr(thinker, "SLOTS", self.slots)
         found = models[self.name].thinker
-        for name in ("writer", "compressor"):
-            block = getattr(found, name)
-            shapes = block.shapes
-            rows = sorted(n for n in {*shapes.rows, self.rows} if n <= self.rows and shapes.fit_rows(n) == n)
-            patch.setattr(found, name, block._replace(shapes=replace(shapes, rows=tuple(rows))))
+        patch.setattr(thinker, "MOST_ROWS", self.rows)
         return found
 
 

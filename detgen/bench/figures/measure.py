@@ -22,7 +22,7 @@ _CONTEXT = 64  # cached tokens before the rows of timed passes
 def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data:
     """Figure 4: one linear layer of the target's feed-forward size, row-invariant and plain.
 
-    The row-invariant one keeps to the row counts of canonical passes, so many rows take several calls.
+    The row-invariant one takes no more rows than a canonical pass has, so many rows take several calls.
 
     Returns:
         `rows`, and the median milliseconds of `invariant` and `plain` for each; `shape` of the weight [out, in].
@@ -30,11 +30,12 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
     import torch
     import torch.nn.functional as F
 
-    from detgen.kernels.linear import PrepackedLinear, can_prepack
+    from detgen.kernels.native.modules import NativeLinear
+    from detgen.passes.packing import MOST_ROWS
 
     target: Any = peer.engine.config.target
     config = target.model.config.get_text_config()
-    forward, shapes = peer.engine.canonical
+    forward = peer.engine.canonical
     device = forward.device
     generator = torch.Generator().manual_seed(peer.source.seed)
 
@@ -42,7 +43,8 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
         return torch.randn(rows, columns, generator=generator).to(device, target.dtype)
 
     weight = matrix(config.intermediate_size, config.hidden_size)
-    packed = PrepackedLinear(weight, None) if can_prepack(weight) else partial(F.linear, weight=weight)
+    model: Any = forward.model
+    packed = NativeLinear(weight) if device.type == "cpu" else partial(model.kernels.linear, weight=weight)
 
     def invariant(parts: list[torch.Tensor]) -> None:
         for part in parts:
@@ -52,8 +54,7 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
     found: Data = {"rows": rows, "invariant": [], "plain": [], "shape": list(weight.shape)}
     for count in rows:
         x = matrix(count, config.hidden_size)
-        parts = [F.pad(part, (0, 0, 0, shapes.fit_rows(len(part)) - len(part))) for part in x.split(shapes.most_rows)]
-        ms = _interleaved([partial(invariant, parts), partial(F.linear, x, weight)], repeats, device)
+        ms = _interleaved([partial(invariant, list(x.split(MOST_ROWS))), partial(F.linear, x, weight)], repeats, device)
         found["invariant"].append(ms[0])
         found["plain"].append(ms[1])
     return found | {"dtype": peer.source.engine.dtype}
@@ -83,18 +84,17 @@ def pass_costs(peer: DetgenPeer, repeats: int) -> Data:
     """
     import torch
 
-    from detgen.passes.packing import Window
+    from detgen.passes.packing import MOST_ROWS, Window
 
-    forward, shapes = peer.engine.canonical
-    most = shapes.most_rows
-    forward.cache.pages.lay_out(1, shapes.fit_keys(_CONTEXT + most))
-    rows = sorted({shapes.fit_rows(1 << i) for i in range(most.bit_length()) if 1 << i <= most} | {most})
+    forward, most = peer.engine.canonical, MOST_ROWS
+    forward.cache.pages.lay_out(1, _CONTEXT + most)
+    rows = [1 << i for i in range(most.bit_length())]
     generator = torch.Generator().manual_seed(peer.source.seed)
     tokens: list[int] = torch.randint(0, peer.engine.vocabulary, (_CONTEXT + most,), generator=generator).tolist()
     for at in range(0, _CONTEXT, most):
-        forward.run([Window(0, at, tokens[at : min(at + most, _CONTEXT)], 0)], shapes)
+        forward.run([Window(0, at, tokens[at : min(at + most, _CONTEXT)], 0)])
     windows = [Window(0, _CONTEXT, tokens[_CONTEXT : _CONTEXT + count], count) for count in rows]
-    runs = [partial(forward.run, [window], shapes) for window in windows]
+    runs = [partial(forward.run, [window]) for window in windows]
     return {"rows": rows, "ms": _interleaved(list(runs), repeats, forward.device)}
 
 

@@ -91,7 +91,7 @@ class DetgenPeer:
             made = generate(self._engine("none", job.batch_size), Job(new, job.batch_size, (True,) * len(new)))
             self._continuations.update(zip(new, made.tokens, strict=True))
         known = [Known(Choice(), (*p.tokens, *self._continuations[p])) for p in job.prompts]
-        costs = [self.engine.canonical[0].cost]
+        costs = [self.engine.canonical.cost]
 
         def drafter(named: Mapping[str, Any]) -> Drafter:
             costs.append(named["model"].cost)
@@ -156,7 +156,7 @@ def _counts(engine: Engine) -> dict[str, int]:
     s = engine.stats
     total = s.drafters.total()
     return {
-        **{name: getattr(s, name) for name in ("target_passes", "draft_passes", "rows", "padding_rows")},
+        **{name: getattr(s, name) for name in ("target_passes", "draft_passes", "rows")},
         **{name: getattr(total, name) for name in ("drafted", "accepted", "corrected", "rolled_back")},
     }
 

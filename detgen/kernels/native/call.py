@@ -39,13 +39,11 @@ class Call:
         writes: buffers that it fills. Whatever other buffers there are it brings itself.
 
     Raises:
-        AssertionError: if nothing was compiled.
+        EngineError: if the compiled library cannot be loaded.
     """
 
     def __init__(self, program: Program, reads: tuple[Buffer, ...], writes: tuple[Buffer, ...]) -> None:
-        library = best_build()
-        assert library is not None, "see `best_build`"
-        self._run, self._laid_out = library.run_pass, LaidOut(program)
+        self._run, self._laid_out = best_build().run_pass, LaidOut(program)
         self._given = (ctypes.c_void_p * len(program.buffers))()
         self._pass = Pass(given=ctypes.addressof(self._given), most=most(torch.float32))
         self._arguments = ctypes.byref(self._laid_out.whole), ctypes.byref(self._pass)

@@ -1,4 +1,4 @@
-"""Running a program by the build of pass.c for this processor, if there was a C compiler when detgen was installed."""
+"""Running a program by the build of pass.c for this processor."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from detgen.errors import EngineError
-from detgen.kernels import library
 from detgen.kernels.finite import most
 from detgen.kernels.native import layout
 from detgen.kernels.native.layout import Chain, LaidOut, Pass
@@ -23,21 +24,36 @@ BUILDS = ("avx512", "avx2", "plain")  # the fastest first
 CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
 
 
+REINSTALL = "reinstall detgen (pip install --force-reinstall --no-deps, with the name or folder that it came from)"
+# By vector width in bits: the CPU capabilities, as torch names them, that can run it.
+_CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
+
+
 @cache
 def build(name: str) -> ctypes.CDLL | None:
-    """A build by its name; None if it is missing or this processor cannot run it."""
-    found = library.load(f"native/_{name}", layout=layout.DIGEST)
-    if found is not None:
-        found.run_pass.argtypes = [ctypes.POINTER(layout.Program), ctypes.POINTER(Pass)]
-        found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
-    return found
+    """A build by its name; None if it is missing, of another version, or this processor cannot run it."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).parent / f"_{name}{suffix}"
+        if not path.is_file():
+            continue
+        try:
+            found = ctypes.CDLL(str(path))
+            digest, bits = found.layout(), found.vector_bits()
+        except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
+            continue
+        capable = bits not in _CAPABLE or torch.backends.cpu.get_cpu_capability() in _CAPABLE[bits]
+        if digest == layout.DIGEST and capable:
+            found.run_pass.argtypes = [ctypes.POINTER(layout.Program), ctypes.POINTER(Pass)]
+            found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
+            return found
+    return None
 
 
-def best_build() -> ctypes.CDLL | None:
-    """The build that `DETGEN_BUILD` names, else the fastest that this processor can run; None if there is none.
+def best_build() -> ctypes.CDLL:
+    """The build that `DETGEN_BUILD` names, else the fastest that this processor can run.
 
     Raises:
-        EngineError: if `DETGEN_BUILD` names no build, or one that this processor cannot run.
+        EngineError: if `DETGEN_BUILD` names no build, or one that this processor cannot run; if no build can be loaded.
     """
     if asked := os.environ.get(CHOICE):
         if asked not in BUILDS:
@@ -45,7 +61,10 @@ def best_build() -> ctypes.CDLL | None:
         if (found := build(asked)) is None:
             raise EngineError(f"{CHOICE} is {asked}, which this processor cannot run or which was not built; unset it")
         return found
-    return next((found for name in BUILDS if (found := build(name)) is not None), None)
+    for name in BUILDS:
+        if (found := build(name)) is not None:
+            return found
+    raise EngineError(f"detgen's compiled library is missing, or not of this version or for this system: {REINSTALL}")
 
 
 NOT_A_NUMBER = -2  # a token id whose embedding is NaN

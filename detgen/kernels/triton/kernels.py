@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from detgen.kernels.native.modules import NativeLinear
 from detgen.kernels.sampling import Choices
 from detgen.kernels.triton.attend import attend, attend_reference
 from detgen.kernels.triton.gate import gate, gate_reference
@@ -26,9 +27,8 @@ class Kernels(NamedTuple):
         norm: residual and norm.
         rotate: norms of heads, rotation and the write to the cache.
         gate: gated activation.
-        linear: linear layer; the vendor's, as long as its rows do not depend on how many there are.
+        linear: linear layer, whose rows do not depend on how many there are.
         choose: tokens, as `sampling.choose_by`.
-        own_linear: the linear layer whose rows do not by construction; None if there is none.
     """
 
     name: str
@@ -38,10 +38,20 @@ class Kernels(NamedTuple):
     gate: Callable[..., torch.Tensor]
     linear: Callable[..., torch.Tensor]
     choose: Callable[[torch.Tensor, Choices | None], torch.Tensor]
-    own_linear: Callable[..., torch.Tensor] | None
 
 
-TRITON = Kernels("triton", attend, norm, rotate, gate, F.linear, choose_by, linear)
+_PACKED = WeakTensorKeyDictionary()
+
+
+def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`linear` by the C library, in the order that docs/numerics.md states; the same weight has the same bias."""
+    if weight not in _PACKED:
+        _PACKED[weight] = NativeLinear(weight.cpu(), None if bias is None else bias.cpu())
+    out: torch.Tensor = _PACKED[weight](x.cpu().float()).to(x)
+    return out
+
+
+TRITON = Kernels("triton", attend, norm, rotate, gate, linear, choose_by)
 REFERENCE = Kernels(
-    "torch", attend_reference, norm_reference, rotate_reference, gate_reference, F.linear, choose_reference, None
+    "torch", attend_reference, norm_reference, rotate_reference, gate_reference, linear_reference, choose_reference
 )

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import lay_out
+from detgen.kernels.bits import same_bits
 from detgen.kernels.judging import Scores
 from detgen.kernels.native import reference
 from detgen.kernels.native.library import BUILDS, Rows, Runner, build
 from detgen.kernels.native.panels import STORAGE, joined, panels, stacked
 from detgen.kernels.native.quantizing import narrowed
-from detgen.kernels.probe import same_bits
 from detgen.program import steps
 from detgen.program.program import Program
 from detgen.program.steps import LOGIT_BLOCK, PAGE, SCORED, Activation, Buffer, Cache, Into, Storage

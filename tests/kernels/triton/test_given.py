@@ -15,9 +15,9 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 from helpers.examples import examples
 
 from detgen.kernels import judging, sampling
+from detgen.kernels.bits import same_bits
 from detgen.kernels.judging import Judged, judge_rows
 from detgen.kernels.penalties import Adjustment
-from detgen.kernels.probe import same_bits
 from detgen.kernels.sampling import Choice, Chosen, choose
 from detgen.kernels.triton import sampling as kernels
 from detgen.kernels.triton.given import logprobs

@@ -1,0 +1,22 @@
+"""Runs models that a description fits by transformers' own forward all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from detgen.passes import loading, preparing
+
+KINDS = ("native", "plain")  # decoders that the same model can have
+
+
+@contextmanager
+def decoders(kind: str) -> Iterator[None]:
+    """Inside, models that could have both kinds of decoders get this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "plain":
+            for module in (loading, preparing):
+                patch.setattr(module, "is_native", lambda _: False)
+        yield
