@@ -230,13 +230,13 @@ def examples() -> dict[str, str]:
     return {title: found[0] for title, found in blocks.items() if found}
 
 
-def changed(diff: str) -> dict[str, str]:
+def changed(diff: str, root: Path = ROOT) -> dict[str, str]:
     """The files of a diff as they are after it, by path. Its hunks have no line numbers: each must fit in one place."""
     files = {}
     for part in re.split(r"^--- ", diff, flags=re.MULTILINE)[1:]:
         old, new, rest = part.split("\n", 2)
         path = new.removeprefix("+++ b/")
-        text = "" if old == "/dev/null" else (ROOT / path).read_text(encoding="utf-8")
+        text = "" if old == "/dev/null" else (root / path).read_text(encoding="utf-8")
         for hunk in re.split(r"^@@.*\n", rest, flags=re.MULTILINE)[1:]:
             lines = hunk.splitlines()
             before, after = ("".join(f"{line[1:]}\n" for line in lines if line[:1] != sign) for sign in "+-")
@@ -251,15 +251,17 @@ EXAMPLES = {
     "A sampling filter": {
         "detgen/engine/request.py",
         "detgen/kernels/sampling.py",
-        "detgen/kernels/sifting.py",
         "detgen/kernels/filters.py",
         "detgen/cli/run.py",
         "README.md",
     },
     "An argument of attention": {
         "detgen/kernels/attention.py",
+        "detgen/kernels/native/attend.h",
+        "detgen/program/steps.py",
         "detgen/passes/adapter.py",
-        "detgen/passes/preparing.py",
+        "detgen/passes/native_attention.py",
+        "detgen/passes/native_layers.py",
     },
     "A step": {"detgen/program/steps.py", "detgen/kernels/native/rowwise.h", "detgen/kernels/native/pass.c"},
 }
@@ -275,9 +277,13 @@ import importlib.util
 
 import torch
 from detgen import Engine
-from detgen.kernels.attention import AttentionTraits, attend_blocks, attend_fused
+from detgen.kernels.attention import AttentionTraits, attend_blocks
 from detgen.kernels.native.call import Call
 from detgen.kernels.sampling import Choice, Choices, choose
+from detgen.passes.kv_cache import KVCache
+from detgen.passes.native_attention import NativeAttention
+from detgen.passes.packing import Window, Windows, pack
+from detgen.passes.pages import Pages
 from detgen.program.program import Program
 from detgen.program.steps import Buffer, Clamp, Into
 
@@ -295,8 +301,15 @@ assert found[0] != found[1], "the filter changed nothing"
 q, (k, v) = torch.randn(2, 2, 6, 16), torch.randn(2, 2, 64, 2, 16)
 scores = torch.cat([torch.einsum("shrd,skhd->shrk", q, k), torch.full((2, 2, 6, 1), 3.0)], -1)
 want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1)[..., :-1], v)
-for attend in (attend_blocks, attend_fused):
-    torch.testing.assert_close(attend(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
+torch.testing.assert_close(attend_blocks(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
+
+cache = KVCache([(2, 16, 16)], Pages(2), torch.float32, torch.device("cpu"), native=True)
+cache.pages.lay_out(1, 64)
+packed = pack(Windows.of([Window(0, 0, [0] * 64, 0)]), cache.pages.tables, 1, torch.device("cpu"))
+last = q[0, :, :1].transpose(0, 1)
+rows = torch.cat([torch.zeros(63, 2, 16), last])
+out = NativeAttention(cache).attend(0, rows, k[0], v[0], packed, AttentionTraits(1.0, sink=3.0))
+torch.testing.assert_close(out[63], want[0, :, 0])
 
 x, read, to, program = torch.randn(5, 21), Buffer("x", 21), Buffer("to", 21), Program(Buffer("x", 21))
 program.add(Clamp(name="bounded", x=read, to=Into(to, factor=2.0), most=0.5))
@@ -316,11 +329,11 @@ assert on_device.tolist() == choose(logits, choices).tokens.tolist(), "the filte
 @pytest.mark.slow
 def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "detgen", tmp_path / "detgen", ignore=shutil.ignore_patterns("__pycache__"))
-    for diff in examples().values():
-        for path, text in changed(diff).items():
-            (tmp_path / path).write_text(text, encoding="utf-8")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
+    for diff in examples().values():
+        for path, text in changed(diff, tmp_path).items():
+            (tmp_path / path).write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tmp_path, check=True)
     done = subprocess.run(
         [sys.executable, "-c", TRIED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False

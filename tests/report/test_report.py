@@ -123,7 +123,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("status", "words"), [("interrupted", "was interrupted"), ("running", "is going on")])
 def test_a_run_that_has_not_finished_is_marked(out: Path, status: str, words: str) -> None:
     """Its last line may be torn; it is drawn as far as it goes, and no digest is missed."""
-    gone: dict[str, Any] = {"deterministic": None, "summary": None} if status == "running" else {}
+    gone: dict[str, Any] = {"summary": None} if status == "running" else {}
     edit_manifest(out, status=status, files=None, **gone)
     if status == "running":
         for name in ("outputs.jsonl", "acceptance.jsonl"):
@@ -241,7 +241,7 @@ def test_a_large_run_makes_a_small_page(out: Path, tmp_path: Path) -> None:
     """Ten thousand requests; the report reads them as a stream."""
     lines = {name: (out / name).read_text().splitlines() for name in ("outputs.jsonl", "acceptance.jsonl")}
     manifest = json.loads((out / "manifest.json").read_text())
-    edit_manifest(out, status="interrupted", files=None, deterministic=manifest["deterministic"], summary=None)
+    edit_manifest(out, status="interrupted", files=None, summary=None)
     manifest = json.loads((out / "manifest.json").read_text())
     zero = dict.fromkeys(("prompts", "samples", "errors", "tokens", "prompt_tokens"), 0)
     manifest["summary"] = {**zero, "drafters": {}, "total": {}}
@@ -254,7 +254,7 @@ def test_a_large_run_makes_a_small_page(out: Path, tmp_path: Path) -> None:
                     line.replace('"id":"stopped"', f'"id":{i}').replace(f'"index":{index},', f'"index":{i},') + "\n"
                     for line in own
                 )
-    edit_manifest(out, status="running", deterministic=None)
+    edit_manifest(out, status="running")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     report = read_report(out)
     size = write(report, tmp_path / "report.html")
