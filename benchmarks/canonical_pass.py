@@ -22,13 +22,13 @@ from pathlib import Path
 
 from detgen import Engine  # isort: skip  # before torch: it settles how long OpenMP's threads spin
 import torch
-from detgen.passes.rewriting import prepack_linears
 from generate_peer import random_29m
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from detgen.errors import DEMO
 from detgen.passes.packing import Window
+from detgen.passes.replacing import replace_modules
 
 CONTEXT, ROWS = 100, 16
 
@@ -48,11 +48,11 @@ def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dic
 def passes(folder: Path, repeats: int) -> dict[str, float]:
     """The pass over 16 rows and the ordinary forward of 16 sequences by one token."""
     engine = Engine(target=folder, drafter="none", batch_size=ROWS)
-    forward, shapes = engine.canonical
+    forward = engine.canonical
     forward.cache.pages.lay_out(ROWS, 512)
     context = torch.randint(0, 4096, (ROWS, CONTEXT))
     for slot in range(ROWS):
-        forward.run([Window(slot, 0, context[slot].tolist(), 0)], shapes)
+        forward.run([Window(slot, 0, context[slot].tolist(), 0)])
     windows = [Window(slot, CONTEXT, [7], 1) for slot in range(ROWS)]
 
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
@@ -66,7 +66,7 @@ def passes(folder: Path, repeats: int) -> dict[str, float]:
             model(one, past_key_values=cache)
         cache.crop(-1)
 
-    return interleaved({"canonical": lambda: forward.run(windows, shapes), "ordinary": ordinary}, repeats)
+    return interleaved({"canonical": lambda: forward.run(windows), "ordinary": ordinary}, repeats)
 
 
 def linears(folder: Path, rows: int, repeats: int) -> dict[str, float]:
@@ -74,7 +74,8 @@ def linears(folder: Path, rows: int, repeats: int) -> dict[str, float]:
     plain = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
     packed = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
     names = [(name, m.in_features) for name, m in plain.named_modules() if isinstance(m, nn.Linear)]
-    prepack_linears(packed)
+    kept = [name for name, m in packed.named_modules() if name and not isinstance(m, nn.Linear)]
+    replace_modules(packed, kept)
     inputs = {size: torch.randn(1, rows, size) for _, size in names}
 
     def run(model: nn.Module) -> Callable[[], None]:

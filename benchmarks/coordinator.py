@@ -94,12 +94,6 @@ class FreeEngine:
         """There is none."""
         return None
 
-    def probe_report(self) -> dict[str, Any]:
-        """Of no probe."""
-        lists: dict[str, Any] = {name: [] for name in ("rows", "key_lengths", "other_rows", "threads")}
-        counts = dict.fromkeys(("tile_rows", "reference_rows", "passes", "positions", "reference_error", "seconds"), 0)
-        return {**lists, **counts, "row_invariant": True, "attention": "none", "dense": True}
-
 
 class Meter:
     """An observer that looks at the memory of this process as the run goes on.

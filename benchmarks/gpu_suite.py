@@ -1,7 +1,7 @@
-"""What a GPU makes of detgen, in one program: the vendor's kernels, detgen's own, passes, generations, checks.
+"""What a GPU makes of detgen, in one program: detgen's kernels, passes, generations, checks.
 
     python benchmarks/gpu_suite.py                        # everything, within 9 minutes on an H100
-    python benchmarks/gpu_suite.py --stage classes --stage kernels --minutes 3
+    python benchmarks/gpu_suite.py --stage kernels --stage passes --minutes 3
     python benchmarks/gpu_suite.py --list                 # the stages, those first that decide most
     python benchmarks/gpu_suite.py --tiny                 # all stages on the CPU, with small shapes: tries this program
 

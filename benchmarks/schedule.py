@@ -34,14 +34,14 @@ import numpy as np
 import torch
 from lengths import Lengths, draw_lengths
 from policies import Outcome, equal_slots, ideal, least_rounds
-from table_engine import SHAPES, Loop
+from table_engine import Loop
 
 from detgen import Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.kernels.attention import BLOCK
 from detgen.passes.cost import PassCost
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import Shapes, Windows
+from detgen.passes.packing import MOST_ROWS, Windows
 
 BAR = 1.05
 _END = 0  # the first of two tokens
@@ -125,7 +125,7 @@ class Table:
         self._requests = requests
         self._scheduler = scheduler
 
-    def run(self, windows: Windows, shapes: Shapes, broken: list[int], *, scored: bool) -> torch.Tensor:
+    def run(self, windows: Windows, broken: list[int], *, scored: bool) -> torch.Tensor:
         """Like `Forward.run`."""
         self.passes += 1
         self.rows += len(windows.tokens)
@@ -202,7 +202,7 @@ def main() -> None:
     for case in (c for c in CASES if args.only in c.name):
         for seed in range(args.seeds):
             requests = draw_lengths(case.requests, case.most, seed, scale=case.scale, long=case.long)
-            size = case.batch, case.positions, SHAPES.most_rows
+            size = case.batch, case.positions, MOST_ROWS
             best, paged = ideal(requests, *size), ideal(requests, *size, page=BLOCK)
             slots = equal_slots(requests, *size, case.context)
             got = simulate(case, requests, seed)
@@ -210,7 +210,7 @@ def main() -> None:
             worst = max(worst, ratio if case.barred else 0.0)
             print(
                 f"{case.name:<12}{case.most:>6}{case.positions:>8}{case.batch:>6}{seed:>5} |"
-                f"{least_rounds(requests, case.batch, SHAPES.most_rows):>6}{best.rounds:>6}{paged.rounds:>9} |"
+                f"{least_rounds(requests, case.batch, MOST_ROWS):>6}{best.rounds:>6}{paged.rounds:>9} |"
                 f"{slots.rounds:>6}{slots.rounds / best.rounds:>6.2f} ({slots.passes:>6}) |"
                 f"{got.outcome.rounds:>7}{ratio:>7.3f}{'' if case.barred else '*'} {got.outcome.passes:>6} |"
                 f" {best.live:>5.1f} {got.outcome.live:>5.1f} | {got.preemptions:>3} {got.again:>5.1%} |"

@@ -15,12 +15,8 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.kernels.attention import BLOCK, PERIOD
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import MOST_ROWS, Shapes
 from detgen.passes.pages import PAGE, Pages
-
-SHAPES = Shapes((1, MOST_ROWS), True, 4, tuple(range(BLOCK, PERIOD + 1, BLOCK)), None)
 
 
 class Loop:
@@ -40,9 +36,9 @@ class Loop:
     def __init__(self, passes: Callable[[KVCache, Scheduler], Any], batch: int, positions: int, tokenizer: Any) -> None:
         cache = KVCache([(1, 1, 1)], Pages(positions // PAGE), torch.float32, torch.device("cpu"))
         self.stats = EngineStats()
-        self.scheduler = Scheduler([cache], SHAPES, batch, lambda *_: None)
+        self.scheduler = Scheduler([cache], batch, lambda *_: None)
         target = passes(cache, self.scheduler)
-        self._decoding = Decoding(target, SHAPES, self.scheduler, Stopping(tokenizer), self.stats, NoDrafter(), 1)
+        self._decoding = Decoding(target, self.scheduler, Stopping(tokenizer), self.stats, NoDrafter(), 1)
 
     def run(self, requests: Iterable[Request], end: int | None = None) -> Iterator[list[Sequence]]:
         """Run requests of token ids, those that ended after each round.

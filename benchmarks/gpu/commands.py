@@ -11,7 +11,7 @@ from pathlib import Path
 from gpu.notebook import Asked, Notebook
 
 _ROOT = Path(__file__).resolve().parents[2]
-_LAST = {"quick": 15, "probe": 30, "cuda-tests": 12}  # lines that are kept
+_LAST = {"quick": 15, "cuda-tests": 12}  # lines that are kept
 
 
 def command_of(asked: Asked, answer: Path) -> list[str]:
@@ -22,8 +22,6 @@ def command_of(asked: Asked, answer: Path) -> list[str]:
         marked = [str(path) for path in sorted(_ROOT.glob("tests/**/test_*.py")) if ".mark.cuda" in path.read_text()]
         return [*python, "pytest", "-m", "cuda and not slow", "-p", "no:cacheprovider", "--durations=5", *marked]
     check = [*python, "detgen", "verify-determinism", "--device", asked.device, "--json", str(answer)]
-    if asked.stage == "probe":
-        return [*check, "--probe"]
     save = ["--save", str(answer.with_name("difference.json"))]
     return [*check, "--quick", *save, *(["--limit", "2", "--axis", "batch"] if asked.tiny else [])]
 

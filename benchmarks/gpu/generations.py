@@ -50,9 +50,6 @@ def measure(book: Notebook, asked: Asked) -> None:
         contenders = {c.name: c for c in kind.contenders(source)}
         chosen = [contenders[n] for n in (("none", "auto") if name == "detgen" else ("generate_batch",))]
         peer: Any = kind(source, chosen[0], (batch,))
-        if name == "detgen":
-            book.note("probe", peer.engine.probe_report())
-            book.say(f"probe: {peer.engine.probe}")
         book.say(f"{requests} requests, at most {batch} at a time, {prompt} tokens in and {output} out on average")
         _run(book, peer, chosen, made, batch)
 

@@ -1,6 +1,6 @@
 """Passes of a whole model with random weights, through detgen's own `Forward`, by number of rows, recorded and anew.
 
-The probe is left out: `generations` and `probe` have it. Decode rows stand behind contexts of random keys and values.
+Decode rows stand behind contexts of random keys and values.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from detgen.bench.models import TokenIds
 from detgen.bench.random_weights import random_model
 from detgen.kernels.bits import same_bits
 from detgen.passes import preparing
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.loading import LoadedModel
 from detgen.passes.packing import Window, Windows
 from detgen.passes.pages import PAGE, Pages
 from gpu.ceilings import roof
@@ -78,10 +76,8 @@ def build(asked: Asked, slots: int) -> Built:
         position = KVCache.position_bytes(layout.cached, dtype)
         pages = min(pages, (torch.cuda.mem_get_info(device)[0] - _SPARE) // (position * PAGE))
     pages = max(pages, least)
-    forward = preparing._on_cuda(model, KVCache(layout.cached, Pages(pages), dtype, device), layout)
-    if forward is None:  # no Triton
-        loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset(), dtype)
-        forward = preparing._passes(loaded, model, layout, Pages(pages), device)
+    cache = KVCache(layout.cached, Pages(pages), dtype, device)
+    forward = Forward(preparing._on_cuda(name, model, cache, layout), cache, layout.group)
     for buffer in (*forward.cache.keys, *forward.cache.values):
         buffer.normal_()
     width = sum(layout.group * kv_heads * size for kv_heads, _, size in layout.cached)
@@ -119,7 +115,7 @@ def measure(book: Notebook, asked: Asked) -> None:
             _note(book, built, name, windows, bandwidth, rate)
     if logits:
         found = _classes(logits)
-        line = f"whole passes, of shapes that no probe chose: {in_words(found, list(logits))}"
+        line = f"whole passes, {in_words(found, list(logits))}"
         book.note("classes", found.agreeing, line)
     for rows in prompts:
         name = f"prompt of {rows:,} rows"

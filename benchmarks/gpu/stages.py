@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
-_SMALL = tuple(zip(_WORKSPACES, (":16:8", "1"), strict=True))
-_UNSET = tuple((name, None) for name in _WORKSPACES)
-
 
 class Stage(NamedTuple):
     """A part of the suite.
@@ -34,8 +30,6 @@ _COMMANDS = (*_MODELS, "typer", "rich")
 
 STAGES = (
     Stage("environment", 20, "environment", "the device, its driver, versions, packages"),
-    Stage("classes", 40, "products", "linear shapes by row count: bits and times, small workspaces", _SMALL),
-    Stage("classes-plain", 40, "products", "the same with the libraries' own workspaces", _UNSET),
     Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),
     Stage("kernels", 55, "kernels", "detgen's kernels: right, and in bits over packings", packages=("triton",)),
     Stage("passes", 50, "passes", "passes of the model by row count", packages=_MODELS),
@@ -44,6 +38,5 @@ STAGES = (
     Stage("generations", 75, "generations", "whole generations by detgen", packages=_MODELS),
     Stage("generations-peer", 40, "generations", "the same by transformers' generate_batch", packages=_MODELS),
     Stage("quick", 55, "commands", "detgen verify-determinism --quick", packages=_COMMANDS),
-    Stage("probe", 20, "commands", "detgen verify-determinism --probe", packages=_COMMANDS),
     Stage("cuda-tests", 35, "commands", "the tests marked cuda", packages=(*_COMMANDS, "pytest", "hypothesis")),
 )

@@ -12,13 +12,12 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from detgen.kernels.probe import Product
 from gpu import timing
 from gpu.generations import workloads
 from gpu.kernels import Kernel, _check
 from gpu.notebook import Notebook
 from gpu.paged import Cache, Packed
-from gpu.products import Classes, classes, in_words, spans
+from gpu.products import Classes, Product, classes, in_words, spans
 from gpu.trace import summary
 
 EXACT = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

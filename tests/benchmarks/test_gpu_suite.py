@@ -45,22 +45,7 @@ def run(folder: Path, *names: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Stages that are quick."""
-    return run(tmp_path_factory.mktemp("tiny"), "classes", "kernels", "kernel-times", "passes")
-
-
-def test_classes_are_of_all_shapes_and_settings(measured: dict[str, Any]) -> None:
-    found = measured["classes"]["found"]
-    for setting in ("cublaslt, no split sums", "cublas, any sum"):
-        classes = found[f"classes, {setting}, bfloat16"]
-        assert list(classes) == [f"tiny {name}" for name in SHAPES]
-        for each in classes.values():
-            assert sorted(count for members in each["agreeing"] for count in members) == [1, 2, 3, 16, 17]
-    times = found["seconds, cublaslt, no split sums"]
-    assert set(times) == set(classes)
-    assert all(seconds > 0 for of_shape in times.values() for seconds in of_shape.values())
-
-
-SHAPES = ("qkv 64→128", "o 64→64", "gate+up 64→256", "down 128→64", "head 64→512", "k 64→32")
+    return run(tmp_path_factory.mktemp("tiny"), "kernels", "kernel-times", "passes")
 
 
 def test_kernels_are_right_and_their_times_taken(measured: dict[str, Any]) -> None:
@@ -95,7 +80,6 @@ def test_all_stages(tmp_path: Path) -> None:
         for lengths in ("equal", "mixed"):
             assert speeds[f"{who}, {lengths}"]["tokens_per_second"] > 0
     assert found["quick"]["found"]["answer"]["equal"]
-    assert found["probe"]["found"]["answer"]["canonical"]
     assert "skipped" in found["cuda-tests"]["lines"][-1]
     assert found["trace"]["found"]["batch 2"]["launches"] > 0
 
