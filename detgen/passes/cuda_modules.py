@@ -1,7 +1,7 @@
 """Replaces modules of a transformers model on CUDA by kernels in Triton, whatever the model is.
 
 What a module computes is guessed from its parts and checked: the replacement must give what the module's own forward
-gives. What is not recognized stays as it is, and the probe judges it.
+gives. What is not recognized stays as it is.
 """
 
 from __future__ import annotations

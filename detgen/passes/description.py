@@ -1,6 +1,6 @@
 """What a loaded transformers model consists of, as far as its family's row of traits tells.
 
-Nothing here computes; the probe compares what the description gives with the model's own forward.
+Nothing here computes; loading compares what the description gives with the model's own forward.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def test_interruption_stops_the_threads(folder: Path, engine: Engine, monkeypatc
     events: list[Event] = []
     judge = auditing._judge
 
-    def interrupted(forward: Any, shapes: Any, readings: Any, stopped: Event) -> None:
+    def interrupted(forward: Any, readings: Any, stopped: Event) -> None:
         events.append(stopped)
         raise KeyboardInterrupt
 
@@ -272,9 +272,7 @@ def test_other_profile(folder: Path, audit: Callable[[Path], AuditResult]) -> No
     """Another arithmetic is said, and a token far from a tie differs all the same."""
     edit_manifest(
         folder,
-        lambda m: m["profile"].update(
-            arithmetic="torch", attention="detgen-1", versions={"torch": "1", "transformers": "1"}
-        ),
+        lambda m: m["profile"].update(arithmetic="torch", versions={"torch": "1", "transformers": "1"}),
     )
     result = audit(folder)
     assert any("torch" in line for line in result.other_profile)

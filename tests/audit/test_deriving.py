@@ -232,7 +232,7 @@ def stopped(tmp_path: Path, engine: Engine) -> Path:
 
 def kill(folder: Path) -> None:
     """Make an interrupted run one that was killed."""
-    edit_manifest(folder, lambda m: (m.update(status="running"), m.pop("summary"), m.pop("deterministic")))
+    edit_manifest(folder, lambda m: (m.update(status="running"), m.pop("summary")))
 
 
 def test_a_stopped_run(stopped: Path, engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from helpers.examples import examples
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from detgen.engine import scheduler
 from detgen.engine.request import Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
@@ -21,6 +23,14 @@ from detgen.passes.packing import Window, Windows
 from detgen.passes.pages import Pages
 
 MOST = 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_passes() -> Iterator[None]:
+    """Few rows fill a pass."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "MOST_ROWS", MOST)
+        yield
 
 
 class Loop:

@@ -155,7 +155,7 @@ def test_settings(model: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(EngineError, match=said):
             model.DetgenLM(**wrong)
     lm = model.DetgenLM(engine=engine)
-    assert lm.get_model_info() == {"detgen_profile": engine.profile(), "deterministic": True}
+    assert lm.get_model_info() == {"detgen_profile": engine.profile()}
     assert lm.tok_encode("<|endoftext|>a") == [engine.tokenizer.eos_token_id, *engine.tokenizer.encode("a")]
 
 
