@@ -45,8 +45,7 @@ Pass = list[tuple[Reading, Window]]
 def side_by_side(readings: list[Reading], most: int) -> Iterator[Pass]:
     """Passes that read samples, the longest first, all up to the same position before any goes on.
 
-    The windows of a pass then begin at the same position.
-    The rows that remain go to the next ones.
+    The windows of a pass then begin at the same position. The rows that remain go to the next ones.
     """
     read: Pass = []
     remaining = most

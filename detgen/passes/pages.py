@@ -310,7 +310,8 @@ class Pages:
     def lay_out(self, slots: int, positions: int) -> None:
         """Forget everything and give slots 0 to `slots` - 1 contiguous pages for `positions` positions each.
 
-        For comparisons, audits and benchmarks; the next `take` or `lay_out` drops this layout: all pages are available.
+        For comparisons, audits and benchmarks; the next `take` or `lay_out` drops this layout, so all pages are
+        available.
 
         Raises:
             ValueError: if they do not fit.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 
 from detgen import Engine
@@ -31,3 +34,10 @@ def test_memory_for_whole_pages() -> None:
     least = int(str(e.value).split()[-2])
     for memory, pages in ((least, 6), (least + least // 6 - 1, 6), (least + least // 6, 7)):
         assert Engine(drafter="none", kv_memory=memory).canonical.cache.pages.count == pages
+
+
+def test_cuda_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "detgen.kernels.triton.kernels", None)
+    nothing: Any = None
+    with pytest.raises(EngineError, match=r"computes on CUDA by Triton, .* install triton, or use --device cpu"):
+        preparing._on_cuda("it", nothing, nothing, nothing)
