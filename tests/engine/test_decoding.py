@@ -46,7 +46,7 @@ def test_nobody_is_asked_to_draft_for_unverified_requests(
 ) -> None:
     """Alone, they have calls of several passes, as where nobody drafts; their tokens are those of verified ones."""
     engine = base.with_settings(drafter=drafter)
-    forward, calls = engine.canonical[0], 0
+    forward, calls = engine.canonical, 0
     run = forward.run
 
     def counted(*args: Any, **named: Any) -> Any:
