@@ -37,7 +37,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-pytest_plugins = ["helpers.checks", "helpers.commands", "helpers.engines", "helpers.interpreting", "helpers.packings"]
+pytest_plugins = [
+    "helpers.checks",
+    "helpers.commands",
+    "helpers.engines",
+    "helpers.interpreting",
+    "helpers.oracle",
+    "helpers.packings",
+]
 
 # The same examples every time: a red test stays red until its cause is gone. `explore` draws new ones.
 hypothesis.settings.register_profile("detgen", deadline=None, derandomize=True, database=None)

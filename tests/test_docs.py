@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 
-from detgen import Completion, EngineConfig, Request, SamplingParams, Score, ScoreRequest
+from detgen import Completion, Engine, EngineConfig, Request, SamplingParams, Score, ScoreRequest
 from detgen.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -217,6 +217,17 @@ def test_the_glossary_is_in_order_and_has_each_term_once() -> None:
     assert terms == sorted(set(terms), key=str.lower)
 
 
+def test_the_listing_of_a_program_is_what_is_printed(demo_models: Any) -> None:
+    """Line by line, in their order; dots stand for what is left out."""
+    found = re.search(r"^\$ python -c .*\n([^`]+)```", DESIGN, re.MULTILINE)
+    assert found is not None
+    decoder: Any = Engine(target=demo_models.draft, kv_memory=4 << 20).canonical.model
+    printed = (" ".join(line.split()) for line in str(decoder.program()).splitlines())
+    for line in found[1].splitlines():
+        wanted = " ".join(line.split()).removesuffix("...")
+        assert any(other.startswith(wanted) for other in printed), line
+
+
 # Worked examples
 
 
@@ -258,12 +269,18 @@ EXAMPLES = {
     "An argument of attention": {
         "detgen/kernels/attention.py",
         "detgen/kernels/native/attend.h",
+        "detgen/program/interpreter.py",
         "detgen/program/steps.py",
         "detgen/passes/adapter.py",
         "detgen/passes/native_attention.py",
         "detgen/passes/native_layers.py",
     },
-    "A step": {"detgen/program/steps.py", "detgen/kernels/native/rowwise.h", "detgen/kernels/native/pass.c"},
+    "A step": {
+        "detgen/program/steps.py",
+        "detgen/program/interpreter.py",
+        "detgen/kernels/native/rowwise.h",
+        "detgen/kernels/native/pass.c",
+    },
 }
 
 
@@ -282,10 +299,13 @@ from detgen.kernels.native.call import Call
 from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_attention import NativeAttention
+from detgen.passes.native_decoder import rows_of
 from detgen.passes.packing import Window, Windows, pack
 from detgen.passes.pages import Pages
+from detgen.program.interpreter import Interpreter
 from detgen.program.program import Program
-from detgen.program.steps import Buffer, Clamp, Into
+from detgen.program.rows import Rows
+from detgen.program.steps import Attend, Buffer, Cache, Clamp, Into
 
 engine = Engine(drafter="repeat", kv_memory=64 << 20)
 plain = engine.with_settings(drafter="none")
@@ -310,10 +330,19 @@ last = q[0, :, :1].transpose(0, 1)
 rows = torch.cat([torch.zeros(63, 2, 16), last])
 out = NativeAttention(cache).attend(0, rows, k[0], v[0], packed, AttentionTraits(1.0, sink=3.0))
 torch.testing.assert_close(out[63], want[0, :, 0])
+heads = Cache(heads=2, kv_heads=2, size=16, values=16, keys=cache.keys[0], kept=cache.values[0])
+program, out = Program(Buffer("qkv", 96)), torch.empty(64, 32)
+program.add(Attend(name="attended", qkv=Buffer("qkv", 96), cache=heads, to=Buffer("to", 32), scale=1.0, sink=3.0))
+given = {Buffer("qkv", 96): torch.cat([rows.flatten(1), torch.zeros(64, 64)], 1), Buffer("to", 32): out}
+Interpreter(program).run(rows_of(packed), given)
+torch.testing.assert_close(out[63].view(2, 16), want[0, :, 0])
 
 x, read, to, program = torch.randn(5, 21), Buffer("x", 21), Buffer("to", 21), Program(Buffer("x", 21))
 program.add(Clamp(name="bounded", x=read, to=Into(to, factor=2.0), most=0.5))
 assert torch.equal(Call(program, (read,), (to,))(x)[0], 2 * x.clamp(-0.5, 0.5))
+found, along = torch.empty(5, 21), torch.arange(5)
+Interpreter(program).run(Rows(*[along] * 4, *[along[:0]] * 2), {read: x, to: found})
+assert torch.equal(found, 2 * x.clamp(-0.5, 0.5))
 
 if importlib.util.find_spec("triton") is None:
     raise SystemExit

@@ -22,9 +22,9 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import judge
-from detgen.kernels.judging import Judged, Scores, judge_rows, scored
+from detgen.kernels.judging import Judged, Scores, judge_rows
 from detgen.kernels.penalties import Adjustment
-from detgen.kernels.sampling import Choices, Chosen, choose
+from detgen.kernels.sampling import Choices, Chosen, choose, scored
 from detgen.passes.cost import PassCost
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.packing import Windows

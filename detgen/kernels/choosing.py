@@ -6,21 +6,14 @@ docs/numerics.md. Logits are float32 on the CPU.
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from detgen.errors import EngineError
-from detgen.kernels.native.library import REINSTALL, best_build
+from detgen.kernels.native.layout import CANDIDATES, Best, Draws, Judged, Rows
+from detgen.kernels.native.library import best_build
 
-_BEST = struct.Struct("=8q")  # `Best` of native/judging.c
-_JUDGED = struct.Struct("=9q")  # `Judged`, likewise
-_DRAWS = struct.Struct("=17q")  # `Draws` of native/draws.h
-_HOW = "temperature", "top_p", "floor", "top_k", "seed", "sample", "position"  # in its order
 _LARGE = 1 << 20  # entries from which rows are divided among threads where each takes little
 
 
@@ -48,7 +41,8 @@ def best(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
     """
     logits = _by_rows(logits)
     tokens, leads = torch.empty(len(logits), dtype=torch.int64), np.empty(len(logits))
-    _library().best(_BEST.pack(*_rows(logits, None, logits.numel() > _LARGE), tokens.data_ptr(), leads.ctypes.data))
+    of = _rows(logits, None, logits.numel() > _LARGE)
+    best_build().best(Best(of=of, tokens=tokens.data_ptr(), leads=leads.ctypes.data))
     return tokens, leads
 
 
@@ -67,30 +61,22 @@ def logprobs(
     count = len(logits) if rows is None else len(rows)
     chosen = np.empty(count, np.float32)
     every = torch.empty(count, logits.shape[1]) if full else None
-    given = _rows(logits, rows, count * logits.shape[1] > _LARGE)
-    _library().judge(
-        _JUDGED.pack(*given, tokens.data_ptr(), chosen.ctypes.data, 0 if every is None else every.data_ptr())
-    )
+    judged = Judged(_rows(logits, rows, count * logits.shape[1] > _LARGE), tokens.data_ptr(), chosen.ctypes.data)
+    if every is not None:
+        judged.every = every.data_ptr()
+    best_build().judge(judged)
     return chosen, every
 
 
-class Draws(NamedTuple):
+def draws(vocabulary: int, **how: np.ndarray) -> Draws:
     """How the tokens of some sequences are sampled, for passes that go on with what is likely to be chosen.
 
-    Attributes:
-        packed: `Draws` of native/draws.h.
-        arrays: what it points to.
+    Args:
+        vocabulary: logits of a row.
+        how: what `draw` is told.
     """
-
-    packed: bytes
-    arrays: tuple[np.ndarray, ...]
-
-
-def draws(vocabulary: int, **how: np.ndarray) -> Draws:
-    """That of rows of so many logits, of which `how` tells what `draw` is told."""
-    arrays = tuple(how[name] for name in _HOW)
-    given = (0, 0, vocabulary, len(arrays[0]), vocabulary, 1)
-    return Draws(_DRAWS.pack(*given, *(x.ctypes.data for x in arrays), 0, 0, 0, 0), arrays)
+    made = Draws(of=Rows(stride=vocabulary, vocabulary=vocabulary, count=len(how["temperature"]), threads=1))
+    return _told(made, how)
 
 
 def draw(
@@ -118,28 +104,23 @@ def draw(
         sample: of the request.
         position: in the completion.
     """
-    library, logits = _library(), _by_rows(logits)
-    count, most = len(temperature), library.candidates()
-    ids, words = np.empty((count, most), np.int64), np.empty((count, most), np.uint64)
+    logits, count = _by_rows(logits), len(temperature)
+    ids, words = np.empty((count, CANDIDATES), np.int64), np.empty((count, CANDIDATES), np.uint64)
     found, peaks = np.empty(count, np.int64), np.empty(count, np.float32)
-    arrays = temperature, top_p, floor, top_k, seed, sample, position, ids, words, found, peaks
-    several = count > 1 and count * logits.shape[1] > _LARGE // 4
-    library.draws(_DRAWS.pack(*_rows(logits, rows, several), *(x.ctypes.data for x in arrays)))
-    kept = np.arange(most) < found[:, None]
+    of = _rows(logits, rows, count > 1 and count * logits.shape[1] > _LARGE // 4)
+    how = {"temperature": temperature, "top_p": top_p, "floor": floor, "top_k": top_k}
+    how |= {"seed": seed, "sample": sample, "position": position}
+    best_build().draws(_told(Draws(of=of), how | {"ids": ids, "words": words, "found": found, "peaks": peaks}))
+    kept = np.arange(CANDIDATES) < found[:, None]
     return Candidates(found, ids[kept], words[kept], peaks)
 
 
-@cache
-def _library() -> ctypes.CDLL:
-    """The library.
-
-    Raises:
-        EngineError: if it is missing, or was built by another version.
-    """
-    found = best_build()
-    if (found.best_bytes(), found.judged_bytes(), found.draws_bytes()) != (_BEST.size, _JUDGED.size, _DRAWS.size):
-        raise EngineError(f"detgen's compiled library is of another version: {REINSTALL}")
-    return found
+def _told(made: Draws, arrays: dict[str, np.ndarray]) -> Draws:
+    """The same with arrays, by the names of its fields; it keeps them."""
+    for name, array in arrays.items():
+        setattr(made, name, array.ctypes.data)
+    made.kept = arrays
+    return made
 
 
 def _by_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -147,10 +128,10 @@ def _by_rows(logits: torch.Tensor) -> torch.Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
-def _rows(logits: torch.Tensor, rows: np.ndarray | None, several: bool) -> tuple[int, ...]:
-    """`Rows` of logits.h; `several`: whether threads share the work."""
+def _rows(logits: torch.Tensor, rows: np.ndarray | None, several: bool) -> Rows:
+    """Those that are meant; `several`: whether threads share the work."""
     assert logits.device.type == "cpu"
     assert logits.dtype == torch.float32
     place, count = (0, len(logits)) if rows is None else (rows.ctypes.data, len(rows))
     threads = torch.get_num_threads() if several else 1
-    return logits.data_ptr(), place, logits.stride(0), count, logits.shape[1], threads
+    return Rows(logits.data_ptr(), place, logits.stride(0), count, logits.shape[1], threads)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from detgen.kernels.exact import exponential, logarithm
+from detgen.program.fdlibm import exponential, logarithm
 
 if TYPE_CHECKING:
     from detgen.kernels.sampling import Choice

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from detgen.kernels import choosing
-from detgen.kernels.sampling import Choices, Chosen, on_device
+
+if TYPE_CHECKING:
+    from detgen.kernels.sampling import Chosen
 
 
 class Judged(NamedTuple):
@@ -57,18 +59,9 @@ class Scores(NamedTuple):
         return Scores(*(values[wanted] for values in self))
 
 
-def scored(logits: torch.Tensor, choices: Choices | None) -> Scores | None:
-    """What is chosen of some rows and what it says, by one copy from CUDA; None where logits are elsewhere.
-
-    Args:
-        logits: float32 [rows, vocabulary]; only read.
-        choices: one per row; None if all rows take their largest logit.
-    """
-    device = on_device(logits)
-    if device is None:
-        return None
-    found: Scores = device.unpack(device.choose_by(logits, choices).cpu())
-    return found
+def has_kernels(logits: torch.Tensor) -> bool:
+    """Whether logits lie where kernels in Triton choose of them."""
+    return logits.device.type == "cuda" and torch.version.cuda is not None
 
 
 def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:
@@ -82,8 +75,7 @@ def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = N
         rows: int64 [rows], which to judge; None for all.
         full: whether the log-probabilities of whole rows are wanted.
     """
-    device = on_device(logits)
-    if device is not None and not full:
+    if has_kernels(logits) and not full:
         known = picked.logprobs if picked.logprobs is not None else _given(logits, picked.tokens)
         wanted = slice(None) if rows is None else rows
         return Judged(None, known[wanted], picked.leads[wanted])

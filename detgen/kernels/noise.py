@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from detgen.kernels.exact import logarithm
+from detgen.program.fdlibm import logarithm
 
 _SKIP = 1000  # words that can be drawn in the time of one skip
 _LOG_OF_HALF = np.float32(32 * np.log(2))  # log of the range of half a word

@@ -10,7 +10,7 @@ often as the two distributions allow (arXiv 2408.07978).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from detgen.kernels import choosing
 from detgen.kernels.filters import floor_of, kept, scaled
+from detgen.kernels.judging import Scores, has_kernels
 from detgen.kernels.noise import gumbel
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
 from detgen.kernels.sifting import leading, sample_plain, words_of
@@ -101,6 +102,15 @@ class Choices:
             floors[i] = floor_of(self.min_p[i])
         return {**{name: getattr(self, name) for name in _DRAWN}, "floor": floors}
 
+    def ask_more(self, known: Collection[str]) -> bool:
+        """Whether parameters beyond those that are known are asked for, by their names."""
+        usual = Choice()
+        return any((getattr(self, name) != getattr(usual, name)).any() for name in ARRAYS.keys() - known)
+
+    def choose(self, logits: torch.Tensor) -> Chosen:
+        """What is chosen so; see `choose`."""
+        return choose(logits, self)
+
     def take(self, rows: np.ndarray) -> Choices:
         """Those of some rows, int64 [n], without adjustments."""
         return Choices(*(getattr(self, name)[rows] for name in ARRAYS))
@@ -168,9 +178,23 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
         return _choose(logits, choices)
 
 
+def scored(logits: torch.Tensor, choices: Choices | None) -> Scores | None:
+    """What is chosen of some rows and what it says, by one copy from CUDA; None where logits are elsewhere.
+
+    Args:
+        logits: float32 [rows, vocabulary]; only read.
+        choices: one per row; None if all rows take their largest logit.
+    """
+    device = on_device(logits)
+    if device is None:
+        return None
+    found: Scores = device.unpack(device.choose_by(logits, choices).cpu())
+    return found
+
+
 def on_device(logits: torch.Tensor) -> Any:
     """The kernels that choose where logits are on CUDA; None where they are not."""
-    if logits.device.type != "cuda" or torch.version.cuda is None:
+    if not has_kernels(logits):
         return None
     from detgen.kernels.triton import sampling
 

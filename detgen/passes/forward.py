@@ -278,7 +278,7 @@ class Forward:
         packed = pack(windows, self.cache.pages.tables, self.group, self.device)
         draws = choosing.draws(self.model.outputs, **choices.how())
         with torch.inference_mode():
-            found = self.model.draft(packed, lengths, draws.packed, ends, logits)
+            found = self.model.draft(packed, lengths, draws, ends, logits)
         self._count(packed, lengths, time.perf_counter() - started)
         return found
 

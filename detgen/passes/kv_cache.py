@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from detgen.kernels.finite import bounded
 from detgen.passes.memory import zeros
 from detgen.passes.pages import PAGE, Pages
+from detgen.program.finite import bounded
 
 
 class KVCache:

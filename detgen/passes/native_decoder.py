@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.native.library import NOT_A_NUMBER, Ends, Rows, Runner, Take, best_build
+from detgen.kernels.native.layout import Draws
+from detgen.kernels.native.library import Ends, Runner, best_build
 from detgen.kernels.native.panels import STORAGE
 from detgen.passes.description import describe
 from detgen.passes.exchange import Exchange
@@ -24,6 +25,7 @@ from detgen.passes.packing import Packed
 from detgen.passes.stored import Read, held
 from detgen.program import steps
 from detgen.program.program import Program
+from detgen.program.rows import NOT_A_NUMBER, Rows, Take
 from detgen.program.steps import LOGIT_BLOCK, SCORED, Buffer, Into
 
 ARITHMETIC = "detgen-1"  # the name of what docs/numerics.md states
@@ -125,7 +127,7 @@ class NativeDecoder:
         self,
         packed: Packed,
         lengths: np.ndarray,
-        draws: bytes,
+        draws: Draws,
         ends: Ends | None = None,
         logits: torch.Tensor | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:

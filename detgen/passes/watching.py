@@ -11,10 +11,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from detgen.kernels.native.library import Rows
 from detgen.passes import operators as ops
 from detgen.passes.labelling import NONE, Labels, has_rows
 from detgen.passes.packing import Packed
+from detgen.program.rows import Rows
 
 _NATIVE = "a native layer"
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.judging import judge_rows
-from detgen.kernels.native import reference
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choice, choose
+from detgen.program import arithmetic
 
 
 @examples(60)
@@ -37,7 +37,7 @@ def test_they_are_those_of_all_logits(
     at = torch.randperm(rows, generator=g)[: 1 + rows // 2].sort().values if some else torch.arange(rows)
     two = torch.cat([logits, torch.full((rows, 1), -torch.inf)], 1)[at].double().topk(2).values
     margins = (two[:, 0] - two[:, 1]).numpy()
-    expected = reference.log_softmax(logits)[at]
+    expected = arithmetic.log_softmax(logits)[at]
     own = expected.gather(-1, torch.from_numpy(logits.numpy().argmax(-1))[at, None])[:, 0].numpy()
     for full in (False, True):
         changed = logits.clone()
@@ -62,7 +62,7 @@ def test_the_lead_that_decided_is_the_margin(temperature: float) -> None:
     assert judged.margins[1] == picked.leads[1] != 2.0
     token = int(picked.tokens[1])
     assert token != 0
-    assert judged.chosen[1] == reference.log_softmax(logits)[1, token]
+    assert judged.chosen[1] == arithmetic.log_softmax(logits)[1, token]
 
 
 def test_the_only_candidate_has_an_infinite_margin() -> None:

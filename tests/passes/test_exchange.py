@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from helpers.examples import examples
+from helpers.oracle import Passes
 from helpers.own_forward import KINDS, decoders
 from helpers.thinking_models import HIDDEN, random_model
 from hypothesis import given
@@ -17,6 +18,7 @@ from detgen.kernels.bits import same_bits
 from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel
+from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import MOST_ROWS, Window
 from detgen.passes.preparing import Prepared, prepare
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
@@ -77,14 +79,18 @@ def entries(model: Model, slot: int, end: int) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize(("inject", "extract"), [(0, 2), (1, 2), (0, 0), (2, 2), (1, 1), (0, 1)])
-def test_equals_the_models_own_forward(model: Model, inject: int, extract: int) -> None:
-    """Logits, and the hidden states that T reads: after the addition, where both are at one layer."""
+def test_equals_the_models_own_forward(model: Model, inject: int, extract: int, compared: Passes) -> None:
+    """Logits, and the hidden states that T reads: after the addition, where both are at one layer.
+
+    Where it runs as a program, they are those of the interpreter, too.
+    """
     settings: dict[str, Any] = {"inject_layer": inject, "extract_layer": extract}
     model.own.config.update(settings)
     with torch.no_grad():
         logits, hidden = model.own.decode(TOKENS[:1], STATES[:1])
     exchange = Exchange(inject, extract, STATES[0])
     found = model.run([(0, 0, LENGTH)], exchange)
+    assert len(compared) == isinstance(model.forward.model, NativeDecoder)
     assert exchange.hidden is not None
     assert exchange.hidden.dtype == torch.float32
     assert (found - logits[0]).abs().max() < 1e-4 * logits.abs().max()

@@ -12,9 +12,11 @@ import torch
 import transformers as hf
 from helpers.engine_inputs import adversary
 from helpers.families import COMMON, DESCRIBED, GPT2, LLAMA
+from helpers.oracle import Passes
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.passes.embedding import broken_embedding
+from detgen.program.steps import Linear, Score
 
 NEW = 16
 
@@ -58,7 +60,7 @@ def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) ->
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
-    return Engine(target=folder, drafter="none", batch_size=1, kv_memory=16 << 20)
+    return Engine(target=folder, drafter="none", batch_size=1, kv_memory=2 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,16 @@ def test_packing_does_not_change_a_bit(
     assert len(found) == len(order)
     for key, one in reference.items():
         assert found[key].differs(one) is None, key
+
+
+def test_its_passes_are_those_of_the_interpreter(engine: Engine, compared: Passes) -> None:
+    """Logits and scores, keys and values: of chunks, windows and single rows, below the window and behind it."""
+    prompts = [[11, *range(7, 7 + n)] for n in (5, 37, 60)]  # of which nothing is known yet
+    some = [Request(i, i, token_ids=tuple(p), params=SamplingParams(max_tokens=3)) for i, p in enumerate(prompts)]
+    some[1] = some[1].with_params(temperature=0.8, seed=5)
+    list(engine.with_settings(drafter="ngram", draft_tokens=4, batch_size=2).stream(some))
+    assert {kind for kind, _ in compared} == {Linear, Score}
+    assert len({rows for _, rows in compared}) > 3
 
 
 def test_a_broken_token_stays_with_its_request(engine: Engine, reference: Any, observe: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import torch
 
-from detgen.kernels.exact import polynomial
+from detgen.program.fdlibm import polynomial
 
 # pi / 2 in parts of 33 bits, so that whole multiples of the first two are exact, and the polynomials of fdlibm's
 # __kernel_sin and __kernel_cos (Sun Microsystems, 1993) for up to pi / 4.

@@ -11,6 +11,7 @@
 #define MANY (1 << 18) /* entries of results that threads share */
 
 int run_pass(const Program *program, const Pass *pass);
+int64_t likely(const Draws *draws, int64_t i, const float *x, int64_t further);
 
 /* Whether a sequence ends with a token. */
 static int is_end(const Chain *chain, int64_t sequence, int64_t token) {

@@ -11,17 +11,13 @@
 #include <immintrin.h>
 #endif
 
-#include "draws.h"
+#include "logits.h"
 #include "pool.h"
 
 #define BUCKETS 1024 /* parts of a range of logits */
 #define SORTED 256   /* so few entries are sorted */
 #define HIGHEST 37.0 /* no noise is above 36.8 */
 #define LN2 0x1.62e42fefa39efp-1
-
-/* For the caller to see that it means the same structure. */
-int draws_bytes(void) { return sizeof(Draws); }
-int candidates(void) { return MOST; }
 
 typedef double doubles __attribute__((vector_size(64)));
 typedef int64_t integers __attribute__((vector_size(64)));
@@ -285,7 +281,7 @@ static double noise(uint64_t word) {
 static int64_t draw(const float *x, int64_t n, float peak, double temperature, Edge edge, uint64_t seed,
                     uint64_t sample, uint64_t position, int64_t *ids, uint64_t *words) {
     uint64_t keys[20], drawn[SIDE];
-    double scores[MOST], first = -INFINITY, second = -INFINITY;
+    double scores[CANDIDATES], first = -INFINITY, second = -INFINITY;
     float limit = -INFINITY, enough = -INFINITY, bounds[SIDE], tail[SIDE];
     float inverse = (float)(1 / (temperature > 1e-3 ? temperature : 1e-3)); /* above this, quotients are finite */
     int64_t count = 0, ties = edge.ties;
@@ -337,12 +333,12 @@ static int64_t draw(const float *x, int64_t n, float peak, double temperature, E
                 if (s + HIGHEST < second) continue;
                 double score = s + noise(drawn[l]);
                 if (score < second - 1e-9 * (1 + fabs(second))) continue;
-                if (count == MOST) {
+                if (count == CANDIDATES) {
                     int64_t kept = 0;
                     for (int64_t i = 0; i < count; i++)
                         if (scores[i] >= second - 1e-9 * (1 + fabs(second)))
                             scores[kept] = scores[i], ids[kept] = ids[i], words[kept++] = words[i];
-                    if (kept == MOST) return -1;
+                    if (kept == CANDIDATES) return -1;
                     count = kept;
                 }
                 scores[count] = score, ids[count] = j + l, words[count++] = drawn[l];
@@ -360,7 +356,7 @@ static int64_t draw(const float *x, int64_t n, float peak, double temperature, E
     return kept;
 }
 
-static double temperature_of(const Draws *d, int64_t i) { return d->temperatures[i] > 1e-200 ? d->temperatures[i] : 1e-200; }
+static double temperature_of(const Draws *d, int64_t i) { return d->temperature[i] > 1e-200 ? d->temperature[i] : 1e-200; }
 
 /* The candidates of a row, and its largest entry; returns what `found` tells. */
 static int64_t draw_row(const Draws *d, int64_t i, const float *x, uint64_t position, float *peak, int64_t *ids,
@@ -370,15 +366,17 @@ static int64_t draw_row(const Draws *d, int64_t i, const float *x, uint64_t posi
     Edge edge;
     *peak = largest(x, n);
     if (!isfinite(*peak)) return 0;
-    if (!keep(x, n, *peak, temperature, d->top_p[i], d->top_k[i], d->floors[i], &edge)) return -1;
-    return draw(x, n, *peak, temperature, edge, d->seeds[i], d->samples[i], position, ids, words);
+    if (!keep(x, n, *peak, temperature, d->top_p[i], d->top_k[i], d->floor[i], &edge)) return -1;
+    return draw(x, n, *peak, temperature, edge, d->seed[i], d->sample[i], position, ids, words);
 }
 
+/* The entry that row `i`, whose logits are `x`, is likely to choose `further` positions on: the one with the best score
+ * as the C library's logarithms have it, so rounding may make it another. -1 where it cannot be told. */
 int64_t likely(const Draws *d, int64_t i, const float *x, int64_t further) {
-    int64_t ids[MOST], best = -1;
-    uint64_t words[MOST];
+    int64_t ids[CANDIDATES], best = -1;
+    uint64_t words[CANDIDATES];
     float peak;
-    const int64_t found = draw_row(d, i, x, d->positions[i] + (uint64_t)further, &peak, ids, words);
+    const int64_t found = draw_row(d, i, x, d->position[i] + (uint64_t)further, &peak, ids, words);
     double most = -INFINITY;
     for (int64_t c = 0; c < found; c++) {
         const double score = ((double)x[ids[c]] - peak) / temperature_of(d, i) + noise(words[c]);
@@ -398,7 +396,7 @@ static void draw_rows(void *of, int thread) {
     const Draws *d = drawing->draws;
     (void)thread;
     for (int64_t i; (i = atomic_fetch_add(&drawing->next, 1)) < d->of.count;)
-        d->found[i] = draw_row(d, i, row_of(&d->of, i), d->positions[i], d->peaks + i, d->ids + i * MOST, d->words + i * MOST);
+        d->found[i] = draw_row(d, i, row_of(&d->of, i), d->position[i], d->peaks + i, d->ids + i * CANDIDATES, d->words + i * CANDIDATES);
 }
 
 /* The candidates of sampled rows. */

@@ -6,23 +6,6 @@
 #include "pool.h"
 #include "score.h"
 
-typedef struct {
-    Rows of;
-    int64_t *tokens;
-    double *leads;
-} Best;
-
-typedef struct {
-    Rows of;
-    const int64_t *tokens; /* by row, not by place in `rows` */
-    float *chosen;         /* log-probabilities of the tokens; null if they are not wanted */
-    float *every;          /* [count, vocabulary] log-probabilities; null if they are not wanted */
-} Judged;
-
-/* For the caller to see that it means the same structures. */
-int best_bytes(void) { return sizeof(Best); }
-int judged_bytes(void) { return sizeof(Judged); }
-
 /* The two largest entries, and whether one is no number. */
 static int two_largest(const float *x, int64_t n, float *largest, float *next) {
     float top[SIDE], second[SIDE];

@@ -19,6 +19,7 @@ from detgen.program import steps
 from detgen.program.program import Program as Declared
 
 CONSTANTS = ("PAGE", "PANEL", "PART_INPUTS", "GROUP", "LOGIT_BLOCK", "SCORED", "MOST_PICKS")
+CANDIDATES = 64  # entries of a sampled row that there is room for
 
 
 def _pointer(to: str) -> Any:
@@ -27,6 +28,8 @@ def _pointer(to: str) -> Any:
 
 _BYTES, _FLOATS, _ENTRIES = _pointer("const void"), _pointer("const float"), _pointer("float")
 _NUMBERS, _OUT_NUMBERS, _FLAGS = _pointer("const int64_t"), _pointer("int64_t"), _pointer("uint8_t")
+_DOUBLES, _OUT_DOUBLES = _pointer("const double"), _pointer("double")
+_WORDS, _OUT_WORDS = _pointer("const uint64_t"), _pointer("uint64_t")
 _PLAIN: dict[str, Any] = {
     **{"int": c_int64, "bool": c_int64, "float": c_double},
     **{"Floats": _FLOATS, "Entries": _ENTRIES, "Stored": _BYTES},
@@ -111,6 +114,50 @@ class Pass(ctypes.Structure):
     )
 
 
+class Rows(ctypes.Structure):
+    """Rows of logits: the places `rows` of them, or if that is null the first `count`.
+
+    Strides are in entries; that of the last axis is 1.
+    """
+
+    _fields_ = (
+        *(("logits", _FLOATS), ("rows", _NUMBERS)),
+        *((name, c_int64) for name in ("stride", "count", "vocabulary", "threads")),
+    )
+
+
+class Best(ctypes.Structure):
+    """Takes the largest entry of each row and its lead, [count] each."""
+
+    _fields_ = (("of", Rows), ("tokens", _OUT_NUMBERS), ("leads", _OUT_DOUBLES))
+
+
+class Judged(ctypes.Structure):
+    """Takes log-probabilities of rows.
+
+    `tokens`: by row, not by place in `rows`. `chosen`: [count], those of the tokens; null if they are not wanted.
+    `every`: [count, vocabulary], those of all entries; null if they are not wanted.
+    """
+
+    _fields_ = (("of", Rows), ("tokens", _NUMBERS), ("chosen", _ENTRIES), ("every", _ENTRIES))
+
+
+class Draws(ctypes.Structure):
+    """How rows are sampled, by place in `rows`, and what of them can be chosen.
+
+    `floor`: the logarithm of min_p, -inf for none. `ids`, `words`: [count, CANDIDATES], in order of the ids. `found`:
+    how many they are, 0 where the largest logit is not finite, -1 where the caller has to do without. `peaks`: the
+    largest logits. In a chain only what rows are sampled by is there.
+    """
+
+    kept: Any  # what has to live as long as it does
+    _fields_ = (
+        *(("of", Rows), ("temperature", _DOUBLES), ("top_p", _DOUBLES), ("floor", _DOUBLES), ("top_k", _NUMBERS)),
+        *((name, _WORDS) for name in ("seed", "sample", "position")),
+        *(("ids", _OUT_NUMBERS), ("words", _OUT_WORDS), ("found", _OUT_NUMBERS), ("peaks", _ENTRIES)),
+    )
+
+
 class Chain(ctypes.Structure):
     """Passes one after the other.
 
@@ -130,7 +177,19 @@ class Chain(ctypes.Structure):
     )
 
 
-_STRUCTURES: tuple[Any, ...] = (*_NAMED.values(), *_KINDS.values(), Step, Program, Piece, Pass, Chain)
+_STRUCTURES: tuple[Any, ...] = (
+    *_NAMED.values(),
+    *_KINDS.values(),
+    Step,
+    Program,
+    Piece,
+    Pass,
+    Rows,
+    Best,
+    Judged,
+    Draws,
+    Chain,
+)
 
 
 def _c_type(kind: Any) -> str:
@@ -166,7 +225,7 @@ def _enum(values: dict[str, int]) -> str:
 
 def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
-    lines = [f"#define {name} {getattr(steps, name)}" for name in CONSTANTS]
+    lines = [f"#define {name} {getattr(steps, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
     lines += [_enum(dict(of.__members__)) for of in (steps.Storage, steps.Activation)] + [_enum(kinds)]
     for made in _STRUCTURES:
         lines += ["", *_struct(made)]
@@ -184,8 +243,7 @@ def header() -> str:
 #define DETGEN_LAYOUT
 
 #include <stddef.h>
-
-#include "draws.h"
+#include <stdint.h>
 
 #define LAYOUT {DIGEST}
 {_body()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from detgen.errors import EngineError
-from detgen.kernels.finite import most
 from detgen.kernels.native import layout
 from detgen.kernels.native.layout import Chain, LaidOut, Pass
+from detgen.program.finite import most
 from detgen.program.program import Program
+from detgen.program.rows import Rows, Take
 from detgen.program.steps import SCORED, Buffer, ExpertLinear, Sort
 
 BUILDS = ("avx512", "avx2", "plain")  # the fastest first
@@ -45,6 +46,9 @@ def build(name: str) -> ctypes.CDLL | None:
         if digest == layout.DIGEST and capable:
             found.run_pass.argtypes = [ctypes.POINTER(layout.Program), ctypes.POINTER(Pass)]
             found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
+            found.best.argtypes = [ctypes.POINTER(layout.Best)]
+            found.judge.argtypes = [ctypes.POINTER(layout.Judged)]
+            found.draws.argtypes = [ctypes.POINTER(layout.Draws)]
             return found
     return None
 
@@ -65,32 +69,6 @@ def best_build() -> ctypes.CDLL:
         if (found := build(name)) is not None:
             return found
     raise EngineError(f"detgen's compiled library is missing, or not of this version or for this system: {REINSTALL}")
-
-
-NOT_A_NUMBER = -2  # a token id whose embedding is NaN
-
-# Called with the name of a step and what it wrote, float32 [rows, width].
-Take = Callable[[str, torch.Tensor], None]
-
-
-class Rows(NamedTuple):
-    """The rows of a pass.
-
-    Attributes:
-        ids: int64 [rows], token ids; -1 for zeros, NOT_A_NUMBER for NaN.
-        positions: int64 [rows], in their sequences.
-        places: int64 [rows], where their KV entries are stored.
-        wanted: int64 [n], rows of which logits are wanted.
-        tables: int64 [slots, blocks], the page of each block of positions of a slot.
-        pieces: int64 [pieces, 4], the result of `lay_out`.
-    """
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    places: torch.Tensor
-    wanted: torch.Tensor
-    tables: torch.Tensor
-    pieces: torch.Tensor
 
 
 class Ends(NamedTuple):
@@ -175,7 +153,7 @@ class Runner:
         rows: Rows,
         slots: np.ndarray,
         lengths: np.ndarray,
-        draws: bytes,
+        draws: layout.Draws,
         ends: Ends | None = None,
         logits: torch.Tensor | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -185,7 +163,7 @@ class Runner:
             rows: see `chain`, like slots, lengths and ends.
             slots: theirs.
             lengths: lowered where nobody can tell, too.
-            draws: `Draws` of native/draws.h, of the sequences' first tokens.
+            draws: how the sequences' first tokens are sampled; see `choosing.draws`.
             ends: where they do.
             logits: takes the rows' logits, float32 [sequences, passes, vocabulary]; None if nobody wants them.
 
@@ -198,7 +176,7 @@ class Runner:
         """
         tokens = np.full((len(slots), int(lengths.max())), -1, np.int64)
         chain = Chain(tokens=tokens.ctypes.data, results=None if logits is None else logits.data_ptr())
-        chain.draws = ctypes.cast(ctypes.c_char_p(draws), ctypes.c_void_p).value
+        chain.draws = ctypes.addressof(draws)
         return tokens, self._chain(rows, slots, lengths, ends, chain)
 
     def _chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None, chain: Chain) -> np.ndarray:

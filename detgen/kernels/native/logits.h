@@ -4,17 +4,10 @@
 #define DETGEN_LOGITS
 
 #include <math.h>
-#include <stdint.h>
+
+#include "layout.h"
 
 #define SIDE 64 /* entries of a row that are looked at together */
-
-/* Rows of float32 logits; the stride is in entries, that of the last axis is 1. `rows` are those that are meant, by
- * index; null for the first `count`. */
-typedef struct {
-    const float *logits;
-    const int64_t *rows;
-    int64_t stride, count, vocabulary, threads;
-} Rows;
 
 static inline const float *row_of(const Rows *of, int64_t i) {
     return of->logits + (of->rows ? of->rows[i] : i) * of->stride;

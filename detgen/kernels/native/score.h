@@ -72,7 +72,7 @@ static inline Peak peak_of_row(const float *tops, const float *nexts, const floa
     return peak;
 }
 
-/* The logarithm of a positive finite number: that of kernels/exact.py. */
+/* The logarithm of a positive finite number: that of program/fdlibm.py. */
 static inline double logarithm(double x) {
     static const double terms[] = {1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01,
                                    2.222219843214978396e-01, 2.857142874366239149e-01, 3.999999999940941908e-01,

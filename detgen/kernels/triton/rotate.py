@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.finite import bounded, most
 from detgen.kernels.triton.launching import OPTIONS, above
+from detgen.program.finite import bounded, most
 
 
 @triton.jit

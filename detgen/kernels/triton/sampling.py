@@ -11,16 +11,15 @@ between them if rows are sampled: it reads them again for their scores. Three mo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.judging import Scores, judge_rows
-from detgen.kernels.sampling import ARRAYS, Choice, Choices
-from detgen.kernels.sampling import choose as choose_plainly
+from detgen.kernels import choosing
+from detgen.kernels.judging import Scores
 from detgen.kernels.triton.filters import boundaries, divided, key
 from detgen.kernels.triton.launching import OPTIONS, above
 from detgen.kernels.triton.noise import gumbel, most_gumbel, word_of, words_of
@@ -37,6 +36,9 @@ from detgen.kernels.triton.rows import (
     sampled,
     source_of,
 )
+
+if TYPE_CHECKING:
+    from detgen.kernels.sampling import Choices
 
 _TILE = 1024  # entries whose noise is drawn at a time
 _COLDEST = 1e-200  # a logit divided by less may overflow float64; as in `scaled`
@@ -257,25 +259,23 @@ def choose_by(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
 
     A parameter that the kernels do not know leaves the rows to the functions of a CPU: it is never skipped.
     """
-    if choices is not None and _ask_more(choices):
+    if choices is not None and choices.ask_more(_KNOWN):
         return choose_reference(logits, choices)
     return choose(logits, None if choices is None else Asked.of(choices).to(logits.device))
-
-
-def _ask_more(choices: Choices) -> bool:
-    usual = Choice()
-    return any((getattr(choices, name) != getattr(usual, name)).any() for name in ARRAYS.keys() - _KNOWN)
 
 
 def choose_reference(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
     """The same by the functions of a CPU."""
     rows = logits.cpu().clone()
-    picked = choose_plainly(rows, choices)
-    finite = rows.gather(-1, picked.tokens[:, None])[:, 0].isfinite().numpy()
-    judged = judge_rows(rows, picked)
+    if choices is None:
+        tokens, leads = choosing.best(rows)
+    else:
+        picked = choices.choose(rows)
+        tokens, leads = picked.tokens, picked.leads
+    finite = rows.gather(-1, tokens[:, None])[:, 0].isfinite().numpy()
     packed = np.zeros(len(rows), _PACKED)
-    packed["lead"], packed["logprob"] = judged.margins, judged.chosen
-    packed["token"] = np.where(finite, picked.tokens.numpy(), BROKEN)
+    packed["lead"], (packed["logprob"], _) = leads, choosing.logprobs(rows, tokens, None, full=False)
+    packed["token"] = np.where(finite, tokens.numpy(), BROKEN)
     return torch.from_numpy(packed.view(np.int32).reshape(-1, 4)).to(logits.device)
 
 

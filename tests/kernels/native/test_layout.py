@@ -57,21 +57,32 @@ def test_a_field_in_c_alone_does_not_compile(tmp_path: Path) -> None:
     assert not compiles(tmp_path, header.replace("int64_t centred;", "double centred, less;"), code)
 
 
-ADDED = "    vectors: int = 1\n", "    vectors: int = 1\n    length: int = 0\n"
+@pytest.mark.parametrize("name", ["Rows", "Best", "Judged", "Draws", "Chain", "Pass"])
+def test_nor_does_one_of_another_structure(name: str, tmp_path: Path) -> None:
+    """Those that tokens are chosen by are declared as steps are."""
+    header = layout.header()
+    assert not compiles(tmp_path, header.replace(f"}} {name};", f"    int64_t more;\n}} {name};"), "")
 
 
-@pytest.mark.parametrize(("before", "after"), [("", ""), ADDED], ids=["as it is", "added"])
-def test_a_field_in_python_alone_is_not_run(before: str, after: str, tmp_path: Path) -> None:
-    """A library that was compiled for another declaration is left alone."""
-    if build("plain") is None:
-        pytest.skip("it was not built")
-    ignored = shutil.ignore_patterns("__pycache__", "demo_models")
+STEPS, LAYOUT = "program/steps.py", "kernels/native/layout.py"
+ADDED = {
+    "as it is": (STEPS, "", ""),
+    "to a step": (STEPS, "    vectors: int = 1\n", "    vectors: int = 1\n    length: int = 0\n"),
+    "to what chooses": (LAYOUT, '("leads", _OUT_DOUBLES)', '("leads", _OUT_DOUBLES), ("more", c_int64)'),
+}
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_a_field_in_python_alone_is_not_run(added: str, tmp_path: Path) -> None:
+    """The digest of the declaration is another, and a library that says the former one is left alone (test_library)."""
+    path, before, after = ADDED[added]
+    ignored = shutil.ignore_patterns("__pycache__", "demo_models", "*.so")
     shutil.copytree(Path(detgen.__file__).parent, tmp_path / "detgen", ignore=ignored)
-    declared = tmp_path / "detgen/program/steps.py"
+    declared = tmp_path / "detgen" / path
     text = declared.read_text(encoding="utf-8")
     assert not before or text.count(before) == 1
     declared.write_text(text.replace(before, after) if before else text, encoding="utf-8")
-    code = "from detgen.kernels.native.library import build; print(build('plain') is None)"
+    code = "from detgen.kernels.native.layout import DIGEST; print(DIGEST)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True)
-    assert done.stdout.decode().strip() == str(bool(before))
+    assert (int(done.stdout) == layout.DIGEST) == (not before)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from struct import Struct
 from typing import Any
 
 import pytest
 
 from detgen.errors import EngineError
-from detgen.kernels import choosing
 from detgen.kernels.native import layout
 from detgen.kernels.native import library as native
 
@@ -34,12 +32,6 @@ def test_a_library_that_cannot_be_loaded_is_left_alone(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ctypes, "CDLL", fail)
     assert find() is None
-
-
-def test_choosing_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "_DRAWS", Struct("=2q"))
-    with pytest.raises(EngineError, match="compiled library is of another version: reinstall detgen"):
-        choosing._library.__wrapped__()
 
 
 def test_no_library_is_one_line_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from detgen.kernels.bits import same_bits
-from detgen.kernels.native import modules, reference
+from detgen.kernels.native import modules
 from detgen.kernels.native.call import watching
+from detgen.program.arithmetic import fma, gelu, linear, norm, silu, softmax, total
 from detgen.program.steps import Activation
 
 
@@ -19,7 +20,7 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
 def test_linear(dtype: torch.dtype) -> None:
     x, weight, bias = numbers(1, 2, 3, 21), numbers(2, 37, 21).to(dtype), numbers(3, 37)
     out = modules.NativeLinear(weight, bias)(x)
-    assert same_bits(out, reference.linear(x.view(6, 21), weight, bias).view(2, 3, 37))
+    assert same_bits(out, linear(x, weight.float().t()) + bias)
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -27,20 +28,20 @@ def test_norm(centred: bool) -> None:
     x, weight, bias = numbers(1, 4, 3, 20), numbers(2, 20), numbers(3, 20)
     for own in ((None, None), (weight, None), (weight, bias)):
         out = modules.NativeNorm(20, *own, 1e-5, centred=centred)(x)
-        assert same_bits(out, reference.norm(x, *own, 1e-5, centred=centred))
+        assert same_bits(out, norm(x, *own, 1e-5, centred=centred))
     each = numbers(4, 3, 20)  # each head has its own
     out = modules.NativeNorm(20, each, None, 1e-5, centred=centred)(x)
-    assert same_bits(out, reference.norm(x, each, None, 1e-5, centred=centred))
+    assert same_bits(out, norm(x, each, None, 1e-5, centred=centred))
 
 
 def test_rows_of_any_width() -> None:
     for width in (1, 5, 40):
         x = numbers(1, 2, 3, width)
-        assert same_bits(modules.by_softmax()(x), reference.softmax(x))
-        assert same_bits(modules.by_sum()(x), reference.total(x)[..., None])
-        assert same_bits(modules.NativeActivation(Activation.GELU)(x), reference.gelu(x))
+        assert same_bits(modules.by_softmax()(x), softmax(x))
+        assert same_bits(modules.by_sum()(x), total(x)[..., None])
+        assert same_bits(modules.NativeActivation(Activation.GELU)(x), gelu(x))
     turned = numbers(1, 7, 6).t()
-    assert same_bits(modules.by_sum()(turned), reference.total(turned.contiguous())[..., None])
+    assert same_bits(modules.by_sum()(turned), total(turned.contiguous())[..., None])
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -48,8 +49,7 @@ def test_feed_forward(joined: bool) -> None:
     x, gate, up, down = numbers(1, 1, 5, 12), numbers(2, 20, 12), numbers(3, 20, 12), numbers(4, 12, 20)
     first = [torch.cat([gate, up])] if joined else [gate, up]
     out = modules.NativeFeedForward((first, []), (down, None), Activation.SILU, gated=True)(x)
-    inner = reference.silu(reference.linear(x[0], gate)) * reference.linear(x[0], up)
-    assert same_bits(out[0], reference.linear(inner, down))
+    assert same_bits(out, linear(silu(linear(x, gate.t())) * linear(x, up.t()), down.t()))
 
 
 def test_experts() -> None:
@@ -58,7 +58,11 @@ def test_experts() -> None:
     chosen, weights = torch.tensor([[2, 0], [3, 1], [0, 1], [1, 2], [3, 0]]), numbers(4, 5, 2).abs()
     out = modules.NativeExperts(up, down, Activation.SILU)(x, chosen, weights)
     order = chosen.sort(-1)
-    assert same_bits(out, reference.mixture(x, order.values, weights.gather(-1, order.indices), up, down))
+    gates, opened = linear(x[:, None], up.mT[order.values]).chunk(2, -1)
+    results = linear(silu(gates) * opened, down.mT[order.values])
+    first, second = weights.gather(-1, order.indices).unbind(-1)
+    want = fma(results[:, 0], first[:, None], torch.zeros(5, 12))
+    assert same_bits(out, fma(results[:, 1], second[:, None], want))
 
 
 def test_angles_of_any_position() -> None:

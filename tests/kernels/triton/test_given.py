@@ -19,7 +19,6 @@ from detgen.kernels.bits import same_bits
 from detgen.kernels.judging import Judged, judge_rows
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choice, Chosen, choose
-from detgen.kernels.triton import sampling as kernels
 from detgen.kernels.triton.given import logprobs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -33,7 +32,7 @@ def as_on_cuda() -> Iterator[pytest.MonkeyPatch]:
 
 def on_cuda(patch: pytest.MonkeyPatch) -> None:
     for module in (sampling, judging):
-        patch.setattr(module, "on_device", lambda logits: kernels)
+        patch.setattr(module, "has_kernels", lambda logits: True)
 
 
 def both(

@@ -22,11 +22,11 @@ from helpers.examples import examples
 
 from detgen.kernels import sampling as reference
 from detgen.kernels.judging import Scores
-from detgen.kernels.native.reference import log_softmax
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton import filters, functions, noise, reading, rows, sampling
 from detgen.kernels.triton.sampling import Asked, choose, choose_by, unpack
+from detgen.program.arithmetic import log_softmax
 
 # What overflows float32 is meant to; on a GPU nobody says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

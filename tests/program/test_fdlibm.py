@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from detgen.kernels.exact import exponential, logarithm
+from detgen.program.fdlibm import exponential, logarithm
 
 R = np.random.default_rng(0)
 POSITIVE = np.concatenate([R.random(20_000), 2.0 ** R.uniform(-1000, 1000, 20_000), 1 - R.random(5_000) * 1e-8, [1.0]])

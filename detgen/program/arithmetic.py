@@ -1,0 +1,248 @@
+"""Sums and functions of the arithmetic `detgen-1` in plain PyTorch: what each computes, and in which order, is what
+docs/numerics.md states. All tensors are float32 unless it is said.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from detgen.program import fdlibm
+from detgen.program.steps import LOGIT_BLOCK, PART_INPUTS, Activation
+
+LANES = 16
+
+
+def number(x: float) -> torch.Tensor:
+    """A constant, rounded to float32 before anything is computed with it."""
+    return torch.tensor(x, dtype=torch.float32)
+
+
+def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c with one rounding, float32, by broadcasting.
+
+    The product is exact in float64. To round the sum twice is as good as once, unless float64 has it halfway between
+    two float32 numbers. Then it is rounded to odd first (Boldo and Melquiond, Emulation of FMA and Correctly Rounded
+    Sums, 2008).
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    bits = total.view(torch.int64)
+    if not (bits & 0xFFFFFFF == 0).any():
+        return total.float()
+    virtual = total - product
+    rest = (product - (total - virtual)) + (addend - virtual)  # Knuth's two-sum: what the rounding left out
+    away = torch.where((rest > 0) == (total > 0), 1, -1)
+    inexact = (rest != 0) & (bits & 1 == 0) & total.isfinite()
+    rounded: torch.Tensor = torch.where(inexact, bits + away, bits).view(torch.float64).float()
+    return rounded
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[..., inputs], [..., inputs, outputs] -> [..., outputs]: chains of parts of the inputs, added in their order."""
+    out: torch.Tensor | None = None
+    x, weight = x.double(), weight.double()
+    for first in range(0, x.shape[-1], PART_INPUTS):
+        part = torch.zeros(())
+        for i in range(first, min(first + PART_INPUTS, x.shape[-1])):
+            part = fma(weight[..., i, :], x[..., i, None], part)
+        out = part if out is None else out + part
+    assert out is not None
+    return out
+
+
+def lanes_of(x: torch.Tensor) -> torch.Tensor:
+    """[..., n] -> [..., whole vectors, LANES], zeros behind the last entry."""
+    lanes: torch.Tensor = F.pad(x, (0, -x.shape[-1] % LANES)).unflatten(-1, (-1, LANES))
+    return lanes
+
+
+def fold(lanes: torch.Tensor) -> torch.Tensor:
+    """The sum of sixteen lanes, [..., LANES] -> [...]: those eight apart, then four, two and one."""
+    step = LANES // 2
+    while step:
+        lanes = lanes[..., :step] + lanes[..., step : 2 * step]
+        step //= 2
+    return lanes[..., 0]
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the last axis, [..., n] -> [...]: in sixteen lanes, folded."""
+    lanes = x.new_zeros(*x.shape[:-1], LANES)
+    for v in lanes_of(x).unbind(-2):
+        lanes = lanes + v
+    return fold(lanes)
+
+
+def norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float, *, centred: bool
+) -> torch.Tensor:
+    """A root-mean-square norm, or a layer norm if it is centred, of the last axis of [..., n]."""
+    n = x.shape[-1]
+    if centred:
+        x = x - (total(x) / n)[..., None]
+    squares = x.new_zeros(*x.shape[:-1], LANES)
+    for v in lanes_of(x).unbind(-2):
+        squares = fma(v, v, squares)
+    scale = 1 / root(fold(squares) / n + number(epsilon))
+    out = x * scale[..., None]
+    if weight is None:
+        return out
+    return out * weight if bias is None else fma(out, weight, bias)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: torch.Tensor) -> torch.Tensor:
+    """Horner's scheme, the highest power first."""
+    p = torch.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        p = fma(p, x, number(c))
+    return p
+
+
+def exponential(x: torch.Tensor) -> torch.Tensor:
+    """e^x for x <= 88; 0 below -87."""
+    magic = number(12582912.0)
+    inside = torch.where(x < -87, -87.0, x)
+    n = fma(inside, number(1.44269504), magic) - magic
+    r = fma(n, number(-0.693359375), inside)
+    r = fma(n, number(2.12194440e-4), r)
+    p = _polynomial(
+        (
+            1.9875691500e-4,
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            5.0000001201e-1,
+        ),
+        r,
+    )
+    p = fma(p * r, r, r) + 1
+    power = (n.nan_to_num().to(torch.int32) + 127 << 23).view(torch.float32)
+    return torch.where(x < -87, 0.0, p * power)
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + e^-x)."""
+    e = exponential(-x.abs())
+    return torch.where(x < 0, e, 1.0) / (1 + e)
+
+
+def tangent(x: torch.Tensor) -> torch.Tensor:
+    """tanh x."""
+    square = x * x
+    p = _polynomial(
+        (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1), square
+    )
+    p = fma(p * square, x, x)
+    e = exponential(x.abs() * -2)
+    return torch.where(x.abs() > 0.625, torch.copysign((1 - e) / (1 + e), x), p)
+
+
+def error_function(x: torch.Tensor) -> torch.Tensor:
+    """erf x."""
+    small = _polynomial(
+        (
+            7.853906573e-05,
+            -8.010208257e-04,
+            5.188329611e-03,
+            -2.685381286e-02,
+            1.128358543e-01,
+            -3.761262596e-01,
+            1.283791661e-01,
+        ),
+        x * x,
+    )
+    t = torch.where(x.abs() > 4, 4.0, x.abs())
+    large = _polynomial(
+        (
+            -1.413368045e-05,
+            3.523305932e-04,
+            -3.764653811e-03,
+            2.402549610e-02,
+            -1.065490916e-01,
+            -6.349583268e-01,
+            -1.128697157e00,
+        ),
+        t,
+    )
+    return torch.where(x.abs() > 1, torch.copysign(1 - exponential(large * t), x), fma(small, x, x))
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + e^-x)."""
+    return x * sigmoid(x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU by its approximation with tanh (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    inner = fma(x * x * x, number(0.044715), x) * number(0.7978845608)
+    return (0.5 * x) * (1 + tangent(inner))
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU."""
+    return (0.5 * x) * (1 + error_function(x * number(0.7071067812)))
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0)."""
+    return torch.where(x > 0, x, torch.where(x < 0, 0.0, x))
+
+
+def root(x: torch.Tensor) -> torch.Tensor:
+    """The square root; torch's may be off in float32, and float64's rounds to the right one."""
+    return x.double().sqrt().float()
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """Probabilities, [..., n] -> [..., n]."""
+    powers = exponential(x - x.amax(-1, keepdim=True))
+    return powers / total(powers)[..., None]
+
+
+def by_blocks(x: torch.Tensor) -> torch.Tensor:
+    """[..., n] -> [..., blocks, LOGIT_BLOCK], -inf behind the last entry."""
+    padded = F.pad(x, (0, -x.shape[-1] % LOGIT_BLOCK), value=-torch.inf)
+    blocks: torch.Tensor = padded.unflatten(-1, (-1, LOGIT_BLOCK))
+    return blocks
+
+
+def block_totals(blocks: torch.Tensor) -> torch.Tensor:
+    """Of each block the sum of e^(x - its largest entry), [..., blocks, LOGIT_BLOCK] -> [..., blocks]."""
+    tops = blocks.amax(-1, keepdim=True)
+    return total(exponential(blocks - tops.where(tops > -torch.inf, 0.0)))
+
+
+def log_total(tops: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """The logarithm of a row's sum of e^(x - its largest entry), [...].
+
+    Args:
+        tops: [..., blocks], the largest entry of each block.
+        totals: likewise, its `block_totals`.
+    """
+    found = total(totals * exponential(tops - tops.amax(-1, keepdim=True)))
+    sound = (found > 0) & (found < torch.inf)
+    log = torch.from_numpy(fdlibm.logarithm(found.where(sound, 1.0).double().numpy())).float()
+    return log.where(sound, found - found)
+
+
+def log_softmax(x: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities, [..., n] -> [..., n]."""
+    blocks = by_blocks(x)
+    tops = blocks.amax(-1)
+    out: torch.Tensor = x - tops.amax(-1, keepdim=True) - log_total(tops, block_totals(blocks))[..., None]
+    return out
+
+
+FUNCTIONS = {
+    Activation.NONE: lambda x: x,
+    Activation.SILU: silu,
+    Activation.GELU_TANH: gelu_tanh,
+    Activation.GELU: gelu,
+    Activation.RELU: relu,
+    Activation.SIGMOID: sigmoid,
+    Activation.TANH: tangent,
+    Activation.ROOT: root,
+    Activation.RECIPROCAL_ROOT: lambda x: 1 / root(x),
+}

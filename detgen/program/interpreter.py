@@ -1,0 +1,313 @@
+"""A program in plain PyTorch: slow, and what the bits of every back end are compared with.
+
+One function for each kind of step, which says what docs/numerics.md says. A step sees the rows of a pass by the names
+of buffers; nothing here knows of threads, tiles or vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from detgen.program import steps
+from detgen.program.arithmetic import (
+    FUNCTIONS,
+    LANES,
+    block_totals,
+    by_blocks,
+    exponential,
+    fma,
+    linear,
+    log_total,
+    norm,
+    number,
+    sigmoid,
+    softmax,
+    tangent,
+    total,
+)
+from detgen.program.finite import bounded
+from detgen.program.program import Program
+from detgen.program.rows import Rows, Take
+from detgen.program.steps import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, Buffer, Into, Step, Storage, Weight
+
+
+class Interpreter:
+    """Runs a program.
+
+    Args:
+        program: the steps.
+
+    Attributes:
+        program: the same.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    @torch.no_grad()
+    def run(self, rows: Rows, given: Mapping[Buffer, Tensor], take: Take | None = None) -> Tensor:
+        """Run a pass; keys and values go to the caches that the steps name.
+
+        Args:
+            rows: those of the pass.
+            given: tensors that are buffers, float32 [rows or n, width].
+            take: is told what each step wrote.
+
+        Returns:
+            bool [rows], whether a key of the last layer is not finite.
+
+        Raises:
+            TypeError: if a step is of a kind that is not known here.
+        """
+        at = Pass(rows, {b: torch.zeros(len(rows.ids), b.width) for b in self.program.buffers} | dict(given))
+        for step in self.program.steps:
+            at.wanted = step.wanted
+            compute(step, at)
+            if take is not None:
+                take(step.name, at[step.writes])
+        return at.broken
+
+
+class Pass:
+    """A pass while it runs; `at[buffer]` are the rows that the step at hand sees, as a view.
+
+    Attributes:
+        rows: those of the pass.
+        buffers: [rows, width] each.
+        wanted: whether the step sees the wanted rows alone.
+        broken: bool [rows], whether a key of the last layer is not finite.
+    """
+
+    def __init__(self, rows: Rows, buffers: dict[Buffer, Tensor]) -> None:
+        self.rows, self.buffers, self.wanted = rows, buffers, False
+        self.broken = torch.zeros(len(rows.ids), dtype=torch.bool)
+
+    def __getitem__(self, buffer: Buffer) -> Tensor:
+        return self.buffers[buffer][: len(self.rows.wanted if self.wanted else self.rows.ids)]
+
+    def put(self, to: Into, x: Tensor, column: int = 0) -> None:
+        """Store results, [rows, n], from a column on, or add them to what is there."""
+        there = self[to.buffer][:, column : column + x.shape[1]]
+        if to.factor != 1:
+            x = x * number(to.factor)
+        there.copy_(there + x if to.add else x)
+
+
+@singledispatch
+def compute(step: Step, _: Pass) -> None:
+    """Write what a step makes of the rows of a pass."""
+    raise TypeError(f"step {step.name!r}: the interpreter knows no {type(step).__name__}")
+
+
+# Rows of tables
+
+
+def _entries(table: Tensor, ids: Tensor) -> Tensor:
+    found = table[ids.clamp(min=0)].float()
+    return torch.where(ids[:, None] >= 0, found, torch.where(ids[:, None] == -1, 0.0, torch.nan))
+
+
+@compute.register
+def _embed(step: steps.Embed, at: Pass) -> None:
+    at.put(step.to, _entries(step.table, at.rows.ids))
+
+
+@compute.register
+def _embed_positions(step: steps.EmbedPositions, at: Pass) -> None:
+    at.put(step.to, _entries(step.table, at.rows.positions + step.offset))
+
+
+# Linear layers
+
+
+def widened(weight: Weight) -> Tensor:
+    """[..., panels, inputs, PANEL] in any storage -> float32 [..., inputs, columns]."""
+    w = weight.data
+    if weight.storage == Storage.NIBBLE:
+        w = torch.cat([w & 15, w >> 4], -1).to(torch.int8) - 8
+    w = w.float()
+    if weight.scales is not None:
+        w = w * weight.scales.repeat_interleave(GROUP, -2)
+    return w.transpose(-3, -2).flatten(-2)
+
+
+def _capped(x: Tensor, softcap: float) -> Tensor:
+    return tangent(x / number(softcap)) * number(softcap) if softcap else x
+
+
+def _results(step: steps.Linear | steps.ExpertLinear, sums: Tensor) -> Tensor:
+    """[..., columns] -> [..., outputs]; of a gated layer, the first half of each panel are gates of the other half."""
+    bias, function = step.weight.bias, FUNCTIONS[step.activation]
+    if bias is not None:
+        sums = sums + bias
+    if step.gated:
+        gates, opened = sums.unflatten(-1, (-1, 2, PANEL // 2)).unbind(-2)
+        out: Tensor = (function(gates) * opened).flatten(-2)
+    else:
+        out = function(sums)
+    return out[..., : step.weight.outputs]
+
+
+@compute.register
+def _linear(step: steps.Linear, at: Pass) -> None:
+    out = _results(step, linear(at[step.x], widened(step.weight)))
+    if step.softcap:
+        at[step.to.buffer].copy_(_capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap))
+    else:
+        at.put(step.to, out)
+
+
+@compute.register
+def _scored_linear(step: steps.ScoredLinear, at: Pass) -> None:
+    weight = step.weight
+    logits = linear(at[step.x], widened(weight))
+    if weight.bias is not None:
+        logits = logits + weight.bias
+    logits = logits[:, : weight.outputs]
+    if step.factor != 1:
+        logits = logits * number(step.factor)
+    blocks = by_blocks(_capped(logits, step.softcap))
+    tops, nexts = blocks.topk(2).values.unbind(-1)
+    places = (blocks == tops[..., None]).int().argmax(-1).int().view(torch.float32)
+    at[step.to].copy_(torch.cat([tops, nexts, block_totals(blocks), places], 1))
+
+
+@compute.register
+def _score(step: steps.Score, at: Pass) -> None:
+    tops, nexts, totals, places = at[step.x].unflatten(1, (SCORED, -1)).unbind(1)
+    top = tops.amax(1, keepdim=True)
+    block = (tops == top).int().argmax(1, keepdim=True)  # the first of ties
+    place = places.contiguous().view(torch.int32).gather(1, block) + (block * LOGIT_BLOCK).int()
+    second = torch.cat([tops, nexts], 1).topk(2).values[:, 1:]
+    at[step.to].copy_(torch.cat([top, second, log_total(tops, totals)[:, None], place.view(torch.float32)], 1))
+
+
+# Attention
+
+
+@compute.register
+def _rotate(step: steps.Rotate, at: Pass) -> None:
+    cache, rows = step.cache, at.rows
+    together, values = at[step.qkv].tensor_split([(cache.heads + cache.kv_heads) * cache.size], 1)
+    heads = together.unflatten(1, (-1, cache.size))  # queries and keys; what is written here is written to the buffer
+    if step.cosines is not None and step.sines is not None:
+        cosines, sines = step.cosines[rows.positions][:, None], step.sines[rows.positions][:, None]
+        half, turned = step.turned // 2, heads[..., : step.turned]
+        a, b = (turned[..., ::2], turned[..., 1::2]) if step.interleaved else turned.split(half, -1)
+        first, second = fma(a, cosines, -(b * sines)), fma(b, cosines, a * sines)
+        a.copy_(first)
+        b.copy_(second)
+    keys = heads[:, cache.heads :]
+    cache.keys[rows.places // PAGE, :, :, rows.places % PAGE] = bounded(keys)
+    cache.kept[rows.places] = bounded(values.unflatten(1, (-1, cache.values)))
+    if step.last:
+        at.broken |= ~keys.isfinite().all(2).all(1)
+
+
+@compute.register
+def _attend(step: steps.Attend, at: Pass) -> None:
+    cache, rows = step.cache, at.rows
+    heads = cache.kv_heads, cache.heads // cache.kv_heads
+    queries = at[step.qkv][:, : cache.heads * cache.size].unflatten(1, (*heads, -1))
+    to = at[step.to].unflatten(1, (*heads, -1))
+    for slot, start, tokens, row in rows.pieces.tolist():
+        positions = torch.arange(start, start + tokens)[:, None]
+        low = (positions - step.window + 1).clamp(min=0) if step.window else torch.zeros_like(positions)
+        if step.chunk:
+            low = low.maximum(positions // step.chunk * step.chunk)
+        j = torch.arange(int(low.min()) // LANES * LANES, start + tokens)
+        seen = ((low <= j) & (j <= positions))[:, None, None]  # [tokens, 1, 1, keys]
+        page, place = rows.tables[slot, j // PAGE], j % PAGE
+        keys, values = cache.keys[page, :, :, place], cache.kept[page * PAGE + place]  # [keys, KV heads, entries]
+        some = slice(row, row + tokens)
+        scores = torch.zeros(tokens, *heads, len(j))
+        for d in range(cache.size):
+            scores = fma(keys[:, :, d].t()[:, None], queries[some, ..., d, None], scores)
+        scores = _capped(scores * number(step.scale), step.softcap).where(seen, -torch.inf)
+        weights = exponential(scores - scores.amax(-1, keepdim=True))
+        out = torch.zeros(tokens, *heads, cache.values)
+        for k in range(len(j)):
+            out = fma(values[k, :, None], weights[..., k, None], out).where(seen[..., k, None], out)
+        to[some] = out / total(weights)[..., None] + 0.0  # no -0
+
+
+# Mixtures of experts
+
+
+@compute.register
+def _route(step: steps.Route, at: Pass) -> None:
+    chances = softmax(at[step.x])
+    at[step.x].copy_(chances)
+    order = chances.sort(dim=-1, descending=True, stable=True).indices  # of ties, the lowest numbers
+    experts = order[:, : step.to.width // 2].sort(-1).values
+    weights = chances.gather(-1, experts)
+    if step.normalized:
+        together = torch.zeros(len(weights))
+        for weight in weights.unbind(-1):
+            together = together + weight
+        weights = weights / together[:, None]
+    at[step.to].copy_(torch.stack([experts.float(), weights], -1).flatten(1))
+
+
+@compute.register
+def _sort(_step: steps.Sort, _at: Pass) -> None:
+    """Rows are looked up by their routes here."""
+
+
+@compute.register
+def _expert_linear(step: steps.ExpertLinear, at: Pass) -> None:
+    experts = at[step.routes][:, ::2].long()  # [rows, routes]
+    x = at[step.x].unflatten(1, (-1, step.weight.inputs))  # [rows, 1 or routes, inputs]
+    at[step.to].copy_(_results(step, linear(x, widened(step.weight)[experts])).flatten(1))
+
+
+@compute.register
+def _combine(step: steps.Combine, at: Pass) -> None:
+    results, weights = at[step.x].unflatten(1, (-1, step.to.buffer.width)), at[step.routes][:, 1::2]
+    out = torch.zeros(len(results), step.to.buffer.width)
+    for result, weight in zip(results.unbind(1), weights.unbind(1), strict=True):
+        out = fma(result, weight[:, None], out)
+    at.put(step.to, out)
+
+
+@compute.register
+def _gate(step: steps.Gate, at: Pass) -> None:
+    at.put(step.to, at[step.x] * sigmoid(at[step.factors]))
+
+
+# Rows by themselves
+
+
+@compute.register
+def _norm(step: steps.Norm, at: Pass) -> None:
+    x = at[step.x][:, step.at : step.at + step.vectors * step.size].unflatten(1, (step.vectors, step.size))
+    at.put(step.to, norm(x, step.weight, step.bias, step.epsilon, centred=step.centred).flatten(1), step.at)
+
+
+@compute.register
+def _copy(step: steps.Copy, at: Pass) -> None:
+    at.put(step.to, at[step.x])
+
+
+@compute.register
+def _take(step: steps.Take, at: Pass) -> None:
+    at[step.to].copy_(at.buffers[step.x][at.rows.wanted])
+
+
+@compute.register
+def _activate(step: steps.Activate, at: Pass) -> None:
+    at.put(step.to, FUNCTIONS[step.function](at[step.x]))
+
+
+@compute.register
+def _softmax(step: steps.Softmax, at: Pass) -> None:
+    at[step.to].copy_(softmax(at[step.x]))
+
+
+@compute.register
+def _sum(step: steps.Sum, at: Pass) -> None:
+    at[step.to].copy_(total(at[step.x])[:, None])

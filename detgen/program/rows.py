@@ -1,0 +1,33 @@
+"""What a program is run on: the rows of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+NOT_A_NUMBER = -2  # a token id whose embedding is NaN
+
+# Called with the name of a step and what it wrote, float32 [rows, width].
+Take = Callable[[str, torch.Tensor], None]
+
+
+class Rows(NamedTuple):
+    """The rows of a pass.
+
+    Attributes:
+        ids: int64 [rows], token ids; -1 for zeros, NOT_A_NUMBER for NaN.
+        positions: int64 [rows], in their sequences.
+        places: int64 [rows], where their KV entries are stored.
+        wanted: int64 [n], rows of which logits are wanted.
+        tables: int64 [slots, blocks], the page of each block of positions of a slot.
+        pieces: int64 [pieces, 4]: consecutive tokens of a slot, the position of the first, how many, its row.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    places: torch.Tensor
+    wanted: torch.Tensor
+    tables: torch.Tensor
+    pieces: torch.Tensor

@@ -1,0 +1,40 @@
+"""Passes of an engine, compared with the interpreter's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from detgen.kernels.native.library import BUILDS, Runner, build
+from detgen.program.interpreter import Interpreter
+from detgen.program.rows import Rows, Take
+from detgen.program.steps import Buffer, Step
+from helpers.steps import Case, differences
+from helpers.threads import using
+
+Passes = list[tuple[type[Step], int]]  # the last step of each pass, and its rows
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    """While a test runs, every build leaves of each pass what the interpreter leaves: results, caches, broken rows."""
+    plain: Callable[..., torch.Tensor] = Runner.run
+    libraries = {name: library for name in BUILDS if (library := build(name)) is not None}
+    passes: Passes = []
+
+    def run(self: Runner, rows: Rows, given: dict[Buffer, torch.Tensor], take: Take | None = None) -> Any:
+        case = Case(self.program, given, rows)
+        with using(1):  # more would wait for each other
+            wanted = case.after(Interpreter(self.program).run)
+            for name, library in libraries.items():
+                found = case.after(partial(plain, Runner(library, self.program)))
+                assert not differences(found, wanted), f"{name}, {len(rows.ids)} rows:\n{self.program}"
+        passes.append((type(self.program.steps[-1]), len(rows.ids)))
+        return plain(self, rows, given, take)
+
+    monkeypatch.setattr(Runner, "run", run)
+    return passes

@@ -1,0 +1,375 @@
+"""Programs of each kind of step with all their fields, to compare what runs them, on raw bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from detgen.kernels.attention import lay_out
+from detgen.kernels.bits import bits, same_bits
+from detgen.kernels.native.panels import STORAGE, joined, stacked
+from detgen.program import steps
+from detgen.program.program import Program
+from detgen.program.rows import Rows
+from detgen.program.steps import GROUP, LOGIT_BLOCK, PAGE, SCORED, Activation, Buffer, Cache, Into, Step
+
+Run = Callable[[Rows, dict[Buffer, torch.Tensor]], torch.Tensor]
+
+
+class Case(NamedTuple):
+    """A program, what is in all of its buffers before, and the rows that it runs on."""
+
+    program: Program
+    given: dict[Buffer, torch.Tensor]
+    rows: Rows
+
+    def __repr__(self) -> str:
+        return f"{len(self.rows.ids)} rows, wanted {self.rows.wanted.tolist()}:\n{self.program}"
+
+    def after(self, run: Run) -> dict[str, torch.Tensor]:
+        """Everything that a pass leaves: buffers, caches, broken rows. The case itself stays as it is."""
+        caches = caches_of(self.program)
+        before, buffers = [x.clone() for x in caches], {b: x.clone() for b, x in self.given.items()}
+        found = {"broken": run(self.rows, buffers)} | {str(b): x for b, x in buffers.items()}
+        for i, (cache, kept) in enumerate(zip(caches, before, strict=True)):
+            found[f"cache {i}"] = cache.clone()
+            cache.copy_(kept)
+        return found
+
+
+def caches_of(program: Program) -> list[torch.Tensor]:
+    """The tensors of all caches that steps write to."""
+    caches = [step.cache for step in program.steps if isinstance(step, steps.Rotate | steps.Attend)]
+    return list({x.data_ptr(): x for cache in caches for x in (cache.keys, cache.kept)}.values())
+
+
+def differences(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> list[str]:
+    """Where bits differ, the first place of each; whichever NaN is as good as another."""
+    told = []
+    for name, want in wanted.items():
+        have = found[name]
+        if same_bits(have, want):
+            continue
+        same = have == want if have.dtype == torch.bool else bits(have) == bits(want)
+        same |= have.isnan() & want.isnan()
+        if not same.all():
+            at = tuple((~same).nonzero()[0].tolist())
+            told.append(f"{name}{list(at)} is {have[at].item()!r}, not {want[at].item()!r}")
+    return told
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    """Of several magnitudes."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g) * torch.exp(torch.randn(*shape, generator=g))
+
+
+ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45, -1e-38, 3e38, -3e38, 88.5, -87.5, 1.0])
+COUNTS = st.integers(1, 9)
+WIDTHS = st.integers(1, 40) | st.sampled_from([64, 70])
+
+
+class Making:
+    """A case in the making: buffers that steps read, then the steps; `wanted` says whether they see wanted rows alone.
+
+    Args:
+        draw: that of hypothesis.
+        counts: how many rows.
+        odd: whether what is read may have entries that are no numbers, or hardly any.
+    """
+
+    def __init__(self, draw: st.DrawFn, counts: st.SearchStrategy[int] = COUNTS, *, odd: bool = True) -> None:
+        self.draw, self.count, self.wanted = draw, draw(counts), draw(st.booleans())
+        self._seed, self._odd = draw(st.integers(0, 9999)), odd and draw(st.booleans())
+        self._given: dict[Buffer, torch.Tensor] = {}
+        self._steps: list[Step] = []
+
+    def numbers(self, *shape: int) -> torch.Tensor:
+        """Others each time."""
+        self._seed += 1
+        return numbers(self._seed, *shape)
+
+    def read(self, name: str, width: int, x: torch.Tensor | None = None) -> Buffer:
+        """A buffer that holds something: x, or any numbers; of wanted rows, which are taken out of others, if so."""
+        buffer = Buffer(name, width)
+        if x is None:
+            x = self.numbers(self.count, width)
+            if self._odd:
+                g = torch.Generator().manual_seed(self._seed)
+                which = torch.randint(len(ODD), x.shape, generator=g)
+                x = x.where(torch.rand(x.shape, generator=g) > 0.1, ODD[which])
+        self._given[buffer] = x
+        if not self.wanted:
+            return buffer
+        to = Buffer(f"wanted {name}", width)
+        self._steps.append(steps.Take(name=f"{name} taken", x=buffer, to=to))
+        return to
+
+    def into(self, width: int) -> Into:
+        """Where results go, added to something or not."""
+        add, factor = self.draw(st.booleans()), self.draw(st.sampled_from([1.0, 0.3, -2.0]))
+        return Into(self.read("to", width) if add else Buffer("to", width), add=add, factor=factor)
+
+    def add(self, kind: type[Step], **fields: Any) -> None:
+        """Append a step."""
+        self._steps.append(kind(name=kind.__name__, wanted=self.wanted, **fields))
+
+    def case(self, **rows: torch.Tensor) -> Case:
+        """The case; of its rows, ids are of a vocabulary of 20, unless they are given."""
+        program = Program(*self._given)
+        for step in self._steps:
+            program.add(step)
+        chosen = self.draw(st.lists(st.integers(0, self.count - 1), max_size=self.count, unique=True))
+        along, none = torch.arange(self.count), torch.zeros(0, 4, dtype=torch.int64)
+        usual = {"ids": along, "positions": along, "places": along, "tables": none, "pieces": none}
+        found = Rows(**usual | {"wanted": torch.tensor(chosen, dtype=torch.int64)} | rows)
+        given = {b: self.numbers(self.count, b.width) for b in program.buffers} | self._given
+        return Case(program, given, found)
+
+
+def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> steps.Weight:
+    """The weight of a linear layer, or of experts, in any storage."""
+    few = [(torch.float32, n) for n in (8, 4)] if inputs % GROUP == 0 else []
+    dtype, few_bits = made.draw(st.sampled_from([*few, *((dtype, 0) for dtype in STORAGE)]))
+
+    def one() -> list[torch.Tensor]:
+        return [(made.numbers(outputs, inputs) * inputs**-0.5).to(dtype) for _ in range(1 + gated)]
+
+    if experts:
+        return stacked([one() for _ in range(experts)], steps.PANEL // (1 + gated), few_bits)
+    biases = [made.numbers(outputs) for _ in range(1 + gated)] if made.draw(st.booleans()) else []
+    return joined(one(), biases, few_bits, gated=gated)
+
+
+OF_LAYERS = st.sampled_from([a for a in Activation if a <= Activation.RELU])
+INPUTS = st.integers(1, 40) | st.sampled_from([127, 128, 129, 390]) | st.sampled_from([32, 64, 160, 256, 384])
+
+
+@st.composite
+def _embedded(draw: st.DrawFn) -> Case:
+    made, width = Making(draw), draw(WIDTHS)
+    made.wanted = False
+    dtype = draw(st.sampled_from(list(STORAGE)))
+    table = made.numbers(20, width).to(dtype)
+    made.add(steps.Embed, table=table, storage=STORAGE[dtype], to=made.into(width))
+    ids = draw(st.lists(st.integers(-2, 19), min_size=made.count, max_size=made.count))
+    return made.case(ids=torch.tensor(ids))
+
+
+@st.composite
+def _placed(draw: st.DrawFn) -> Case:
+    made, width, offset = Making(draw), draw(WIDTHS), draw(st.integers(0, 3))
+    made.wanted = False
+    dtype = draw(st.sampled_from(list(STORAGE)))
+    table = made.numbers(20, width).to(dtype)
+    made.add(steps.EmbedPositions, table=table, storage=STORAGE[dtype], offset=offset, to=made.into(width))
+    positions = draw(st.lists(st.integers(0, 16), min_size=made.count, max_size=made.count))
+    return made.case(positions=torch.tensor(positions))
+
+
+@st.composite
+def _normed(draw: st.DrawFn) -> Case:
+    made, size, vectors, own = Making(draw), draw(WIDTHS), draw(st.integers(1, 3)), draw(st.booleans())
+    weighted = own or draw(st.booleans())
+    shape = (vectors, size) if own else (size,)
+    fields = {
+        **{"size": size, "vectors": vectors, "own": own, "weight": made.numbers(*shape) if weighted else None},
+        **{"bias": made.numbers(*shape) if weighted and draw(st.booleans()) else None},
+        **{"epsilon": draw(st.sampled_from([1e-6, 1e-5, 0.5])), "centred": draw(st.booleans())},
+    }
+    if draw(st.booleans()):  # some of a row, in place
+        before, behind = draw(st.integers(0, 20)), draw(st.integers(0, 20))
+        x = made.read("x", before + vectors * size + behind)
+        made.add(steps.Norm, x=x, to=Into(x, add=draw(st.booleans()), factor=0.3), at=before, **fields)
+    else:
+        made.add(steps.Norm, x=made.read("x", vectors * size), to=made.into(vectors * size), **fields)
+    return made.case()
+
+
+@st.composite
+def _linear(draw: st.DrawFn) -> Case:
+    made = Making(draw, st.integers(1, 30) | st.sampled_from([96, 97, 131]))
+    inputs, outputs, gated = draw(INPUTS), draw(st.integers(1, 70)), draw(st.booleans())
+    softcap, to = draw(st.sampled_from([0.0, 0.0, 30.0])), made.into(outputs)
+    made.add(
+        steps.Linear,
+        x=made.read("x", inputs),
+        to=Into(Buffer("to", outputs), factor=to.factor) if softcap else to,
+        weight=weight(made, outputs, inputs, gated=gated),
+        activation=draw(OF_LAYERS),
+        gated=gated,
+        softcap=softcap,
+    )
+    return made.case()
+
+
+@st.composite
+def scored(draw: st.DrawFn, special: float = -torch.inf) -> Case:
+    """Logits, some of which may be `special`."""
+    made = Making(draw, st.integers(1, 9) | st.sampled_from([96, 97]), odd=False)
+    inputs, outputs = draw(st.integers(1, 20)), draw(WIDTHS | st.sampled_from([127, 128, 129, 300, 2100]))
+    x = made.numbers(made.count, inputs) * draw(st.sampled_from([0.0, 0.01, 1.0, 20.0]))
+    of = weight(made, outputs, inputs)
+    if of.bias is not None:
+        of.bias[torch.rand(of.bias.shape, generator=torch.Generator().manual_seed(outputs)) < 0.1] = special
+    blocks = Buffer("blocks", SCORED * -(-outputs // LOGIT_BLOCK))
+    factor, softcap = draw(st.sampled_from([1.0, 0.5])), draw(st.sampled_from([0.0, 30.0]))
+    made.add(steps.ScoredLinear, x=made.read("x", inputs, x), to=blocks, weight=of, factor=factor, softcap=softcap)
+    made.add(steps.Score, x=blocks, to=Buffer("to", SCORED))
+    return made.case()
+
+
+def _slots(made: Making, group: int) -> dict[str, torch.Tensor]:
+    """Windows of several slots, whose pages are anywhere; the rows are as many as these have."""
+    spans = made.draw(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 9)), min_size=1, max_size=3))
+    slots, lengths, starts = np.arange(len(spans)), np.array([n for _, n in spans]), np.array([s for s, _ in spans])
+    tables = torch.randperm(len(spans) * 3, generator=torch.Generator().manual_seed(1)).view(-1, 3)
+    positions = torch.tensor([p for start, n in spans for p in range(start, start + n)])
+    places = tables[torch.from_numpy(np.repeat(slots, lengths)), positions // PAGE] * PAGE + positions % PAGE
+    made.count, pieces = len(positions), lay_out(slots, starts, lengths, group)
+    return {"positions": positions, "places": places, "tables": tables, "pieces": pieces}
+
+
+def _cache(made: Making, heads: int, kv_heads: int, pages: int) -> Cache:
+    """What others left is in it."""
+    size, values = made.draw(st.sampled_from([8, 16, 20, 48])), made.draw(st.sampled_from([8, 16, 36, 80]))
+    keys, kept = made.numbers(pages, kv_heads, size, PAGE), made.numbers(pages * PAGE, kv_heads, values)
+    return Cache(heads=heads, kv_heads=kv_heads, size=size, values=values, keys=keys, kept=kept)
+
+
+def _qkv(made: Making, cache: Cache) -> Buffer:
+    return made.read("qkv", (cache.heads + cache.kv_heads) * cache.size + cache.kv_heads * cache.values)
+
+
+@st.composite
+def _rotated(draw: st.DrawFn) -> Case:
+    made, kv_heads, group = Making(draw), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    made.wanted = False
+    rows, turned = _slots(made, group), draw(st.sampled_from([0, 4, 6, 8]))
+    cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].numel())
+    angles = {name: made.numbers(200, turned // 2) for name in ("cosines", "sines")} if turned else {}
+    flags = {name: draw(st.booleans()) for name in ("interleaved", "last")}
+    made.add(steps.Rotate, qkv=_qkv(made, cache), cache=cache, turned=turned, **angles, **flags)
+    return made.case(**rows)
+
+
+@st.composite
+def _attended(draw: st.DrawFn) -> Case:
+    made, kv_heads, group = Making(draw), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    made.wanted = False
+    rows = _slots(made, group)
+    cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].numel())
+    made.add(
+        steps.Attend,
+        qkv=_qkv(made, cache),
+        cache=cache,
+        to=Buffer("to", cache.heads * cache.values),
+        scale=0.2,
+        window=draw(st.sampled_from([0, 1, 30, 100])),
+        chunk=draw(st.sampled_from([0, 1, 24, 100])),
+        softcap=draw(st.sampled_from([0.0, 20.0])),
+    )
+    return made.case(**rows)
+
+
+def _rowwise(kind: type[Step], *, into: bool = True, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Case]:
+    """Steps that make a row from the same row, as wide as it."""
+
+    @st.composite
+    def make(draw: st.DrawFn) -> Case:
+        made, width = Making(draw), draw(WIDTHS)
+        to = made.into(width) if into else Buffer("to", width)
+        made.add(kind, x=made.read("x", width), to=to, **{name: draw(each) for name, each in fields.items()})
+        return made.case()
+
+    return make()
+
+
+@st.composite
+def _taken(draw: st.DrawFn) -> Case:
+    made = Making(draw)
+    made.wanted = True
+    made.read("x", draw(WIDTHS))
+    return made.case()
+
+
+@st.composite
+def _gated(draw: st.DrawFn) -> Case:
+    made, width = Making(draw), draw(WIDTHS)
+    made.add(steps.Gate, x=made.read("x", width), factors=made.read("factors", 1), to=made.into(width))
+    return made.case()
+
+
+@st.composite
+def _summed(draw: st.DrawFn) -> Case:
+    made = Making(draw)
+    made.add(steps.Sum, x=made.read("x", draw(WIDTHS)), to=Buffer("to", 1))
+    return made.case()
+
+
+def _router(made: Making, experts: int, picks: int) -> Buffer:
+    """Routes, of which there may be ties."""
+    logits = made.numbers(made.count, experts)
+    if made.draw(st.booleans()):
+        logits = logits.round()
+    routes = Buffer("routes", 2 * picks)
+    x, normalized = made.read("router", experts, logits), made.draw(st.booleans())
+    made.add(steps.Route, x=x, to=routes, normalized=normalized)
+    return routes
+
+
+@st.composite
+def _routed(draw: st.DrawFn) -> Case:
+    made, experts = Making(draw), draw(st.integers(1, 20) | st.just(100))
+    _router(made, experts, draw(st.integers(1, min(experts, steps.MOST_PICKS))))
+    return made.case()
+
+
+@st.composite
+def _experts(draw: st.DrawFn) -> Case:
+    """Two layers of experts and the sum of what they give."""
+    made = Making(draw, st.integers(1, 12) | st.just(110))
+    experts = draw(st.integers(2, 3 if made.count > 12 else 6))
+    width, inner = draw(st.sampled_from([8, 21, 32, 160])), draw(st.integers(1, 20) | st.just(32))
+    picks, gated = draw(st.integers(1, min(3, experts))), draw(st.booleans())
+    routes = _router(made, experts, picks)
+    up = weight(made, inner, width, experts=experts, gated=gated)
+    down = weight(made, width, inner, experts=experts)
+    opened, each = Buffer("opened", picks * inner), Buffer("each", picks * width)
+    activation = draw(OF_LAYERS)
+    made.add(steps.Sort, routes=routes, experts=experts)
+    made.add(
+        steps.ExpertLinear,
+        **{"x": made.read("x", width), "routes": routes, "to": opened, "weight": up},
+        **{"activation": activation, "gated": gated},
+    )
+    made.add(steps.ExpertLinear, x=opened, routes=routes, to=each, weight=down)
+    made.add(steps.Combine, x=each, routes=routes, to=made.into(width))
+    return made.case()
+
+
+# By kind of step, programs with it, and how many of them are tried.
+CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
+    steps.Embed: (_embedded(), 25),
+    steps.EmbedPositions: (_placed(), 15),
+    steps.Norm: (_normed(), 100),
+    steps.Linear: (_linear(), 80),
+    steps.ScoredLinear: (scored(), 60),
+    steps.Score: (scored(), 10),
+    steps.Rotate: (_rotated(), 80),
+    steps.Attend: (_attended(), 60),
+    steps.Copy: (_rowwise(steps.Copy), 20),
+    steps.Take: (_taken(), 10),
+    steps.Gate: (_gated(), 20),
+    steps.Route: (_routed(), 40),
+    steps.Sort: (_experts(), 10),
+    steps.ExpertLinear: (_experts(), 40),
+    steps.Combine: (_experts(), 20),
+    steps.Activate: (_rowwise(steps.Activate, function=st.sampled_from(Activation)), 120),
+    steps.Softmax: (_rowwise(steps.Softmax, into=False), 40),
+    steps.Sum: (_summed(), 30),
+}
