@@ -38,7 +38,7 @@ class Loop:
         self.stats = EngineStats()
         self.scheduler = Scheduler([cache], batch, lambda *_: None)
         target = passes(cache, self.scheduler)
-        self._decoding = Decoding(target, self.scheduler, Stopping(tokenizer), self.stats, NoDrafter(), 1)
+        self._decoding = Decoding(target, self.scheduler, Stopping(tokenizer), self.stats, NoDrafter(), 1, 0)
 
     def run(self, requests: Iterable[Request], end: int | None = None) -> Iterator[list[Sequence]]:
         """Run requests of token ids, those that ended after each round.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +51,7 @@ class Decoding:
         stats: counters to update.
         drafter: proposes tokens.
         draft_tokens: most of them per sequence and round, unless the drafter says otherwise.
+        vocabulary: how many tokens the target has.
         ahead: reads the prompts of a thinking model; None if the target does not think.
 
     Attributes:
@@ -65,6 +66,7 @@ class Decoding:
         stats: EngineStats,
         drafter: Drafter,
         draft_tokens: int,
+        vocabulary: int,
         ahead: ReadingAhead | None = None,
     ) -> None:
         self.committing = Committing(target.cache, target.cost, scheduler, stopping, stats, drafter, ahead)
@@ -72,7 +74,7 @@ class Decoding:
         self._scheduler = scheduler
         self._stats = stats
         self._thinking = None if ahead is None else ahead.thinking
-        self._drafter = drafter
+        self._drafter, self._vocabulary = drafter, vocabulary
         self._policy = Policy(drafter, drafter.draft_tokens or draft_tokens, target)
 
     @torch.inference_mode()
@@ -122,14 +124,20 @@ class Decoding:
         drafts = self._drafter.draft([live[slot] for slot in asked.tolist()], lengths)
         if not any(draft.tokens for draft in drafts):
             return None
-        # There are no pages for more, whatever a custom drafter returns.
-        found = [draft._replace(tokens=draft.tokens[:n]) for draft, n in zip(drafts, lengths, strict=True)]
+        # Whatever a custom drafter returns, there are no pages for more, and nothing is known of other tokens.
+        found = [draft._replace(tokens=self._known(draft.tokens[:n])) for draft, n in zip(drafts, lengths, strict=True)]
         counts = np.zeros(len(slots), np.int64)
         counts[verified] = [len(draft.tokens) for draft in found]
         tokens = np.fromiter(chain.from_iterable(draft.tokens for draft in found), np.int64, int(counts.sum()))
         drafters = np.zeros(len(live.busy), np.int64)
         drafters[asked] = [self.committing.log.drafter(draft.drafter) for draft in found]
         return _Drafts(counts, tokens, drafters)
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """The tokens before the first that the target does not have."""
+        if not tokens or (min(tokens) >= 0 and max(tokens) < self._vocabulary):
+            return tokens
+        return list(takewhile(lambda token: 0 <= token < self._vocabulary, tokens))
 
     def _windows(self, slots: np.ndarray, drafts: _Drafts | None) -> Windows:
         """The last committed token of each slot, and its draft."""

@@ -187,7 +187,7 @@ class Engine:
         parts = Parts(self._model, self._forward.cost, MOST_ROWS, config.draft_tokens)
         self._decoding = Decoding(
             *(self._forward, self._scheduler, self.stopping, self.stats),
-            *(drafter_of(config.drafter, parts), config.draft_tokens or _DRAFT_TOKENS, ahead),
+            *(drafter_of(config.drafter, parts), config.draft_tokens or _DRAFT_TOKENS, target.vocabulary, ahead),
         )
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from detgen.drafters.protocol import Draft, Drafter
+from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.engine import Engine
 from detgen.engine.request import Request, SamplingParams
 
@@ -38,6 +38,31 @@ def test_unverified_requests_ride_in_canonical_passes(base: Engine, drafter: str
     assert {(r.drafter, r.status, r.drafted) for c in beside[1:] for r in c.records} == {("none", "unverified", None)}
     assert engine.stats.target_passes == TOKENS  # those that the accepted drafts of the verified one have outrun go on
     assert engine.stats.tokens == sum(len(c.token_ids) for c in beside) == 4 * TOKENS
+
+
+class Stranger(Drafter):
+    """Drafts what comes next, then tokens that no model has."""
+
+    name = "stranger"
+
+    def __init__(self, wanted: tuple[int, ...], unknown: int) -> None:
+        self.wanted, self.unknown = wanted, unknown
+
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """Two of the one, two of the other."""
+        at = [seq.generated for seq in seqs]
+        return [Draft([*self.wanted[n : n + 2], self.unknown, self.unknown], self.name) for n in at]
+
+
+@pytest.mark.parametrize("unknown", [-1, -(10**30), 4096, 2**31, 10**30])
+def test_drafts_end_before_tokens_that_the_target_does_not_have(base: Engine, unknown: int) -> None:
+    alone = base.with_settings(drafter="none").generate([request(0, verified=True)])[0].token_ids
+    engine = base.with_settings(drafter=lambda _: Stranger(tuple(alone), unknown))
+    (found,) = engine.generate([request(0, verified=True)])
+    assert found.token_ids == alone
+    drafted = [record.drafted for record in found.records if record.drafted is not None]
+    assert drafted
+    assert unknown not in drafted
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "auto"])
