@@ -281,6 +281,7 @@ EXAMPLES = {
         "detgen/kernels/native/rowwise.h",
         "detgen/kernels/native/pass.c",
     },
+    "A weight format": {"detgen/passes/gguf_header.py", "detgen/passes/stored.py"},
 }
 
 
@@ -291,21 +292,27 @@ def test_an_example_applies_and_touches_few_files(title: str) -> None:
 
 TRIED = """
 import importlib.util
+from pathlib import Path
 
+import gguf
+import numpy as np
 import torch
 from detgen import Engine
 from detgen.kernels.attention import AttentionTraits, attend_blocks
 from detgen.kernels.native.call import Call
+from detgen.kernels.native.panels import panels
 from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_attention import NativeAttention
 from detgen.passes.native_decoder import rows_of
 from detgen.passes.packing import Window, Windows, pack
 from detgen.passes.pages import Pages
+from detgen.passes.stored import Place
+from detgen.program.arithmetic import linear
 from detgen.program.interpreter import Interpreter
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.steps import Attend, Buffer, Cache, Clamp, Into
+from detgen.program.steps import Attend, Buffer, Cache, Clamp, Into, Linear
 
 engine = Engine(drafter="repeat", kv_memory=64 << 20)
 plain = engine.with_settings(drafter="none")
@@ -343,6 +350,17 @@ assert torch.equal(Call(program, (read,), (to,))(x)[0], 2 * x.clamp(-0.5, 0.5))
 found, along = torch.empty(5, 21), torch.arange(5)
 Interpreter(program).run(Rows(*[along] * 4, *[along[:0]] * 2), {read: x, to: found})
 assert torch.equal(found, 2 * x.clamp(-0.5, 0.5))
+
+file, count = Path("blocks"), 6 * 18
+file.write_bytes(np.random.default_rng(1).integers(0, 60, count, np.uint8).tobytes())
+weight = Place(file, "IQ4_NL", (3, 64), 0).read()
+blocks = np.frombuffer(file.read_bytes(), np.uint8).reshape(6, 18)
+want = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType.IQ4_NL)).view(3, 64)
+assert torch.equal(weight.weight(), want)
+packed, x, read, to = panels([weight]), torch.randn(5, 64), Buffer("x", 64), Buffer("to", 3)
+program = Program(read)
+program.add(Linear(name="linear", x=read, to=Into(to), weight=packed))
+assert torch.equal(Call(program, (read,), (to,))(x)[0], linear(x, want))
 
 if importlib.util.find_spec("triton") is None:
     raise SystemExit

@@ -127,8 +127,8 @@ class ModelSource:
 
     @property
     def plain_precision(self) -> str:
-        """As transformers runs it, which knows nothing of what the native pass quantizes."""
-        return self.engine.dtype if self.engine.target_quant in ("q8", "q4") else self.precision
+        """As transformers runs it, which knows nothing of weights in few bits."""
+        return self.engine.dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         kind: Any = torch.float32 if device.type == "cpu" else getattr(found, "dtype", None)
         dtype = {known: name for name, known in DTYPES.items()}.get(kind, "bfloat16")
     # What a known family has of its own is found out where the model is loaded.
-    known = type(model).__name__ in FAMILIES
-    native = known and device.type == "cpu" and engine.target_quant not in ("nf4", "int8")
+    native = type(model).__name__ in FAMILIES and device.type == "cpu"
     render, tokenize = chat_renderer(tokenizer), Tokenize(tokenizer, name)
     size = len(tokenizer) if config.random_weights is not None else int(text.vocab_size)
     tied = getattr(text, "tie_word_embeddings", False)

@@ -155,7 +155,7 @@ Dtype = Annotated[
         " A CPU computes in float32 with any of them, CUDA in the same.",
     ),
 ]
-_QUANTS = "q8 and q4 keep weights in groups of 32 with the same bits on every CPU; nf4 and int8 are bitsandbytes'."
+_QUANTS = "q8 and q4 keep weights in groups of 32; nf4 and int8 are bitsandbytes'. All: the same bits on every CPU."
 TargetQuant = Annotated[QuantName, model_option(metavar="none|q8|q4|nf4|int8", help=f"Quantize the target. {_QUANTS}")]
 DraftQuant = Annotated[
     QuantName, model_option(metavar="none|q8|q4|nf4|int8", help="Quantize the draft model, likewise.")

@@ -40,8 +40,8 @@ class EngineConfig:
         device: auto, cpu, cuda or cuda:N.
         dtype: number format in which weights are kept; auto is the checkpoint's own. On CUDA models compute in it, too;
             on a CPU they compute in float32.
-        target_quant: quantization of the target's linear layers: q8 or q4 by detgen's own pass, nf4 or int8 by
-            bitsandbytes, or none.
+        target_quant: quantization of the target's linear layers: q8 or q4 by detgen, nf4 or int8 by bitsandbytes, or
+            none.
         draft_quant: quantization of the draft model, likewise.
         threads: CPU threads; None leaves torch's choice.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.

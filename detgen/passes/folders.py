@@ -264,7 +264,7 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
 
 
 def _check_quantized(config: dict[str, Any], tensors: list[Tensor]) -> None:
-    """Refuse weights that are said to be of few bits and are not; bitsandbytes would say so by an assertion."""
+    """Refuse weights that are said to be of few bits and are not."""
     settings = config.get("quantization_config")
     said = isinstance(settings, dict) and settings.get("quant_method") == "bitsandbytes"
     if said and tensors and not any(tensor.dtype in ("U8", "I8") for tensor in tensors):

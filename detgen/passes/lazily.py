@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from detgen.passes import bitsandbytes_weights
 from detgen.passes.folders import Stored, Tensor
 from detgen.passes.gguf_header import BLOCKS
-from detgen.passes.stored import Place, Reader, Stack, without_weights
+from detgen.passes.stored import Lying, Place, Reader, Stack, without_weights
 
 # What names in files have in place of what parameters have, by class.
 _RENAMED = {"GPTNeoXForCausalLM": ("embed_out.", "lm_head."), "MixtralForCausalLM": (".block_sparse_moe.", ".mlp.")}
@@ -50,32 +51,77 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
     tensors = [tensor for tensor in stored.tensors if tensor.name not in unread]
     if not all(map(_plain, tensors)):
         return None
-    places = _places(folder, tensors, _RENAMED.get(type(model).__name__))
+    places = _places(_lying(folder, tensors), _RENAMED.get(type(model).__name__))
     if places is None or wanted != {name: place.shape for name, place in places.items()}:
         return None
-    if not type(model).__module__.startswith("transformers.") or _looks_at_positions(model):
+    if not type(model).__module__.startswith("transformers.") or looks_at_positions(model):
         return None
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+    _read_generation(folder, model)
     return model, Reader(model, places, dtype)
 
 
-def _places(
-    folder: Path, tensors: Sequence[Tensor], renamed: tuple[str, str] | None
-) -> dict[str, Place | Stack] | None:
+def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, Reader]:
+    """The model without its weights, some of which bitsandbytes has quantized, and what reads them.
+
+    Args:
+        folder: of the model.
+        stored: its weights.
+        config: its configuration.
+        dtype: which the others get.
+
+    Raises:
+        ValueError: if they are not those of the model, or cannot be read; names the tensor.
+    """
+    if not stored.tensors:
+        raise ValueError("weights that bitsandbytes has quantized are read from safetensors files; save it as such")
+    model = without_weights(config, dtype)
+    few, others = bitsandbytes_weights.places(folder, stored.tensors)
+    for tensor in others:
+        if not _plain(tensor):
+            raise ValueError(f"{tensor.file}: {tensor.name}: nothing says what its numbers mean ({tensor.dtype})")
+    found = _places(few | _lying(folder, others), _RENAMED.get(type(model).__name__))
+    if found is None:
+        raise ValueError("the weights of its experts do not fit together")
+    turned = {f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"}
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, shape in wanted.items():
+        if name not in found:
+            raise ValueError(f"weights are missing: {name}")
+        kept = shape[::-1] if name in turned and name in few else shape
+        if found[name].shape != kept:
+            raise ValueError(f"the weights do not fit config.json: {name} is {found[name].shape}, not {kept}")
+    ignored = ("rotary_emb.inv_freq", *(model._keys_to_ignore_on_load_unexpected or ()))
+    for name in found.keys() - wanted.keys():
+        if not any(re.search(pattern, name) for pattern in ignored):
+            raise ValueError(f"config.json describes no such weights as {name}")
+    _read_generation(folder, model)
+    return model, Reader(model, found, dtype)
+
+
+def _read_generation(folder: Path, model: PreTrainedModel) -> None:
+    """Read the file whose end-of-sequence tokens count, as transformers does."""
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+
+
+def _lying(folder: Path, tensors: Sequence[Tensor]) -> dict[str, Lying]:
+    """Where tensors of plain numbers lie, by name."""
+    return {t.name: Place(folder / t.file, t.dtype, tuple(t.shape), t.at) for t in tensors}
+
+
+def _places(lying: Mapping[str, Lying], renamed: tuple[str, str] | None) -> dict[str, Lying] | None:
     """Where parameters lie, by name; None if two tensors have one's place, or its parts do not fit together."""
-    found: dict[str, Place | Stack] = {}
-    parts: dict[str, dict[tuple[int, int], Place]] = defaultdict(dict)  # by expert and part
-    for tensor in tensors:
-        place = Place(folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at)
-        name = tensor.name if renamed is None else tensor.name.replace(*renamed)
+    found: dict[str, Lying] = {}
+    parts: dict[str, dict[tuple[int, int], Lying]] = defaultdict(dict)  # by expert and part
+    for name, place in lying.items():
+        name = name if renamed is None else name.replace(*renamed)
         expert = EXPERT.fullmatch(name)
         if expert is not None and expert["part"] in _JOINED:
             joined, part = _JOINED[expert["part"]]
             parts[f"{expert['experts']}.{joined}"][int(expert["number"]), part] = place
         else:
             found[name] = place
-    if len(found) + sum(map(len, parts.values())) < len(tensors):
+    if len(found) + sum(map(len, parts.values())) < len(lying):
         return None
     for name, of in parts.items():
         experts, each = (1 + max(numbers) for numbers in zip(*of, strict=True))
@@ -87,7 +133,7 @@ def _places(
     return found
 
 
-def _looks_at_positions(model: PreTrainedModel) -> bool:
+def looks_at_positions(model: PreTrainedModel) -> bool:
     """Whether a rotary embedding asks how long its input is, which has no answer before there are weights."""
     found = [getattr(module, "rope_type", None) for module in model.modules()]
     kinds = {kind for one in found for kind in (one.values() if isinstance(one, dict) else [one])}

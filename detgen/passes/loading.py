@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.passes import gguf_models, lazily
+from detgen.passes.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
 from detgen.passes.digest import Told, digests
 from detgen.passes.folders import Tensor, check_folder, local_place, model_files
 from detgen.passes.gguf_header import check_gguf
@@ -146,18 +147,23 @@ def load_model(
     observer.stage(f"loading {name}")
     chosen: Any = DTYPES.get(dtype, "auto")
     bits, native = _BITS.get(quant, 0), device.type == "cpu"
-    if chosen == "auto" and native:
-        chosen = _HALVES.get(stored.dtypes, torch.float32)
     config, tokenizer = load_settings(folder, name, trusted=trusted)
+    quantized, quantizing = is_quantized(config), quant in QUANTS
+    _check_bitsandbytes(name, quant, device, quantized=quantized)
+    if chosen == "auto" and native:
+        chosen = _HALVES.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
     with explained(name, "config.json"):
-        _check_quantized(config, quant)
-        _check_size(stored.size, config, None if bits else chosen, device, trusted=trusted)
+        _check_method(config)
+        _check_size(stored.size, config, None if bits or quantized or quantizing else chosen, device, trusted=trusted)
     read: Read = held
     with explained(name):
         _check_numbers(stored.tensors, config, trusted=trusted)
         empty = lazily.empty_model(folder, stored, config, chosen) if native else None
         lazy = empty is not None and is_native(empty[0])
-        if empty is not None and lazy:
+        if quantized:
+            model, read = lazily.quantized_model(folder, stored, config, chosen)
+            lazy = is_native(model) and not lazily.looks_at_positions(model)
+        elif empty is not None and lazy:
             model, read = empty
         else:
             # Weights of another shape are let through to be named, and refused, by `_check_weights`.
@@ -166,8 +172,13 @@ def load_model(
                 folder, config=config, trust_remote_code=trusted, dtype=chosen, **checks
             )
             _check_weights(loading, model)
+        read = Quantizing(model, read, quant) if quantizing else read
+        if read is not held and not lazy:
+            _check_size(stored.size, config, torch.float32, device, trusted=trusted)
+            fill(model, _told(read, model, stored.size, observer), torch.float32)
+            read = held
         if bits and not is_native(model):
-            raise ValueError(f"{quant} is for decoders that the native pass knows, on a CPU; leave it out")
+            raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
         if native and isinstance(model, ThinkingStatesForCausalLM):
             _check_size(stored.size, config, torch.float32, device, trusted=trusted)
             model = model.float()
@@ -293,15 +304,13 @@ def _reason(error: BaseException) -> str:
     return (said if named else f"{type(error).__name__}: {said}".removesuffix(": ")) + at
 
 
-def _check_quantized(config: Any, quant: QuantName) -> None:
-    """Refuse what bitsandbytes and others have quantized, or are to quantize.
+def _check_method(config: Any) -> None:
+    """Refuse weights that others than bitsandbytes have quantized.
 
     Raises:
-        ValueError: names the quantization.
+        ValueError: names the method.
     """
-    if quant not in ("none", *_BITS):
-        raise ValueError(f"{quant} is not read yet; use q8 or q4")
-    if hasattr(config, "quantization_config"):
+    if hasattr(config, "quantization_config") and not is_quantized(config):
         method = dict(config.quantization_config).get("quant_method", "an unknown method")
         raise ValueError(f"its weights are quantized by {method}, which is not read yet; give it in float32 or 16 bits")
 
@@ -401,6 +410,24 @@ def context_of(config: Any) -> int:
     return context
 
 
+def _check_bitsandbytes(name: str, quant: QuantName, device: torch.device, *, quantized: bool) -> None:
+    """Refuse weights of its formats on CUDA, and to quantize them once more.
+
+    Raises:
+        EngineError: if they are.
+    """
+    if quantized and quant != "none":
+        raise EngineError(
+            f"cannot load the model {name}: bitsandbytes has quantized its weights, which are taken as they are and not"
+            f" quantized to {quant}; leave out the quantization"
+        )
+    if device.type == "cuda" and (quantized or quant in QUANTS):
+        raise EngineError(
+            f"cannot load the model {name}: weights in bitsandbytes' formats run on a CPU, and on CUDA not yet;"
+            " use --device cpu"
+        )
+
+
 def _eos(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     """End-of-sequence ids of the generation settings and of the tokenizer."""
     found: set[int] = set()
@@ -460,4 +487,5 @@ def _quiet() -> None:
 
     transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"transformers\.|torch\.")

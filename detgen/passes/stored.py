@@ -23,7 +23,8 @@ from detgen.program.steps import GROUP
 Weight = torch.Tensor | Quantized
 ALL = slice(None)
 
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I8": torch.int8}
+_SIZES = BLOCKS | {"U8": (1, 1), "I8": (1, 1)}
 _WIDENED_AT_A_TIME = 1 << 22  # entries
 
 
@@ -44,12 +45,36 @@ def whole(weight: Weight) -> torch.Tensor:
     return weight.weight() if isinstance(weight, Quantized) else weight
 
 
+def taken(module: nn.Module, weight: Weight) -> torch.Tensor:
+    """A weight as a module takes it: few bits are kept [outputs, inputs], and GPT-2's `Conv1D` turns that round."""
+    turned = isinstance(weight, Quantized) and type(module).__name__ == "Conv1D"
+    return whole(weight).t().contiguous() if turned else whole(weight)
+
+
+class Lying(Protocol):
+    """Where a weight lies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As it is stored."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it can be read whole."""
+        ...
+
+    def read(self, rows: slice = ALL) -> Weight:
+        """The weight, or some consecutive rows of it."""
+        ...
+
+
 class Place(NamedTuple):
     """Where a weight lies in a file.
 
     Attributes:
         path: of the file.
-        kind: number format, one of `BLOCKS`.
+        kind: number format, one of `_SIZES`.
         shape: as it is stored.
         at: its first byte.
         order: which of its rows comes first, second and so on; None leaves them.
@@ -62,6 +87,11 @@ class Place(NamedTuple):
     at: int
     order: np.ndarray | None = None
     change: Callable[[np.ndarray], np.ndarray] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it can be read whole."""
+        return _PLAIN.get(self.kind, torch.float32)
 
     def read(self, rows: slice = ALL) -> Weight:
         """The weight, or some consecutive rows of it.
@@ -79,7 +109,7 @@ class Place(NamedTuple):
 
     @property
     def _size(self) -> int:
-        entries, size = BLOCKS[self.kind]
+        entries, size = _SIZES[self.kind]
         return math.prod(self.shape) // entries * size
 
     def _bytes(self) -> torch.Tensor:
@@ -93,7 +123,7 @@ class Place(NamedTuple):
                 if not count:
                     raise EngineError(f"{self.path.name} has become shorter since it was looked at")
                 left = left[count:]
-        return data.view(-1, BLOCKS[self.kind][1])
+        return data.view(-1, _SIZES[self.kind][1])
 
     def _changed(self, weight: Weight) -> Weight:
         """The weight in the model's order, as the model takes it."""
@@ -137,10 +167,10 @@ class Stack(NamedTuple):
         parts: of each expert, all of the same shapes.
     """
 
-    parts: tuple[tuple[Place, ...], ...]
+    parts: tuple[tuple[Lying, ...], ...]
 
     @classmethod
-    def of(cls, parts: Sequence[Sequence[Place | None]]) -> Stack | None:
+    def of(cls, parts: Sequence[Sequence[Lying | None]]) -> Stack | None:
         """From the parts that there are; None if one is missing or has another shape, or they are no matrices."""
         there = tuple(tuple(part for part in expert if part is not None) for expert in parts)
         shapes = {tuple(part.shape for part in expert) for expert in there}
@@ -155,11 +185,16 @@ class Stack(NamedTuple):
         first = self.parts[0]
         return len(self.parts), sum(part.shape[0] for part in first), first[0].shape[1]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which they can be read: theirs if all have one."""
+        kinds = {part.dtype for expert in self.parts for part in expert}
+        return kinds.pop() if len(kinds) == 1 else torch.float32
+
     def read(self, rows: slice = ALL) -> torch.Tensor:
         """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
         experts = self.parts[rows]
-        kinds = {_PLAIN[part.kind] for expert in experts for part in expert}
-        made = torch.empty(len(experts), *self.shape[1:], dtype=kinds.pop() if len(kinds) == 1 else torch.float32)
+        made = torch.empty(len(experts), *self.shape[1:], dtype=self.dtype)
         for expert, to in zip(experts, made, strict=True):
             torch.cat([whole(part.read()).to(made.dtype) for part in expert], out=to)
         return made
@@ -171,17 +206,24 @@ class Reader:
     Args:
         model: with parameters on `meta`.
         places: of its parameters, by their names.
-        dtype: the number format that weights are brought to; None leaves them as they are stored.
+        dtype: which numbers get that a file has as such; None leaves them as they are.
     """
 
-    def __init__(self, model: nn.Module, places: Mapping[str, Place | Stack], dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: nn.Module, places: Mapping[str, Lying], dtype: torch.dtype | None = None) -> None:
         self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
         self._dtype = dtype
 
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
         """The weight of a parameter, or some consecutive rows of it."""
-        weight = self._places[parameter].read(rows)
-        return weight if self._dtype is None else whole(weight).to(self._dtype)
+        place = self._places[parameter]
+        weight = place.read(rows)
+        return weight.to(self._dtype) if isinstance(weight, torch.Tensor) and _is_plain(place) else weight
+
+
+def _is_plain(place: Lying) -> bool:
+    """Whether a file has the numbers themselves."""
+    parts = [part for expert in place.parts for part in expert] if isinstance(place, Stack) else [place]
+    return all(isinstance(part, Place) for part in parts)
 
 
 def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:
@@ -190,7 +232,7 @@ def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter not in made:
-                made[parameter] = nn.Parameter(whole(read(parameter)).to(dtype), requires_grad=False)
+                made[parameter] = nn.Parameter(taken(module, read(parameter)).to(dtype), requires_grad=False)
             setattr(module, name, made[parameter])
 
 

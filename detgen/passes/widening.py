@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from detgen.kernels.native.quantizing import narrowed
-from detgen.passes.stored import Read, whole
+from detgen.passes.stored import Read, taken, whole
 
 _AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
 
@@ -81,7 +81,7 @@ def _look_up(table: nn.Parameter, read: Read, module: nn.Module, args: Any) -> t
 
 def _widen(own: dict[str, nn.Parameter], read: Read, bits: int, module: nn.Module, args: Any) -> None:
     for name, parameter in own.items():
-        data = _widened(whole(read(parameter)), bits, transposed=type(module).__name__ == "Conv1D")
+        data = _widened(taken(module, read(parameter)), bits, transposed=type(module).__name__ == "Conv1D")
         setattr(module, name, nn.Parameter(data, requires_grad=False))
 
 

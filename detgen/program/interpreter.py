@@ -129,6 +129,8 @@ def widened(weight: Weight) -> Tensor:
     w = weight.data
     if weight.storage == Storage.NIBBLE:
         w = torch.cat([w & 15, w >> 4], -1).to(torch.int8) - 8
+    elif weight.codes is not None:
+        w = weight.codes[torch.cat([w & 15, w >> 4], -1).long()]
     w = w.float()
     if weight.scales is not None:
         w = w * weight.scales.repeat_interleave(GROUP, -2)

@@ -36,7 +36,8 @@ class Storage(IntEnum):
     """Number formats of weights, which are widened to float32 when they are read.
 
     Of BYTE, a weight is a whole number from -128 to 127 times the scale of its group, rounded to float32; of NIBBLE it
-    is one from -8 to 7, plus 8 in half a byte: byte c of an input has column c below and column c + 16 above.
+    is one from -8 to 7, plus 8 in half a byte: byte c of an input has column c below and column c + 16 above. Of CODE,
+    such a half of a byte is the number of one of sixteen codes, which is multiplied by the scale, likewise.
     """
 
     FLOAT = 0
@@ -44,9 +45,10 @@ class Storage(IntEnum):
     HALF = 2
     BYTE = 3
     NIBBLE = 4
+    CODE = 5
 
 
-_DTYPES = dict(zip(Storage, ("float32", "bfloat16", "float16", "int8", "uint8"), strict=True))
+_DTYPES = dict(zip(Storage, ("float32", "bfloat16", "float16", "int8", "uint8", "uint8"), strict=True))
 
 
 class Activation(IntEnum):
@@ -88,8 +90,10 @@ class Weight:
     """The weight of a linear layer, cut into panels of PANEL columns, zeros behind the last one.
 
     Attributes:
-        data: [panels, inputs, PANEL]; of NIBBLE, [panels, inputs, PANEL / 2]. Of experts, one behind the other.
+        data: [panels, inputs, PANEL]; of NIBBLE and CODE, [panels, inputs, PANEL / 2]. Of experts, one behind the
+            other.
         scales: [panels, inputs / GROUP, PANEL], of weights in few bits.
+        codes: [16], of CODE.
         bias: [columns]; None for none.
         outputs: entries of a row of results.
         columns: those of all panels. Of a gated layer, the first half of each panel are gates of the other half.
@@ -99,6 +103,7 @@ class Weight:
 
     data: Stored
     scales: Floats | None = None
+    codes: Floats | None = None
     bias: Floats | None = None
     outputs: int
     columns: int
@@ -110,12 +115,15 @@ class Weight:
         panels = -(-self.outputs // (PANEL // 2 if gated else PANEL))
         if self.columns != panels * PANEL:
             yield f"{self.outputs} outputs, gated: {gated}, take {panels * PANEL} columns, not {self.columns}"
-        width = PANEL // 2 if self.storage == Storage.NIBBLE else PANEL
+        width = PANEL // 2 if self.storage in (Storage.NIBBLE, Storage.CODE) else PANEL
         yield from _stored(self.data, self.storage, (*experts, panels, self.inputs, width))
-        few = self.storage in (Storage.BYTE, Storage.NIBBLE)
+        few, coded = self.storage >= Storage.BYTE, self.storage == Storage.CODE
         if few != (self.scales is not None):
             yield f"weights in {self.storage.name} have {'scales' if few else 'no scales'}"
+        if coded != (self.codes is not None):
+            yield f"weights in {self.storage.name} have {'codes' if coded else 'no codes'}"
         yield from _shaped("scales", self.scales, (*experts, panels, self.inputs // GROUP, PANEL))
+        yield from _shaped("codes", self.codes, (16,))
         yield from _shaped("bias", self.bias, (self.columns,))
 
 
@@ -619,7 +627,7 @@ def _stored(data: Tensor, storage: Storage, shape: tuple[int | None, ...]) -> It
 
 
 def _table(table: Tensor, storage: Storage, width: int) -> Iterator[str]:
-    if storage in (Storage.BYTE, Storage.NIBBLE):
+    if storage >= Storage.BYTE:
         yield "tables have no scales"
     yield from _stored(table, storage, (None, width))
 

@@ -28,10 +28,6 @@ _FEWER_BITS = (
     "fewer bits: weights, arithmetic or cache have fewer bits than the model as it comes, which makes another model of"
     " it; its precision says which"
 )
-_DEQUANTIZED = (
-    "nf4: in passes of more than a few rows (of more than one in bitsandbytes before 0.50) the weights of each linear"
-    " layer are dequantized before its product, in every pass anew"
-)
 _SYNTHETIC = (
     "synthetic rows: the drafter is told the continuation and is right at the rate in the row's name, at a draft"
     " model's cost; fewer drafts are accepted, since none counts after a wrong one"
@@ -212,5 +208,4 @@ def _roof(results: Results) -> str:
 
 def _notes(results: Results) -> list[str]:
     fewer = [_FEWER_BITS] * any(row.fewer_bits for row in results.rows)
-    dequantized = [_DEQUANTIZED] * any(row.precision == "nf4" for row in results.rows)
-    return results.notes + fewer + dequantized + [_SYNTHETIC] * any(row.synthetic for row in results.rows)
+    return results.notes + fewer + [_SYNTHETIC] * any(row.synthetic for row in results.rows)

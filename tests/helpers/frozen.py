@@ -112,7 +112,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     adjusted = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "min_tokens": 9, "logit_bias": {7: 2.5}}
     yield "embedded, adjusted", Case(target, {}, lambda: texts(**adjusted))
     yield "embedded, scored", Case(target, {}, scores)
-    for quant in ("q8", "q4"):
+    for quant in ("q8", "q4", "nf4", "int8"):
         yield f"embedded, {quant}", Case(target, {"target_quant": quant}, texts)
     yield "thinking", Case(embedded("thinking"), {}, texts)
     for name, config in (DESCRIBED | {f"{name}, own forward": config for name, config in OWN_FORWARD.items()}).items():
@@ -122,12 +122,9 @@ def _cases() -> Iterator[tuple[str, Case]]:
             stored = f"{name}, {str(dtype).removeprefix('torch.')}"
             make = lambda folder, config=DESCRIBED[name], dtype=dtype: random_folder(config(), folder, dtype)  # noqa: E731
             yield stored, Case(make, {}, tokens)
-        yield (
-            f"{name}, q8",
-            Case(
-                lambda folder, config=DESCRIBED[name]: random_folder(config(), folder), {"target_quant": "q8"}, tokens
-            ),  # type: ignore[misc]
-        )
+        for quant in ("q8", "nf4", "int8"):
+            make = lambda folder, config=DESCRIBED[name]: random_folder(config(), folder)  # noqa: E731
+            yield f"{name}, {quant}", Case(make, {"target_quant": quant}, tokens)
     for kind in ("F16", "Q8_0", "Q4_0"):
         yield f"GGUF {kind}", Case(gguf_file(kind), {}, tokens)
 

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import bits, same_bits
 from detgen.kernels.native.panels import STORAGE, joined, stacked
+from detgen.kernels.native.quantizing import Quantized
 from detgen.program import steps
 from detgen.program.program import Program
 from detgen.program.rows import Rows
 from detgen.program.steps import GROUP, LOGIT_BLOCK, PAGE, SCORED, Activation, Buffer, Cache, Into, Step
 
+CODES = -4  # in the place of bits: numbers of codes
 Run = Callable[[Rows, dict[Buffer, torch.Tensor]], torch.Tensor]
 
 
@@ -133,16 +135,21 @@ class Making:
 
 def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> steps.Weight:
     """The weight of a linear layer, or of experts, in any storage."""
-    few = [(torch.float32, n) for n in (8, 4)] if inputs % GROUP == 0 else []
+    few = [(torch.float32, n) for n in (8, 4, *([] if experts else [CODES]))] if inputs % GROUP == 0 else []
     dtype, few_bits = made.draw(st.sampled_from([*few, *((dtype, 0) for dtype in STORAGE)]))
+    codes = made.numbers(16)
 
-    def one() -> list[torch.Tensor]:
+    def one() -> list[Any]:
+        if few_bits == CODES:
+            scales = made.numbers(outputs, inputs // GROUP)
+            numbers = (made.numbers(outputs, inputs) * 3).clamp(-8, 7).to(torch.int8)
+            return [Quantized(numbers.roll(n), scales.roll(n), 4, codes) for n in range(1 + gated)]
         return [(made.numbers(outputs, inputs) * inputs**-0.5).to(dtype) for _ in range(1 + gated)]
 
     if experts:
         return stacked([one() for _ in range(experts)], steps.PANEL // (1 + gated), few_bits)
     biases = [made.numbers(outputs) for _ in range(1 + gated)] if made.draw(st.booleans()) else []
-    return joined(one(), biases, few_bits, gated=gated)
+    return joined(one(), biases, 0 if few_bits == CODES else few_bits, gated=gated)
 
 
 OF_LAYERS = st.sampled_from([a for a in Activation if a <= Activation.RELU])

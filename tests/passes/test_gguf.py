@@ -169,8 +169,11 @@ def test_stored_weights_give_the_bits_of_what_they_stand_for(
 
 
 def test_kept_in_another_number_format(folder: Path, tmp_path: Path) -> None:
-    """Where that is asked for, weights are rounded to it: other bits, about the same logits."""
-    file = made(folder, tmp_path / "model.gguf", lambda _: "Q8_0")
+    """Where that is asked for, plain numbers are rounded to it: other bits, about the same logits."""
+    finer = Path(shutil.copytree(folder, tmp_path / "finer"))
+    weights = {name: 1.001 * weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+    save_file(weights, finer / "model.safetensors", metadata={"format": "pt"})
+    file = made(finer, tmp_path / "model.gguf", lambda _: "F32")
     stored, rounded = bits_of(loaded(file)), bits_of(load_model(file, "file", CPU, "bfloat16", "none"))
     assert not same_bits(stored, rounded)
     torch.testing.assert_close(rounded, stored, rtol=0.05, atol=0.05)

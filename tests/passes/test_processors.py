@@ -10,15 +10,18 @@ import torch
 import transformers as hf
 from helpers.replaying import Arm, build_arm
 
+from detgen.errors import QuantName
 from detgen.kernels.bits import same_bits
 from detgen.kernels.native.library import BUILDS, build
 from detgen.passes import native_decoder
 from detgen.passes.adapter import attach
+from detgen.passes.bitsandbytes_weights import Quantizing
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_decoder import NativeDecoder, rows_of
 from detgen.passes.packing import Packed, Window, Windows, pack
 from detgen.passes.pages import Pages
+from detgen.passes.stored import held
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 97,
@@ -53,10 +56,10 @@ class Case:
     Args:
         family: of the model, with random weights.
         dtype: of them.
-        bits: to which they are quantized; 0 for not at all.
+        quant: how they are quantized: to 8 or 4 bits, 0 for not at all, or as bitsandbytes does.
     """
 
-    def __init__(self, family: str, dtype: torch.dtype, bits: int) -> None:
+    def __init__(self, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
         torch.manual_seed(3)
         model = hf.AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
         for parameter in model.parameters():
@@ -64,7 +67,11 @@ class Case:
         layout = attach(model, family)
         pages = Pages(8)
         self.cache = KVCache(layout.cached, pages, torch.float32, torch.device("cpu"), native=True)
-        self.decoder = NativeDecoder(model, self.cache, layout.traits, bits)
+        if isinstance(quant, int):
+            self.decoder = NativeDecoder(model, self.cache, layout.traits, quant)
+        else:
+            read = Quantizing(model, held, quant)
+            self.decoder = NativeDecoder(model, self.cache, layout.traits, read=read)
         self.forward = Forward(self.decoder, self.cache, layout.group)
         pages.lay_out(3, 128)
         self.kept = [*self.cache.keys, *self.cache.values]
@@ -89,21 +96,24 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Arm:
 
 
 STORED = pytest.mark.parametrize(
-    ("dtype", "bits"),
-    [(torch.float32, 0), (torch.bfloat16, 0), (torch.float16, 0), (torch.float32, 8), (torch.bfloat16, 4)],
-    ids=["float32", "bfloat16", "float16", "q8", "q4"],
+    ("dtype", "quant"),
+    [
+        *((torch.float32, 0), (torch.bfloat16, 0), (torch.float16, 0), (torch.float32, 8), (torch.bfloat16, 4)),
+        *((torch.float32, "nf4"), (torch.float32, "int8")),
+    ],
+    ids=["float32", "bfloat16", "float16", "q8", "q4", "nf4", "int8"],
 )
 
 
 @STORED
 @pytest.mark.parametrize("family", FAMILIES)
-def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype, bits: int) -> None:
+def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
     found = []
     for name in BUILDS:
         library_found = build(name)
         if library_found is not None:
             monkeypatch.setattr(native_decoder, "best_build", lambda one=library_found: one)
-            case = Case(family, dtype, bits)
+            case = Case(family, dtype, quant)
             found.append([*case.run(scored=False), *case.run(scored=True)])
     assert len(found) > 1 or build("avx2") is None
     for other in found[1:]:
@@ -112,8 +122,8 @@ def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch
 
 @STORED
 @pytest.mark.parametrize("family", FAMILIES)
-def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, bits: int) -> None:
-    case = Case(family, dtype, bits)
+def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
+    case = Case(family, dtype, quant)
     for scored in (False, True):
         want = case.run(scored=scored)
         for entries in case.kept:

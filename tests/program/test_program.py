@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: build(steps.Embed(name="ids", table=TABLE, storage=Storage.HALF, to=Into(X))),
         "weights in HALF are float16, not torch.float32",
     ),
+    "codes": (lambda: build(linear(weight=replace(WEIGHT, codes=torch.ones(16)))), "weights in FLOAT have no codes"),
     "heads": (lambda: build(attend(cache=cache(heads=3, kv_heads=2))), "3 query heads cannot share 2"),
     "pages": (lambda: build(rotate(cache=cache(keys=torch.zeros(3, 1, 8, 32)))), r"not \[any, 1, 8, 64\]"),
     "no angles": (lambda: build(rotate(turned=4)), "no cosines or sines to rotate by"),

@@ -60,14 +60,6 @@ def test_rows_that_compute_in_fewer_bits_say_so() -> None:
     assert "fewer bits" not in captured.get()
 
 
-def test_that_nf4_dequantizes_is_said() -> None:
-    console = Console(width=160)
-    for precision, said in (("nf4", True), ("int8", False)):
-        with console.capture() as captured:
-            console.print(render(make_results(make_row(precision=precision))))
-        assert ("are dequantized before" in captured.get()) == said
-
-
 def test_the_terminal_shows_the_same() -> None:
     console = Console(width=160, record=True, quiet=False, file=None)
     with console.capture() as captured:

@@ -37,7 +37,8 @@ class DetgenPeer:
         self.source = source
         target = loaded(source, "target", contender.weights, as_stored=source.as_stored)
         kept = str(target.model.dtype).removeprefix("torch.")
-        self._weights = None if source.on_gpu or target.bits or kept == source.engine.dtype else kept
+        few = target.bits or source.quantized
+        self._weights = None if source.on_gpu or few or kept == source.engine.dtype else kept
         self.engine = Engine(
             source.engine,
             target=target,

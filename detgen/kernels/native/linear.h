@@ -12,7 +12,7 @@
 
 /* Bytes of an input's weights in a panel. */
 static inline int64_t panel_bytes(int64_t storage) {
-    return storage == FLOAT ? 4 * PANEL : storage == BYTE ? PANEL : storage == NIBBLE ? PANEL / 2 : 2 * PANEL;
+    return storage == FLOAT ? 4 * PANEL : storage == BYTE ? PANEL : storage > BYTE ? PANEL / 2 : 2 * PANEL;
 }
 
 /* The most rows of a tile, by its registers of columns: as many as the sums have registers. */
@@ -39,18 +39,19 @@ static inline int64_t panel_bytes(int64_t storage) {
 #define NEAREST 4096
 
 /* A register of an input's weights, from column `c` on. */
-INLINE reg weights(const int storage, const char *input, int c) {
+INLINE reg weights(const int storage, const char *input, int c, const float *codes) {
     if (storage == FLOAT) return reg_load((const float *)input + c);
     if (storage == BFLOAT) return reg_bfloat((const uint16_t *)input + c);
     if (storage == HALF) return reg_half((const uint16_t *)input + c);
     if (storage == BYTE) return reg_bytes((const int8_t *)input + c);
+    if (storage == CODE) return reg_codes((const uint8_t *)input + c % 16, c >= 16, codes);
     return reg_nibbles((const uint8_t *)input + c % 16, c >= 16);
 }
 
 /* Sums of `rows` rows and `wide` registers of columns, from column `from` on, over a part of the inputs. */
 INLINE void tile(
-    const int rows, const int wide, const int storage, int from, const char *panel, const float *scales, const float *x,
-    int64_t x_row, int64_t inputs, float *sums, int64_t sums_row, int64_t add_to, const char *next, int64_t lines) {
+    const int rows, const int wide, const int storage, int from, const char *panel, const float *scales,
+    const float *codes, const float *x, int64_t x_row, int64_t inputs, float *sums, int64_t sums_row, int64_t add_to, const char *next, int64_t lines) {
     const int64_t bytes = panel_bytes(storage);
     reg all[TILE_ROWS][WHOLE];
 #pragma GCC unroll 16
@@ -69,7 +70,7 @@ INLINE void tile(
             reg w[WHOLE];
 #pragma GCC unroll 16
             for (int c = 0; c < wide; c++) {
-                w[c] = weights(storage, panel + i * bytes, from + c * WIDTH);
+                w[c] = weights(storage, panel + i * bytes, from + c * WIDTH, codes);
                 if (storage >= BYTE) w[c] = w[c] * scale[c];
             }
 #pragma GCC unroll 16
@@ -93,14 +94,14 @@ INLINE void tile(
 /* One part of the inputs of one panel, for a block of rows; meanwhile `lines` cache lines for each STRIDE inputs are
  * fetched from `next` on. */
 INLINE void part(
-    const int storage, const char *panel, const float *scales, const float *x, int64_t x_row, int64_t rows,
-    int64_t inputs, float *sums, int64_t sums_row, int64_t add_to, const char *next, int64_t lines) {
+    const int storage, const char *panel, const float *scales, const float *codes, const float *x, int64_t x_row,
+    int64_t rows, int64_t inputs, float *sums, int64_t sums_row, int64_t add_to, const char *next, int64_t lines) {
     for (int64_t r = 0; r < rows;) {
         int64_t left = rows - r, tiles = (left + TILE_ROWS - 1) / TILE_ROWS, step = (left + tiles - 1) / tiles;
 #define TILE(R, C, c) \
     { \
-        tile(R, C, storage, (c) * WIDTH, panel, scales, x + r * x_row, x_row, inputs, sums + r * sums_row, sums_row, \
-             add_to, next, lines); \
+        tile(R, C, storage, (c) * WIDTH, panel, scales, codes, x + r * x_row, x_row, inputs, sums + r * sums_row, \
+             sums_row, add_to, next, lines); \
         next += (inputs + STRIDE - 1) / STRIDE * lines * LINE; \
     }
 #define ROWS(R) \
@@ -126,13 +127,13 @@ INLINE void part(
 
 /* The weights of a part as floats, which `lines` cache lines for each STRIDE inputs from `next` on are fetched for. */
 INLINE void widen(
-    const int storage, const char *panel, const float *scales, int64_t inputs, float *to, const char *next,
-    int64_t lines) {
+    const int storage, const char *panel, const float *scales, const float *codes, int64_t inputs, float *to,
+    const char *next, int64_t lines) {
     for (int64_t i = 0; i < inputs; i++) {
         if (i % STRIDE == 0)
             for (int64_t l = 0; l < lines; l++, next += LINE) __builtin_prefetch(next, 0, 2);
         for (int c = 0; c < PANEL; c += WIDTH) {
-            reg w = weights(storage, panel + i * panel_bytes(storage), c);
+            reg w = weights(storage, panel + i * panel_bytes(storage), c, codes);
             if (storage >= BYTE) w = w * reg_load(scales + i / GROUP * PANEL + c);
             reg_store(to + i * PANEL + c, w);
         }
@@ -152,14 +153,14 @@ static void piece(
 #define STORED(KIND) \
     case KIND: \
         if (KIND < BYTE || tiles < WIDENED) \
-            part(KIND, w, s, x + first, x_row, rows, inputs, sums, sums_row, first, next, shared); \
+            part(KIND, w, s, weight->codes, x + first, x_row, rows, inputs, sums, sums_row, first, next, shared); \
         else { \
             float wide[PART_INPUTS * PANEL] __attribute__((aligned(64))); \
-            widen(KIND, w, s, inputs, wide, next, lines); \
-            part(FLOAT, (const char *)wide, 0, x + first, x_row, rows, inputs, sums, sums_row, first, 0, 0); \
+            widen(KIND, w, s, weight->codes, inputs, wide, next, lines); \
+            part(FLOAT, (const char *)wide, 0, 0, x + first, x_row, rows, inputs, sums, sums_row, first, 0, 0); \
         } \
         break;
-    switch (weight->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) }
+    switch (weight->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) STORED(CODE) }
 #undef STORED
 }
 

@@ -28,8 +28,9 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
         found = [_joined(found)]
     one = found[0]
     (outputs, inputs), count = one.shape, -(-one.shape[0] // columns)
+    codes = None
     if isinstance(one, Quantized):
-        bits = one.bits
+        bits, codes = one.bits, one.codes
     elif not fits(one):
         bits = 0
     if not bits and isinstance(one, torch.Tensor):
@@ -37,7 +38,7 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
     elif bits == 8:
         dtype, width, storage = torch.int8, PANEL, Storage.BYTE
     else:
-        dtype, width, storage = torch.uint8, PANEL // 2, Storage.NIBBLE
+        dtype, width, storage = torch.uint8, PANEL // 2, Storage.NIBBLE if codes is None else Storage.CODE
     data = torch.empty(count, inputs, width, dtype=dtype)
     scales = torch.empty(count, inputs // GROUP, PANEL) if bits else None
     step = max(_BLOCK // (PANEL * inputs), 1)
@@ -51,7 +52,15 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
         block = _arranged([part.whole for part in few], columns)
         scales[first : first + step] = _arranged([part.scales for part in few], columns)
         data[first : first + step] = block if bits == 8 else _halved(block)
-    return Weight(data=data, scales=scales, outputs=outputs, columns=count * PANEL, inputs=inputs, storage=storage)
+    return Weight(
+        data=data,
+        scales=scales,
+        codes=codes,
+        outputs=outputs,
+        columns=count * PANEL,
+        inputs=inputs,
+        storage=storage,
+    )
 
 
 def joined(
@@ -98,7 +107,8 @@ def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
 def _alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
     """The weights in one form, as they are if they have one."""
     few = [w for w in weights if isinstance(w, Quantized)]
-    if len(few) == len(weights) and len({w.bits for w in few}) == 1:
+    kinds = {(w.bits, None if w.codes is None else tuple(w.codes.tolist())) for w in few}
+    if len(few) == len(weights) and len(kinds) == 1:
         return few
     found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
     return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
@@ -110,7 +120,7 @@ def _joined(weights: Sequence[torch.Tensor | Quantized]) -> torch.Tensor | Quant
         return weights[0]
     few = [w for w in weights if isinstance(w, Quantized)]
     if few:
-        return Quantized(torch.cat([w.whole for w in few]), torch.cat([w.scales for w in few]), few[0].bits)
+        return few[0]._replace(whole=torch.cat([w.whole for w in few]), scales=torch.cat([w.scales for w in few]))
     return torch.cat([w for w in weights if isinstance(w, torch.Tensor)])
 
 

@@ -1,6 +1,7 @@
 """Weights in few bits: whole numbers times a scale that a group of 32 inputs shares, as in llama.cpp's Q8_0 and Q4_0.
 
-Scales are float16 numbers kept in float32. A quantized weight, dequantized and quantized again, stays as it is.
+The scales of what is quantized here are float16 numbers kept in float32. A quantized weight, dequantized and quantized
+again, stays as it is. Whole numbers of 4 bits may also be those of codes, as in bitsandbytes' formats.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ _AT_A_TIME = 1 << 18  # entries that are quantized while they are in a processor
 
 
 class Quantized(NamedTuple):
-    """Weights in few bits; each is its whole number times its group's scale, rounded to float32.
+    """Weights in few bits; each is its whole number, or the code of it, times its group's scale, rounded to float32.
 
     Attributes:
-        whole: int8 [outputs, inputs].
+        whole: int8 [outputs, inputs]; from -8 to 7 with 4 bits.
         scales: float32 [outputs, inputs / GROUP].
         bits: 8 or 4.
+        codes: float32 [16], those of -8 to 7; None where whole numbers are what they are.
     """
 
     whole: torch.Tensor
     scales: torch.Tensor
     bits: int
+    codes: torch.Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -34,12 +37,12 @@ class Quantized(NamedTuple):
 
     def rows(self, chosen: slice | torch.Tensor) -> Quantized:
         """Some outputs."""
-        return Quantized(self.whole[chosen], self.scales[chosen], self.bits)
+        return self._replace(whole=self.whole[chosen], scales=self.scales[chosen])
 
     def weight(self) -> torch.Tensor:
         """float32 [outputs, inputs]."""
-        groups = self.whole.float().view(*self.scales.shape, GROUP) * self.scales[..., None]
-        return groups.view(self.whole.shape)
+        found = self.whole.float() if self.codes is None else self.codes[self.whole.int() + 8]
+        return (found.view(*self.scales.shape, GROUP) * self.scales[..., None]).view(self.whole.shape)
 
 
 def quantize(weight: torch.Tensor, bits: int) -> Quantized:
