@@ -53,6 +53,8 @@ greedy tokens are the same wherever the two best differ by more. Where a type ha
 tiny model does not show what other settings would change; whatever a folder asks for, detgen compares its passes with
 the model's own forward before it generates.
 
+On CUDA the types that run whole in one call do so likewise, and others are refused: they have no description yet.
+
 An operator that is proved rests on torch: its name, torch's version and the processor are in the profile.
 """
 DOC = Path(__file__).parent.parent / "docs" / "models.md"

@@ -81,13 +81,9 @@ def _torch(book: Notebook, asked: Asked) -> None:
 
 
 def _detgen(book: Notebook, asked: Asked) -> None:
-    """What detgen says of the device in its profile, as it leaves the libraries, and whether its C code is there."""
+    """What detgen says of the device in its profile, and whether its C code is there."""
     from detgen import __version__
     from detgen.kernels.native.library import best_build
-    from detgen.passes.cuda_numerics import described
-    from gpu.numerics import settle
 
     found: dict[str, Any] = {"version": __version__, "native": best_build() is not None}
-    if (device := settle(asked)).type == "cuda":
-        found |= described(device)
     book.note("detgen", found, "detgen: " + ", ".join(f"{name} {value}" for name, value in found.items()))

@@ -5,23 +5,25 @@ Decode rows stand behind contexts of random keys and values.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from detgen.bench.models import TokenIds
 from detgen.bench.random_weights import random_model
 from detgen.kernels.bits import same_bits
 from detgen.passes import preparing
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
+from detgen.passes.hooks import told
 from detgen.passes.kv_cache import KVCache
+from detgen.passes.loading import LoadedModel
 from detgen.passes.packing import Window, Windows
 from detgen.passes.pages import PAGE, Pages
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
-from gpu.numerics import settle
 from gpu.products import Classes, in_words
 from gpu.timing import host_seconds
 
@@ -61,9 +63,9 @@ class Built(NamedTuple):
 
 def build(asked: Asked, slots: int) -> Built:
     """A model of random weights whose cache holds the contexts of `slots` requests, or of those that fit."""
-    device = settle(asked)
+    device = torch.device(asked.device)
     dtype, name = torch.float32 if asked.tiny else torch.bfloat16, asked.model
-    model = random_model(name, "target", dtype, device, 0)
+    model = random_model(name, "target", dtype, torch.device("cpu"), 0)
     config = model.config
     weights, head = sum(p.numel() for p in model.parameters()), model.get_output_embeddings().weight.numel()
     if not config.tie_word_embeddings:
@@ -73,11 +75,11 @@ def build(asked: Asked, slots: int) -> Built:
     of_slot, least = (-(-positions // PAGE) for positions in (context + 1, _READ[-1]))
     pages = slots * of_slot
     if device.type == "cuda":
-        position = KVCache.position_bytes(layout.cached, dtype)
+        position = KVCache.position_bytes(layout.cached, torch.float32)
         pages = min(pages, (torch.cuda.mem_get_info(device)[0] - _SPARE) // (position * PAGE))
     pages = max(pages, least)
-    cache = KVCache(layout.cached, Pages(pages), dtype, device)
-    forward = Forward(preparing._on_cuda(name, model, cache, layout), cache, layout.group)
+    loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset(), dtype)
+    forward = preparing._on_cuda(loaded, model, layout, Pages(pages), device)
     for buffer in (*forward.cache.keys, *forward.cache.values):
         buffer.normal_()
     width = sum(layout.group * kv_heads * size for kv_heads, _, size in layout.cached)
@@ -100,7 +102,6 @@ def read(built: Built, rows: int) -> Windows:
 def measure(book: Notebook, asked: Asked) -> None:
     """Decode passes with their classes, then passes that read a prompt."""
     decoded, prompts = ((1, 2, 3), (8,)) if asked.tiny else (_DECODED, _READ)
-    settle(asked)
     bandwidth, rate = roof(asked, torch.float32 if asked.tiny else torch.bfloat16)
     built = build(asked, decoded[-1])
     book.note("model", {"weights": built.weights, "decoder": type(built.forward.model).__name__, "slots": built.slots})
@@ -129,9 +130,10 @@ def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: 
     A pass that is never recorded is launched anew both times.
     """
     run = partial(built.forward.run, windows)
+    rounds = _ROUNDS if built.forward.device.type == "cuda" else 1
     with _anew(built.forward):
-        launched, want = host_seconds(run, _ROUNDS), run()
-    seconds, got = host_seconds(run, _ROUNDS), run()
+        launched, want = host_seconds(run, rounds), run()
+    seconds, got = host_seconds(run, rounds), run()
     equal = same_bits(got, want)
     seen = int((windows.positions + 1).sum())
     held = int((windows.starts + windows.lengths).sum()) * built.forward.cache.entry_bytes
@@ -147,9 +149,7 @@ def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: 
 
 def _anew(forward: Forward) -> AbstractContextManager[None]:
     """Passes that are neither recorded nor replayed, inside the block."""
-    model: Any = forward.model
-    unrecorded = getattr(model, "unrecorded", None)
-    return nullcontext() if unrecorded is None else unrecorded()
+    return told(forward.model, lambda name, output: None)
 
 
 def _classes(logits: dict[int, torch.Tensor]) -> Classes:

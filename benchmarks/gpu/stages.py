@@ -30,8 +30,8 @@ _COMMANDS = (*_MODELS, "typer", "rich")
 
 STAGES = (
     Stage("environment", 20, "environment", "the device, its driver, versions, packages"),
+    Stage("kernels", 55, "kernels", "detgen's kernels: the bits of its compiled library", packages=("triton",)),
     Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),
-    Stage("kernels", 55, "kernels", "detgen's kernels: right, and in bits over packings", packages=("triton",)),
     Stage("passes", 50, "passes", "passes of the model by row count", packages=_MODELS),
     Stage("kernel-times", 45, "kernel_times", "times of detgen's kernels", packages=("triton",)),
     Stage("trace", 30, "trace", "what runs on the device during a pass", packages=_MODELS),

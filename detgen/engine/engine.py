@@ -37,7 +37,6 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.turns import Turns
 from detgen.errors import EngineError
-from detgen.passes import cuda_numerics
 from detgen.passes.forward import Forward
 from detgen.passes.loading import LoadedModel, pick_device
 from detgen.passes.packing import MOST_ROWS
@@ -101,11 +100,9 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
-        if device.type == "cuda":
-            cuda_numerics.settle(device)
-            if config.device == "auto":
-                observer.message(_NEW_ON_CUDA.format(torch.cuda.get_device_name(device)))
-        target, draft = load_models(config, device, observer)
+        if device.type == "cuda" and config.device == "auto":
+            observer.message(_NEW_ON_CUDA.format(torch.cuda.get_device_name(device)))
+        target, draft = load_models(config, observer)
         prepared = prepare(
             target,
             draft,

@@ -14,11 +14,10 @@ from detgen.passes.memory import check_room
 from detgen.progress import Observer
 
 _ROOM = 512  # MiB that transformers and small models take
+_MEMORY = torch.device("cpu")  # where weights are until programs take them
 
 
-def load_models(
-    config: EngineConfig, device: torch.device, observer: Observer
-) -> tuple[LoadedModel, LoadedModel | None]:
+def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, LoadedModel | None]:
     """The target, and the draft model if there is one and the drafter uses it.
 
     Raises:
@@ -30,7 +29,7 @@ def load_models(
             return source
         trusted, name = config.trust_remote_code, str(source or f"embedded:{role}")
         place = source or DEMO / role
-        return load_model(place, name, device, config.dtype, quant, trusted=trusted, observer=observer)
+        return load_model(place, name, _MEMORY, config.dtype, quant, trusted=trusted, observer=observer)
 
     check_room(_ROOM, "load a model")
     target = load(config.target, "target", config.target_quant)

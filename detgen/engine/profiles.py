@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ import transformers
 
 from detgen.engine.config import EngineConfig
 from detgen.machine import cpu_name
-from detgen.passes import cuda_numerics
 from detgen.passes.adapter import PlainDecoder
 from detgen.passes.native_decoder import ARITHMETIC, NativeDecoder
 from detgen.passes.preparing import Prepared
@@ -26,19 +25,28 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     model = prepared.passes[0].model
     if isinstance(model, NativeDecoder):  # the same bytes on any machine
         return {**profile, "arithmetic": ARITHMETIC}
+    if device.type == "cuda":  # these bytes, too, but no GPU has shown it yet
+        return {
+            **profile,
+            "arithmetic": ARITHMETIC,
+            "device": torch.cuda.get_device_name(device),
+            "cuda": _cuda(device),
+        }
     # The model's own forward says in which order functions are called.
     profile["versions"] = versions = {"transformers": transformers.__version__}
-    census = model.census if isinstance(model, PlainDecoder) else None
-    if census is not None and not census.proved:
+    assert isinstance(model, PlainDecoder)
+    proved = model.census.proved if model.census else ()
+    if not proved:
         return {**profile, "arithmetic": ARITHMETIC}
     versions["torch"] = torch.__version__
-    if census is not None:
-        profile |= {"device": cpu_name(), "capability": torch.backends.cpu.get_cpu_capability()}
-        return {**profile, "arithmetic": f"{ARITHMETIC} and torch", "operators": list(census.proved)}
-    kernels: Any = model.kernels
-    versions["triton"] = importlib.metadata.version("triton")
-    profile |= {"device": torch.cuda.get_device_name(device), "capability": torch.version.cuda}
-    return {**profile, "cuda": cuda_numerics.described(device), "arithmetic": kernels.name}
+    profile |= {"device": cpu_name(), "capability": torch.backends.cpu.get_cpu_capability()}
+    return {**profile, "arithmetic": f"{ARITHMETIC} and torch", "operators": list(proved)}
+
+
+def _cuda(device: torch.device) -> dict[str, Any]:
+    """What makes programs of kernels, and runs them."""
+    capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
+    return {"capability": capability, "toolkit": torch.version.cuda, "triton": version("triton")}
 
 
 def draft(prepared: Prepared, config: EngineConfig) -> dict[str, Any] | None:

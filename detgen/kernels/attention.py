@@ -14,7 +14,7 @@ import torch
 from detgen.program.steps import PAGE
 
 BLOCK = PAGE  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
-_SHARING = 64  # query rows per KV head that share what is read of keys and values
+SHARING = 64  # query rows per KV head that share what is read of keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: i
     Returns:
         int64 [pieces, 4]; see `cut_pieces`. The longest come first, so that no thread is left with one at the end.
     """
-    pieces = cut_pieces(slots, starts, lengths, max(_SHARING // group, 1))
+    pieces = cut_pieces(slots, starts, lengths, max(SHARING // group, 1))
     work = (pieces[:, 1] + pieces[:, 2]) * (pieces[:, 2] + 1)
     return torch.from_numpy(pieces[np.argsort(-work, kind="stable")])
 

@@ -287,7 +287,7 @@ _TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
         {
             "capability": _text,
             "toolkit": _or_null(_text),
-            "driver": _or_null(_count),
+            "triton": _text,
         }
     ),
     "versions": _record({"transformers": _text}, {"torch": _text, "triton": _text}),

@@ -1,36 +1,33 @@
-"""A decoder on CUDA, whose passes are recorded once for each rung of a ladder of row counts and replayed.
+"""A decoder on CUDA: programs of steps, run by kernels in Triton, and recorded for each rung of a ladder of row counts.
 
-It takes the decoders that consist of: embedding; layers of root-mean-square norm, rotary attention, residual, norm,
-gated SiLU, residual; norm; output layer. A layer is ten launches. All that a pass needs to know reaches the device by
-one copy into buffers that stay where they are.
+It has the bits of the decoder on a CPU. All that a pass needs to know reaches the device by one copy into buffers that
+stay where they are.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
-from detgen.kernels.attention import BLOCK, AttentionTraits
+from detgen.kernels.attention import BLOCK, SHARING, AttentionTraits
 from detgen.kernels.judging import Scores
 from detgen.kernels.sampling import Choices
-from detgen.kernels.triton.attend import most_tokens
-from detgen.kernels.triton.kernels import Kernels
-from detgen.kernels.triton.sampling import unpack
-from detgen.passes.cuda_layers import CudaLayer, Pages, ResidualNorm, RowLinear
-from detgen.passes.description import Description, FeedForward, Layer, Norm, describe
+from detgen.kernels.triton.launching import on
+from detgen.kernels.triton.runner import TritonRunner
+from detgen.kernels.triton.sampling import choose_by, unpack
+from detgen.passes.building import Building
 from detgen.passes.exchange import Exchange
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.packing import Packed
 from detgen.passes.replaying import Replaying
-from detgen.program.steps import Activation
+from detgen.passes.stored import Read, held
+from detgen.program.rows import NOT_A_NUMBER, Rows, Take
 
-_LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes
+_LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes, as far as they go
 _MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
 _IN_FLIGHT = 16  # most passes that are launched before the first one's results are read
 _LEAST_BLOCKS = 4  # of the contexts of a recorded pass, whose number is a power of two
@@ -58,12 +55,11 @@ class _Statics:
     Args:
         key: the shape.
         outputs: entries of a row of results.
-        dtype: of the results.
         device: of the buffers.
         replaying: brings them there.
     """
 
-    def __init__(self, key: Key, outputs: int, dtype: torch.dtype, device: torch.device, replaying: Replaying) -> None:
+    def __init__(self, key: Key, outputs: int, device: torch.device, replaying: Replaying) -> None:
         rows, wanted, pieces, blocks = key
         counts = [rows, rows, rows, wanted, 4 * pieces, pieces * blocks]
         self._replaying = replaying
@@ -71,11 +67,10 @@ class _Statics:
         self._fills = 0
         self._sent = torch.zeros(sum(counts), dtype=torch.int64, device=device)
         self._parts = [np.split(host.numpy(), np.cumsum(counts)[:-1]) for host in self._hosts]
-        self.ids, self.positions, self.places, self.wanted, cut, tables = self._sent.split(counts)
-        self.pieces, self.tables = cut.view(pieces, 4), tables.view(pieces, blocks)
-        self.results = torch.zeros(wanted, outputs, dtype=dtype, device=device)
-        self.broken = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.longest = blocks * BLOCK
+        ids, positions, places, of, cut, tables = self._sent.split(counts)
+        self.rows = Rows(ids, positions, places, of, tables.view(pieces, blocks), cut.view(pieces, 4))
+        self.results = torch.zeros(wanted, outputs, device=device)
+        self.broken = torch.zeros(rows, dtype=torch.int8, device=device)
         self.uses = 0
         self.replay: Callable[[], None] | None = None
 
@@ -87,70 +82,51 @@ class _Statics:
         *parts, pages = self._parts[turn]
         for part, values, rest in zip(parts, given, (0, 0, scratch, 0, 0), strict=True):
             part[: len(values)], part[len(values) :] = values, rest
-        blocks = min(self.tables.shape[1], tables.shape[1])
-        pages.reshape(self.tables.shape)[: len(tables), :blocks] = tables[:, :blocks]
+        blocks = min(self.rows.tables.shape[1], tables.shape[1])
+        pages.reshape(self.rows.tables.shape)[: len(tables), :blocks] = tables[:, :blocks]
         self._replaying.send(self._hosts[turn], self._sent)
 
 
-class CudaDecoder(nn.Module):
-    """A whole decoder; it takes over the weights of the model, whose layers and output layer are released.
+class CudaDecoder:
+    """A whole decoder; it takes over the weights of `model`, whose layers and output layer are released.
 
     Args:
-        described: what it consists of.
-        cache: keys and values.
+        model: a transformers decoder that has a description.
+        cache: where its keys and values are stored, on the device.
         traits: attention traits of each layer.
-        kernels: compute it.
         replaying: records passes.
+        bits: 8 or 4 to quantize its linear layers; 0 leaves them as they are.
+        read: gives the weight of a parameter.
 
     Attributes:
         kind: class name of the model.
         concurrent: whether several threads may run it at a time; its buffers hold one pass.
         outputs: entries of a row of logits, or of hidden states where there is no output layer.
-        kernels: compute it.
+        broken: a token whose embedding is NaN for now; None for none.
+        take: is told what each step of a pass gives, where that is wanted.
     """
 
     concurrent = False
 
     def __init__(
         self,
-        described: Description,
+        model: Any,
         cache: KVCache,
         traits: Sequence[AttentionTraits],
-        kernels: Kernels,
         replaying: Replaying,
+        bits: int = 0,
+        read: Read = held,
     ) -> None:
-        super().__init__()
-        self.kind = type(described.model).__name__
-        self.kernels = kernels
-        self._dtype, self._cache, self._replaying = cache.keys[0].dtype, cache, replaying
-        self.embed_tokens: nn.Module = nn.Embedding.from_pretrained(described.embedding)
-        final, head = described.final, described.head
-        self.norm = None if final is None else ResidualNorm(final, self._dtype, kernels)
-        self.lm_head = None if head is None else RowLinear([head], kernels)
-        self.outputs = int(described.embedding.shape[1]) if head is None else head.weight.shape[0]
-        described.release_head()
-        first = described.layer(0)
-        assert first.rotary is not None
-        device = cache.keys[0].device
-        self._frequencies = torch.from_numpy(first.rotary.frequencies).to(device)
-        self._amplitude = first.rotary.amplitude
-        self._most = most_tokens(first.heads // first.kv_heads)
-        self.layers: Any = nn.ModuleList()
-        # Each layer is released before the next is built, so that memory holds at most one of them twice.
-        for i in range(len(described.layers)):
-            self.layers.append(CudaLayer(described.layer(i), cache.keys[i], cache.values[i], traits[i], kernels))
-            described.release(i)
+        self.kind = type(model).__name__
+        self.broken: int | None = None
+        self.take: Take | None = None
+        self._cache, self._replaying = cache, replaying
+        self._device = cache.keys[0].device
+        self._building = Building(model, cache, traits, bits, read, lambda x: x.to(self._device))
+        self.outputs = self._building.outputs
+        self._group = self._building.group
         self._statics: dict[Key, _Statics] = {}
-        self._records = True
-
-    @contextlib.contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Compute every pass anew, for those who look into it or change it."""
-        self._records = False
-        try:
-            yield
-        finally:
-            self._records = True
+        self._runners: dict[tuple[int, int], TritonRunner] = {}
 
     def run(
         self, packed: Packed, exchange: Exchange | None, broken: list[int] | None, *, scored: bool = False
@@ -158,7 +134,7 @@ class CudaDecoder(nn.Module):
         """A pass.
 
         Args:
-            packed: its rows, on the CPU; padding makes them as many as a rung of the ladder has.
+            packed: its rows, on the CPU.
             exchange: brings a state for each row, and takes their hidden states.
             broken: takes the rows whose keys of the last layer are not finite, ascending.
             scored: must be False.
@@ -167,10 +143,11 @@ class CudaDecoder(nn.Module):
             Logits of the rows that are wanted, float32 [n, vocabulary]; without an output layer, their hidden states.
         """
         assert not scored
-        buffers = self._run(packed, exchange)
-        if broken is not None:
-            broken += buffers.broken[: len(packed.ids)].nonzero()[:, 0].tolist()
-        return buffers.results[: len(packed.wanted)].to(torch.float32, copy=True)
+        with on(self._device):
+            buffers = self._run(packed, exchange)
+            if broken is not None:
+                broken += buffers.broken[: len(packed.ids)].nonzero()[:, 0].tolist()
+            return buffers.results[: len(packed.wanted)].clone()
 
     def chain(self, passes: Sequence[tuple[Packed, np.ndarray]], choices: Choices | None) -> tuple[Scores, np.ndarray]:
         """Passes one after the other, in which sequences go on with what they choose; the host waits for the last one.
@@ -185,6 +162,10 @@ class CudaDecoder(nn.Module):
             Of the rows of all passes, pass by pass: their scores, and whether a key of the last layer is not finite,
             bool.
         """
+        with on(self._device):
+            return self._chain(passes, choices)
+
+    def _chain(self, passes: Sequence[tuple[Packed, np.ndarray]], choices: Choices | None) -> tuple[Scores, np.ndarray]:
         scores, flags = [], []
         chosen = torch.empty(0)
         for step, (packed, there) in enumerate(passes):
@@ -196,32 +177,32 @@ class CudaDecoder(nn.Module):
             else:
                 buffers = self._run(packed, None)
             asked = None if choices is None else replace(choices.take(there), position=choices.position[there] + step)
-            found = self.kernels.choose(buffers.results[: len(there)].float(), asked)
+            found = choose_by(buffers.results[: len(there)], asked)
             chosen = found[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
             if step % _IN_FLIGHT == _IN_FLIGHT - 1:
                 chosen.cpu()  # waits, as the memory that copies are made from is used again
             scores.append(found)
-            flags.append(buffers.broken[buffers.wanted[: len(there)]])
-        return unpack(torch.cat(scores).cpu()), torch.cat(flags).cpu().numpy()
+            flags.append(buffers.broken[buffers.rows.wanted[: len(there)]])
+        return unpack(torch.cat(scores).cpu()), torch.cat(flags).bool().cpu().numpy()
 
     def _run(self, packed: Packed, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Statics:
         """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
+        if self._building.reach(packed.longest):
+            self._runners.clear()
+            self._statics.clear()
         rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
-        pieces, tables = packed.by_pieces(self._most)
+        pieces, tables = packed.by_pieces(max(SHARING // self._group, 1))
         blocks = max(_LEAST_BLOCKS, _above(-(-packed.longest // BLOCK)))
         key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks)
         if key not in self._statics:
-            self._statics[key] = _Statics(key, self.outputs, self._dtype, self._frequencies.device, self._replaying)
+            self._statics[key] = _Statics(key, self.outputs, self._device, self._replaying)
         buffers = self._statics[key]
         buffers.fill(packed, self._cache.scratch, pieces, tables)
         if tokens is not None:
-            buffers.ids[: len(tokens)] = tokens
-        if exchange is not None:
-            padded = exchange.padded(rows)
-            self._compute(buffers, padded)
-            exchange.hidden = None if padded.hidden is None else padded.hidden[: len(packed.ids)]
-        elif not self._records or rows > _MOST_RECORDED:
-            self._compute(buffers)
+            buffers.rows.ids[: len(tokens)] = tokens
+        looked_into = exchange is not None or self.take is not None or self.broken is not None
+        if looked_into or rows > _MOST_RECORDED:
+            self._compute(buffers, exchange, len(packed.ids))
         elif buffers.replay is not None:
             buffers.replay()
         else:
@@ -231,27 +212,25 @@ class CudaDecoder(nn.Module):
                 buffers.replay = self._replaying.record(lambda: self._compute(buffers))
         return buffers
 
-    def _compute(self, buffers: _Statics, exchange: Exchange | None = None) -> None:
-        """What is recorded: looks at no number, and leaves its results in the buffers."""
-        cosines, sines = _turns(buffers.positions, self._frequencies, self._amplitude)
-        pages = Pages(cosines, sines, buffers.positions, buffers.places, buffers.pieces, buffers.tables)
-        hidden: torch.Tensor = self.embed_tokens.forward(buffers.ids)
-        added: Any = None
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            if exchange is not None and i in (exchange.inject, exchange.extract):
-                read = exchange.at(i, hidden if added is None else hidden + added)
-                hidden, added = read.clone(), None  # what was taken must not change with it
-            some, told = (buffers.wanted, buffers.broken) if i == last else (None, None)
-            hidden, added = layer.forward(hidden, added, pages, buffers.longest, some, told)
-        hidden = hidden + added if self.norm is None else self.norm.forward(hidden, added)
-        buffers.results.copy_(hidden if self.lm_head is None else self.lm_head.forward(hidden))
+    def _compute(self, buffers: _Statics, exchange: Exchange | None = None, count: int = 0) -> None:
+        """What is recorded: looks at no number, and leaves its results in the buffers.
 
-
-def _turns(positions: torch.Tensor, frequencies: torch.Tensor, amplitude: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `angles.turns`, of positions int64 [rows]: float32 [rows, n] each. Angles are products in float32."""
-    angles = (positions.float()[:, None] * frequencies).double()
-    return (angles.cos() * amplitude).float(), (angles.sin() * amplitude).float()
+        An exchange is of `count` rows, those that are no padding.
+        """
+        building, rows = self._building, buffers.rows
+        given = {building.out(False): buffers.results}
+        key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)
+        if key not in self._runners:
+            self._runners[key] = TritonRunner(building.program(*key))
+        if exchange is not None:
+            given[building.states] = exchange.states.new_zeros(len(rows.ids), building.width)
+            given[building.states][:count] = exchange.states
+            if exchange.extract >= 0:
+                kept = given[building.extracted] = torch.empty_like(given[building.states])
+                exchange.hidden = kept[:count]
+        if self.broken is not None:
+            rows = rows._replace(ids=rows.ids.masked_fill(rows.ids == self.broken, NOT_A_NUMBER))
+        buffers.broken.copy_(self._runners[key].run(rows, given, self.take))
 
 
 def _rung(rows: int) -> int:
@@ -262,60 +241,3 @@ def _rung(rows: int) -> int:
 def _above(count: int) -> int:
     """The least power of two that is not below."""
     return 1 << (count - 1).bit_length()
-
-
-def cuda_decoder(
-    model: Any, cache: KVCache, traits: Sequence[AttentionTraits], kernels: Kernels, replaying: Replaying
-) -> CudaDecoder | None:
-    """That of a loaded model; None, and the model unchanged, if there is none for it. Arguments as `CudaDecoder`."""
-    described = describe(model)
-    if described is None or not _is_plain(described, cache.keys[0].dtype):
-        return None
-    return CudaDecoder(described, cache, traits, kernels, replaying)
-
-
-def _is_plain(described: Description, dtype: torch.dtype) -> bool:
-    layers = [described.layer(i) for i in range(len(described.layers))]
-    rotaries = [layer.rotary for layer in layers]
-    first = rotaries[0]
-    weights = [described.embedding, *(one.weight for layer in layers for one in (*layer.qkv, layer.out))]
-    return (
-        first is not None
-        and all(r is not None and _same(r, first) for r in rotaries)
-        and described.embedding_factor == described.head_factor == 1.0
-        and described.positions is None
-        and not described.softcap
-        and (described.final is None or _is_rms(described.final))
-        and all(isinstance(w, torch.Tensor) and w.dtype == dtype for w in weights)
-        and all(_is_plain_layer(layer) for layer in layers)
-    )
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one.amplitude == other.amplitude and np.array_equal(one.frequencies, other.frequencies)
-
-
-def _is_rms(norm: Norm | None) -> bool:
-    return norm is not None and norm.weight is not None and norm.bias is None and not norm.centred
-
-
-def _is_plain_layer(layer: Layer) -> bool:
-    before, after, before_mlp, after_mlp = layer.norms
-    heads = [norm for norm in layer.head_norms if norm is not None]
-    mlp = layer.mlp
-    return (
-        not layer.interleaved
-        and not layer.parallel
-        and layer.query_scale is None
-        and layer.residual == 1.0
-        and after is after_mlp is None
-        and _is_rms(before)
-        and _is_rms(before_mlp)
-        and len(heads) != 1
-        and all(_is_rms(norm) and norm.weight is not None and norm.weight.shape == (layer.size,) for norm in heads)
-        and len({linear.bias is None for linear in layer.qkv}) == 1
-        and isinstance(mlp, FeedForward)
-        and mlp.gated
-        and mlp.activation == Activation.SILU
-        and mlp.up[0].bias is None
-    )

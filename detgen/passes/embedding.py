@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from detgen.passes.adapter import PlainDecoder
 from detgen.passes.forward import Decoder
-from detgen.passes.native_decoder import NativeDecoder
 
 
 @contextmanager
 def broken_embedding(model: Decoder, token: int) -> Iterator[None]:
     """While the block runs, the embedding of a token is NaN; nothing else of the model changes."""
-    if isinstance(model, NativeDecoder):
+    if not isinstance(model, nn.Module):
         model.broken = token
         try:
             yield
@@ -24,7 +24,6 @@ def broken_embedding(model: Decoder, token: int) -> Iterator[None]:
             model.broken = None
         return
     embedding: Any = model.model.get_input_embeddings() if isinstance(model, PlainDecoder) else model.embed_tokens
-    unrecorded: Any = getattr(model, "unrecorded", nullcontext)
     forward = embedding.forward
 
     def broken(ids: torch.Tensor) -> torch.Tensor:
@@ -33,7 +32,6 @@ def broken_embedding(model: Decoder, token: int) -> Iterator[None]:
 
     embedding.forward = broken
     try:
-        with unrecorded():
-            yield
+        yield
     finally:
         embedding.__dict__.pop("forward", None)

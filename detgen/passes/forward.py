@@ -28,8 +28,7 @@ from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import Packed, Window, Windows, pack
 
 if TYPE_CHECKING:
-    from detgen.passes.cuda_attention import CudaAttention  # imports Triton, as does the next
-    from detgen.passes.cuda_decoder import CudaDecoder
+    from detgen.passes.cuda_decoder import CudaDecoder  # imports Triton
 
 Decoder: TypeAlias = "PlainDecoder | NativeDecoder | CudaDecoder"
 
@@ -66,9 +65,7 @@ class Forward:
         thinking: brings the states of rows that bring none themselves; None if the model does not think.
     """
 
-    def __init__(
-        self, model: Decoder, cache: KVCache, group: int, attention: NativeAttention | CudaAttention | None = None
-    ) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, group: int, attention: NativeAttention | None = None) -> None:
         self.model = model
         self.cache = cache
         self.device = cache.keys[0].device

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from detgen.passes.forward import Decoder
-from detgen.passes.native_decoder import NativeDecoder
 
 # Called with the name, module, arguments and output of a module.
 Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
@@ -23,12 +22,10 @@ def hooked(model: nn.Module, take: Take) -> Iterator[None]:
     Replaces the modules' `forward` meanwhile, since torch's own hooks miss a `forward` that is called directly.
     """
     modules = [(name, module) for name, module in model.named_modules() if name]
-    unrecorded: Any = getattr(model, "unrecorded", nullcontext)
     for name, module in modules:
         module.forward = _telling(name, module, module.forward, take)
     try:
-        with unrecorded():
-            yield
+        yield
     finally:
         for _, module in modules:
             del module.forward
@@ -36,8 +33,8 @@ def hooked(model: nn.Module, take: Take) -> Iterator[None]:
 
 @contextmanager
 def told(model: Decoder, take: Callable[[str, object], None]) -> Iterator[None]:
-    """Call `take` with the name and the output of each module, or step of a native decoder, of the passes inside."""
-    if isinstance(model, NativeDecoder):
+    """Call `take` with the name and the output of each module, or step of a program, of the passes inside."""
+    if not isinstance(model, nn.Module):
         model.take = take
         try:
             yield

@@ -149,7 +149,7 @@ def load_model(
     bits, native = _BITS.get(quant, 0), device.type == "cpu"
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     quantized, quantizing = is_quantized(config), quant in QUANTS
-    _check_bitsandbytes(name, quant, device, quantized=quantized)
+    _check_unquantized(name, quant, quantized=quantized)
     if chosen == "auto" and native:
         chosen = _HALVES.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
     with explained(name, "config.json"):
@@ -410,21 +410,16 @@ def context_of(config: Any) -> int:
     return context
 
 
-def _check_bitsandbytes(name: str, quant: QuantName, device: torch.device, *, quantized: bool) -> None:
-    """Refuse weights of its formats on CUDA, and to quantize them once more.
+def _check_unquantized(name: str, quant: QuantName, *, quantized: bool) -> None:
+    """Refuse to quantize once more what bitsandbytes has quantized.
 
     Raises:
-        EngineError: if they are.
+        EngineError: if that is asked for.
     """
     if quantized and quant != "none":
         raise EngineError(
             f"cannot load the model {name}: bitsandbytes has quantized its weights, which are taken as they are and not"
             f" quantized to {quant}; leave out the quantization"
-        )
-    if device.type == "cuda" and (quantized or quant in QUANTS):
-        raise EngineError(
-            f"cannot load the model {name}: weights in bitsandbytes' formats run on a CPU, and on CUDA not yet;"
-            " use --device cpu"
         )
 
 

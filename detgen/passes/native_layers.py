@@ -1,9 +1,10 @@
-"""The steps of a layer of a native decoder: attention, feed-forward, mixtures of experts."""
+"""The steps of a layer of a decoder: attention, feed-forward, mixtures of experts."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -18,12 +19,21 @@ from detgen.program.steps import PANEL, Buffer, Into, Weight
 
 _POSITIONS = 2048  # for which angles are worked out at first
 
+# Gives the tensor that steps read instead of one that was made for them: where its numbers are kept.
+Keep: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+def as_it_is(x: torch.Tensor) -> torch.Tensor:
+    """Keeps a tensor where it was made."""
+    return x
+
 
 class Angles:
     """Cosines and sines of the positions so far, by what rotates."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Keep) -> None:
         self.positions = 0
+        self._keep = keep
         self._tables: dict[tuple[bytes, float], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def reach(self, positions: int) -> None:
@@ -35,7 +45,8 @@ class Angles:
         """Cosines and sines, [positions, angles] each."""
         key = rotary.frequencies.tobytes(), rotary.amplitude
         if key not in self._tables:
-            self._tables[key] = turns(rotary.frequencies, rotary.amplitude, 0, self.positions)
+            cosines, sines = turns(rotary.frequencies, rotary.amplitude, 0, self.positions)
+            self._tables[key] = self._keep(cosines), self._keep(sines)
         return self._tables[key]
 
 
@@ -43,7 +54,14 @@ class LayerSteps:
     """The parts of a layer, as steps take them."""
 
     def __init__(
-        self, layer: Layer, keys: torch.Tensor, values: torch.Tensor, traits: AttentionTraits, width: int, bits: int
+        self,
+        layer: Layer,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        traits: AttentionTraits,
+        width: int,
+        bits: int,
+        keep: Keep,
     ) -> None:
         heads, kv_heads, size = layer.heads, layer.kv_heads, layer.size
         self._width = width
@@ -51,12 +69,14 @@ class LayerSteps:
         self._cache = steps.Cache(heads=heads, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
         self._traits, self._scale = traits, traits.scale * (layer.query_scale or 1.0)
         self._rotary, self._interleaved = layer.rotary, layer.interleaved
-        self._norms = [None if norm is None else NormParts.of(norm) for norm in layer.norms]
+        self._norms = [None if norm is None else NormParts.of(norm, keep) for norm in layer.norms]
         sizes = zip("qk", (self._queries, self._keys), layer.head_norms, strict=True)
-        self._head_norms = {part: NormParts.of(norm, entries) for part, entries, norm in sizes if norm is not None}
-        self._qkv, self._out = joint(layer.qkv, bits), joint([layer.out], bits)
+        self._head_norms = {
+            part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None
+        }
+        self._qkv, self._out = joint(layer.qkv, bits, keep), joint([layer.out], bits, keep)
         mlp = layer.mlp
-        self._mlp = _FeedForward(mlp, bits) if isinstance(mlp, FeedForward) else _Experts(mlp, bits)
+        self._mlp = _FeedForward(mlp, bits, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, bits, keep)
         self._parallel, self._residual = layer.parallel, layer.residual
 
     def build(self, program: Program, name: str, angles: Angles, *, last: bool) -> None:
@@ -136,11 +156,12 @@ class NormParts(NamedTuple):
     centred: bool
 
     @classmethod
-    def of(cls, norm: Norm, entries: int | None = None) -> NormParts:
+    def of(cls, norm: Norm, keep: Keep, entries: int | None = None) -> NormParts:
         """A norm of a row with that many entries, of each head if it is one of heads; without a number, of a row."""
         if norm.weight is None:
             raise UnknownError("a norm without a weight")
-        weight, bias = norm.weight.contiguous(), None if norm.bias is None else norm.bias.contiguous()
+        weight = keep(norm.weight.contiguous())
+        bias = None if norm.bias is None else keep(norm.bias.contiguous())
         size = weight.shape[-1]
         return cls(1 if entries is None else entries // size, size, weight, bias, norm.epsilon, norm.centred)
 
@@ -178,9 +199,10 @@ class Branch(NamedTuple):
 class _FeedForward:
     """A feed-forward, as steps take it."""
 
-    def __init__(self, mlp: FeedForward, bits: int) -> None:
-        self._up, self._activation, self._gated = joint(mlp.up, bits, gated=mlp.gated), mlp.activation, mlp.gated
-        self.down = joint([mlp.down], bits)
+    def __init__(self, mlp: FeedForward, bits: int, keep: Keep) -> None:
+        self._up = joint(mlp.up, bits, keep, gated=mlp.gated)
+        self._activation, self._gated = mlp.activation, mlp.gated
+        self.down = joint([mlp.down], bits, keep)
         self.activated = Buffer("activated", self.down.inputs)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
@@ -205,12 +227,12 @@ class _FeedForward:
 class _Experts:
     """A mixture of experts, as steps take it."""
 
-    def __init__(self, mlp: Experts, bits: int) -> None:
+    def __init__(self, mlp: Experts, bits: int, keep: Keep) -> None:
         self._experts, width, inner = mlp.down.shape
         self._activation, self._normalized = mlp.activation, mlp.normalized
-        self._router = joint([mlp.router], 0)
-        self._up = stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, bits)
-        self._down = stacked([[weight] for weight in mlp.down], PANEL, bits)
+        self._router = joint([mlp.router], 0, keep)
+        self._up = _kept(stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, bits), keep)
+        self._down = _kept(stacked([[weight] for weight in mlp.down], PANEL, bits), keep)
         self._logits, self._routes = Buffer("router", self._experts), Buffer("routes", 2 * mlp.picks)
         self._activated, self._each = (
             Buffer("experts activated", mlp.picks * inner),
@@ -218,7 +240,7 @@ class _Experts:
         )
         self._shared = None
         if mlp.shared is not None:
-            self._shared = _FeedForward(mlp.shared[0], bits), joint([mlp.shared[1]], 0)
+            self._shared = _FeedForward(mlp.shared[0], bits, keep), joint([mlp.shared[1]], 0, keep)
         self._gate = Buffer("shared gate", 1)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
@@ -265,10 +287,17 @@ class _Experts:
             program.add(steps.Gate(name=name, wanted=wanted, x=branch.before, factors=self._gate, to=into))
 
 
-def joint(linears: list[Linear], bits: int, *, gated: bool = False) -> Weight:
+def joint(linears: list[Linear], bits: int, keep: Keep, *, gated: bool = False) -> Weight:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 
     With 8 or 4 bits they are quantized where they fit, with 0 they stay as they are.
     """
     weights, biases = [one.weight for one in linears], [one.bias for one in linears if one.bias is not None]
-    return joined(weights, biases, bits, gated=gated)
+    return _kept(joined(weights, biases, bits, gated=gated), keep)
+
+
+def _kept(weight: Weight, keep: Keep) -> Weight:
+    """The same with other tensors."""
+    found = {f.name: getattr(weight, f.name) for f in fields(weight)}
+    changed: dict[str, Any] = {name: keep(x) for name, x in found.items() if isinstance(x, torch.Tensor)}
+    return replace(weight, **changed)

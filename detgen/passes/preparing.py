@@ -15,7 +15,8 @@ from detgen.errors import EngineError
 from detgen.passes.adapter import Layout, PlainDecoder, attach
 from detgen.passes.census import take_census
 from detgen.passes.depth import check_depth, depth_of
-from detgen.passes.forward import Decoder, Forward
+from detgen.passes.description import describe
+from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.loading import LoadedModel, explained
 from detgen.passes.memory import check_room, free_memory
@@ -25,8 +26,10 @@ from detgen.passes.reference import check_reference, reference_logits
 from detgen.passes.refusing import refusing
 from detgen.passes.replacing import replace_modules
 from detgen.passes.replaying import replaying
+from detgen.passes.stored import Reader
 from detgen.passes.thinker import SLOTS, Block, Thinker, one_layer
 from detgen.passes.thinking import Thinking
+from detgen.program.steps import GROUP
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
@@ -99,7 +102,8 @@ def prepare(
     with explained(target.name):
         depth = depth_of(target, backbones[0], layouts[0])
     held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in zip(models, layouts, strict=True))
-    pages = Pages(_page_count(device, kv_memory, held), kept=_KEPT_PAGES if device.type == "cpu" else None)
+    weights = sum(map(_weight_bytes, models)) if device.type == "cuda" else 0
+    pages = Pages(_page_count(device, kv_memory, held, weights), kept=_KEPT_PAGES if device.type == "cpu" else None)
     passes = tuple(
         _passes(m, model, layout, pages, device) for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
@@ -154,40 +158,53 @@ def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: 
     """The passes of a decoder, of a loaded model, whose attention is attached; its modules are replaced.
 
     Raises:
-        EngineError: if there are no kernels for it.
+        EngineError: if there are no kernels for it, or too little memory.
     """
-    native = device.type == "cpu"
-    cache = KVCache(layout.cached, pages, loaded.dtype, device, native=native)
-    decoder: Decoder
-    if not native:
-        decoder = _on_cuda(loaded.name, model, cache, layout)
-    elif is_native(model):
-        decoder = NativeDecoder(model, cache, layout.traits, loaded.bits, loaded.read)
-    else:
-        with refusing(_kind(loaded.name, model)):
-            replace_modules(model, layout.uncalled)
-        decoder = PlainDecoder(model)
-    return Forward(decoder, cache, layout.group)
+    if device.type == "cuda":
+        return _on_cuda(loaded, model, layout, pages, device)
+    cache = KVCache(layout.cached, pages, loaded.dtype, device, native=True)
+    if is_native(model):
+        return Forward(NativeDecoder(model, cache, layout.traits, loaded.bits, loaded.read), cache, layout.group)
+    with refusing(_kind(loaded.name, model)):
+        replace_modules(model, layout.uncalled)
+    return Forward(PlainDecoder(model), cache, layout.group)
 
 
-def _on_cuda(name: str, model: PreTrainedModel, cache: KVCache, layout: Layout) -> Decoder:
-    """A decoder by kernels in Triton; where there is no CUDA, as in tests, PyTorch's operators stand in for them."""
+def _on_cuda(
+    loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: Pages, device: torch.device
+) -> Forward:
+    """The passes of a decoder by kernels in Triton, which take its weights to the device.
+
+    Raises:
+        EngineError: if it has no description, there is no Triton, or the device has too little memory.
+    """
+    if describe(model) is None:
+        raise EngineError(
+            f"{_kind(loaded.name, model)} has no description yet, so CUDA cannot run it; use --device cpu"
+        )
     try:
-        from detgen.kernels.triton.kernels import REFERENCE, TRITON
-        from detgen.passes.cuda_decoder import cuda_decoder
+        from detgen.passes.cuda_decoder import CudaDecoder
     except ImportError as error:
         raise EngineError(
             f"detgen computes on CUDA by Triton, which cannot be imported here ({error}): install triton, or use"
             " --device cpu"
         ) from error
-    kernels = REFERENCE if torch.version.cuda is None else TRITON
-    decoder = cuda_decoder(model, cache, layout.traits, kernels, replaying(cache.keys[0].device))
-    if decoder is None:
-        raise EngineError(
-            f"{_kind(name, model)} is not supported on CUDA: there are no kernels for what its layers consist of;"
-            " use --device cpu"
-        )
-    return decoder
+    try:
+        cache = KVCache(layout.cached, pages, torch.float32, device, native=True)
+        decoder = CudaDecoder(model, cache, layout.traits, replaying(device), loaded.bits, loaded.read)
+    except torch.OutOfMemoryError as error:
+        message = "does not fit the device's memory; give less --kv-memory, --target-quant q8, or --device cpu"
+        raise EngineError(f"{loaded.name} {message}") from error
+    return Forward(decoder, cache, layout.group)
+
+
+def _weight_bytes(loaded: LoadedModel) -> int:
+    """About what a model's weights take once they are packed."""
+    if isinstance(loaded.read, Reader) and not loaded.bits:
+        return loaded.read.size
+    few = loaded.bits / 8 + 4 / GROUP  # bytes of a weight and its share of a scale
+    each = (p.numel() * (few if loaded.bits and p.ndim > 1 else p.element_size()) for p in loaded.model.parameters())
+    return int(sum(each))
 
 
 def _check(name: str, forward: Forward, reference: torch.Tensor, loaded: LoadedModel) -> None:
@@ -205,13 +222,13 @@ def _check(name: str, forward: Forward, reference: torch.Tensor, loaded: LoadedM
     check_reference(forward, reference, loaded.vocabulary, loaded.dtype)
 
 
-def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int) -> int:
-    """How many pages fit the memory, beside the scratch page.
+def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int, weights: int) -> int:
+    """How many pages fit the memory, beside the scratch page and so many bytes of weights that are not there yet.
 
     Raises:
         EngineError: if `kv_memory` is too small.
     """
-    memory = free_memory(device, _ROOM) if kv_memory is None else kv_memory
+    memory = max(free_memory(device, _ROOM) - weights, 0) if kv_memory is None else kv_memory
     held = memory // position_bytes
     if kv_memory is not None and held < _LEAST_POSITIONS:
         raise EngineError(

@@ -84,7 +84,7 @@ def check_logits(
     Raises:
         EngineError: if the difference is larger than rounding explains.
     """
-    error = float((reference - packed).abs().max() / reference.abs().max().clamp_min(1e-6))
+    error = float((reference - packed.to(reference.device)).abs().max() / reference.abs().max().clamp_min(1e-6))
     if error <= (_EXACT if dtype == torch.float32 else _ROUNDED):
         return
     model = forward.model

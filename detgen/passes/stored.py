@@ -103,18 +103,19 @@ class Place(NamedTuple):
             weight = self._changed(self._made(self._bytes()))
             return weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
         first, last, _ = rows.indices(self.shape[0])
-        row = self._size // self.shape[0]
+        row = self.size // self.shape[0]
         part = self._replace(shape=(last - first, *self.shape[1:]), at=self.at + first * row)
         return part._made(part._bytes())
 
     @property
-    def _size(self) -> int:
+    def size(self) -> int:
+        """Bytes that it takes."""
         entries, size = _SIZES[self.kind]
         return math.prod(self.shape) // entries * size
 
     def _bytes(self) -> torch.Tensor:
         """As they are stored, [blocks, bytes of a block]."""
-        data = torch.empty(self._size, dtype=torch.uint8)
+        data = torch.empty(self.size, dtype=torch.uint8)
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.at)
             left = data.numpy()
@@ -212,6 +213,14 @@ class Reader:
     def __init__(self, model: nn.Module, places: Mapping[str, Lying], dtype: torch.dtype | None = None) -> None:
         self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
         self._dtype = dtype
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weights as they are read."""
+        return sum(
+            place.size if isinstance(place, Place) and self._dtype is None else parameter.numel() * place.dtype.itemsize
+            for parameter, place in self._places.items()
+        )
 
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
         """The weight of a parameter, or some consecutive rows of it."""

@@ -116,7 +116,6 @@ def test_a_gpu_that_nobody_named_is_named(monkeypatch: pytest.MonkeyPatch, name:
     """In one line, with what to do about it."""
     taken = torch.device("cpu" if name == "cpu" else "cuda")
     monkeypatch.setattr(module, "pick_device", lambda _: taken)
-    monkeypatch.setattr(module.cuda_numerics, "settle", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
 
     def stop(*_: object) -> None:

@@ -80,9 +80,9 @@ def test_it_is_the_passes_one_by_one(forward: Forward, data: st.DataObject, thre
     model = forward.model
     assert isinstance(model, NativeDecoder)
     token = data.draw(st.integers(0, VOCABULARY - 1) | st.sampled_from([read[-1] for read in reads]))
-    kept = model._embedding[token].clone()
+    kept = model._building._embedding[token].clone()
     if spoiled:
-        model._embedding[token, 0] = torch.nan
+        model._building._embedding[token, 0] = torch.nan
     results = []
     for at_once in (False, True):
         for part in entries:
@@ -102,7 +102,7 @@ def test_it_is_the_passes_one_by_one(forward: Forward, data: st.DataObject, thre
             made = one_by_one(forward, windows, lengths)
         counted = forward.passes - before[0], forward.rows - before[1]
         results.append(((made, counted), [part.clone() for part in entries]))
-    model._embedding[token] = kept
+    model._building._embedding[token] = kept
     assert results[0][0] == results[1][0]
     assert all(same_bits(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
 
@@ -157,9 +157,9 @@ def test_sampled_rows_are_those_of_passes_one_by_one(forward: Forward, data: st.
     model = forward.model
     assert isinstance(model, NativeDecoder)
     token = data.draw(st.integers(0, VOCABULARY - 1))
-    kept = model._embedding[token].clone()
+    kept = model._building._embedding[token].clone()
     if data.draw(st.booleans()):
-        model._embedding[token, 0] = torch.nan
+        model._building._embedding[token, 0] = torch.nan
     asked = lengths.copy()
     read, logits, broken = forward.sample(windows, asked, Choices.of(choices), ends)
     assert (asked <= lengths).all()
@@ -178,7 +178,7 @@ def test_sampled_rows_are_those_of_passes_one_by_one(forward: Forward, data: st.
             assert (step + 1 == asked[i]) == (over or step + 1 == lengths[i])
             window = Window(window.slot, window.start + len(window.tokens), [chosen], 1)
             at += 1
-    model._embedding[token] = kept
+    model._building._embedding[token] = kept
     assert all(same_bits(a, b) for a, b in zip(entries, (*forward.cache.keys, *forward.cache.values), strict=True))
 
 
@@ -187,11 +187,11 @@ def test_a_draft_ends_where_logits_are_not_finite(forward: Forward) -> None:
     assert isinstance(model, NativeDecoder)
     choices = [Choice(temperature=0.8, seed=3)]
     (draft,) = forward.draft(Windows.of([Window(0, 0, [5, 6], 1)]), np.array([4]), choices)
-    kept = model._embedding[draft[1]].clone()
-    model._embedding[draft[1], 0] = torch.nan
+    kept = model._building._embedding[draft[1]].clone()
+    model._building._embedding[draft[1], 0] = torch.nan
     lengths = np.array([4])
     (cut,) = forward.draft(Windows.of([Window(0, 0, [5, 6], 1)]), lengths, choices)
-    model._embedding[draft[1]] = kept
+    model._building._embedding[draft[1]] = kept
     assert cut == draft[: len(cut)]
     assert (len(cut), lengths.tolist()) == (draft.index(draft[1]) + 1, [draft.index(draft[1]) + 2])
 
@@ -215,10 +215,10 @@ def test_passes_that_nobody_needs_are_not_run(forward: Forward) -> None:
     """Where all sequences stop early, the rest of the chain counts for nothing."""
     model = forward.model
     assert isinstance(model, NativeDecoder)
-    kept = model._embedding[5].clone()
-    model._embedding[5, 0] = torch.nan
+    kept = model._building._embedding[5].clone()
+    model._building._embedding[5, 0] = torch.nan
     before, lengths = forward.passes, np.array([4])
     tokens, scores = forward.chain(Windows.of([Window(0, 0, [5], 1)]), lengths)
-    model._embedding[5] = kept
+    model._building._embedding[5] = kept
     assert (tokens.tolist(), scores.finite.tolist(), lengths.tolist()) == ([5], [False], [1])
     assert forward.passes == before + 1

@@ -6,7 +6,6 @@ Whoever changes one of them has changed the arithmetic, a model or what an outpu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from helpers.batch_types import check
 from typer.testing import CliRunner
 
 from detgen.cli import app
-from detgen.kernels import choosing
 from detgen.kernels.native import library
 
 PROMPTS = Path(__file__).parents[2] / "sample_prompts"
@@ -35,14 +33,12 @@ SCORES = "079fb7443db266706bf8cb1498b18ee6f2183104e27abf4454a0623a7bbb85bd"
 
 
 @pytest.fixture(params=library.BUILDS)
-def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """One kind of processor, for everything that was compiled."""
     if library.build(request.param) is None:
         pytest.skip(f"this processor has no {request.param}, or it was not built")
-    choosing._library.cache_clear()
     monkeypatch.setattr(library, "BUILDS", (request.param,))
-    yield request.param
-    choosing._library.cache_clear()
+    return request.param
 
 
 def digest(folder: Path, file: str, *options: str, command: str = "run") -> str:

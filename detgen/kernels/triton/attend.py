@@ -1,15 +1,11 @@
-"""Attention of packed rows over pages.
+"""Attention over the pages of a KV cache.
 
-Promise: the result of a row depends on its query and on the keys and values at the positions that it may see, and on
-nothing else: not on the other rows of its tile, nor on where a window is cut into tiles, nor on how long others are.
+Promise: the result of a row depends on its query and on the keys and values at the positions that it sees, and on
+nothing else: not on the other rows of its piece, nor on how windows are cut into pieces, nor on how long others are.
 
-A program takes a tile of query rows, which are the heads of a group times the tokens of a piece of a window, always as
-many rows, and the keys of one split: SPLIT positions, at multiples of SPLIT. It reads them in whole blocks of BLOCK, at
-multiples of BLOCK, one after the other, with the running maximum of "online" softmax (Milakov and Gimelshein,
-arXiv 1805.02867; in tiles: Dao et al., arXiv 2205.14135). A block that a row must not see leaves it as it is: its
-maximum stays, so that what it has is multiplied by exp(0), and what is added is 0, as the cache holds finite numbers
-only. Another launch adds the splits of each row, the first one first. Splits are of a fixed size, as a fixed number of
-them would make the order of a row's sums depend on the longest row.
+Three launches, as docs/numerics.md states it: scores of all keys, a block of them a program; their exponentials and the
+total of these, some heads of rows a program; values times weights, key after key, some queries a program. What a row
+does not see is selected away, never added.
 """
 
 from __future__ import annotations
@@ -18,194 +14,190 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.attention import BLOCK, AttentionTraits, attend_blocks
-from detgen.kernels.triton.launching import INTERPRETED, OPTIONS, above, product
+from detgen.kernels.attention import SHARING
+from detgen.kernels.triton.functions import capped, exponential, fold
+from detgen.kernels.triton.launching import OPTIONS, above, tile
+from detgen.program.steps import PAGE, Attend
 
-SPLIT = 1024  # positions
-_EVERYTHING = 1 << 30  # the window of a layer that sees all positions, and its chunk
-
-
-def tile_rows(group: int) -> int:
-    """Query rows of a tile, for `group` query heads per KV head: what a tensor core takes at a time, if they fit."""
-    return above(group)
-
-
-def most_tokens(group: int) -> int:
-    """The most tokens of a piece: those whose heads of a group fill a tile."""
-    return tile_rows(group) // group
+_PAGE = tl.constexpr(PAGE)
+_QUERIES = 16  # of a program, at most
+_HEADS = 2  # of rows whose scores a program weighs, at most
+_MOST = 1 << 28  # bytes of scores that there are at a time
 
 
 @triton.jit
-def _weighed(top, scores):
-    """The new maximum, the factor of what was added up before, and the weights of the new scores."""
-    higher = tl.maximum(top, tl.max(scores, 1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # as long as a row has seen nothing
-    return higher, tl.exp(top - base), tl.exp(scores - base[:, None])
+def _first_seen(position, window, chunk):
+    """The first key that the row at a position sees; a window or a chunk of 0 bounds nothing."""
+    of_window = tl.where((window > 0) & (position >= window), position - window + 1, position * 0)
+    of_chunk = position // tl.maximum(chunk, 1) * chunk
+    return tl.maximum(of_window, of_chunk)
 
 
 @triton.jit
-def _split(
-    queries,
+def _queries(pieces, piece, tile, GROUP: tl.constexpr, QUERIES: tl.constexpr):
+    """Of a tile of a piece: slot, rows, positions, heads in the group, which are there, first and last position."""
+    slot, start = tl.load(pieces + 4 * piece), tl.load(pieces + 4 * piece + 1)
+    count, first = tl.load(pieces + 4 * piece + 2), tl.load(pieces + 4 * piece + 3)
+    of = tile * QUERIES + tl.arange(0, QUERIES)
+    there = of < count * GROUP
+    low = start + tile * QUERIES // GROUP
+    high = tl.minimum(start + count, start + (tile * QUERIES + QUERIES - 1) // GROUP + 1)
+    return slot, first + of // GROUP, start + of // GROUP, of % GROUP, there, low, high
+
+
+@triton.jit
+def _score(
+    qkv,
     keys,
-    values,
     pieces,
     tables,
-    sums,
-    tops,
-    totals,
+    weights,
     scale,
-    softcap,
+    cap,
     window,
     chunk,
-    rows,
     blocks,
-    kv_heads,
+    head,
+    heads,
+    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    TILE: tl.constexpr,
     SIZE: tl.constexpr,
-    VALUE: tl.constexpr,
-    KEY_WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
+    WIDE: tl.constexpr,
     CAPPED: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    TILES: tl.constexpr,
+    QUERIES: tl.constexpr,
 ):
-    piece, head, split = pieces + 4 * tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    slot, start, count, first = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2), tl.load(piece + 3)
-    low = tl.maximum(tl.maximum(start - window + 1, start // chunk * chunk), split * SPLIT)
-    high = tl.minimum(start + count, (split + 1) * SPLIT)
-    if low < high:
-        of = tl.arange(0, TILE)
-        there = of // GROUP < count
-        position = start + of // GROUP
-        at = (first + of // GROUP) * kv_heads * GROUP + head * GROUP + of % GROUP
-        i, j, d = tl.arange(0, KEY_WIDTH), tl.arange(0, BLOCK), tl.arange(0, VALUE_WIDTH)
-        q = tl.load(queries + at[:, None] * SIZE + i[None, :], mask=there[:, None] & (i < SIZE)[None, :], other=0.0)
-        top = tl.full((TILE,), float("-inf"), tl.float32)
-        total = tl.zeros((TILE,), tl.float32)
-        added = tl.zeros((TILE, VALUE_WIDTH), tl.float32)
-        for block in range(low // BLOCK, tl.cdiv(high, BLOCK)):
-            place = tl.load(tables + slot * blocks + block) * BLOCK + j
-            k = tl.load(
-                keys + (place[None, :] * kv_heads + head) * SIZE + i[:, None], mask=(i < SIZE)[:, None], other=0.0
-            )
-            v = tl.load(
-                values + (place[:, None] * kv_heads + head) * VALUE + d[None, :], mask=(d < VALUE)[None, :], other=0.0
-            )
-            scores = product(q, k, tl.zeros((TILE, BLOCK), tl.float32), INTERPRETED) * scale
-            if CAPPED:
-                scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
-            seen = block * BLOCK + j
-            lowest = tl.maximum(position - window + 1, position // chunk * chunk)
-            visible = (seen[None, :] <= position[:, None]) & (seen[None, :] >= lowest[:, None])
-            top, kept, weights = _weighed(top, tl.where(visible, scores, float("-inf")))
-            total = total * kept + tl.sum(weights, 1)
-            added = product(weights.to(v.dtype), v, added * kept[:, None], INTERPRETED)
-        to = tl.cast(split, tl.int64) * rows * kv_heads * GROUP + at
-        tl.store(tops + to, top, mask=there)
-        tl.store(totals + to, total, mask=there)
-        tl.store(sums + to[:, None] * VALUE + d[None, :], added, mask=there[:, None] & (d < VALUE)[None, :])
+    piece, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
+    own, block = tl.program_id(1), tl.program_id(2)
+    slot, row, position, of_group, there, low, high = _queries(pieces, piece, tile, GROUP, QUERIES)
+    first = block * _PAGE
+    if (low < high) & (first < high) & (first + _PAGE > _first_seen(low, window, chunk)):
+        at = tl.arange(0, _PAGE)
+        page = tl.load(tables + slot * blocks + block).to(tl.int64)
+        key = keys + (page * KV_HEADS + head + own) * (SIZE * _PAGE) + at
+        query = qkv + row * WIDE + ((head + own) * GROUP + of_group) * SIZE
+        x = tl.zeros((QUERIES, _PAGE), tl.float32)
+        for d in range(SIZE):
+            entry = tl.load(query + d, mask=there, other=0.0)
+            x = tl.fma(tl.load(key + d * _PAGE)[None, :], entry[:, None], x)
+        x = x * scale
+        if CAPPED:
+            x = capped(x, cap)
+        seen = (first + at)[None, :]
+        lowest = _first_seen(position, window, chunk)
+        x = tl.where((seen >= lowest[:, None]) & (seen <= position[:, None]), x, float("-inf"))
+        to = weights + ((row * heads + own) * GROUP + of_group)[:, None] * (blocks * _PAGE) + seen
+        tl.store(to, x, mask=there[:, None])
+
+
+@triton.jit(do_not_specialize=("items",))
+def _weigh(positions, weights, totals, window, chunk, span, heads, items, ITEMS: tl.constexpr):
+    """Scores become weights in place; an item is a head of a row."""
+    item = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
+    position = tl.load(positions + item // heads, mask=item < items, other=0)
+    lowest, lane = _first_seen(position, window, chunk), tl.arange(0, 16)[None, :]
+    first, last = tl.min(lowest, 0) // 16 * 16, tl.max(position, 0)
+    of = weights + item[:, None] * span + lane
+    most = tl.full((ITEMS, 16), float("-inf"), tl.float32)
+    for j in range(first, last + 1, 16):
+        sees = (item < items)[:, None] & (j + lane >= lowest[:, None]) & (j + lane <= position[:, None])
+        x = tl.load(of + j, mask=sees, other=float("-inf"))
+        most = tl.where(x > most, x, most)
+    largest = tl.max(most, 1)[:, None]
+    total = tl.zeros((ITEMS, 16), tl.float32)
+    for j in range(first, last + 1, 16):
+        sees = (item < items)[:, None] & (j + lane >= lowest[:, None]) & (j + lane <= position[:, None])
+        x = exponential(tl.load(of + j, mask=sees, other=float("-inf")) - largest)
+        total += x
+        tl.store(of + j, x, mask=sees)
+    tl.store(totals + item, fold(total, ITEMS), mask=item < items)
 
 
 @triton.jit
-def _add(
-    sums,
-    tops,
+def _mix(
+    kept,
+    pieces,
+    tables,
+    weights,
     totals,
-    positions,
-    out,
+    to,
     window,
     chunk,
-    rows,
+    blocks,
+    head,
     heads,
-    VALUE: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    VALUES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILES: tl.constexpr,
+    QUERIES: tl.constexpr,
 ):
-    row, head = tl.program_id(0), tl.program_id(1)
-    position = tl.load(positions + row)
-    d = tl.arange(0, VALUE_WIDTH)
-    top, total = float("-inf"), 0.0
-    added = tl.zeros((VALUE_WIDTH,), tl.float32)
-    for split in range(tl.maximum(position - window + 1, position // chunk * chunk) // SPLIT, position // SPLIT + 1):
-        at = (tl.cast(split, tl.int64) * rows + row) * heads + head
-        one = tl.load(tops + at)
-        higher = tl.maximum(top, one)
-        kept, factor = tl.exp(top - higher), tl.exp(one - higher)
-        total = total * kept + tl.load(totals + at) * factor
-        added = added * kept + tl.load(sums + at * VALUE + d, mask=d < VALUE, other=0.0) * factor
-        top = higher
-    tl.store(out + (row.to(tl.int64) * heads + head) * VALUE + d, added / total, mask=d < VALUE)
+    piece, tile, own = tl.program_id(0) // TILES, tl.program_id(0) % TILES, tl.program_id(1)
+    slot, row, position, of_group, there, low, high = _queries(pieces, piece, tile, GROUP, QUERIES)
+    if low < high:
+        at = tl.arange(0, WIDTH)
+        lowest = _first_seen(position, window, chunk)
+        of = weights + ((row * heads + own) * GROUP + of_group) * (blocks * _PAGE)
+        sums = tl.zeros((QUERIES, WIDTH), tl.float32)
+        first = _first_seen(low, window, chunk)
+        for block in range(first // _PAGE, tl.cdiv(high, _PAGE)):
+            page = tl.load(tables + slot * blocks + block).to(tl.int64)
+            value = kept + (page * (KV_HEADS * _PAGE) + head + own) * VALUES + at
+            before = block * _PAGE
+            for j in range(tl.maximum(first, before), tl.minimum(high, before + _PAGE)):
+                sees = there & (j >= lowest) & (j <= position)
+                weight = tl.load(of + j, mask=sees, other=0.0)
+                entry = tl.load(value + (j - before) * (KV_HEADS * VALUES), mask=at < VALUES, other=0.0)
+                sums = tl.where(sees[:, None], tl.fma(entry[None, :], weight[:, None], sums), sums)
+        total = tl.load(totals + (row * heads + own) * GROUP + of_group, mask=there, other=1.0)
+        sums = tl.div_rn(sums, tl.zeros_like(sums) + total[:, None])
+        result = row * (KV_HEADS * GROUP) + (head + own) * GROUP + of_group
+        sums = tl.where(sums == 0.0, 0.0, sums)  # no -0
+        tl.store(to + result[:, None] * VALUES + at[None, :], sums, mask=there[:, None] & (at < VALUES)[None, :])
 
 
 def attend(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    step: Attend,
+    qkv: torch.Tensor,
     positions: torch.Tensor,
     pieces: torch.Tensor,
     tables: torch.Tensor,
-    longest: int,
-    traits: AttentionTraits,
-) -> torch.Tensor:
-    """Attention of all rows of a pass in one layer.
+    to: torch.Tensor,
+) -> None:
+    """`steps.Attend` of all rows of a pass.
 
     Args:
-        queries: [rows, heads, size], contiguous.
-        keys: the layer's keys in the cache, [positions, kv_heads, size].
-        values: its values, [positions, kv_heads, value size].
-        positions: int64 [rows], of each row in its sequence.
-        pieces: int64 [pieces, 4] as `cut_pieces` makes them, of at most `most_tokens(group)` tokens.
-        tables: int64 [slots, blocks], the page of each block of BLOCK positions of a slot.
-        longest: positions of the longest sequence of the pass, or more.
-        traits: the layer's attention traits.
-
-    Returns:
-        [rows, heads, value size], in the type of the queries; of rows that no piece has, anything.
+        step: the step.
+        qkv: float32 [rows, width], what `steps.Rotate` left.
+        positions: int64 [rows], of each row in its sequence; they lie in the blocks of `tables`.
+        pieces: int64 [pieces, 4], as `lay_out` of kernels/attention makes them; pieces of no tokens are passed over.
+        tables: int64 [slots, blocks], the page of each block of PAGE positions of a slot.
+        to: float32 [rows, heads * values]; takes the results. What belongs to no piece stays as it is.
     """
-    (rows, heads, size), (kv_heads, value) = queries.shape, values.shape[1:]
-    group, splits = heads // kv_heads, triton.cdiv(longest, SPLIT)
-    sums = torch.empty(splits, rows, heads, value, device=queries.device)
-    tops, totals = torch.empty(2, splits, rows, heads, device=queries.device)
-    out = queries.new_empty(rows, heads, value)
-    window, chunk, width = traits.window or _EVERYTHING, traits.chunk or _EVERYTHING, above(value)
-    _split[(len(pieces), kv_heads, splits)](
-        *(queries, keys, values, pieces, tables, sums, tops, totals),
-        *(traits.scale, traits.softcap or 1.0, window, chunk, rows, tables.shape[1], kv_heads),
-        *(group, tile_rows(group), size, value, above(size), width, BLOCK, SPLIT),
-        *(traits.softcap is not None, INTERPRETED),
-        **OPTIONS,
-    )
-    _add[(rows, heads)](sums, tops, totals, positions, out, window, chunk, rows, heads, value, width, SPLIT, **OPTIONS)
-    return out
-
-
-def attend_reference(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    positions: torch.Tensor,
-    pieces: torch.Tensor,
-    tables: torch.Tensor,
-    longest: int,
-    traits: AttentionTraits,
-) -> torch.Tensor:
-    """The same by PyTorch's operators; arguments as `attend`. Looks at no number of any tensor."""
-    device, (rows, heads, _), kv_heads = queries.device, queries.shape, keys.shape[1]
-    group = heads // kv_heads
-    slots, starts, counts, firsts = pieces.T[..., None]
-    token = torch.arange(most_tokens(group), device=device)
-    row, position = (firsts + token).clamp_max(rows - 1), starts + token
-    blocks = tables[slots, : -(-longest // BLOCK)].mT
-    places = (blocks * BLOCK + torch.arange(BLOCK, device=device)).flatten(1)
-    seen = torch.arange(places.shape[1], device=device)
-    window, chunk, position = traits.window or _EVERYTHING, traits.chunk or _EVERYTHING, position[..., None]
-    visible = (seen <= position) & (seen > position - window) & (seen >= position // chunk * chunk)
-    mask = torch.zeros(visible.shape, dtype=queries.dtype, device=device).masked_fill(~visible, -torch.inf)
-    q = queries[row].unflatten(2, (kv_heads, group)).transpose(1, 2).flatten(2, 3)
-    tiles = attend_blocks(q, keys[places], values[places], mask.repeat_interleave(group, 1)[:, None], traits)
-    found = tiles.unflatten(2, (-1, group)).transpose(1, 2).flatten(2, 3)
-    out = queries.new_zeros(rows + 1, heads, found.shape[-1])
-    out[torch.where(token < counts, row, rows)] = found  # the last row takes what belongs to nobody
-    return out[:rows]
+    cache, (rows, wide), blocks = step.cache, qkv.shape, tables.shape[1]
+    kv_heads, group, span = cache.kv_heads, cache.heads // cache.kv_heads, blocks * PAGE
+    most = max(SHARING, group)  # queries of a piece that read a head's keys
+    queries = tile(most, _QUERIES)
+    tiles, bounds = triton.cdiv(most, queries), (step.window, step.chunk)
+    each = min(max(_MOST // (4 * rows * group * span), 1), kv_heads)  # key heads at a time
+    weights = torch.empty(rows, each * group, span, device=qkv.device)
+    totals = torch.empty(rows, each * group, device=qkv.device)
+    for head in range(0, kv_heads, each):
+        some = min(each, kv_heads - head)
+        of = some * group
+        capped_by = float(step.softcap or 1.0)
+        _score[(len(pieces) * tiles, some, blocks)](
+            *(qkv, cache.keys, pieces, tables, weights, float(step.scale), capped_by, *bounds, blocks, head, some),
+            *(kv_heads, group, cache.size, wide, bool(step.softcap), tiles, queries),
+            **OPTIONS,
+        )
+        beside = tile(rows * of, _HEADS)
+        _weigh[(triton.cdiv(rows * of, beside),)](
+            *(positions, weights, totals, *bounds, span, of, rows * of, beside), num_warps=1, **OPTIONS
+        )
+        _mix[(len(pieces) * tiles, some)](
+            *(cache.kept, pieces, tables, weights, totals, to, *bounds, blocks, head, some),
+            *(kv_heads, group, cache.values, above(cache.values), tiles, queries),
+            **OPTIONS,
+        )

@@ -1,8 +1,8 @@
-"""Exponential and logarithm in an order of their own: the bits that docs/numerics.md states, whatever GPU and compiler.
+"""Functions in an order of their own: the bits that docs/numerics.md states, whatever GPU and compiler.
 
-Triton's own `exp` is an approximation of the GPU, and its `log` comes from a library; these are made of additions,
-products, quotients and fused multiply-adds, each rounded as IEEE 754 says, so that an element depends on its argument
-alone, and tests without a GPU see the bits that one gives.
+Triton's own `exp` is an approximation of the GPU, its `/` and `sqrt` may be, and its `log` comes from a library; these
+are made of additions, products, quotients and fused multiply-adds, each rounded as IEEE 754 says, so that an element
+depends on its argument alone, and tests without a GPU see the bits that one gives.
 """
 
 from __future__ import annotations
@@ -10,11 +10,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from detgen.program.steps import Activation
+
+_SILU = tl.constexpr(int(Activation.SILU))
+_GELU_TANH = tl.constexpr(int(Activation.GELU_TANH))
+_GELU = tl.constexpr(int(Activation.GELU))
+_RELU = tl.constexpr(int(Activation.RELU))
+_SIGMOID = tl.constexpr(int(Activation.SIGMOID))
+_TANH = tl.constexpr(int(Activation.TANH))
+_ROOT = tl.constexpr(int(Activation.ROOT))
+_RECIPROCAL_ROOT = tl.constexpr(int(Activation.RECIPROCAL_ROOT))
+
 
 @triton.jit
 def exponential(x):
-    """e^x of float32 up to 0, and 0 below -87 and of NaN: Cephes' `expf`, as `reference.exponential`."""
-    inside = tl.where(x >= -87.0, x, -87.0)
+    """e^x of float32 up to 88, and 0 below -87: Cephes' `expf`, as `reference.exponential`."""
+    inside = tl.where(x < -87.0, -87.0, x)
     n = tl.fma(inside, 1.44269504, 12582912.0) - 12582912.0  # 1.5 * 2^23: adding it rounds to a whole number
     r = tl.fma(n, -0.693359375, inside)
     r = tl.fma(n, 2.12194440e-4, r)
@@ -24,8 +35,83 @@ def exponential(x):
     p = tl.fma(p, r, 1.6666665459e-1)
     p = tl.fma(p, r, 5.0000001201e-1)
     p = tl.fma(p * r, r, r) + 1.0
-    power = ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
-    return tl.where(x >= -87.0, p * power, 0.0)
+    whole = tl.where(n == n, n, 0.0).to(tl.int32)  # of NaN, p is NaN
+    power = ((whole + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(x < -87.0, 0.0, p * power)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x), from e^-|x|, which cannot overflow."""
+    e = exponential(tl.abs(x) * -1.0)
+    return tl.div_rn(tl.where(x < 0.0, e, 1.0), e + 1.0)
+
+
+@triton.jit
+def _signed_as(a, b):
+    """a, which is not negative, with the sign of b."""
+    return tl.where(b.to(tl.int32, bitcast=True) < 0, a * -1.0, a)
+
+
+@triton.jit
+def tangent(x):
+    """tanh x, as `reference.tangent`."""
+    square = x * x
+    p = tl.fma(square, -5.70498872745e-3, 2.06390887954e-2)
+    p = tl.fma(p, square, -5.37397155531e-2)
+    p = tl.fma(p, square, 1.33314422036e-1)
+    p = tl.fma(p, square, -3.33332819422e-1)
+    p = tl.fma(p * square, x, x)
+    e = exponential(tl.abs(x) * -2.0)
+    return tl.where(tl.abs(x) > 0.625, _signed_as(tl.div_rn(1.0 - e, e + 1.0), x), p)
+
+
+@triton.jit
+def error_function(x):
+    """erf x, as `reference.error_function`."""
+    size, square = tl.abs(x), x * x
+    p = tl.fma(square, 7.853906573e-05, -8.010208257e-04)
+    p = tl.fma(p, square, 5.188329611e-03)
+    p = tl.fma(p, square, -2.685381286e-02)
+    p = tl.fma(p, square, 1.128358543e-01)
+    p = tl.fma(p, square, -3.761262596e-01)
+    p = tl.fma(p, square, 1.283791661e-01)
+    t = tl.where(size > 4.0, 4.0, size)
+    r = tl.fma(t, -1.413368045e-05, 3.523305932e-04)
+    r = tl.fma(r, t, -3.764653811e-03)
+    r = tl.fma(r, t, 2.402549610e-02)
+    r = tl.fma(r, t, -1.065490916e-01)
+    r = tl.fma(r, t, -6.349583268e-01)
+    r = tl.fma(r, t, -1.128697157e00)
+    return tl.where(size > 1.0, _signed_as(1.0 - exponential(r * t), x), tl.fma(p, x, x))
+
+
+@triton.jit
+def activated(x, KIND: tl.constexpr):
+    """A function of `Activation`."""
+    if KIND == _SILU:
+        x = x * sigmoid(x)
+    elif KIND == _GELU_TANH:
+        x = (x * 0.5) * (tangent(tl.fma(x * x * x, 0.044715, x) * 0.7978845608) + 1.0)
+    elif KIND == _GELU:
+        x = (x * 0.5) * (error_function(x * 0.7071067812) + 1.0)
+    elif KIND == _RELU:
+        x = tl.where(x < 0.0, 0.0, x)
+    elif KIND == _SIGMOID:
+        x = sigmoid(x)
+    elif KIND == _TANH:
+        x = tangent(x)
+    elif KIND == _ROOT:
+        x = tl.sqrt_rn(x)
+    elif KIND == _RECIPROCAL_ROOT:
+        x = tl.div_rn(tl.full(x.shape, 1.0, tl.float32), tl.sqrt_rn(x))
+    return x
+
+
+@triton.jit
+def capped(x, cap):
+    """tanh(x / cap) * cap."""
+    return tangent(tl.div_rn(x, tl.zeros_like(x) + cap)) * cap
 
 
 @triton.jit
@@ -77,7 +163,18 @@ def share(x):
 @triton.jit
 def fold(lanes, ROWS: tl.constexpr):
     """The sums of sixteen lanes, [ROWS, 16] -> [ROWS]: those eight apart, then four, two and one."""
-    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 8)), 1)
-    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 4)), 1)
-    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 2)), 1)
-    return tl.sum(lanes, 1)
+    a, b = tl.split(tl.permute(tl.reshape(lanes, (ROWS, 2, 8)), (0, 2, 1)))
+    a, b = tl.split(tl.permute(tl.reshape(a + b, (ROWS, 2, 4)), (0, 2, 1)))
+    a, b = tl.split(tl.permute(tl.reshape(a + b, (ROWS, 2, 2)), (0, 2, 1)))
+    a, b = tl.split(a + b)
+    return a + b
+
+
+@triton.jit
+def put(to, x, there, factor, ADDS: tl.constexpr, SCALES: tl.constexpr):
+    """Stores or adds x * factor, as `Into` says."""
+    if SCALES:
+        x = x * factor
+    if ADDS:
+        x = tl.load(to, mask=there, other=0.0) + x
+    tl.store(to, x, mask=there)

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.launching import OPTIONS
+from detgen.kernels.triton.launching import OPTIONS, on
 from detgen.kernels.triton.reading import log_total, read
 
 
@@ -32,8 +32,9 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 [rows]; NaN where the largest logit is not finite.
     """
-    found = read(logits, None)
-    out = torch.empty(len(logits), device=logits.device)
-    blocks = found.tops.shape[1]
-    _given[(len(logits),)](logits, tokens, found.tops, found.totals, out, logits.stride(0), blocks, **OPTIONS)
+    with on(logits.device):
+        found = read(logits, None)
+        out = torch.empty(len(logits), device=logits.device)
+        blocks = found.tops.shape[1]
+        _given[(len(logits),)](logits, tokens, found.tops, found.totals, out, logits.stride(0), blocks, **OPTIONS)
     return out

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
 import triton
-import triton.language as tl
 from triton import knobs
 
-# Whether kernels run in Triton's interpreter. It multiplies and adds bfloat16 wrongly without a word, so that kernels
-# compute in float32, and it leaves products of matrices to numpy, whose sums depend on a row's place; see `product`.
+# Whether kernels run in Triton's interpreter, where a program takes as long whatever the size of its tile is.
 INTERPRETED: bool = knobs.runtime.interpret
+_WHOLE = 4096  # the most entries of a side of a tile there
 
 # Products and sums are fused only where a kernel says so: what a compiler would fuse changes with its version.
 OPTIONS = {"enable_fp_fusion": False}
@@ -20,9 +22,11 @@ def above(size: int, least: int = 16) -> int:
     return found
 
 
-@triton.jit
-def product(a, b, total, INTERPRETED: tl.constexpr):
-    """total + a @ b, float32, by tensor cores; in the interpreter in float64, where a sum's order hardly matters."""
-    if INTERPRETED:
-        return total + tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
-    return tl.dot(a, b, total, input_precision="ieee")
+def tile(size: int, most: int) -> int:
+    """The side of a tile over `size` entries, of at most `most`. No sum depends on it."""
+    return min(above(size, 1), _WHOLE if INTERPRETED else most)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Within it, what is launched runs on a device, which must be that of its tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" and torch.version.cuda is not None else nullcontext()

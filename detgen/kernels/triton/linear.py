@@ -1,79 +1,158 @@
-"""A linear layer whose rows do not depend on how many there are: the way where no vendor's kernel has one class.
+"""Linear layers: of weights in panels, in whatever format they are stored.
 
-Promise: an element of the result is the sum over the inputs in blocks of DEPTH, the first one first, in one program;
-DEPTH is the same for all, and no program computes a part of a sum. Tiles are as high as the rows ask for;
-that a tile's height does not change what a tensor core makes of a row has to be tried on the device.
+Promise: an entry of the result is a chain of fused multiply-adds over the inputs, first to last, in parts of
+PART_INPUTS whose sums are added in their order, as docs/numerics.md says. A tile holds some rows and columns, and has
+no say in it.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.launching import INTERPRETED, OPTIONS, product
+from detgen.kernels.triton.functions import activated, capped, put
+from detgen.kernels.triton.launching import OPTIONS, tile
+from detgen.program import steps
+from detgen.program.steps import Activation, Storage, Weight
 
-_HEIGHTS = (16, 64)  # rows of a tile
-_COLUMNS = 64  # of a tile
-_DEPTH = 64  # inputs of a block
-_GROUPED = 8  # tiles of rows that read the same weights one after the other
+if TYPE_CHECKING:
+    import torch
+
+_PANEL = tl.constexpr(steps.PANEL)
+_PART = tl.constexpr(steps.PART_INPUTS)
+_GROUP = tl.constexpr(steps.GROUP)
+_BYTE = tl.constexpr(int(Storage.BYTE))
+_NIBBLE = tl.constexpr(int(Storage.NIBBLE))
+_CODE = tl.constexpr(int(Storage.CODE))
+_ROWS, _COLUMNS = 16, 64  # of a tile, at most
 
 
 @triton.jit
+def _weights(data, scales, codes, panel, column, input, inputs, there, STORAGE: tl.constexpr):
+    """The weights of an input, float32, of some columns of some panels (int64)."""
+    if STORAGE == _NIBBLE or STORAGE == _CODE:  # noqa: SIM109
+        half = tl.load(data + (panel * inputs + input) * (_PANEL // 2) + column % (_PANEL // 2), mask=there, other=0)
+        whole = ((half >> (column // (_PANEL // 2) * 4).to(tl.uint8)) & 15).to(tl.int32)
+        if STORAGE == _CODE:  # noqa: SIM108
+            wide = tl.load(codes + whole)
+        else:
+            wide = (whole - 8).to(tl.float32)
+    else:
+        wide = tl.load(data + (panel * inputs + input) * _PANEL + column, mask=there, other=0).to(tl.float32)
+    if STORAGE >= _BYTE:
+        group = panel * (inputs // _GROUP) + input // _GROUP
+        wide = wide * tl.load(scales + group * _PANEL + column, mask=there, other=0.0)
+    return wide
+
+
+@triton.jit(do_not_specialize=("items",))
 def _linear(
     x,
-    weight,
+    data,
+    scales,
+    codes,
     bias,
-    out,
-    rows,
+    routes,
+    to,
+    items,
     inputs,
     outputs,
+    panels,
+    factor,
+    cap,
+    STORAGE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    CAPPED: tl.constexpr,
     ADDS: tl.constexpr,
-    HEIGHT: tl.constexpr,
+    SCALES: tl.constexpr,
+    PICKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    GROUPED: tl.constexpr,
-    INTERPRETED: tl.constexpr,
 ):
-    # Programs that run at a time share weights: a group of tiles of rows goes over the columns together.
-    high, wide = tl.cdiv(rows, HEIGHT), tl.cdiv(outputs, COLUMNS)
-    of_group = GROUPED * wide
-    first = tl.program_id(0) // of_group * GROUPED
-    grouped = tl.minimum(high - first, GROUPED)
-    row = (first + tl.program_id(0) % of_group % grouped) * HEIGHT + tl.arange(0, HEIGHT)
-    column = tl.program_id(0) % of_group // grouped * COLUMNS + tl.arange(0, COLUMNS)
-    at = tl.arange(0, DEPTH)
-    xs = x + row.to(tl.int64)[:, None] * inputs + at[None, :]
-    ws = weight + column.to(tl.int64)[None, :] * inputs + at[:, None]
-    total = tl.zeros((HEIGHT, COLUMNS), tl.float32)
-    for k in range(0, inputs, DEPTH):
-        a = tl.load(xs + k, mask=(row < rows)[:, None] & (k + at < inputs)[None, :], other=0.0)
-        b = tl.load(ws + k, mask=(column < outputs)[None, :] & (k + at < inputs)[:, None], other=0.0)
-        total = product(a, b, total, INTERPRETED)
-    if ADDS:
-        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
-    to = out + row.to(tl.int64)[:, None] * outputs + column[None, :]
-    tl.store(to, total, mask=(row < rows)[:, None] & (column < outputs)[None, :])
+    # An item is a row, or one of PICKS routes of a row to experts, all of which read the same inputs where SHARED.
+    item = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row_there, there = (item < items)[:, None], (output < outputs)[None, :]
+    if GATED:
+        panel, column = output // (_PANEL // 2), output % (_PANEL // 2)
+    else:
+        panel, column = output // _PANEL, output % _PANEL
+    panel, column, wanted = panel.to(tl.int64)[None, :], column[None, :], there
+    if PICKS:
+        expert = tl.load(routes + 2 * item, mask=item < items, other=0.0).to(tl.int64)
+        panel, wanted = panel + (expert * panels)[:, None], there & row_there
+    read = x + (item // PICKS if SHARED else item)[:, None] * inputs
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    opened = sums
+    for first in range(0, inputs, _PART):
+        part = tl.zeros((ROWS, COLUMNS), tl.float32)
+        part_opened = part
+        for input in range(first, tl.minimum(first + _PART, inputs)):
+            entry = tl.load(read + input, mask=row_there, other=0.0)
+            part = tl.fma(_weights(data, scales, codes, panel, column, input, inputs, wanted, STORAGE), entry, part)
+            if GATED:
+                other = _weights(data, scales, codes, panel, column + _PANEL // 2, input, inputs, wanted, STORAGE)
+                part_opened = tl.fma(other, entry, part_opened)
+        sums = tl.where(first == 0, part, sums + part)
+        if GATED:
+            opened = tl.where(first == 0, part_opened, opened + part_opened)
+    if BIASED:
+        sums += tl.load(bias + panel * _PANEL + column, mask=there, other=0.0)
+    sums = activated(sums, ACTIVATION)
+    if GATED:
+        if BIASED:
+            opened += tl.load(bias + panel * _PANEL + column + _PANEL // 2, mask=there, other=0.0)
+        sums = sums * opened
+    at = to + item[:, None] * outputs + output[None, :]
+    if CAPPED:
+        if SCALES:
+            sums = sums * factor
+        tl.store(at, capped(sums, cap), mask=row_there & there)
+    else:
+        put(at, sums, row_there & there, factor, ADDS, SCALES)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias, added up in float32.
+def linear(
+    x: torch.Tensor,
+    weight: Weight,
+    to: torch.Tensor,
+    *,
+    activation: Activation = Activation.NONE,
+    gated: bool = False,
+    softcap: float = 0.0,
+    add: bool = False,
+    factor: float = 1.0,
+    routes: torch.Tensor | None = None,
+) -> None:
+    """What `steps.Linear` says, of experts if there are routes to them: what `steps.ExpertLinear` says.
 
     Args:
-        x: [rows, inputs].
-        weight: [outputs, inputs], in the same type.
-        bias: [outputs]; None for none.
-
-    Returns:
-        [rows, outputs], in the type of x; `F.linear` is the reference.
+        x: float32 [rows, inputs], or [rows, picks * inputs] of experts that each have inputs of their own.
+        weight: of the layer, on the same device.
+        to: float32 [rows, outputs], or [rows, picks * outputs]; is written.
+        activation: see `steps.Linear`, like what follows.
+        gated: see there.
+        softcap: see there.
+        add: see `Into`.
+        factor: see there.
+        routes: float32 [rows, 2 * picks]; None for none.
     """
-    x, weight = x.contiguous(), weight.contiguous()
-    (rows, inputs), outputs = x.shape, len(weight)
-    height = next((h for h in _HEIGHTS if h >= rows), _HEIGHTS[-1])
-    out = x.new_empty(rows, outputs)
-    _linear[(triton.cdiv(rows, height) * triton.cdiv(outputs, _COLUMNS),)](
-        *(x, weight, weight if bias is None else bias, out, rows, inputs, outputs),
-        *(bias is not None, height, _COLUMNS, _DEPTH, _GROUPED, INTERPRETED),
+    picks = 0 if routes is None else routes.shape[1] // 2
+    items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
+    rows, columns = tile(items, _ROWS), tile(outputs, _COLUMNS)
+    _linear[(triton.cdiv(items, rows), triton.cdiv(outputs, columns))](
+        *(x, weight.data, _or(weight.scales, x), _or(weight.codes, x), _or(weight.bias, x), _or(routes, x), to),
+        *(items, inputs, outputs, weight.columns // steps.PANEL, float(factor), float(softcap)),
+        *(int(weight.storage), int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),
+        *(picks, bool(picks) and x.shape[1] == inputs, rows, columns),
         **OPTIONS,
     )
-    return out
+
+
+def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    return other if tensor is None else tensor

@@ -21,7 +21,7 @@ import triton.language as tl
 from detgen.kernels import choosing
 from detgen.kernels.judging import Scores
 from detgen.kernels.triton.filters import boundaries, divided, key
-from detgen.kernels.triton.launching import OPTIONS, above
+from detgen.kernels.triton.launching import OPTIONS, above, on
 from detgen.kernels.triton.noise import gumbel, most_gumbel, word_of, words_of
 from detgen.kernels.triton.reading import Lists, log_total, read
 from detgen.kernels.triton.rows import (
@@ -118,7 +118,7 @@ def _score(
             stays = _kept(logit, entry, table, cuts, rows, row, vocabulary, FILTERS)
             limit = tl.maximum(least, second)
             limit = tl.where(sifts & (limit > -1e30), limit - 1e-4 - 1e-6 * tl.abs(limit), float("-inf"))
-            bound = tl.where(stays, (logit - peak) / divisor, float("-inf"))
+            bound = tl.where(stays, tl.div_rn(logit - peak, tl.zeros_like(logit) + divisor), float("-inf"))
             if tl.max(bound).to(tl.float64) + 37 >= limit:  # no noise is greater
                 word = words_of(seed, sample, position, block, TILE // 4)
                 if tl.max(bound + most_gumbel(word)).to(tl.float64) >= limit:
@@ -261,7 +261,8 @@ def choose_by(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
     """
     if choices is not None and choices.ask_more(_KNOWN):
         return choose_reference(logits, choices)
-    return choose(logits, None if choices is None else Asked.of(choices).to(logits.device))
+    with on(logits.device):
+        return choose(logits, None if choices is None else Asked.of(choices).to(logits.device))
 
 
 def choose_reference(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Compiles every kernel at the shapes of Llama-3.1-8B in bfloat16; prints what each asks of a processor, as JSON."""
+"""Compiles every kernel at the shapes of Llama-3.1-8B; prints what each asks of a processor and is made of, as JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,58 +18,89 @@ from triton.compiler import ASTSource
 from detgen.kernels.triton import (
     attend,
     filters,
-    gate,
     given,
     launching,
     linear,
-    norm,
+    norms,
+    peaks,
     reading,
-    rotate,
     rows,
+    rowwise,
     sampling,
 )
+from detgen.program.steps import Activation, Storage
 
-HALF, FLOAT, DOUBLE, INT, LONG = "*bf16", "*fp32", "*fp64", "*i32", "*i64"
+HALF, FLOAT, DOUBLE, BYTE, INT, LONG = "*bf16", "*fp32", "*fp64", "*i8", "*i32", "*i64"
 SECTIONS = 32  # of 128,256 logits
+HEADS = [8, 4, 128]  # of a group, and their size
+
+
+def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0) -> tuple[Any, list[str], list[Any]]:
+    data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF, Storage.BYTE: BYTE}.get(storage, "*u8")
+    activation = Activation.SILU if gated else Activation.NONE
+    types = [FLOAT, data, *[FLOAT] * 5, *["i32"] * 4, "fp32", "fp32"]
+    how = [int(storage), int(activation), gated, False, False, not gated and not picks, False, picks, bool(picks)]
+    return linear._linear, types, [*how, items, linear._COLUMNS]
+
+
 # Kernel, types of its arguments, constants.
 KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
-    "attend: splits": (
-        attend._split,
-        [HALF, HALF, HALF, LONG, LONG, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
-        [4, attend.tile_rows(4), 128, 128, 128, 128, attend.BLOCK, attend.SPLIT, False, False],
+    "attend: scores": (
+        attend._score,
+        [FLOAT, FLOAT, LONG, LONG, FLOAT, "fp32", "fp32", *["i32"] * 5],
+        [*HEADS, 6144, False, 4, attend._QUERIES],
     ),
-    "attend: splits of 256 entries, capped": (
-        attend._split,
-        [HALF, HALF, HALF, LONG, LONG, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
-        [2, attend.tile_rows(2), 256, 256, 256, 256, attend.BLOCK, attend.SPLIT, True, False],
+    "attend: scores, capped": (
+        attend._score,
+        [FLOAT, FLOAT, LONG, LONG, FLOAT, "fp32", "fp32", *["i32"] * 5],
+        [8, 2, 256, 8192, True, 4, attend._QUERIES],
     ),
-    "attend: sum": (
-        attend._add,
-        [FLOAT, FLOAT, FLOAT, LONG, HALF, *["i32"] * 4],
-        [128, 128, attend.SPLIT],
-    ),
-    "norm": (norm._norm, [HALF, HALF, HALF, HALF, "i32", "fp32"], [True, 4096]),
-    "gate": (gate._gate, [HALF, HALF, "i32"], [1024, 1]),
-    "gate, GELU": (gate._gate, [HALF, HALF, "i32"], [1024, 3]),
-    "gate, GELU by tanh": (gate._gate, [HALF, HALF, "i32"], [1024, 2]),
-    "rotate": (
-        rotate._rotate,
-        [HALF, FLOAT, FLOAT, LONG, HALF, HALF, HALF, HALF, "fp32", "i32", "i32"],
-        [False, 128, 128, 128, 64, 16, 128, 1e18],
-    ),
-    "rotate, normed": (
-        rotate._rotate,
-        [HALF, FLOAT, FLOAT, LONG, HALF, HALF, HALF, HALF, "fp32", "i32", "i32"],
-        [True, 128, 128, 128, 64, 16, 128, 1e18],
+    "attend: weights": (attend._weigh, [LONG, FLOAT, FLOAT, *["i32"] * 5], [attend._HEADS]),
+    "attend: values": (
+        attend._mix,
+        [FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, *["i32"] * 5],
+        [*HEADS, 128, 4, attend._QUERIES],
     ),
     **{
-        f"linear: {height} rows": (
-            linear._linear,
-            [HALF, HALF, HALF, HALF, "i32", "i32", "i32"],
-            [False, height, linear._COLUMNS, linear._DEPTH, linear._GROUPED, False],
+        f"{name}, {storage.name.lower()}, {items} rows": _linear(storage, items, **how)
+        for name, storage, items, how in (
+            ("linear", Storage.FLOAT, linear._ROWS, {}),
+            ("linear", Storage.BFLOAT, 1, {}),
+            ("linear", Storage.BYTE, linear._ROWS, {}),
+            ("gated", Storage.NIBBLE, linear._ROWS, {"gated": True}),
+            ("linear", Storage.CODE, linear._ROWS, {}),
+            ("experts", Storage.NIBBLE, linear._ROWS, {"picks": 2}),
         )
-        for height in linear._HEIGHTS
     },
+    "norm": (norms._norm, [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32"], [False, True, False, False, False, False, 2]),
+    "layer norm": (
+        norms._norm,
+        [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32"],
+        [True, True, True, False, True, True, 2],
+    ),
+    "softmax": (norms._softmax, [FLOAT, FLOAT, "i32", "i32"], [2]),
+    "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [2]),
+    "route": (norms._route, [FLOAT, FLOAT, "i32", "i32"], [8, True, 128, 2]),
+    "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [False, True, 1, 256]),
+    **{
+        f"copy: {name}": (
+            rowwise._copy,
+            [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, "i32", "i32", "fp32"],
+            [name == "taken", name == "gated", function, name == "gated", name == "gated", 1, 256],
+        )
+        for name, function in {"taken": 0, "gated": 0, "GELU": 3, "GELU by tanh": 2, "1 / root": 8}.items()
+    },
+    "combine": (rowwise._combine, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [8, True, True, 1, 256]),
+    **{
+        f"rotate, interleaved: {interleaved}": (
+            rowwise._rotate,
+            [FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, FLOAT, BYTE, "i32", "fp32"],
+            [32, 8, 128, 128, 128, interleaved, True, 1, 128],
+        )
+        for interleaved in (False, True)
+    },
+    "peaks: blocks": (peaks._of_blocks, [FLOAT, FLOAT, "i32", "i32"], [peaks._BLOCKS]),
+    "peaks: rows": (peaks._of_row, [FLOAT, FLOAT, "i32"], [1024]),
     **{
         f"choose: {name}": (kernel, types, [True, *constants])
         for name, kernel, types, constants in (
@@ -113,8 +145,17 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
 }
 
 
-def compiled(kernel: Any, types: list[str], constants: list[Any], capability: int) -> dict[str, int]:
-    """What the kernel takes of a processor of this compute capability: registers, stack, local and shared memory."""
+# Instructions of floating-point numbers, and what they have after their name.
+FLOATING = re.compile(
+    r"^\s*(?:@\S+\s+)?((?:add|sub|mul|fma|div|sqrt|rsqrt|rcp|ex2|lg2|sin|cos|tanh|mma|wgmma)\b\S*)", re.M
+)
+
+
+def compiled(kernel: Any, types: list[str], constants: list[Any], capability: int) -> dict[str, Any]:
+    """What the kernel takes of a processor of this compute capability, and how often it has which instruction.
+
+    Registers, stack, local and shared memory; of instructions, those of floating-point numbers.
+    """
     names = kernel.arg_names
     signature = dict(zip(names, [*types, *["constexpr"] * len(constants)], strict=True))
     constexprs = dict(zip(names[len(types) :], constants, strict=True))
@@ -122,7 +163,8 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, (name, kind) in enumerate(zip(names, types, strict=False))
-        if kind[0] == "*" or name in ("size", "inputs", "outputs", "stride", "vocabulary")
+        if kind[0] == "*"
+        or name in ("size", "width", "x_width", "to_width", "inputs", "outputs", "stride", "vocabulary")
     }
     source = ASTSource(kernel, signature, constexprs, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launching.OPTIONS)
@@ -132,7 +174,8 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
         program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
         said = subprocess.run([program, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     found = {name.lower(): int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
-    return {**found, "shared": made.metadata.shared}
+    named = [name for name in FLOATING.findall(made.asm["ptx"]) if re.search(r"\.[bf](16|32|64)|approx|mma", name)]
+    return {**found, "shared": made.metadata.shared, "instructions": Counter(named)}
 
 
 if __name__ == "__main__":

@@ -14,14 +14,6 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.fixture(
-    scope="session", params=[torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
-)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    kind: torch.dtype = request.param
-    return kind
-
-
 @contextmanager
 def _small_sections() -> Iterator[None]:
     from detgen.kernels.triton import filters, reading, sampling

@@ -10,24 +10,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.launching import INTERPRETED, above, product
-
-
-@triton.jit
-def _multiply(a, b, out, INTERPRETED: tl.constexpr):  # noqa: N803
-    at = tl.arange(0, 16)
-    both = at[:, None] * 16 + at[None, :]
-    zeros = tl.zeros((16, 16), tl.float32)
-    tl.store(out + both, product(tl.load(a + both), tl.load(b + both), zeros, INTERPRETED))
-
-
-def test_products(device: str, dtype: torch.dtype) -> None:
-    """bfloat16 among them, which the interpreter would multiply as if it were made of integers."""
-    assert (device == "cpu") == INTERPRETED
-    a, b = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    out = torch.empty(16, 16, device=device)
-    _multiply[(1,)](a, b, out, INTERPRETED)
-    assert torch.allclose(out.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
+from detgen.kernels.triton.launching import above
 
 
 @triton.jit
@@ -42,15 +25,6 @@ def test_a_fused_product_is_rounded_once(device: str) -> None:
     out = torch.empty(16, device=device)
     _fuse[(1,)](a, b, c, out)
     assert out.tolist() == [1 + 2.0**-23] * 16
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on a GPU")
-def test_the_interpreter_still_needs_that() -> None:
-    """Where this fails, it multiplies bfloat16, and kernels need not care."""
-    a = torch.full((16, 16), 1.5, dtype=torch.bfloat16)
-    out = torch.empty(16, 16)
-    _multiply[(1,)](a, a, out, False)
-    assert not torch.allclose(out, torch.full((16, 16), 36.0))
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(0, 16), (1, 16), (16, 16), (17, 32), (96, 128)])

@@ -1,0 +1,121 @@
+"""Steps at the shapes of a model, and rows for them: what the stages about kernels run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from detgen.bench.random_weights import settings_of
+from detgen.kernels.attention import lay_out
+from detgen.kernels.native.panels import joined
+from detgen.program import steps
+from detgen.program.rows import Rows
+from detgen.program.steps import PAGE, Activation, Buffer, Cache, Into
+from gpu.notebook import Asked
+
+_STORED = {
+    "float32": (torch.float32, 0),
+    "bfloat16": (torch.bfloat16, 0),
+    "q8": (torch.float32, 8),
+    "q4": (torch.float32, 4),
+}
+
+
+class Made(NamedTuple):
+    """A step.
+
+    Attributes:
+        name: in words.
+        step: the step, whose tensors are on the CPU.
+        writes: whether the step changes its cache.
+        moved: bytes of weights, or of keys and values, that it reads.
+        operations: of a row.
+    """
+
+    name: str
+    step: steps.Step
+    writes: bool = False
+    moved: int = 0
+    operations: float = 0.0
+
+
+class Shape(NamedTuple):
+    """What a model's steps are as wide as."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    size: int
+
+    @classmethod
+    def of(cls, asked: Asked) -> Shape:
+        """That of the model that was asked for."""
+        found = settings_of(asked.model)
+        heads, hidden = found["num_attention_heads"], found["hidden_size"]
+        size = found.get("head_dim") or hidden // heads
+        return cls(hidden, found["intermediate_size"], heads, found["num_key_value_heads"], size)
+
+
+def made(asked: Asked, positions: int) -> Iterator[Made]:
+    """One after the other, the steps of a layer, with random weights and a cache of so many positions."""
+    shape, maker = Shape.of(asked), torch.Generator().manual_seed(0)
+
+    def drawn(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=maker)
+
+    hidden, inner = Buffer("hidden", shape.hidden), Buffer("inner", shape.inner)
+    qkv = Buffer("qkv", (shape.heads + 2 * shape.kv_heads) * shape.size)
+    out, gated = Buffer("out", shape.hidden), Buffer("gated", shape.inner)
+    for stored, (dtype, bits) in _STORED.items():
+        for name, x, to, rows in (("o_proj", hidden, out, shape.hidden), ("down_proj", inner, out, shape.hidden)):
+            weight = joined([(drawn(rows, x.width) * x.width**-0.5).to(dtype)], [], bits)
+            step = steps.Linear(name=name, x=x, to=Into(to, add=True), weight=weight)
+            yield Made(f"linear {x.width}→{to.width}, {stored}", step, False, weight.data.nbytes, 2.0 * rows * x.width)
+    up = joined([drawn(shape.inner, shape.hidden) * 0.02 for _ in range(2)], [], 4, gated=True)
+    silu = steps.Linear(name="up", x=hidden, to=Into(gated), weight=up, gated=True, activation=Activation.SILU)
+    yield Made("gated linear, q4", silu, False, up.data.nbytes, 4.0 * shape.inner * shape.hidden)
+    weight = drawn(shape.hidden)
+    how: dict[str, Any] = {"size": shape.hidden, "weight": weight, "epsilon": 1e-5}
+    yield Made("norm", steps.Norm(name="norm", x=hidden, to=Into(out), centred=False, **how))
+    yield Made("layer norm", steps.Norm(name="norm", x=hidden, to=Into(out), centred=True, bias=weight, **how))
+    for function in list(Activation)[1:]:
+        step = steps.Activate(name="activation", x=hidden, to=Into(out), function=function)
+        yield Made(f"activation {function.name}", step)
+    pages = -(-positions // PAGE)
+    keys, kept = drawn(pages, shape.kv_heads, shape.size, PAGE), drawn(pages * PAGE, shape.kv_heads, shape.size)
+    cache = Cache(heads=shape.heads, kv_heads=shape.kv_heads, size=shape.size, values=shape.size, keys=keys, kept=kept)
+    angles = drawn(positions, shape.size // 2)
+    turned: dict[str, Any] = {"turned": shape.size, "cosines": angles.cos(), "sines": angles.sin()}
+    yield Made("rotation", steps.Rotate(name="rotated", qkv=qkv, cache=cache, last=True, **turned), True)
+    for name, bounds in (
+        ("", {}),
+        (", window 100, capped", {"window": 100, "softcap": 30.0}),
+        (", chunks", {"chunk": 96}),
+    ):
+        to = Buffer("attended", shape.heads * shape.size)
+        step = steps.Attend(name="attention", qkv=qkv, cache=cache, to=to, scale=shape.size**-0.5, **bounds)  # type: ignore[arg-type]
+        yield Made(
+            f"attention{name}", step, False, keys.nbytes + kept.nbytes, 4.0 * shape.heads * shape.size * positions
+        )
+
+
+def rows_of(count: int, positions: int) -> Rows:
+    """The last rows of one sequence of so many positions."""
+    at = torch.arange(positions - count, positions)
+    pieces = lay_out(np.array([0]), np.array([positions - count]), np.array([count]), 8)
+    table = torch.arange(-(-positions // PAGE))[None]
+    return Rows(at, at, at, torch.arange(count), table, pieces)
+
+
+def on(device: str, value: Any) -> Any:
+    """A step, or what it has, with its tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{f.name: on(device, getattr(value, f.name)) for f in fields(value) if f.init})

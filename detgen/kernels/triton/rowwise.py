@@ -1,0 +1,234 @@
+"""Steps that compute each entry of a row by itself: embeddings, rotation, copies, activations, sums of experts.
+
+Promise: an entry depends on those at its place in its own row, on the row's token and position, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from detgen.kernels.triton.functions import activated, put, sigmoid
+from detgen.kernels.triton.launching import OPTIONS, above, tile
+from detgen.program import steps
+from detgen.program.finite import most
+from detgen.program.steps import Activation, Into, Rotate
+
+_PAGE = tl.constexpr(steps.PAGE)
+_ROWS, _COLUMNS = 1, 256  # of a tile, at most
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _embed(
+    table,
+    ids,
+    to,
+    rows,
+    offset,
+    width,
+    factor,
+    ADDS: tl.constexpr,
+    SCALES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = (row < rows)[:, None] & (column < width)[None, :]
+    id = (tl.load(ids + row, mask=row < rows, other=0) + offset)[:, None]
+    x = tl.load(table + id * width + column[None, :], mask=there & (id >= 0), other=0.0).to(tl.float32)
+    x = tl.where(id < -1, float("nan"), x)
+    put(to + row[:, None] * width + column[None, :], x, there, factor, ADDS, SCALES)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _copy(
+    x,
+    more,
+    to,
+    rows,
+    width,
+    factor,
+    TAKES: tl.constexpr,
+    GATES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ADDS: tl.constexpr,
+    SCALES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = (row < rows)[:, None] & (column < width)[None, :]
+    read = row
+    if TAKES:
+        read = tl.load(more + row, mask=row < rows, other=0)
+    v = tl.load(x + read[:, None] * width + column[None, :], mask=there, other=0.0)
+    if GATES:
+        v = v * sigmoid(tl.load(more + row, mask=row < rows, other=0.0))[:, None]
+    v = activated(v, ACTIVATION)
+    put(to + row[:, None] * width + column[None, :], v, there, factor, ADDS, SCALES)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _combine(
+    x,
+    routes,
+    to,
+    rows,
+    width,
+    factor,
+    PICKS: tl.constexpr,
+    ADDS: tl.constexpr,
+    SCALES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = (row < rows)[:, None] & (column < width)[None, :]
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for pick in range(PICKS):
+        weight = tl.load(routes + row * (2 * PICKS) + 2 * pick + 1, mask=row < rows, other=0.0)
+        at = x + (row[:, None] * PICKS + pick) * width + column[None, :]
+        sums = tl.fma(tl.load(at, mask=there, other=0.0), weight[:, None], sums)
+    put(to + row[:, None] * width + column[None, :], sums, there, factor, ADDS, SCALES)
+
+
+@triton.jit
+def _bounded(x, most):
+    """Within the bounds of the cache; what is no number becomes 0."""
+    return tl.where(x > most, most, tl.where(x < most * -1.0, most * -1.0, tl.where(x == x, x, 0.0)))
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _rotate(
+    qkv,
+    positions,
+    places,
+    cosines,
+    sines,
+    keys,
+    kept,
+    broken,
+    rows,
+    most,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUES: tl.constexpr,
+    TURNED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    LAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """A head of some rows: queries and keys are rotated in place; keys, and then values, are stored."""
+    row, head = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    row_there, at = (row < rows)[:, None], tl.arange(0, WIDTH)[None, :]
+    place = tl.load(places + row, mask=row < rows, other=0)[:, None]
+    wide = (HEADS + KV_HEADS) * SIZE + KV_HEADS * VALUES
+    if head < HEADS + KV_HEADS:
+        there = row_there & (at < SIZE)
+        of = qkv + row[:, None] * wide + head * SIZE + at
+        x = tl.load(of, mask=there, other=0.0)
+        if TURNED:
+            # Entry `at` is the first of its pair, or the second one.
+            if INTERLEAVED:
+                second, pair = at % 2, at // 2
+                distance = 1 - 2 * second
+            else:
+                second, pair = at // (TURNED // 2), at % (TURNED // 2)
+                distance = TURNED // 2 * (1 - 2 * second)
+            turns = there & (at < TURNED)
+            other = tl.load(of + distance, mask=turns, other=0.0)
+            position = tl.load(positions + row, mask=row < rows, other=0)[:, None]
+            cosine = tl.load(cosines + position * (TURNED // 2) + pair, mask=turns, other=0.0)
+            sine = tl.load(sines + position * (TURNED // 2) + pair, mask=turns, other=0.0)
+            product = other * sine
+            x = tl.where(turns, tl.fma(x, cosine, tl.where(second == 0, product * -1.0, product)), x)
+            tl.debug_barrier()  # both of a pair are read before one is written
+            tl.store(of, x, mask=turns)
+        if head >= HEADS:
+            page, inside = place // _PAGE, place % _PAGE
+            to = keys + ((page * KV_HEADS + head - HEADS) * SIZE + at) * _PAGE + inside
+            tl.store(to, _bounded(x, most), mask=there)
+            if LAST:
+                infinite = there & ((x - x) != 0.0)
+                tl.store(broken + row, tl.full((ROWS,), 1, tl.int8), mask=tl.max(infinite.to(tl.int32), 1) > 0)
+    else:
+        number = head - HEADS - KV_HEADS
+        there = row_there & (at < VALUES)
+        of = qkv + row[:, None] * wide + (HEADS + KV_HEADS) * SIZE + number * VALUES + at
+        v = tl.load(of, mask=there, other=0.0)
+        tl.store(kept + (place * KV_HEADS + number) * VALUES + at, _bounded(v, most), mask=there)
+
+
+def embed(table: torch.Tensor, ids: torch.Tensor, offset: int, into: Into, to: torch.Tensor) -> None:
+    """`steps.Embed`: rows of a table [entries, width], of ids + offset (int64 [rows]), into float32 [rows, width]."""
+    rows, columns, grid = _tiles(to)
+    _embed[grid](
+        *(table, ids, to, len(to), offset, to.shape[1], float(into.factor), into.add, into.factor != 1, rows, columns),
+        **OPTIONS,
+    )
+
+
+def copy(
+    x: torch.Tensor,
+    into: Into,
+    to: torch.Tensor,
+    *,
+    take: torch.Tensor | None = None,
+    gates: torch.Tensor | None = None,
+    function: Activation = Activation.NONE,
+) -> None:
+    """`steps.Copy`, `Take`, `Gate` and `Activate`: rows of x into `to`, float32 [rows, width].
+
+    Args:
+        x: float32 [rows, width].
+        into: the buffer of `to`.
+        to: is written.
+        take: int64 [n], the rows of x that are meant; None for all.
+        gates: float32 [rows, 1], by whose sigmoid rows are multiplied; None for none.
+        function: of each entry.
+    """
+    rows, columns, grid = _tiles(to)
+    more = x if take is None and gates is None else take if gates is None else gates
+    _copy[grid](
+        *(x, more, to, len(to), to.shape[1], float(into.factor), take is not None, gates is not None, int(function)),
+        *(into.add, into.factor != 1, rows, columns),
+        **OPTIONS,
+    )
+
+
+def combine(x: torch.Tensor, routes: torch.Tensor, into: Into, to: torch.Tensor) -> None:
+    """`steps.Combine`: [rows, picks * width] by routes [rows, 2 * picks] into [rows, width], all float32."""
+    rows, columns, grid = _tiles(to)
+    _combine[grid](
+        *(x, routes, to, len(to), to.shape[1], float(into.factor), routes.shape[1] // 2, into.add, into.factor != 1),
+        *(rows, columns),
+        **OPTIONS,
+    )
+
+
+def rotate(
+    step: Rotate, qkv: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, broken: torch.Tensor
+) -> None:
+    """`steps.Rotate` of float32 [rows, width]; `broken`, int8 [rows], becomes 1 where keys of the last layer are not
+    finite."""
+    cache, rows = step.cache, tile(len(qkv), _ROWS)
+    angles = (qkv if t is None else t for t in (step.cosines, step.sines))
+    _rotate[(triton.cdiv(len(qkv), rows), cache.heads + 2 * cache.kv_heads)](
+        *(qkv, positions, places, *angles, cache.keys, cache.kept, broken, len(qkv), most(torch.float32)),
+        *(cache.heads, cache.kv_heads, cache.size, cache.values, step.turned, step.interleaved, step.last),
+        *(rows, above(max(cache.size, cache.values))),
+        num_warps=1,
+        **OPTIONS,
+    )
+
+
+def _tiles(to: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
+    """Rows and columns of the tiles of a result, and how many tiles there are."""
+    rows, columns = tile(len(to), _ROWS), tile(to.shape[1], _COLUMNS)
+    return rows, columns, (triton.cdiv(len(to), rows), triton.cdiv(to.shape[1], columns))

@@ -1,0 +1,184 @@
+"""Running a program by kernels in Triton: a function for each kind of step, with the bits of the compiled library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from detgen.errors import EngineError
+from detgen.kernels.triton import attend, linear, norms, peaks, rowwise
+from detgen.kernels.triton.launching import on
+from detgen.program import steps
+from detgen.program.program import Program
+from detgen.program.rows import Rows, Take
+from detgen.program.steps import Buffer, Step
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass in progress.
+
+    Attributes:
+        rows: its rows.
+        buffers: float32 [rows, width] each; some have those of wanted rows alone, and some have had both.
+        broken: int8 [rows], 1 where a key of the last layer is not finite.
+        count: rows of the step in progress.
+    """
+
+    rows: Rows
+    buffers: dict[Buffer, torch.Tensor]
+    broken: torch.Tensor
+    count: int = 0
+
+    def __getitem__(self, buffer: Buffer) -> torch.Tensor:
+        """The rows of a buffer that a step reads or writes."""
+        return self.buffers[buffer][: self.count]
+
+
+def _embed(s: steps.Embed, of: _Pass) -> None:
+    rowwise.embed(s.table, of.rows.ids, 0, s.to, of[s.to.buffer])
+
+
+def _embed_positions(s: steps.EmbedPositions, of: _Pass) -> None:
+    rowwise.embed(s.table, of.rows.positions, s.offset, s.to, of[s.to.buffer])
+
+
+def _norm(s: steps.Norm, of: _Pass) -> None:
+    norms.norm(s, of[s.x], of[s.to.buffer])
+
+
+def _linear(s: steps.Linear, of: _Pass) -> None:
+    how: dict[str, Any] = {"activation": s.activation, "gated": s.gated, "softcap": s.softcap}
+    into = s.to
+    linear.linear(of[s.x], s.weight, of[into.buffer], **how, add=into.add, factor=into.factor)
+
+
+def _scored_linear(s: steps.ScoredLinear, of: _Pass) -> None:
+    x = of[s.x]
+    logits = x.new_empty(len(x), s.weight.outputs)
+    linear.linear(x, s.weight, logits, softcap=s.softcap, factor=s.factor)
+    peaks.of_blocks(logits, of[s.to])
+
+
+def _score(s: steps.Score, of: _Pass) -> None:
+    peaks.of_rows(of[s.x], of[s.to])
+
+
+def _rotate(s: steps.Rotate, of: _Pass) -> None:
+    rowwise.rotate(s, of[s.qkv], of.rows.positions, of.rows.places, of.broken)
+
+
+def _attend(s: steps.Attend, of: _Pass) -> None:
+    rows = of.rows
+    attend.attend(s, of[s.qkv], rows.positions, rows.pieces, rows.tables, of[s.to])
+
+
+def _copy(s: steps.Copy, of: _Pass) -> None:
+    rowwise.copy(of[s.x], s.to, of[s.to.buffer])
+
+
+def _take(s: steps.Take, of: _Pass) -> None:
+    rowwise.copy(of.buffers[s.x], steps.Into(s.to), of[s.to], take=of.rows.wanted)
+
+
+def _gate(s: steps.Gate, of: _Pass) -> None:
+    rowwise.copy(of[s.x], s.to, of[s.to.buffer], gates=of[s.factors])
+
+
+def _route(s: steps.Route, of: _Pass) -> None:
+    norms.route(s, of[s.x], of[s.to])
+
+
+def _sort(s: steps.Sort, of: _Pass) -> None:
+    """Nothing: a program takes the experts of each of its rows by their numbers."""
+
+
+def _expert_linear(s: steps.ExpertLinear, of: _Pass) -> None:
+    x, routes, to = (of[b] for b in (s.x, s.routes, s.to))
+    linear.linear(x, s.weight, to, activation=s.activation, gated=s.gated, routes=routes)
+
+
+def _combine(s: steps.Combine, of: _Pass) -> None:
+    rowwise.combine(of[s.x], of[s.routes], s.to, of[s.to.buffer])
+
+
+def _activate(s: steps.Activate, of: _Pass) -> None:
+    rowwise.copy(of[s.x], s.to, of[s.to.buffer], function=s.function)
+
+
+def _softmax(s: steps.Softmax, of: _Pass) -> None:
+    norms.softmax(of[s.x], of[s.to])
+
+
+def _sum(s: steps.Sum, of: _Pass) -> None:
+    norms.sum_of(of[s.x], of[s.to])
+
+
+KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
+    steps.Embed: _embed,
+    steps.EmbedPositions: _embed_positions,
+    steps.Norm: _norm,
+    steps.Linear: _linear,
+    steps.ScoredLinear: _scored_linear,
+    steps.Score: _score,
+    steps.Rotate: _rotate,
+    steps.Attend: _attend,
+    steps.Copy: _copy,
+    steps.Take: _take,
+    steps.Gate: _gate,
+    steps.Route: _route,
+    steps.Sort: _sort,
+    steps.ExpertLinear: _expert_linear,
+    steps.Combine: _combine,
+    steps.Activate: _activate,
+    steps.Softmax: _softmax,
+    steps.Sum: _sum,
+}
+
+
+class TritonRunner:
+    """Runs a program whose tensors are on a device.
+
+    Args:
+        program: the steps; more of them are not taken up.
+
+    Attributes:
+        program: the same.
+
+    Raises:
+        EngineError: if a kind of step has no kernel.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        for step in program.steps:
+            if type(step) not in KERNELS:
+                kind = type(step).__name__
+                raise EngineError(f"step {step.name!r}: {kind} has no kernel for CUDA yet; use --device cpu")
+
+    def run(self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None) -> torch.Tensor:
+        """Run a pass: launch its kernels, without a look at any number.
+
+        Args:
+            rows: those of the pass, on the device, as `library.Runner.run` takes them; pieces of no tokens are passed
+                over, and what belongs to no piece attends to nothing.
+            given: tensors that are buffers, float32 [rows or n, width].
+            take: is told what each step wrote.
+
+        Returns:
+            int8 [rows], 1 where a key of the last layer is not finite.
+        """
+        count, wanted = len(rows.ids), len(rows.wanted)
+        of = _Pass(rows, dict(given), torch.zeros(count, dtype=torch.int8, device=rows.ids.device))
+        with on(rows.ids.device):
+            for step in self.program.steps:
+                of.count = wanted if step.wanted else count
+                if step.writes not in of.buffers:
+                    of.buffers[step.writes] = torch.empty(max(count, wanted), step.writes.width, device=rows.ids.device)
+                KERNELS[type(step)](step, of)
+                if take is not None:
+                    take(step.name, of[step.writes])
+        return of.broken

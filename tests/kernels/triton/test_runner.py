@@ -1,0 +1,417 @@
+"""Each kind of step in Triton has the bits of the compiled library: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
+
+from helpers.examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen.errors import EngineError
+from detgen.kernels.attention import lay_out
+from detgen.kernels.bits import same_bits
+from detgen.kernels.native.library import Runner, best_build
+from detgen.kernels.native.panels import STORAGE, joined, panels, stacked
+from detgen.kernels.native.quantizing import Quantized
+from detgen.kernels.triton import runner
+from detgen.kernels.triton.runner import KERNELS, TritonRunner
+from detgen.program import steps
+from detgen.program.program import Program
+from detgen.program.rows import NOT_A_NUMBER, Rows
+from detgen.program.steps import LOGIT_BLOCK, PAGE, SCORED, STEPS, Activation, Buffer, Cache, Into, Storage, Weight
+
+LINEAR = [Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU]
+NONE = torch.zeros(0, 4, dtype=torch.int64)
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    """Of several magnitudes."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g) * torch.exp(torch.randn(*shape, generator=g))
+
+
+def on(device: str, value: object) -> object:
+    """A step, or what it has, with its tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changed = {f.name: on(device, getattr(value, f.name)) for f in fields(value) if f.init}
+    return replace(value, **changed)
+
+
+def rows_of(count: int, wanted: torch.Tensor | None = None) -> Rows:
+    along = torch.arange(count)
+    return Rows(along, along, along, along.flip(0) if wanted is None else wanted, NONE, NONE)
+
+
+def both(
+    device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: steps.Step
+) -> dict[Buffer, tuple[torch.Tensor, torch.Tensor]]:
+    """What both leave in the buffers that are given: Triton, and the library."""
+    library = best_build()
+    assert library is not None
+    program, other = Program(*buffers), Program(*buffers)
+    for step in made:
+        program.add(step)
+        moved = on(device, step)
+        assert isinstance(moved, steps.Step)
+        other.add(moved)
+    theirs = {b: x.clone().to(device) for b, x in buffers.items()}
+    broken = Runner(library, program).run(rows, buffers)
+    found = TritonRunner(other).run(Rows(*(x.to(device) for x in rows)), theirs)
+    assert found.bool().cpu().equal(broken)
+    return {buffer: (theirs[buffer].cpu(), x) for buffer, x in buffers.items()}
+
+
+def alike(
+    device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: steps.Step
+) -> dict[Buffer, torch.Tensor]:
+    """The same, which have the same bits."""
+    found = both(device, rows, buffers, *made)
+    for buffer, (one, other) in found.items():
+        assert same_bits(one, other), buffer
+    return {buffer: one for buffer, (one, _) in found.items()}
+
+
+storages = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+INPUTS = st.sampled_from([1, 7, 31, 127, 128, 129, 260])
+
+
+@examples(16)
+@given(
+    rows=st.sampled_from([1, 3, 17]),
+    inputs=INPUTS | st.sampled_from([32, 160, 288]),
+    outputs=st.sampled_from([1, 31, 33, 70]),
+    storage=storages,
+    bits=st.sampled_from([0, 8, 4]),
+    activation=st.sampled_from(LINEAR),
+    biased=st.booleans(),
+    add=st.booleans(),
+    factor=st.sampled_from([1.0, 0.3]),
+    softcap=st.sampled_from([0.0, 0.0, 1.5]),
+)
+def test_linear(
+    device: str,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    storage: torch.dtype,
+    bits: int,
+    activation: Activation,
+    biased: bool,
+    add: bool,
+    factor: float,
+    softcap: float,
+) -> None:
+    weight = (numbers(2, outputs, inputs) * inputs**-0.5).to(storage)
+    packed = joined([weight], [numbers(3, outputs)] if biased else [], bits)
+    x, to = Buffer("x", inputs), Buffer("to", outputs)
+    into = Into(to, add=add and not softcap, factor=factor)
+    step = steps.Linear(name="step", x=x, to=into, weight=packed, activation=activation, softcap=softcap)
+    alike(device, rows_of(rows), {x: numbers(1, rows, inputs), to: numbers(4, rows, outputs)}, step)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_linear_of_codes(device: str, gated: bool) -> None:
+    rows, inputs, outputs, codes = 5, 160, 34, numbers(2, 16)
+    whole = torch.randint(-8, 8, (outputs, inputs), generator=torch.Generator().manual_seed(3)).to(torch.int8)
+    packed = joined([Quantized(whole, numbers(4, outputs, inputs // 32), 4, codes)], [], gated=gated)
+    assert packed.storage == Storage.CODE
+    x, to = Buffer("x", inputs), Buffer("to", outputs // (1 + gated))
+    step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
+    alike(device, rows_of(rows), {x: numbers(1, rows, inputs), to: torch.zeros(rows, to.width)}, step)
+
+
+@examples(6)
+@given(
+    rows=st.sampled_from([1, 5]),
+    inner=st.sampled_from([1, 16, 50]),
+    biased=st.booleans(),
+    storage=storages,
+    bits=st.sampled_from([0, 8, 4]),
+)
+def test_gated_linear(device: str, rows: int, inner: int, biased: bool, storage: torch.dtype, bits: int) -> None:
+    weights = [numbers(seed, inner, 160).to(storage) for seed in (2, 3)]
+    packed = joined(weights, [numbers(4, inner), numbers(5, inner)] if biased else [], bits, gated=True)
+    x, to = Buffer("x", 160), Buffer("to", inner)
+    step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=True, activation=Activation.SILU)
+    alike(device, rows_of(rows), {x: numbers(1, rows, 160) * 0.1, to: torch.zeros(rows, inner)}, step)
+
+
+def test_a_tile_has_no_say(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter tiles are large: small ones, too, as a GPU has them."""
+    monkeypatch.setattr(runner.linear, "tile", lambda size, most: min(most, 32))
+    x, to = Buffer("x", 40), Buffer("to", 70)
+    for gated, packed in ((False, panels([numbers(2, 70, 40)])), (True, joined([numbers(2, 140, 40)], [], gated=True))):
+        step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
+        alike(device, rows_of(19), {x: numbers(1, 19, 40), to: torch.zeros(19, 70)}, step)
+
+
+@examples(8)
+@given(
+    rows=st.sampled_from([1, 6]),
+    outputs=st.sampled_from([1, 15, 127, 128, 129, 400]),
+    factor=st.sampled_from([1.0, 0.3]),
+    softcap=st.sampled_from([0.0, 1.5]),
+    spoiled=st.sampled_from([None, torch.inf, torch.nan]),
+)
+def test_scores(device: str, rows: int, outputs: int, factor: float, softcap: float, spoiled: float | None) -> None:
+    weight = numbers(2, outputs, 24).mul(4).round()  # of which some are equal
+    if spoiled is not None:
+        weight[outputs // 2] = spoiled
+    x, to = Buffer("x", 24), Buffer("to", SCORED)
+    made = Buffer("blocks", SCORED * -(-outputs // LOGIT_BLOCK))
+    one = steps.ScoredLinear(name="head", x=x, to=made, weight=joined([weight], []), factor=factor, softcap=softcap)
+    start = {x: numbers(1, rows, 24).mul(2).round(), to: torch.zeros(rows, SCORED)}
+    scores = steps.Score(name="scores", x=made, to=to)
+    if spoiled is None:
+        alike(device, rows_of(rows), {**start, made: torch.zeros(rows, made.width)}, one, scores)
+    else:  # what is left of a row that is not finite is not stated, but that it is so
+        for found in both(device, rows_of(rows), start, one, scores)[to]:
+            assert not found[:, [0, 2]].isfinite().all(1).any()
+
+
+@examples(12)
+@given(
+    vectors=st.sampled_from([1, 3]),
+    size=st.sampled_from([1, 15, 16, 17, 64, 100]),
+    at=st.sampled_from([0, 5]),
+    weighted=st.booleans(),
+    biased=st.booleans(),
+    own=st.booleans(),
+    centred=st.booleans(),
+    add=st.booleans(),
+    factor=st.sampled_from([1.0, 0.3]),
+)
+def test_norm(
+    device: str,
+    vectors: int,
+    size: int,
+    at: int,
+    weighted: bool,
+    biased: bool,
+    own: bool,
+    centred: bool,
+    add: bool,
+    factor: float,
+) -> None:
+    shape = (vectors, size) if own and weighted else (size,)
+    weight = numbers(2, *shape) if weighted else None
+    bias = numbers(3, *shape) if weighted and biased else None
+    x = Buffer("x", at + vectors * size)
+    to = Buffer("to", x.width) if not at else x
+    how = {"at": at, "vectors": vectors, "size": size, "weight": weight, "bias": bias, "own": own and weighted}
+    into = Into(to, add=add, factor=factor)
+    step = steps.Norm(name="norm", x=x, to=into, epsilon=1e-5, centred=centred, **how)  # type: ignore[arg-type]
+    alike(device, rows_of(5), {x: numbers(1, 5, x.width) + 0.5, to: numbers(4, 5, to.width)}, step)
+
+
+@examples(6)
+@given(width=st.sampled_from([1, 16, 40, 300]), storage=storages, add=st.booleans(), factor=st.sampled_from([1.0, 0.3]))
+def test_rows_of_tables(device: str, width: int, storage: torch.dtype, add: bool, factor: float) -> None:
+    to = Buffer("to", width)
+    table, into = numbers(1, 30, width).to(storage), Into(to, add=add, factor=factor)
+    ids = torch.tensor([3, 0, -1, NOT_A_NUMBER, 29])
+    positions = torch.tensor([4, 1, 0, 27, 2])
+    rows = Rows(ids, positions, ids, ids, NONE, NONE)
+    first = steps.Embed(name="tokens", table=table, storage=STORAGE[storage], to=into)
+    second = steps.EmbedPositions(name="positions", table=table, storage=STORAGE[storage], offset=2, to=into)
+    alike(device, rows, {to: numbers(2, 5, width)}, first, second)
+
+
+@pytest.mark.parametrize("width", [1, 16, 300])
+def test_copies(device: str, width: int) -> None:
+    """All rows, the wanted ones, and rows that are gated; stored, and added."""
+    x, gates, to, more, some = (
+        Buffer("x", width), Buffer("gates", 1), Buffer("to", width), Buffer("more", width), Buffer("some", width)
+    )  # fmt: skip
+    buffers = {
+        x: numbers(1, 6, width),
+        gates: numbers(2, 6, 1) * 3,
+        to: numbers(3, 6, width),
+        more: numbers(4, 6, width),
+        some: torch.zeros(2, width),
+    }
+    alike(
+        device,
+        rows_of(6, torch.tensor([4, 1])),
+        buffers,
+        steps.Copy(name="copy", x=x, to=Into(to, add=True, factor=0.3)),
+        steps.Gate(name="gate", x=x, factors=gates, to=Into(more, add=True)),
+        steps.Gate(name="gate", x=to, factors=gates, to=Into(x)),
+        steps.Take(name="take", x=more, to=some),
+    )
+
+
+@pytest.mark.parametrize("function", list(Activation))
+def test_activations(device: str, function: Activation) -> None:
+    x, to = Buffer("x", 61), Buffer("to", 61)
+    found = numbers(1, 40, 61) * torch.logspace(-6, 1, 40)[:, None]
+    found[0, :8] = torch.tensor([0.0, -0.0, 0.625, -0.625, 1.0, -1.0, 88.0, -88.0])
+    if function in (Activation.ROOT, Activation.RECIPROCAL_ROOT):
+        found = found.abs()
+    step = steps.Activate(name="step", x=x, to=Into(to, factor=0.3), function=function)
+    alike(device, rows_of(40), {x: found, to: torch.zeros(40, 61)}, step)
+
+
+@pytest.mark.parametrize("size", [1, 16, 17, 200])
+def test_softmax_and_sum(device: str, size: int) -> None:
+    x, to, sums = Buffer("x", size), Buffer("to", size), Buffer("sums", 1)
+    buffers = {x: 3 * numbers(1, 5, size), to: torch.zeros(5, size), sums: torch.zeros(5, 1)}
+    alike(device, rows_of(5), buffers, steps.Softmax(name="softmax", x=x, to=to), steps.Sum(name="sum", x=x, to=sums))
+
+
+@examples(10)
+@given(
+    heads=st.sampled_from([(1, 1, 16), (4, 2, 16), (6, 2, 8), (3, 3, 20)]),
+    turned=st.sampled_from([0, 2, 8]),
+    interleaved=st.booleans(),
+    last=st.booleans(),
+)
+def test_rotation(device: str, heads: tuple[int, int, int], turned: int, interleaved: bool, last: bool) -> None:
+    """In place, and what is stored, bounded."""
+    count, kv_heads, size = heads
+    qkv = Buffer("qkv", (count + 2 * kv_heads) * size)
+    x = numbers(1, 5, qkv.width)
+    x[1, count * size], x[2, -1], x[3, count * size + 1] = torch.nan, torch.inf, -1e30
+    angles = numbers(2, 40, turned // 2) if turned else None
+    cosines, sines = (None if angles is None else f(angles) for f in (torch.cos, torch.sin))
+    places = torch.tensor([3, 70, 64, 127, 0])
+    rows = Rows(places, torch.tensor([0, 39, 4, 7, 1]), places, places, NONE, NONE)
+    kept = []
+    for where in ("cpu", device):
+        keys, values = torch.zeros(3, kv_heads, size, PAGE), torch.zeros(3 * PAGE, kv_heads, size)
+        cache = Cache(heads=count, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
+        step = steps.Rotate(
+            name="rotated", qkv=qkv, cache=cache, turned=turned, interleaved=interleaved, cosines=cosines, sines=sines,
+            last=last,
+        )  # fmt: skip
+        program, given = Program(qkv), {qkv: x.clone().to(where if kept else "cpu")}
+        moved = on(device, step) if kept else step
+        assert isinstance(moved, steps.Rotate)
+        program.add(moved)
+        if kept:
+            broken = TritonRunner(program).run(Rows(*(r.to(device) for r in rows)), given).bool().cpu()
+        else:
+            library = best_build()
+            assert library is not None
+            broken = Runner(library, program).run(rows, given)
+        kept.append((given[qkv].cpu(), moved.cache.keys.cpu(), moved.cache.kept.cpu(), broken))
+    assert all(same_bits(a, b) for a, b in zip(*kept, strict=True))
+    assert kept[0][3].tolist() == [False, last, False, False, False]
+
+
+@examples(8)
+@given(
+    heads=st.sampled_from([(1, 1, 8), (4, 2, 8), (6, 2, 12), (8, 1, 8)]),
+    window=st.sampled_from([0, 0, 1, 20, 100]),
+    chunk=st.sampled_from([0, 0, 33, 64]),
+    softcap=st.sampled_from([0.0, 3.0]),
+    seed=st.integers(0, 99),
+)
+def test_attention(
+    device: str, heads: tuple[int, int, int], window: int, chunk: int, softcap: float, seed: int
+) -> None:
+    """Windows at several places of sequences whose pages lie anywhere."""
+    count, kv_heads, size = heads
+    draw = np.random.default_rng(seed)
+    starts, lengths = np.array([0, 61, 130, 5]), np.array([int(draw.integers(1, 20)), 5, 1, 1])
+    tables = torch.stack([torch.from_numpy(draw.permutation(12)[:3]) for _ in range(4)])
+    keys, values = numbers(2, 12, kv_heads, size, PAGE), numbers(3, 12 * PAGE, kv_heads, size)
+    pieces = lay_out(np.arange(4), starts, lengths, count // kv_heads)
+    rows = int(lengths.sum())
+    positions = torch.from_numpy(np.concatenate([s + np.arange(n) for s, n in zip(starts, lengths, strict=True)]))
+    of = Rows(positions, positions, positions, positions, tables, pieces)
+    cache = Cache(heads=count, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
+    qkv, to = Buffer("qkv", (count + 2 * kv_heads) * size), Buffer("to", count * size)
+    step = steps.Attend(
+        name="attention", qkv=qkv, cache=cache, to=to, scale=0.2, window=window, chunk=chunk, softcap=softcap
+    )
+    alike(device, of, {qkv: numbers(1, rows, qkv.width), to: torch.zeros(rows, to.width)}, step)
+
+
+def test_what_is_not_seen_is_not_read(device: str) -> None:
+    """A number that is not finite, behind a row's own position, changes nothing."""
+    keys, values = numbers(2, 2, 1, 16, PAGE), numbers(3, 2 * PAGE, 1, 16)
+    keys[0, :, :, 40:], values[40:] = torch.nan, torch.nan
+    cache = Cache(heads=2, kv_heads=1, size=16, values=16, keys=keys, kept=values)
+    qkv, to = Buffer("qkv", 64), Buffer("to", 32)
+    at = torch.tensor([39])
+    rows = Rows(at, at, at, at, torch.tensor([[0, 1]]), torch.tensor([[0, 39, 1, 0]]))
+    step = steps.Attend(name="attention", qkv=qkv, cache=cache, to=to, scale=0.3)
+    found = alike(device, rows, {qkv: numbers(1, 1, 64), to: torch.zeros(1, 32)}, step)
+    assert found[to].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize(("experts", "picks"), [(5, 2), (40, 3), (4, 4)])
+def test_experts(device: str, bits: int, experts: int, picks: int) -> None:
+    """Routes, what each of a row's experts gives, and their sum."""
+    rows, hidden, inner = 6, 32, 64 if bits else 40
+    up, down = numbers(1, experts, 2 * inner, hidden) * 0.2, numbers(2, experts, hidden, inner) * 0.2
+    x, logits, routes = Buffer("x", hidden), Buffer("logits", experts), Buffer("routes", 2 * picks)
+    made, each, to = Buffer("made", picks * inner), Buffer("each", picks * hidden), Buffer("to", hidden)
+    several = numbers(4, rows, experts)
+    several[1, 3] = several[1, 1]  # a tie, of which the first is taken
+    for normalized in (True, False):
+        kept = Buffer("kept", experts)  # where the library leaves probabilities
+        buffers = {
+            x: numbers(3, rows, hidden),
+            logits: several,
+            routes: torch.zeros(rows, 2 * picks),
+            made: torch.zeros(rows, made.width),
+            each: torch.zeros(rows, each.width),
+            to: numbers(5, rows, hidden),
+        }
+        found = alike(
+            device,
+            rows_of(rows),
+            buffers,
+            steps.Copy(name="kept", x=logits, to=Into(kept)),
+            steps.Route(name="routes", x=kept, to=routes, normalized=normalized),
+            steps.Sort(name="sorted", routes=routes, experts=experts),
+            steps.ExpertLinear(
+                name="up", x=x, routes=routes, to=made, weight=_stacked(up, bits, gated=True),
+                activation=Activation.SILU, gated=True,
+            ),
+            steps.ExpertLinear(name="down", x=made, routes=routes, to=each, weight=_stacked(down, bits)),
+            steps.Combine(name="sum", x=each, routes=routes, to=Into(to, add=True, factor=0.5)),
+        )  # fmt: skip
+        assert found[routes][:, ::2].diff(dim=1).gt(0).all()
+
+
+def test_routes_of_what_is_no_number(device: str) -> None:
+    """They are experts that there are, so that weights are read that there are."""
+    x, routes = Buffer("x", 6), Buffer("routes", 4)
+    program = Program(x, routes)
+    program.add(steps.Route(name="routes", x=x, to=routes, normalized=True))
+    given = {x: torch.full((1, 6), torch.nan, device=device), routes: torch.full((1, 4), -7.0, device=device)}
+    TritonRunner(program).run(Rows(*(t.to(device) for t in rows_of(1))), given)
+    assert given[routes][0, ::2].tolist() == [0, 1]
+    assert given[routes][0, 1::2].isnan().all()
+
+
+def _stacked(weights: torch.Tensor, bits: int, *, gated: bool = False) -> Weight:
+    parts = [list(w.chunk(2)) if gated else [w] for w in weights]
+    return stacked(parts, steps.PANEL // 2 if gated else steps.PANEL, bits)
+
+
+def test_every_kind_of_step_has_a_kernel() -> None:
+    assert set(KERNELS) == set(STEPS)
+
+
+def test_a_kind_without_a_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(KERNELS, steps.Sum)
+    x = Buffer("x", 3)
+    program = Program(x)
+    program.add(steps.Sum(name="the sum", x=x, to=Buffer("to", 1)))
+    with pytest.raises(EngineError, match="step 'the sum': Sum has no kernel for CUDA yet; use --device cpu"):
+        TritonRunner(program)
