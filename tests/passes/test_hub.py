@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.fake_hub import COMMIT, fake_hub
 
 from detgen.engine.config import EngineConfig
@@ -116,7 +115,7 @@ def test_what_is_checked_is_what_is_loaded(asked_for: list[tuple[str, bool]]) ->
     """A hub that is asked twice may name another commit then, or let one wait twice for no answer."""
     config = EngineConfig(target="some/model", drafter="none")
     check_sources(config, Unobserved())
-    load_models(config, torch.device("cpu"), Unobserved())
+    load_models(config, Unobserved())
     assert asked_for == [("some/model", False)]
 
 
