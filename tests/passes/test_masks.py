@@ -92,7 +92,7 @@ def test_of_each_layer(config: Any, window: Any, chunk: Any) -> None:
 def compare(kind: str, window: int) -> str:
     """What differs between a model's own logits and those of packed passes, at prompts of 24 to 640 tokens; "" if none.
 
-    A refusal that names the model is fine, too.
+    A refusal that names the model, or the operator that mixes its rows, is fine, too.
     """
     made = windowed.model(kind, window)
     words = [random.Random(1).randrange(3, windowed.VOCABULARY) for _ in range(640)]
@@ -101,7 +101,8 @@ def compare(kind: str, window: int) -> str:
     try:
         passes = windowed.prepared(made)
     except EngineError as e:
-        return "" if "not supported: " in str(e) and type(made).__name__.split("For")[0] in str(e) else str(e)
+        named = "not supported: " in str(e) and type(made).__name__.split("For")[0] in str(e)
+        return "" if named or "not row-invariant by its own forward: aten." in str(e) else str(e)
     for n, want in zip(lengths, wanted, strict=True):
         off = (windowed.packed(passes, words[:n]) - want).abs().amax(-1) / want.abs().max()
         if not off.max() <= 2e-5:
