@@ -26,14 +26,13 @@ from typing import Any, NamedTuple
 
 import torch
 from table_engine import Loop
-from torch import nn
 from transformers import AutoTokenizer
 
 from detgen import Request, SamplingParams
 from detgen.engine import committing
 from detgen.errors import DEMO
-from detgen.passes.adapter import PlainDecoder
 from detgen.passes.forward import Forward
+from detgen.passes.packing import Packed
 
 WANTED = {32: 0.3, 256: 1.0}
 VOCABULARY = 4096
@@ -67,25 +66,24 @@ class Clock:
         return timed
 
 
-class Table(PlainDecoder):
-    """In a model's place: logits that were drawn before."""
+class Table:
+    """In a decoder's place: logits that were drawn before."""
+
+    chaining = None
 
     def __init__(self, clock: Clock) -> None:
-        nn.Module.__init__(self)
         self._clock = clock
         generator = torch.Generator().manual_seed(0)
         self._drawn = [torch.randn(512, VOCABULARY, generator=generator) for _ in range(4)]
         self._fresh = torch.empty(512, VOCABULARY)
         self._calls = 0
 
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, exchange: object = None
-    ) -> torch.Tensor:
+    def run(self, batch: Packed, *_: object, **scored: bool) -> torch.Tensor:
         """Logits of the wanted rows, which may be overwritten."""
         started = time.process_time_ns()
         self._calls += 1
-        logits = self._fresh[: len(wanted)]
-        logits.copy_(self._drawn[self._calls % len(self._drawn)][: len(wanted)])
+        logits = self._fresh[: batch.count]
+        logits.copy_(self._drawn[self._calls % len(self._drawn)][: batch.count])
         self._clock.model += time.process_time_ns() - started
         return logits
 

@@ -116,7 +116,7 @@ class Table:
         scheduler: says which sequence has which slot.
     """
 
-    chains = False
+    chaining = None
 
     def __init__(self, requests: list[Lengths], cache: KVCache, scheduler: Scheduler) -> None:
         self.cache = cache

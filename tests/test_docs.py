@@ -221,7 +221,7 @@ def test_the_listing_of_a_program_is_what_is_printed(demo_models: Any) -> None:
     """Line by line, in their order; dots stand for what is left out."""
     found = re.search(r"^\$ python -c .*\n([^`]+)```", DESIGN, re.MULTILINE)
     assert found is not None
-    decoder: Any = Engine(target=demo_models.draft, kv_memory=4 << 20).canonical.model
+    decoder: Any = Engine(target=demo_models.draft, kv_memory=4 << 20).canonical.decoder
     printed = (" ".join(line.split()) for line in str(decoder.program()).splitlines())
     for line in found[1].splitlines():
         wanted = " ".join(line.split()).removesuffix("...")
@@ -330,9 +330,9 @@ scores = torch.cat([torch.einsum("shrd,skhd->shrk", q, k), torch.full((2, 2, 6, 
 want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1)[..., :-1], v)
 torch.testing.assert_close(attend_blocks(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
 
-cache = KVCache([(2, 16, 16)], Pages(2), torch.float32, torch.device("cpu"), native=True)
+cache = KVCache([(2, 16, 16)], Pages(2), torch.float32, torch.device("cpu"))
 cache.pages.lay_out(1, 64)
-packed = pack(Windows.of([Window(0, 0, [0] * 64, 0)]), cache.pages.tables, 1, torch.device("cpu"))
+packed = pack(Windows.of([Window(0, 0, [0] * 64, 0)]), cache.pages.tables, 1)
 last = q[0, :, :1].transpose(0, 1)
 rows = torch.cat([torch.zeros(63, 2, 16), last])
 out = NativeAttention(cache).attend(0, rows, k[0], v[0], packed, AttentionTraits(1.0, sink=3.0))

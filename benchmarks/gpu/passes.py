@@ -17,7 +17,6 @@ from detgen.kernels.bits import same_bits
 from detgen.passes import preparing
 from detgen.passes.adapter import attach
 from detgen.passes.forward import Forward
-from detgen.passes.hooks import told
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.loading import LoadedModel
 from detgen.passes.packing import Window, Windows
@@ -104,8 +103,8 @@ def measure(book: Notebook, asked: Asked) -> None:
     decoded, prompts = ((1, 2, 3), (8,)) if asked.tiny else (_DECODED, _READ)
     bandwidth, rate = roof(asked, torch.float32 if asked.tiny else torch.bfloat16)
     built = build(asked, decoded[-1])
-    book.note("model", {"weights": built.weights, "decoder": type(built.forward.model).__name__, "slots": built.slots})
-    book.say(f"{asked.model}: {built.weights / 1e9:.2f} billion weights, by {type(built.forward.model).__name__}")
+    book.note("model", {"weights": built.weights, "decoder": built.forward.decoder.kind, "slots": built.slots})
+    book.say(f"{asked.model}: {built.weights / 1e9:.2f} billion weights, {built.forward.decoder.kind}")
     logits: dict[int, torch.Tensor] = {}
     for rows in decoded:
         name = f"batch {rows}, context {built.context:,}"
@@ -149,7 +148,7 @@ def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: 
 
 def _anew(forward: Forward) -> AbstractContextManager[None]:
     """Passes that are neither recorded nor replayed, inside the block."""
-    return told(forward.model, lambda name, output: None)
+    return forward.decoder.telling(lambda name, output: None)
 
 
 def _classes(logits: dict[int, torch.Tensor]) -> Classes:

@@ -65,7 +65,7 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
     """
     forward = engine.canonical
     threads = torch.get_num_threads()
-    workers = threads if forward.model.concurrent and len(samples) >= threads else 1
+    workers = threads if forward.concurrent and len(samples) >= threads else 1
     shares = []
     slot = 0
     for i in range(workers):  # the slots of a share are neighbours

@@ -20,7 +20,6 @@ from detgen.engine.request import Completion, Request
 from detgen.engine.sequence import Sequence
 from detgen.errors import EngineError, QuantName, RequestError
 from detgen.machine import usable_cores
-from detgen.passes.embedding import broken_embedding
 from detgen.passes.pages import PAGE
 from detgen.progress import Observer
 from detgen.worker import Worker
@@ -131,11 +130,7 @@ class Subject:
         )
         configured.reset_prefix_cache()
         first = engine.with_settings(drafter="none", batch_size=_BEFORE, prefix_cache=True)
-        with (
-            contextlib.nullcontext()
-            if task.broken is None
-            else broken_embedding(configured.canonical.model, task.broken)
-        ):
+        with contextlib.nullcontext() if task.broken is None else configured.canonical.decoder.breaking(task.broken):
             for _ in first.stream(task.before):
                 pass
             yield configured

@@ -39,7 +39,7 @@ class ModelDrafter(Drafter):
         self.forward = forward
         self._vocabulary = vocabulary
         self._context = context
-        self._chains = forward.chains and forward.outputs == vocabulary
+        self._chains = forward.chaining is not None and forward.chaining.outputs == vocabulary
         self._held: dict[int, list[int]] = {}
 
     @property

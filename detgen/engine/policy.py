@@ -12,6 +12,7 @@ import numpy as np
 from detgen.drafters.protocol import Drafter
 from detgen.engine.live import Live
 from detgen.passes.cost import PassCost
+from detgen.passes.decoder import Chaining
 from detgen.passes.packing import MOST_ROWS, Windows
 
 # Passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends. A sequence
@@ -30,13 +31,8 @@ class Passes(Protocol):
         ...
 
     @property
-    def chains(self) -> bool:
-        """Whether several can be one call, in which each reads what the one before chose."""
-        ...
-
-    @property
-    def kept(self) -> int:
-        """Entries of logits that such a call leaves behind for each sampled row."""
+    def chaining(self) -> Chaining | None:
+        """Makes one call of several, in which each reads what the one before chose; None where that cannot be."""
         ...
 
 
@@ -71,11 +67,13 @@ class Policy:
         A drafter that is not idle may find something after the next token, so each pass is a call then.
         """
         alone = 0 < len(windows.tokens) == len(windows) == len(live) <= MOST_ROWS
-        return self._passes.chains and alone and self._undrafted(live)
+        return self._passes.chaining is not None and alone and self._undrafted(live)
 
     def may_foresee(self, live: Live, slots: np.ndarray, most: int) -> bool:
         """Whether what sampled rows of so many passes choose can be foreseen, and there is room for their logits."""
-        kept = self._passes.kept
+        chaining = self._passes.chaining
+        assert chaining is not None, "it may chain"
+        kept = chaining.kept
         asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
         return not asked and len(slots) * most * kept <= _LOGITS
 

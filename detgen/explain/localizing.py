@@ -21,8 +21,7 @@ from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.bits import same_bits
 from detgen.passes.exchange import Exchange
-from detgen.passes.hooks import told
-from detgen.passes.packing import Packed, Windows
+from detgen.passes.packing import Windows
 
 
 @dataclass(slots=True)
@@ -93,7 +92,6 @@ class Recording:
         self._chose: Recorded | None = None  # of the pass that chose the next token
         self._rows = 0
         self._asked = 0  # rows of the last layers
-        self._late = False  # after the last attention
         self._wanted: list[int] = []
         self.found: Recorded | None = None
         self._logits: torch.Tensor | None = None
@@ -130,7 +128,7 @@ class Recording:
     @contextmanager
     def _hooked(self) -> Iterator[None]:
         forward = self._engine.canonical
-        run, attend = forward.run, forward.attend
+        run = forward.run
 
         def run_recorded(windows: Windows, broken: list[int] | None = None, **scored: bool) -> object:
             self._begin(windows)
@@ -139,21 +137,13 @@ class Recording:
             finally:
                 self._now = None  # the next pass may be one that does not compute the position
 
-        def attend_recorded(packed: Packed, layer: int, *args: Any) -> torch.Tensor:
-            for name, x in zip(("query", "key", "value"), args, strict=False):
-                self._take(f"attention {layer}, {name}", x)
-            out = attend(packed, layer, *args)
-            self._take(f"attention {layer}", out)
-            self._late = layer == len(forward.cache.keys) - 1
-            return out
-
         instance: Any = forward
-        instance.run, instance.attend = run_recorded, attend_recorded
+        instance.run = run_recorded
         try:
-            with told(forward.model, self._take_output), self._states_taken():
+            with forward.decoder.telling(self._take_output), self._states_taken():
                 yield
         finally:
-            del instance.run, instance.attend
+            del instance.run
 
     @contextmanager
     def _states_taken(self) -> Iterator[None]:
@@ -191,7 +181,6 @@ class Recording:
             row += len(w.tokens)
             self._wanted += range(row - w.logits, row)
         self._asked = max(len(self._wanted), 1)
-        self._late = False
 
     def _take(self, name: str, x: object) -> None:
         """Keep the wanted row of an output: [rows, ...] or [1, rows, ...]."""

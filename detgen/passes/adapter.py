@@ -5,7 +5,6 @@ Knows transformers' models; knows no caches and no requests.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -14,76 +13,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
-from detgen.passes.exchange import Exchange, exchanging
 from detgen.passes.masks import ASKING, Mask, Seen, UnknownMaskError
 from detgen.passes.refusing import refusing
 from detgen.passes.stored import held
 from detgen.passes.widening import widened
 
-# Attention of the pass in progress: called with layer, q, k, v and the layer's traits; see `Forward.attend`.
+# Attention of the pass in progress: called with layer, q, k, v and the layer's traits; see `NativeAttention.attend`.
 AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
 
 ATTENTION_NAME = "detgen"
 # Of a row's largest entry: what it may differ by when others change, as experts round by how many rows they have.
 _SAME = 1e-5
-
-
-@dataclass(frozen=True, slots=True)
-class Census:
-    """What a model's own forward runs beside native functions.
-
-    Attributes:
-        proved: operators whose rows were compared, by their names; the bits rest on torch's kernels for them.
-        refused: why the model is not row-invariant, as a clause; "" if it is.
-    """
-
-    proved: tuple[str, ...]
-    refused: str
-
-
-class PlainDecoder(nn.Module):
-    """Any transformers decoder, run by its own forward.
-
-    Args:
-        model: a transformers decoder, whose modules were replaced by native ones.
-
-    Attributes:
-        kind: class name of the model.
-        concurrent: whether several threads may run it at a time; its layers hold state during a pass.
-        functions: replaces functions that its forward calls; None where that is not needed.
-        census: what its operators are; None before there was a census.
-    """
-
-    concurrent = False
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.kind = type(model).__name__
-        self.model = model
-        self._chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.functions: TorchFunctionMode | None = None
-        self.census: Census | None = None
-
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, exchange: Exchange | None = None
-    ) -> torch.Tensor:
-        """Logits [n, vocabulary] of the rows `wanted`, int64 [n]; ids and positions int64 [rows]."""
-        layers: Any = self.model.model.layers if exchange else ()
-        with exchanging(layers, exchange) if exchange else nullcontext(), self.functions or nullcontext():
-            logits: torch.Tensor = self.model(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                attention_mask=None,
-                use_cache=False,
-                **({"logits_to_keep": wanted} if self._chooses else {}),
-            ).logits
-        return logits[0] if self._chooses else logits[0, wanted]
-
 
 # Attention of the pass in progress: not every model passes unknown keyword arguments on to its attention.
 _current: ContextVar[AttendRows] = ContextVar("detgen_pass")

@@ -7,8 +7,8 @@ from typing import Any
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.native.panels import STORAGE
+from detgen.passes.decoder import KVBuffers
 from detgen.passes.description import describe
-from detgen.passes.kv_cache import KVCache
 from detgen.passes.memory import give_back
 from detgen.passes.native_layers import Angles, Keep, LayerSteps, NormParts, as_it_is, joint
 from detgen.passes.stored import Read, held
@@ -30,6 +30,7 @@ class Building:
         keep: gives the tensor that steps read instead of one that was made for them.
 
     Attributes:
+        kind: class name of the model.
         outputs: entries of a row of results.
         group: the most query heads that share a key head.
     """
@@ -37,12 +38,13 @@ class Building:
     def __init__(
         self,
         model: Any,
-        cache: KVCache,
+        cache: KVBuffers,
         traits: Sequence[AttentionTraits],
         bits: int = 0,
         read: Read = held,
         keep: Keep = as_it_is,
     ) -> None:
+        self.kind = type(model).__name__
         described = describe(model)
         assert described is not None, "it has a description"
         described.read, described.table = read, None

@@ -8,7 +8,6 @@ model is refused by the operator's name. Nothing here depends on time, nor on ho
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,11 +15,11 @@ from torch.utils._pytree import tree_flatten
 
 from detgen.kernels.native.call import watching
 from detgen.kernels.proving import Laid, Sample, prove
-from detgen.passes.adapter import Census, PlainDecoder, attending
 from detgen.passes.forward import Forward
 from detgen.passes.functions import NativeFunctions
+from detgen.passes.generic_decoder import Census, GenericDecoder
 from detgen.passes.labelling import has_rows
-from detgen.passes.packing import Window, Windows, pack
+from detgen.passes.packing import Window, Windows
 from detgen.passes.watching import Left, RefusedError, Telling, Watched
 
 # Passes that are watched: of one row, which models often treat apart, and of two numbers with nothing in common; each
@@ -33,23 +32,22 @@ _PASSES = (
 _POSITIONS = 64
 
 
-def take_census(forward: Forward, vocabulary: int) -> Census:
+def take_census(decoder: GenericDecoder, forward: Forward, vocabulary: int) -> Census:
     """Watch a model's passes; where operators are left that need it, functions that they come from are replaced too.
 
     Args:
-        forward: passes of a `PlainDecoder` whose modules were replaced; their cache is cleared.
+        decoder: whose modules were replaced.
+        forward: its passes, whose cache is cleared.
         vocabulary: token ids that it reads.
     """
-    decoder = forward.model
-    assert isinstance(decoder, PlainDecoder)
     try:
-        if not _samples(forward, decoder, vocabulary):
+        if not _samples(decoder, forward, vocabulary):
             return Census((), "")
     except RefusedError:
         pass  # perhaps it is replaced in a moment
     decoder.functions = NativeFunctions()
     try:
-        samples = _samples(forward, decoder, vocabulary)
+        samples = _samples(decoder, forward, vocabulary)
         for sample in samples:
             _prove(sample)
     except RefusedError as error:
@@ -65,7 +63,7 @@ def _prove(sample: Sample) -> None:
 
 
 @torch.no_grad()
-def _samples(forward: Forward, decoder: PlainDecoder, vocabulary: int) -> list[Sample]:
+def _samples(decoder: GenericDecoder, forward: Forward, vocabulary: int) -> list[Sample]:
     """What must be proved.
 
     Raises:
@@ -80,15 +78,14 @@ def _samples(forward: Forward, decoder: PlainDecoder, vocabulary: int) -> list[S
             Window(slot, start, torch.randint(vocabulary, (count,), generator=random).tolist(), wanted)
             for slot, start, count, wanted in spans
         ]
-        packed = pack(Windows.of(windows), pages.tables, forward.group, forward.device)
-        with attending(partial(forward.attend, packed)):
-            if not i:  # what is made once is made before anything is watched
-                decoder(packed.ids, packed.positions, packed.wanted)
-                continue
-            watched = Watched(packed, passes[0].seen if passes else None)
-            with watching(watched.called), Telling(watched.told), watched:
-                out = decoder(packed.ids, packed.positions, packed.wanted)
-        watched.check(out, packed.wanted)
+        batch = forward.pack(Windows.of(windows))
+        if not i:  # what is made once is made before anything is watched
+            decoder.run(batch)
+            continue
+        watched = Watched(batch, passes[0].seen if passes else None)
+        with watching(watched.called), Telling(watched.told), watched:
+            out = decoder.run(batch)
+        watched.check(out, batch.wanted)
         passes.append(watched)
     _, few, many = passes
     if len(few.left) != len(many.left):

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from detgen.kernels.attention import BLOCK, SHARING, AttentionTraits
+from detgen.kernels.attention import BLOCK, SHARING
 from detgen.kernels.judging import Scores
+from detgen.kernels.native.library import Ends
 from detgen.kernels.sampling import Choices
 from detgen.kernels.triton.launching import on
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling import choose_by, unpack
-from detgen.passes.building import Building
+from detgen.passes.decoder import ARITHMETIC
 from detgen.passes.exchange import Exchange
-from detgen.passes.kv_cache import KVCache
 from detgen.passes.packing import Packed
+from detgen.passes.program_decoder import ProgramDecoder, Programs
 from detgen.passes.replaying import Replaying
-from detgen.passes.stored import Read, held
-from detgen.program.rows import NOT_A_NUMBER, Rows, Take
+from detgen.program.rows import Rows
 
 _LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes, as far as they go
 _MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
@@ -87,95 +88,116 @@ class _Statics:
         self._replaying.send(self._hosts[turn], self._sent)
 
 
-class CudaDecoder:
-    """A whole decoder; it takes over the weights of `model`, whose layers and output layer are released.
+class CudaDecoder(ProgramDecoder):
+    """A model whose passes are launched on a device.
 
     Args:
-        model: a transformers decoder that has a description.
-        cache: where its keys and values are stored, on the device.
-        traits: attention traits of each layer.
+        programs: of the model, with tensors on the device.
+        scratch: the position of the KV cache that rows of padding write to.
+        device: where it runs.
         replaying: records passes.
-        bits: 8 or 4 to quantize its linear layers; 0 leaves them as they are.
-        read: gives the weight of a parameter.
 
     Attributes:
-        kind: class name of the model.
-        concurrent: whether several threads may run it at a time; its buffers hold one pass.
-        outputs: entries of a row of logits, or of hidden states where there is no output layer.
-        broken: a token whose embedding is NaN for now; None for none.
-        take: is told what each step of a pass gives, where that is wanted.
+        concurrent: see `Decoder`; its buffers hold one pass.
+        kept: see `Chaining`.
     """
 
     concurrent = False
+    kept = 0
 
-    def __init__(
-        self,
-        model: Any,
-        cache: KVCache,
-        traits: Sequence[AttentionTraits],
-        replaying: Replaying,
-        bits: int = 0,
-        read: Read = held,
-    ) -> None:
-        self.kind = type(model).__name__
-        self.broken: int | None = None
-        self.take: Take | None = None
-        self._cache, self._replaying = cache, replaying
-        self._device = cache.keys[0].device
-        self._building = Building(model, cache, traits, bits, read, lambda x: x.to(self._device))
-        self.outputs = self._building.outputs
-        self._group = self._building.group
+    def __init__(self, programs: Programs, scratch: int, device: torch.device, replaying: Replaying) -> None:
+        super().__init__(programs)
+        self._scratch, self._device, self._replaying = scratch, device, replaying
         self._statics: dict[Key, _Statics] = {}
         self._runners: dict[tuple[int, int], TritonRunner] = {}
 
+    @property
+    def chaining(self) -> CudaDecoder:
+        """See `Decoder`."""
+        return self
+
     def run(
-        self, packed: Packed, exchange: Exchange | None, broken: list[int] | None, *, scored: bool = False
+        self,
+        batch: Packed,
+        exchange: Exchange | None = None,
+        broken: list[int] | None = None,
+        *,
+        scored: bool = False,
     ) -> torch.Tensor:
-        """A pass.
-
-        Args:
-            packed: its rows, on the CPU.
-            exchange: brings a state for each row, and takes their hidden states.
-            broken: takes the rows whose keys of the last layer are not finite, ascending.
-            scored: must be False.
-
-        Returns:
-            Logits of the rows that are wanted, float32 [n, vocabulary]; without an output layer, their hidden states.
-        """
-        assert not scored
+        """See `Decoder`; gives logits whatever is enough."""
         with on(self._device):
-            buffers = self._run(packed, exchange)
+            buffers = self._run(batch, exchange)
             if broken is not None:
-                broken += buffers.broken[: len(packed.ids)].nonzero()[:, 0].tolist()
-            return buffers.results[: len(packed.wanted)].clone()
+                broken += buffers.broken[: len(batch.ids)].nonzero()[:, 0].tolist()
+            results = buffers.results[: batch.count].clone()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # passes are timed
+            return results
 
-    def chain(self, passes: Sequence[tuple[Packed, np.ndarray]], choices: Choices | None) -> tuple[Scores, np.ndarray]:
+    def chain(self, batch: Packed, lengths: np.ndarray, ends: Ends | None) -> Scores:
+        """See `Chaining`; an end is known behind the last pass only."""
+        return self._launch(batch, lengths, None, ends)
+
+    def sample(
+        self, batch: Packed, lengths: np.ndarray, choices: Choices, ends: Ends | None
+    ) -> tuple[np.ndarray, Scores, list[int]]:
+        """See `Chaining`."""
+        scores = self._launch(batch, lengths, choices, ends)
+        return scores.tokens, scores, []
+
+    def draft(self, batch: Packed, lengths: np.ndarray, choices: Choices) -> list[list[int]]:
+        """See `Chaining`."""
+        scores = self._launch(batch, lengths, choices, None)
+        return [of[of >= 0].tolist() for of in np.split(scores.tokens, lengths.cumsum()[:-1])]
+
+    def profile(self) -> dict[str, Any]:
+        """See `Decoder`: the bytes of the other decoders, but no GPU has shown it yet."""
+        capability = "{}.{}".format(*torch.cuda.get_device_capability(self._device))
+        return {
+            "arithmetic": ARITHMETIC,
+            "device": torch.cuda.get_device_name(self._device),
+            "cuda": {"capability": capability, "toolkit": torch.version.cuda, "triton": version("triton")},
+        }
+
+    def _launch(self, batch: Packed, lengths: np.ndarray, choices: Choices | None, ends: Ends | None) -> Scores:
         """Passes one after the other, in which sequences go on with what they choose; the host waits for the last one.
 
         Args:
-            passes: the rows of each and, int64 [n], the sequences that take part in it, ascending, whose wanted rows
-                they are. Behind the first, each has one row a sequence, whose token is known by then.
+            batch: see `Chaining`, like lengths and ends.
+            lengths: theirs.
             choices: how the first token of each sequence is chosen, the next ones likewise at the positions behind it;
                 None if all take their largest logit.
-
-        Returns:
-            Of the rows of all passes, pass by pass: their scores, and whether a key of the last layer is not finite,
-            bool.
+            ends: where sequences end.
         """
+        steps = int(lengths.max())
+        theres = [np.flatnonzero(lengths > step) for step in range(steps)]
         with on(self._device):
-            return self._chain(passes, choices)
+            scores, broken = self._chain(batch, theres, choices)
+        owner = np.concatenate(theres)
+        depth = np.repeat(np.arange(steps), [len(there) for there in theres])
+        scores = scores._replace(finite=scores.finite & ~broken)
+        over = ~scores.finite
+        if ends is not None:
+            over |= np.isin(scores.tokens, ends.tokens) & ends.to_end[owner]
+        np.minimum.at(lengths, owner[over], depth[over] + 1)
+        order = np.lexsort((depth, owner))
+        return Scores(*(values[order] for values in scores)).only((depth < lengths[owner])[order])
 
-    def _chain(self, passes: Sequence[tuple[Packed, np.ndarray]], choices: Choices | None) -> tuple[Scores, np.ndarray]:
+    def _chain(self, batch: Packed, theres: Sequence[np.ndarray], choices: Choices | None) -> tuple[Scores, np.ndarray]:
+        """Scores of the rows of all passes, pass by pass, and whether a key of the last layer is not finite, bool.
+
+        `theres` are the sequences that take part in each, int64 [n], ascending.
+        """
         scores, flags = [], []
         chosen = torch.empty(0)
-        for step, (packed, there) in enumerate(passes):
+        for step, there in enumerate(theres):
             if step:
-                before = passes[step - 1][1]
+                before = theres[step - 1]
                 same = len(before) == len(there)
                 known = chosen if same else chosen[torch.from_numpy(np.searchsorted(before, there)).to(chosen.device)]
-                buffers = self._run(packed, None, known)
+                buffers = self._run(batch.after(step, there), None, known)
             else:
-                buffers = self._run(packed, None)
+                buffers = self._run(batch, None)
             asked = None if choices is None else replace(choices.take(there), position=choices.position[there] + step)
             found = choose_by(buffers.results[: len(there)], asked)
             chosen = found[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
@@ -187,22 +209,22 @@ class CudaDecoder:
 
     def _run(self, packed: Packed, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Statics:
         """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
-        if self._building.reach(packed.longest):
+        if self._programs.reach(packed.longest):
             self._runners.clear()
             self._statics.clear()
         rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
-        pieces, tables = packed.by_pieces(max(SHARING // self._group, 1))
+        pieces, tables = packed.by_pieces(max(SHARING // self._programs.group, 1))
         blocks = max(_LEAST_BLOCKS, _above(-(-packed.longest // BLOCK)))
         key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks)
         if key not in self._statics:
             self._statics[key] = _Statics(key, self.outputs, self._device, self._replaying)
         buffers = self._statics[key]
-        buffers.fill(packed, self._cache.scratch, pieces, tables)
+        buffers.fill(packed, self._scratch, pieces, tables)
         if tokens is not None:
             buffers.rows.ids[: len(tokens)] = tokens
-        looked_into = exchange is not None or self.take is not None or self.broken is not None
+        looked_into = exchange is not None or self._take is not None or self._broken is not None
         if looked_into or rows > _MOST_RECORDED:
-            self._compute(buffers, exchange, len(packed.ids))
+            self._compute(buffers, exchange)
         elif buffers.replay is not None:
             buffers.replay()
         else:
@@ -212,25 +234,15 @@ class CudaDecoder:
                 buffers.replay = self._replaying.record(lambda: self._compute(buffers))
         return buffers
 
-    def _compute(self, buffers: _Statics, exchange: Exchange | None = None, count: int = 0) -> None:
-        """What is recorded: looks at no number, and leaves its results in the buffers.
-
-        An exchange is of `count` rows, those that are no padding.
-        """
-        building, rows = self._building, buffers.rows
-        given = {building.out(False): buffers.results}
+    def _compute(self, buffers: _Statics, exchange: Exchange | None = None) -> None:
+        """What is recorded: looks at no number, and leaves its results in the buffers."""
+        programs = self._programs
         key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)
         if key not in self._runners:
-            self._runners[key] = TritonRunner(building.program(*key))
-        if exchange is not None:
-            given[building.states] = exchange.states.new_zeros(len(rows.ids), building.width)
-            given[building.states][:count] = exchange.states
-            if exchange.extract >= 0:
-                kept = given[building.extracted] = torch.empty_like(given[building.states])
-                exchange.hidden = kept[:count]
-        if self.broken is not None:
-            rows = rows._replace(ids=rows.ids.masked_fill(rows.ids == self.broken, NOT_A_NUMBER))
-        buffers.broken.copy_(self._runners[key].run(rows, given, self.take))
+            self._runners[key] = TritonRunner(programs.program(*key))
+        given = self._exchanged(exchange, len(buffers.rows.ids), self._device)
+        given[programs.out(False)] = buffers.results
+        buffers.broken.copy_(self._runners[key].run(self._with_broken(buffers.rows), given, self._take))
 
 
 def _rung(rows: int) -> int:

@@ -40,12 +40,6 @@ class Exchange:
             self.hidden = hidden.float()
         return hidden
 
-    def padded(self, rows: int) -> Exchange:
-        """The same for a pass of `rows` rows, the last of which are padding."""
-        states = self.states.new_zeros(rows, self.states.shape[1])
-        states[: len(self.states)] = self.states
-        return Exchange(self.inject, self.extract, states)
-
 
 @contextmanager
 def exchanging(layers: Sequence[nn.Module], exchange: Exchange) -> Iterator[None]:

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from detgen.passes.forward import Decoder
-
 # Called with the name, module, arguments and output of a module.
 Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
 
@@ -29,20 +27,6 @@ def hooked(model: nn.Module, take: Take) -> Iterator[None]:
     finally:
         for _, module in modules:
             del module.forward
-
-
-@contextmanager
-def told(model: Decoder, take: Callable[[str, object], None]) -> Iterator[None]:
-    """Call `take` with the name and the output of each module, or step of a program, of the passes inside."""
-    if not isinstance(model, nn.Module):
-        model.take = take
-        try:
-            yield
-        finally:
-            model.take = None
-    else:
-        with hooked(model, lambda name, module, args, output: take(name, output)):
-            yield
 
 
 def _telling(name: str, module: nn.Module, forward: Callable[..., Any], take: Take) -> Callable[..., Any]:

@@ -17,9 +17,9 @@ from detgen.program.finite import bounded
 
 
 class KVCache:
-    """Keys and values of all layers, [positions + PAGE, kv_heads, head_size] each.
+    """Values of all layers, [positions + PAGE, kv_heads, head_size] each, and keys.
 
-    The native decoder reads the keys of a page side by side: [pages + 1, kv_heads, head_size, PAGE].
+    The keys of a page stand side by side: [pages + 1, kv_heads, head_size, PAGE].
 
     Position p of slot s is at `pages.tables[s, p // PAGE] * PAGE + p % PAGE`. The last page is scratch: padding rows
     write there and nothing reads it unmasked. All entries are finite: the buffers start as zeros, and what is written
@@ -31,12 +31,10 @@ class KVCache:
         pages: which slot has which pages; the caches of a target and of its draft model have the same.
         dtype: of the entries.
         device: of the buffers.
-        native: whether the keys of a page stand side by side.
 
     Attributes:
         keys: a tensor for each layer.
         values: likewise.
-        native: as given.
         positions: size of a KV buffer in token positions, without the scratch page.
     """
 
@@ -46,15 +44,11 @@ class KVCache:
         pages: Pages,
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        native: bool = False,
     ) -> None:
         self.pages = pages
-        self.native = native
         self.positions = pages.count * PAGE
         total = self.positions + PAGE
-        held = (total // PAGE, PAGE) if native else (total,)
-        self.keys = [zeros((held[0], h, d, *held[1:]), dtype, device) for h, d, _ in shapes]
+        self.keys = [zeros((total // PAGE, h, d, PAGE), dtype, device) for h, d, _ in shapes]
         self.values = [zeros((total, h, d), dtype, device) for h, _, d in shapes]
 
     @property
@@ -74,25 +68,20 @@ class KVCache:
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows], bounded."""
-        if self.native:
-            self.keys[layer][positions // PAGE, :, :, positions % PAGE] = bounded(k)
-        else:
-            self.keys[layer].index_copy_(0, positions, bounded(k))
+        self.keys[layer][positions // PAGE, :, :, positions % PAGE] = bounded(k)
         self.values[layer].index_copy_(0, positions, bounded(v))
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""
-        keys = self.keys[layer]
-        k = keys[positions // PAGE, :, :, positions % PAGE] if self.native else keys[positions]
-        return k, self.values[layer][positions]
+        return self.keys[layer][positions // PAGE, :, :, positions % PAGE], self.values[layer][positions]
 
     def copy(self, source: int, target: int, positions: int) -> None:
         """Copy the first `positions` positions of page `source` to page `target`."""
         at, to = source * PAGE, target * PAGE
-        for buffer in self.values if self.native else (*self.keys, *self.values):
-            buffer[to : to + positions] = buffer[at : at + positions]
-        for buffer in self.keys if self.native else ():
-            buffer[target, :, :, :positions] = buffer[source, :, :, :positions]
+        for values in self.values:
+            values[to : to + positions] = values[at : at + positions]
+        for keys in self.keys:
+            keys[target, :, :, :positions] = keys[source, :, :, :positions]
 
     def entries(self, slot: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each.

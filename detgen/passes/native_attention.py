@@ -6,8 +6,7 @@ import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.native.call import Call
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.native_decoder import rows_of
+from detgen.passes.decoder import KVBuffers
 from detgen.passes.packing import Packed
 from detgen.program import steps
 from detgen.program.program import Program
@@ -18,10 +17,10 @@ class NativeAttention:
     """Stores keys and values in place and attends over pages; one pass at a time.
 
     Args:
-        cache: a native one.
+        cache: where they are stored.
     """
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVBuffers) -> None:
         self._cache = cache
         self._calls: dict[tuple[int, int, AttentionTraits], Call] = {}
 
@@ -46,7 +45,7 @@ class NativeAttention:
         if key not in self._calls:
             self._calls[key] = self._steps(layer, heads, traits)
         x = torch.cat([part.reshape(rows, -1) for part in (q, k, v)], dim=1).float()
-        (out,) = self._calls[key](x, of=rows_of(packed))
+        (out,) = self._calls[key](x, of=packed.rows)
         return out.to(q.dtype).view(rows, heads, -1)
 
     def _steps(self, layer: int, heads: int, traits: AttentionTraits) -> Call:

@@ -14,6 +14,7 @@ import torch
 
 from detgen.kernels.attention import BLOCK, cut_pieces, lay_out
 from detgen.passes.cost import attention_area
+from detgen.program.rows import Rows
 
 MOST_ROWS = 512  # of a pass over windows and prompts
 
@@ -107,7 +108,6 @@ class Packed:
         count: how many of them are asked for.
         windows: the windows.
         area: cost of their attention, in places; see `attention_area`.
-        last_keys: [rows, kv_heads, head_size] of the last layer, set when it attends.
     """
 
     ids: torch.Tensor
@@ -119,16 +119,16 @@ class Packed:
     area: float
     _tables: np.ndarray
     _group: int
-    last_keys: torch.Tensor | None = None
-    _paged: tuple[torch.Tensor, torch.Tensor] | None = None
+    _rows: Rows | None = None
 
     @property
-    def paged(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tables of pages, int64 [slots, blocks], and the windows as `lay_out` gives them."""
-        if self._paged is None:
+    def rows(self) -> Rows:
+        """The rows, as programs take them."""
+        if self._rows is None:
             w = self.windows
-            self._paged = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
-        return self._paged
+            tables, pieces = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
+            self._rows = Rows(self.ids, self.positions, self.kv_positions, self.wanted, tables, pieces)
+        return self._rows
 
     @property
     def longest(self) -> int:
@@ -145,8 +145,14 @@ class Packed:
         w = self.windows
         return cut_pieces(np.arange(len(w)), w.starts, w.lengths, most), self._tables[w.slots]
 
+    def after(self, passes: int, there: np.ndarray) -> Packed:
+        """The pass so many passes later, in which the windows `there`, int64 [n], go on with a row each."""
+        w, ones = self.windows, np.ones(len(there), np.int64)
+        starts = (w.starts + w.lengths - 1)[there] + passes
+        return pack(Windows(w.slots[there], starts, ones, ones, 0 * ones), self._tables, self._group)
 
-def pack(windows: Windows, tables: np.ndarray, group: int, device: torch.device) -> Packed:
+
+def pack(windows: Windows, tables: np.ndarray, group: int) -> Packed:
     """Lay windows out as one pass.
 
     Args:
@@ -154,7 +160,6 @@ def pack(windows: Windows, tables: np.ndarray, group: int, device: torch.device)
         tables: int64 [slots, blocks], the page of each block of BLOCK positions of a slot; must not change before the
             pass is over.
         group: query heads per KV head.
-        device: of the tensors.
     """
     lengths, logits = windows.lengths, windows.logits
     ends = np.cumsum(lengths)
@@ -167,9 +172,9 @@ def pack(windows: Windows, tables: np.ndarray, group: int, device: torch.device)
     table[2] = tables[np.repeat(windows.slots, lengths), blocks] * BLOCK + inside
     wanted = np.zeros(max(asked, 1), dtype=np.int64)
     wanted[:asked] = np.arange(asked) + np.repeat(ends - np.cumsum(logits), logits)
-    ids, at, kv_positions = torch.from_numpy(table).to(device)
+    ids, at, kv_positions = torch.from_numpy(table)
     area = attention_area(count, int((windows.starts + lengths).sum()))
-    return Packed(ids, at, kv_positions, torch.from_numpy(wanted).to(device), asked, windows, area, tables, group)
+    return Packed(ids, at, kv_positions, torch.from_numpy(wanted), asked, windows, area, tables, group)
 
 
 def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterator[Windows]:

@@ -12,11 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
-from detgen.passes.adapter import Layout, PlainDecoder, attach
+from detgen.passes.adapter import Layout, attach
+from detgen.passes.building import Building
 from detgen.passes.census import take_census
 from detgen.passes.depth import check_depth, depth_of
 from detgen.passes.description import describe
 from detgen.passes.forward import Forward
+from detgen.passes.generic_decoder import GenericDecoder
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.loading import LoadedModel, explained
 from detgen.passes.memory import check_room, free_memory
@@ -105,10 +107,11 @@ def prepare(
     weights = sum(map(_weight_bytes, models)) if device.type == "cuda" else 0
     pages = Pages(_page_count(device, kv_memory, held, weights), kept=_KEPT_PAGES if device.type == "cpu" else None)
     passes = tuple(
-        _passes(m, model, layout, pages, device) for m, model, layout in zip(models, backbones, layouts, strict=True)
+        _passes(m, model, layout, pages, device, drafts=m is not target)
+        for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     with refusing(_kind(target.name, backbones[0])):
-        _check(target.name, passes[0], reference, target)
+        check_reference(passes[0], reference, target.vocabulary, target.dtype)
         if depth is not None:
             check_depth(passes[0], depth, target.dtype)
     thinking = None
@@ -118,7 +121,6 @@ def prepare(
             for part, letter in ((target.model.thinker, "T"), (target.model.compressor, "C"))
         )
         thinking = passes[0].thinking = Thinking(Thinker(target.model.config, *blocks), pages, device)
-        passes[0].model.concurrent = False  # the threads would share the thinker
     if draft:
         observer.stage(f"timing {draft.name}")
         with refusing(_kind(draft.name, backbones[1])):
@@ -150,24 +152,43 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) ->
         reference = reference_logits(decoder, target.vocabulary, target.dtype, target.bits)
         layout = attach(decoder, name)
     forward = _passes(target, decoder, layout, Pages(SLOTS), device)
-    _check(name, forward, reference, target)
+    check_reference(forward, reference, target.vocabulary, target.dtype)
     return Block(forward)
 
 
-def _passes(loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: Pages, device: torch.device) -> Forward:
+def _passes(
+    loaded: LoadedModel,
+    model: PreTrainedModel,
+    layout: Layout,
+    pages: Pages,
+    device: torch.device,
+    *,
+    drafts: bool = False,
+) -> Forward:
     """The passes of a decoder, of a loaded model, whose attention is attached; its modules are replaced.
 
+    Those of a decoder that drafts need not be row-invariant.
+
     Raises:
-        EngineError: if there are no kernels for it, or too little memory.
+        EngineError: if it is not row-invariant, there are no kernels for it, or too little memory.
     """
     if device.type == "cuda":
         return _on_cuda(loaded, model, layout, pages, device)
-    cache = KVCache(layout.cached, pages, loaded.dtype, device, native=True)
+    cache = KVCache(layout.cached, pages, loaded.dtype, device)
     if is_native(model):
-        return Forward(NativeDecoder(model, cache, layout.traits, loaded.bits, loaded.read), cache, layout.group)
-    with refusing(_kind(loaded.name, model)):
+        programs = Building(model, cache, layout.traits, loaded.bits, loaded.read)
+        return Forward(NativeDecoder(programs), cache, layout.group)
+    kind = _kind(loaded.name, model)
+    with refusing(kind):
         replace_modules(model, layout.uncalled)
-    return Forward(PlainDecoder(model), cache, layout.group)
+        decoder = GenericDecoder(model, cache)
+        forward = Forward(decoder, cache, layout.group)
+        decoder.census = take_census(decoder, forward, loaded.vocabulary)
+    if why := decoder.census.refused:
+        raise EngineError(
+            f"{kind} is not row-invariant by its own forward: {why}. Its outputs would depend on the batch"
+        )
+    return forward
 
 
 def _on_cuda(
@@ -190,8 +211,9 @@ def _on_cuda(
             " --device cpu"
         ) from error
     try:
-        cache = KVCache(layout.cached, pages, torch.float32, device, native=True)
-        decoder = CudaDecoder(model, cache, layout.traits, replaying(device), loaded.bits, loaded.read)
+        cache = KVCache(layout.cached, pages, torch.float32, device)
+        programs = Building(model, cache, layout.traits, loaded.bits, loaded.read, lambda x: x.to(device))
+        decoder = CudaDecoder(programs, cache.scratch, device, replaying(device))
     except torch.OutOfMemoryError as error:
         message = "does not fit the device's memory; give less --kv-memory, --target-quant q8, or --device cpu"
         raise EngineError(f"{loaded.name} {message}") from error
@@ -205,21 +227,6 @@ def _weight_bytes(loaded: LoadedModel) -> int:
     few = loaded.bits / 8 + 4 / GROUP  # bytes of a weight and its share of a scale
     each = (p.numel() * (few if loaded.bits and p.ndim > 1 else p.element_size()) for p in loaded.model.parameters())
     return int(sum(each))
-
-
-def _check(name: str, forward: Forward, reference: torch.Tensor, loaded: LoadedModel) -> None:
-    """Refuse passes that are not row-invariant, or compute something else than the model's own forward.
-
-    Raises:
-        EngineError: if they are such.
-    """
-    if isinstance(forward.model, PlainDecoder):
-        forward.model.census = take_census(forward, loaded.vocabulary)
-        if why := forward.model.census.refused:
-            raise EngineError(
-                f"{name} is not row-invariant by its own forward: {why}. Its outputs would depend on the batch"
-            )
-    check_reference(forward, reference, loaded.vocabulary, loaded.dtype)
 
 
 def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int, weights: int) -> int:

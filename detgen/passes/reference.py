@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
-from detgen.passes.adapter import PlainDecoder
 from detgen.passes.forward import Forward
 from detgen.passes.packing import Window
 from detgen.passes.stored import Read, held
@@ -87,20 +86,9 @@ def check_logits(
     error = float((reference - packed.to(reference.device)).abs().max() / reference.abs().max().clamp_min(1e-6))
     if error <= (_EXACT if dtype == torch.float32 else _ROUNDED):
         return
-    model = forward.model
-    if isinstance(model, PlainDecoder) and _counts_otherwise(model.model):
-        raise EngineError(f"{model.kind} is not supported: it does not count positions from 0, as passes do")
-    raise EngineError(
-        f"{model.kind} is not supported: packed rows{where} give other logits than the model's own forward "
+    decoder = forward.decoder
+    why = decoder.explain_difference() or (
+        f"packed rows{where} give other logits than the model's own forward "
         f"(largest difference {error:.1e} of the largest logit)"
     )
-
-
-@torch.inference_mode()
-def _counts_otherwise(model: PreTrainedModel) -> bool:
-    """Whether positions from 0, as passes bring them, change what a model's own forward gives without any."""
-    model.set_attn_implementation("eager")
-    ids = torch.arange(2, 2 + _TOKENS, device=model.device)[None]
-    own = model(input_ids=ids, use_cache=False).logits
-    counted = model(input_ids=ids, position_ids=ids - 2, use_cache=False).logits
-    return not bool((own - counted).abs().max() <= 1e-3 * own.abs().max())
+    raise EngineError(f"{decoder.kind} is not supported: {why}")

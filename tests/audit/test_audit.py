@@ -103,7 +103,7 @@ def test_threads(
         judge(*args)
 
     monkeypatch.setattr(auditing, "_judge", watched)
-    monkeypatch.setattr(type(engine.canonical.model), "concurrent", concurrent)
+    monkeypatch.setattr(type(engine.canonical.decoder), "concurrent", concurrent)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -157,7 +157,7 @@ def test_another_token(folder: Path, audit: Callable[[Path], AuditResult], sampl
 
 def test_logits_are_made_where_a_token_is_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy samples are judged by their scores; what is wrong, and by how much, is found all the same."""
-    if engine.canonical.outputs is None:
+    if engine.canonical.chaining is None:
         pytest.skip("only the native pass tells scores without logits")
     runs: list[bool] = []
     native = NativeDecoder.run

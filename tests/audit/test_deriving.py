@@ -21,7 +21,6 @@ from detgen.audit.lines import Derivation
 from detgen.audit.result import AuditResult
 from detgen.errors import CheckError
 from detgen.outputs.lines import dump
-from detgen.passes.embedding import broken_embedding
 from detgen.run import RunConfig, run
 
 Line = dict[str, Any]
@@ -380,6 +379,6 @@ def test_numbers_are_compared_bit_for_bit(folder: Path, audit: Judge) -> None:
 def test_hidden_states_that_are_not_finite(folder: Path, engine: Engine) -> None:
     """A text cannot stand where an error must, though the logits of its tokens may well be finite."""
     first = engine.encode(Request(0, 0, prompt="class Stack:\n"))[0]
-    with broken_embedding(engine.canonical.model, first):
+    with engine.canonical.decoder.breaking(first):
         findings = judge(folder, engine).findings
     assert any("the hidden states at position 0 are not finite" in f.what for f in findings)

@@ -20,7 +20,6 @@ from detgen.audit.claims import read_manifest
 from detgen.audit.result import AuditResult
 from detgen.errors import CheckError
 from detgen.outputs.entries import pack, read_entries
-from detgen.passes.embedding import broken_embedding
 from detgen.run import ScoreConfig, run
 
 LINES: list[dict[str, Any]] = [
@@ -181,7 +180,7 @@ def test_room(tmp_path: Path, engine: Engine) -> None:
 
 def test_what_is_not_finite(tmp_path: Path, engine: Engine, audit: Callable[[Path], AuditResult]) -> None:
     """An error of a score's own is derived again, as scores are."""
-    with broken_embedding(engine.canonical.model, 4095):
+    with engine.canonical.decoder.breaking(4095):
         out = write(tmp_path, engine.with_settings(prefix_cache=False))
         engine.reset_prefix_cache()
         assert "not finite" in (out / "outputs.jsonl").read_text()

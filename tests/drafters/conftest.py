@@ -37,10 +37,8 @@ class PredictablePasses:
         chains: whether several passes are run in one call.
     """
 
-    outputs = VOCABULARY
-
     def __init__(self, chains: bool) -> None:
-        self.chains = chains
+        self.chaining = SimpleNamespace(outputs=VOCABULARY) if chains else None
         self.pages = Pages(400)
         for slot in range(16):
             self.pages.take(slot, 0)

@@ -11,7 +11,7 @@ from helpers.own_forward import decoders
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.drafters.protocol import Draft, Drafter
-from detgen.passes.forward import Forward
+from detgen.passes.generic_decoder import GenericDecoder
 from detgen.passes.kv_cache import KVCache
 
 
@@ -141,21 +141,21 @@ def test_an_interruption_while_a_page_is_copied(
 
 def test_what_is_broken_is_broken_however_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that overflow at a committed token end the request, whether its row decodes or is read again."""
-    with decoders("plain"):
+    with decoders("generic"):
         base = Engine(batch_size=4, kv_memory=32 << 20)
     requests = prompts(60, 57)
     tokens = base.with_settings(drafter="none").generate(requests)[1].token_ids
     bad = tokens[3]
     assert not any(bad in (r.token_ids or ()) for r in requests)
-    attend = Forward.attend
+    attend = GenericDecoder._attend
 
-    def broken(self: Forward, packed: Any, layer: int, q: Any, k: Any, v: Any, traits: Any) -> Any:
-        hit = packed.ids == bad
-        if layer == len(self.cache.keys) - 1 and hit.any():
+    def broken(self: GenericDecoder, batch: Any, layer: int, q: Any, k: Any, v: Any, traits: Any) -> Any:
+        hit = batch.ids == bad
+        if layer == self._last and hit.any():
             k = k.masked_fill(hit[:, None, None], float("inf"))
-        return attend(self, packed, layer, q, k, v, traits)
+        return attend(self, batch, layer, q, k, v, traits)
 
-    monkeypatch.setattr(Forward, "attend", broken)
+    monkeypatch.setattr(GenericDecoder, "_attend", broken)
     errors = []
     settings: list[dict[str, Any]] = [{}, {"kv_memory": base.position_bytes * 64 * 3}, {"drafter": "ngram"}]
     for setting in settings:

@@ -87,7 +87,7 @@ def test_it_takes_fewer_calls(
         for i, (p, n) in enumerate(zip(PROMPTS[:4], (17, 18, 17, 18), strict=True))
     ]
     engine.generate(requests)
-    if not forward.chains:
+    if not forward.chaining:
         pytest.skip("only the native pass chains")
     assert calls.count("sample" if temperature else "chain") < 14
     assert calls.count("run") < 8
@@ -98,7 +98,7 @@ def test_a_sequence_alone_goes_on_for_longer(engines: Callable[..., Engine], mon
     """In one call as long as it takes little time; no pass is run behind its end."""
     engine = engines(drafter="none", batch_size=16).with_settings(batch_size=1)
     forward = engine.canonical
-    if not forward.chains:
+    if not forward.chaining:
         pytest.skip("only the native pass chains")
     lengths: list[int] = []
     chain = forward.chain
@@ -129,7 +129,7 @@ def test_what_was_not_likely_is_rolled_back(engines: Callable[..., Engine], monk
     """Passes that read another token than the one that is chosen in truth count for nothing."""
     engine = engines(drafter="none", batch_size=16).with_settings(batch_size=3)
     forward = engine.canonical
-    if not forward.chains:
+    if not forward.chaining:
         pytest.skip("only the native pass chains")
     params = SamplingParams(max_tokens=40, temperature=1.0, top_p=0.95, ignore_eos=True)
     requests = [Request(i, i, prompt=p, params=params) for i, p in enumerate(PROMPTS)]
@@ -151,11 +151,11 @@ def test_calls_leave_few_logits_behind(engines: Callable[..., Engine], monkeypat
     """Where there would be too many, passes are run one by one."""
     engine = engines(drafter="none", batch_size=16).with_settings(batch_size=4)
     forward = engine.canonical
-    if not forward.chains:
+    if not forward.chaining:
         pytest.skip("only the native pass chains")
     params = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
     requests = [Request(i, i, prompt=p, params=params) for i, p in enumerate(PROMPTS[:4])]
-    assert forward.outputs is not None
+    assert forward.chaining is not None
     made: list[int] = []
     sample = forward.sample
 

@@ -83,7 +83,7 @@ def test_nobody_is_asked_to_draft_for_unverified_requests(
     monkeypatch.setattr(forward, "run", counted)
     done = engine.generate([request(i, verified=False) for i in range(3)])
     assert engine.stats.target_passes == TOKENS
-    assert calls == (1 if forward.chains else TOKENS)
+    assert calls == (1 if forward.chaining else TOKENS)
     plain = base.with_settings(drafter="none").generate([request(i, verified=True) for i in range(3)])
     assert [c.token_ids for c in done] == [c.token_ids for c in plain]
 

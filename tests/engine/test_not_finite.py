@@ -15,7 +15,6 @@ from helpers.own_forward import KINDS, decoders
 
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import Draft, Drafter
-from detgen.passes.embedding import broken_embedding
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.pages import Pages
 
@@ -65,7 +64,7 @@ def test_others_are_unharmed(engine: Engine, observe: Callable[..., Any]) -> Non
     beside = [r for pair in zip(bad(n=2), good(), strict=False) for r in pair] + good()[4:]
     for setting in settings():
         tried = engine.with_settings(**setting)
-        with broken_embedding(tried.canonical.model, BROKEN):
+        with tried.canonical.decoder.breaking(BROKEN):
             found = observe(tried, beside)
             again = observe(tried, good())
         for key, one in want.items():
@@ -82,7 +81,7 @@ def test_the_error_depends_on_the_request_alone(engine: Engine) -> None:
     prompt = len(engine.encode(good()[0]))
     for setting in settings():
         tried = engine.with_settings(**setting)
-        with broken_embedding(tried.canonical.model, BROKEN):
+        with tried.canonical.decoder.breaking(BROKEN):
             for c in tried.generate([*bad(n=2), *bad(deterministic=False)]):
                 at = int(str(c.request.id).split()[1])
                 assert c.error == f"{ERROR.format(at)} (token {at} of the prompt)"
@@ -91,7 +90,7 @@ def test_the_error_depends_on_the_request_alone(engine: Engine) -> None:
             at_end = tried.generate([Request(0, 0, token_ids=(*LONG, BROKEN), params=SamplingParams(n=2))])
         assert [c.error for c in at_end] == [f"{ERROR.format(70)} (token 70 of the prompt)"] * 2
         assert [c.sample for c in at_end] == [0, 1]
-        with broken_embedding(tried.canonical.model, told):
+        with tried.canonical.decoder.breaking(told):
             done = tried.generate([good()[0]])[0]
         assert done.error == f"{ERROR.format(prompt + first)} (token {first} of the completion)"
 
@@ -119,7 +118,7 @@ def test_a_broken_draft_token(engine: Engine, observe: Callable[..., Any]) -> No
     known = [[*engine.encode(r), *want[r.id, 0].completion.token_ids] for r in good()]
     for tokens in (1, 2, 5, 8):
         tried = engine.with_settings(drafter=lambda _: Spoiler(known), draft_tokens=tokens, batch_size=3)
-        with broken_embedding(tried.canonical.model, BROKEN):
+        with tried.canonical.decoder.breaking(BROKEN):
             found = observe(tried, good())
         for key, one in want.items():
             assert found[key].differs(one) is None, (tokens, key)
@@ -128,7 +127,7 @@ def test_a_broken_draft_token(engine: Engine, observe: Callable[..., Any]) -> No
 def test_a_prefix_with_a_broken_end_is_not_reused(engine: Engine) -> None:
     """What is shared is what is sound: a prompt that begins like a broken one, and a broken one twice."""
     tried = engine.with_settings(drafter="none", batch_size=1)
-    with broken_embedding(tried.canonical.model, BROKEN):
+    with tried.canonical.decoder.breaking(BROKEN):
         params = SamplingParams(max_tokens=6)
         sound = Request(0, "sound", token_ids=(*LONG, 7), params=params)
         broken = Request(1, "broken", token_ids=(*LONG, BROKEN, *LONG), params=params)
@@ -164,8 +163,8 @@ def test_the_cache_stays_finite() -> None:
     cache = KVCache([(1, 4, 4)], Pages(1), torch.float16, torch.device("cpu"))
     values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], dtype=torch.float16).view(1, 1, 4)
     cache.write(0, torch.tensor([3]), values, values)
-    assert cache.keys[0][3].tolist() == cache.values[0][3].tolist() == [[0.0, 65504.0, -65504.0, -0.0]]
+    assert cache.keys[0][0, :, :, 3].tolist() == cache.values[0][3].tolist() == [[0.0, 65504.0, -65504.0, -0.0]]
     plain = torch.randn(5, 1, 4).half()
     cache.write(0, torch.arange(5), plain, -plain)
-    assert torch.equal(cache.keys[0][:5], plain)
+    assert torch.equal(cache.keys[0][0, :, :, :5].permute(2, 0, 1), plain)
     assert torch.equal(cache.values[0][:5], -plain)

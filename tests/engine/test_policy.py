@@ -55,9 +55,10 @@ def live_of(*params: dict[str, Any], reading: int = 0) -> Live:
     return live
 
 
-def policy(drafter: Drafter, draft_tokens: int = 4, **passes: Any) -> Policy:
+def policy(drafter: Drafter, draft_tokens: int = 4, chains: bool = True, kept: int = 100, **passes: Any) -> Policy:
     """One for passes that take a millisecond, unless a test says otherwise."""
-    given = {"chains": True, "kept": 100, "cost": SimpleNamespace(predict=lambda rows: 1e-3), **passes}
+    chaining = SimpleNamespace(kept=kept) if chains else None
+    given = {"chaining": chaining, "cost": SimpleNamespace(predict=lambda rows: 1e-3), **passes}
     return Policy(drafter, draft_tokens, SimpleNamespace(**given))
 
 

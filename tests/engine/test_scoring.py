@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from detgen import Engine, EngineError, Request, RequestError, SamplingParams, Score, ScoreRequest
-from detgen.passes.embedding import broken_embedding
 
 TOLERANCE = 1e-4
 
@@ -323,7 +322,7 @@ def test_what_is_not_finite_is_an_error_of_its_own(plain: Engine) -> None:
     for size, chunk in ((1, None), (3, 7), (16, None)):
         engine = plain.with_settings(batch_size=size, prefill_chunk=chunk)
         engine.reset_prefix_cache()
-        with broken_embedding(engine.canonical.model, broken):
+        with engine.canonical.decoder.breaking(broken):
             found = {(s.request.id, s.sample): s for s in engine.score(asked)}
         engine.reset_prefix_cache()
         for sample in (0, 1):

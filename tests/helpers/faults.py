@@ -150,18 +150,18 @@ def _changed_steps(patch: Patch, change: Callable[[NativeDecoder, Packed, str, t
     run = NativeDecoder.run
 
     def faulty(self: NativeDecoder, packed: Packed, *args: Any, **scored: bool) -> torch.Tensor:
-        watching = self.take
+        watching = self._take
 
         def take(name: str, out: torch.Tensor) -> None:
             change(self, packed, name, out)
             if watching is not None:
                 watching(name, out)
 
-        self.take = take
+        self._take = take
         try:
             return run(self, packed, *args, **scored)
         finally:
-            self.take = watching
+            self._take = watching
 
     patch.setattr(NativeDecoder, "run", faulty)
 

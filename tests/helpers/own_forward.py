@@ -9,14 +9,14 @@ import pytest
 
 from detgen.passes import loading, preparing
 
-KINDS = ("native", "plain")  # decoders that the same model can have
+KINDS = ("c", "generic")  # decoders that the same model can have
 
 
 @contextmanager
 def decoders(kind: str) -> Iterator[None]:
     """Inside, models that could have both kinds of decoders get this one."""
     with pytest.MonkeyPatch.context() as patch:
-        if kind == "plain":
+        if kind == "generic":
             for module in (loading, preparing):
                 patch.setattr(module, "is_native", lambda _: False)
         yield

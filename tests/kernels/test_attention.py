@@ -98,8 +98,8 @@ def run(
     tables: np.ndarray = IN_ORDER,
 ) -> list[torch.Tensor]:
     """Attention of the windows' rows, packed into one pass: [tokens, heads, size] a window."""
-    packed = pack(Windows.of(windows), tables, q.shape[2] // KV_HEADS, CPU)
-    cache = KVCache([(KV_HEADS, q.shape[3], q.shape[3])], Pages(PAGES), torch.float32, CPU, native=True)
+    packed = pack(Windows.of(windows), tables, q.shape[2] // KV_HEADS)
+    cache = KVCache([(KV_HEADS, q.shape[3], q.shape[3])], Pages(PAGES), torch.float32, CPU)
     cache.write(0, torch.arange(len(cached[0])), *(x.float() for x in cached))
     widths = [len(w.tokens) for w in windows]
     rows = torch.cat([q[w.slot, w.start : w.start + width] for w, width in zip(windows, widths, strict=True)])

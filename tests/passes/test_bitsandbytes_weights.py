@@ -159,7 +159,7 @@ def test_experts_one_by_one(random_model: Callable[..., Path], tmp_path: Path) -
 
 def storages(folder: Path, quant: QuantName = "none") -> dict[str, Storage]:
     engine = Engine(target=folder, target_quant=quant, kv_memory=8 << 20)
-    steps = engine._prepared.passes[0].model.program().steps  # type: ignore[union-attr]
+    steps = engine._prepared.passes[0].decoder.program().steps  # type: ignore[union-attr]
     return {step.name.split(".")[-1]: step.weight.storage for step in steps if isinstance(step, Linear)}
 
 

@@ -19,7 +19,7 @@ from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
 from detgen import Engine, EngineError
 from detgen.kernels.bits import same_bits
 from detgen.passes import reference
-from detgen.passes.adapter import PlainDecoder
+from detgen.passes.generic_decoder import GenericDecoder
 from detgen.passes.packing import Window
 
 MOST = 512
@@ -62,7 +62,7 @@ SEQUENCE = [(7 * i + i * i) % 60 + 2 for i in range(90)]
 
 def test_its_bits_rest_on_nothing_else(engine: Engine) -> None:
     """Whatever else these forwards run only moves entries or rounds once, and the logits are transformers' own."""
-    assert isinstance(engine.canonical.model, PlainDecoder)
+    assert isinstance(engine.canonical.decoder, GenericDecoder)
     profile = engine.profile()
     assert profile["arithmetic"] == "detgen-1"
     assert profile.keys() == {"target", "dtype", "arithmetic", "versions"}

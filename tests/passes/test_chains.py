@@ -16,6 +16,7 @@ from detgen.kernels.judging import Scores
 from detgen.kernels.native.library import Ends
 from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.passes.adapter import attach
+from detgen.passes.building import Building
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_decoder import NativeDecoder
@@ -36,9 +37,9 @@ def forward() -> Forward:
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
     layout = attach(model, "llama")
-    cache = KVCache(layout.cached, Pages(2 * SLOTS), torch.float32, torch.device("cpu"), native=True)
+    cache = KVCache(layout.cached, Pages(2 * SLOTS), torch.float32, torch.device("cpu"))
     cache.pages.lay_out(SLOTS, 128)
-    return Forward(NativeDecoder(model, cache, layout.traits), cache, layout.group)
+    return Forward(NativeDecoder(Building(model, cache, layout.traits)), cache, layout.group)
 
 
 def one_by_one(forward: Forward, windows: Windows, lengths: list[int]) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -77,12 +78,12 @@ def test_it_is_the_passes_one_by_one(forward: Forward, data: st.DataObject, thre
     windows = Windows.of(Window(slot, 0, tokens, 1) for slot, tokens in zip(slots, reads, strict=True))
     entries = [*forward.cache.keys, *forward.cache.values]
     torch.set_num_threads(threads)
-    model = forward.model
+    model = forward.decoder
     assert isinstance(model, NativeDecoder)
     token = data.draw(st.integers(0, VOCABULARY - 1) | st.sampled_from([read[-1] for read in reads]))
-    kept = model._building._embedding[token].clone()
+    kept = model._programs._embedding[token].clone()
     if spoiled:
-        model._building._embedding[token, 0] = torch.nan
+        model._programs._embedding[token, 0] = torch.nan
     results = []
     for at_once in (False, True):
         for part in entries:
@@ -102,7 +103,7 @@ def test_it_is_the_passes_one_by_one(forward: Forward, data: st.DataObject, thre
             made = one_by_one(forward, windows, lengths)
         counted = forward.passes - before[0], forward.rows - before[1]
         results.append(((made, counted), [part.clone() for part in entries]))
-    model._building._embedding[token] = kept
+    model._programs._embedding[token] = kept
     assert results[0][0] == results[1][0]
     assert all(same_bits(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
 
@@ -154,12 +155,12 @@ def test_sampled_rows_are_those_of_passes_one_by_one(forward: Forward, data: st.
     ending = data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=60))
     ends = Ends(np.array(ending, np.int64), np.array([data.draw(st.booleans()) for _ in slots]))
     torch.set_num_threads(threads)
-    model = forward.model
+    model = forward.decoder
     assert isinstance(model, NativeDecoder)
     token = data.draw(st.integers(0, VOCABULARY - 1))
-    kept = model._building._embedding[token].clone()
+    kept = model._programs._embedding[token].clone()
     if data.draw(st.booleans()):
-        model._building._embedding[token, 0] = torch.nan
+        model._programs._embedding[token, 0] = torch.nan
     asked = lengths.copy()
     read, logits, broken = forward.sample(windows, asked, Choices.of(choices), ends)
     assert (asked <= lengths).all()
@@ -178,20 +179,20 @@ def test_sampled_rows_are_those_of_passes_one_by_one(forward: Forward, data: st.
             assert (step + 1 == asked[i]) == (over or step + 1 == lengths[i])
             window = Window(window.slot, window.start + len(window.tokens), [chosen], 1)
             at += 1
-    model._building._embedding[token] = kept
+    model._programs._embedding[token] = kept
     assert all(same_bits(a, b) for a, b in zip(entries, (*forward.cache.keys, *forward.cache.values), strict=True))
 
 
 def test_a_draft_ends_where_logits_are_not_finite(forward: Forward) -> None:
-    model = forward.model
+    model = forward.decoder
     assert isinstance(model, NativeDecoder)
     choices = [Choice(temperature=0.8, seed=3)]
     (draft,) = forward.draft(Windows.of([Window(0, 0, [5, 6], 1)]), np.array([4]), choices)
-    kept = model._building._embedding[draft[1]].clone()
-    model._building._embedding[draft[1], 0] = torch.nan
+    kept = model._programs._embedding[draft[1]].clone()
+    model._programs._embedding[draft[1], 0] = torch.nan
     lengths = np.array([4])
     (cut,) = forward.draft(Windows.of([Window(0, 0, [5, 6], 1)]), lengths, choices)
-    model._building._embedding[draft[1]] = kept
+    model._programs._embedding[draft[1]] = kept
     assert cut == draft[: len(cut)]
     assert (len(cut), lengths.tolist()) == (draft.index(draft[1]) + 1, [draft.index(draft[1]) + 2])
 
@@ -213,12 +214,12 @@ def test_a_sequence_ends_with_its_token(forward: Forward) -> None:
 
 def test_passes_that_nobody_needs_are_not_run(forward: Forward) -> None:
     """Where all sequences stop early, the rest of the chain counts for nothing."""
-    model = forward.model
+    model = forward.decoder
     assert isinstance(model, NativeDecoder)
-    kept = model._building._embedding[5].clone()
-    model._building._embedding[5, 0] = torch.nan
+    kept = model._programs._embedding[5].clone()
+    model._programs._embedding[5, 0] = torch.nan
     before, lengths = forward.passes, np.array([4])
     tokens, scores = forward.chain(Windows.of([Window(0, 0, [5], 1)]), lengths)
-    model._building._embedding[5] = kept
+    model._programs._embedding[5] = kept
     assert (tokens.tolist(), scores.finite.tolist(), lengths.tolist()) == ([5], [False], [1])
     assert forward.passes == before + 1

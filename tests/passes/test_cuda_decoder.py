@@ -28,11 +28,10 @@ from detgen.kernels.native.library import Ends
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton.sampling import choose_by, unpack
 from detgen.passes.adapter import attach
+from detgen.passes.building import Building
 from detgen.passes.cuda_decoder import CudaDecoder
-from detgen.passes.embedding import broken_embedding
 from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
-from detgen.passes.hooks import told
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import Window, Windows
@@ -72,12 +71,17 @@ def both(config: Any, bits: int = 0, dtype: torch.dtype = torch.float32) -> list
     for device in (DEVICE, torch.device("cpu")):
         model = made(config, dtype)
         layout = attach(model, "model")
-        cache = KVCache(layout.cached, Pages(20), torch.float32, device, native=True)
+        cache = KVCache(layout.cached, Pages(20), torch.float32, device)
         cache.pages.lay_out(5, 128)
         decoder: Any = (
-            NativeDecoder(model, cache, layout.traits, bits)
+            NativeDecoder(Building(model, cache, layout.traits, bits))
             if found
-            else CudaDecoder(model, cache, layout.traits, replaying(DEVICE), bits)
+            else CudaDecoder(
+                Building(model, cache, layout.traits, bits, keep=lambda x: x.to(DEVICE)),
+                cache.scratch,
+                DEVICE,
+                replaying(DEVICE),
+            )
         )
         found.append(Forward(decoder, cache, layout.group))
     return found
@@ -152,7 +156,7 @@ def test_a_row_is_the_same_in_every_pass(forward: Forward, data: st.DataObject) 
 
 def test_passes_are_recorded_at_their_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = both(hf.LlamaConfig(**TINY))[0]
-    model = forward.model
+    model = forward.decoder
     assert isinstance(model, CudaDecoder)
     calls: list[str] = []
     compute, record = model._compute, model._replaying.record
@@ -168,7 +172,7 @@ def test_passes_are_recorded_at_their_second_time(monkeypatch: pytest.MonkeyPatc
     assert calls[:4] == ["computed", "computed", "computed", "recorded"]
     assert calls[4] == "replayed"
     calls.clear()
-    with told(model, lambda name, output: None):
+    with model.telling(lambda name, output: None):
         assert same_bits(forward.run([Window(0, 3, [8], 1)]), results[3])
     assert calls == ["computed"], "who looks into passes has them computed"
 
@@ -186,7 +190,7 @@ def test_passes_are_launched_one_after_the_other(
     choices = Choices.of([Choice(0.9 * (i % 3 > 0), 0.95, seed=slots[i], position=3 * i) for i in range(len(slots))])
     ends = Ends(np.array(data.draw(st.lists(st.integers(0, 139), max_size=60))), np.arange(len(slots)) % 2 > 0)
     asked = lengths.copy()
-    broken = broken_embedding(forward.model, data.draw(st.integers(0, 139))) if spoiled else nullcontext()
+    broken = forward.decoder.breaking(data.draw(st.integers(0, 139))) if spoiled else nullcontext()
     with broken:
         if sampled:
             read, scores, named = forward.sample(windows, asked, choices, ends)
@@ -227,7 +231,7 @@ def test_drafts_are_launched_likewise(forward: Forward) -> None:
     _, scores, _ = forward.sample(windows, np.array([4, 2]), Choices.of(choices))
     assert isinstance(scores, Scores)
     assert [token for draft in drafts for token in draft] == scores.tokens.tolist()
-    with broken_embedding(forward.model, drafts[0][1]):  # a draft ends where logits are not finite
+    with forward.decoder.breaking(drafts[0][1]):  # a draft ends where logits are not finite
         cut, _ = forward.draft(windows, np.array([4, 2]), choices)
     assert cut == drafts[0][: drafts[0].index(drafts[0][1]) + 1]
 
@@ -238,7 +242,7 @@ def test_what_is_broken_is_named() -> None:
     named = []
     for forward in both(hf.LlamaConfig(**SIZES)):
         sound, broken = forward.run(windows), list[int]()
-        with broken_embedding(forward.model, 9):
+        with forward.decoder.breaking(9):
             found = forward.run(windows, broken)
         assert same_bits(found[1], sound[1])
         named.append(broken)
@@ -250,7 +254,7 @@ def test_steps_are_seen() -> None:
     seen: list[dict[str, Any]] = []
     for forward in both(hf.LlamaConfig(**TINY)):
         steps: dict[str, Any] = {}
-        with told(forward.model, lambda name, output, steps=steps: steps.update({name: output.clone().cpu()})):
+        with forward.decoder.telling(lambda name, output, steps=steps: steps.update({name: output.clone().cpu()})):
             forward.run([Window(0, 0, [1, 2], 1)])
         seen.append(steps)
     assert seen[0].keys() == seen[1].keys()

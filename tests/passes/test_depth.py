@@ -15,8 +15,8 @@ from helpers.small_models import SIZES, made
 from detgen import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.passes import preparing
-from detgen.passes.adapter import Census
 from detgen.passes.depth import depth_of
+from detgen.passes.generic_decoder import Census
 from detgen.passes.loading import LoadedModel
 
 LONG = {**SIZES, "max_position_embeddings": 20_000}

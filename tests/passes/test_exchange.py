@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from detgen.kernels.bits import same_bits
 from detgen.passes.exchange import Exchange
 from detgen.passes.forward import Forward
+from detgen.passes.generic_decoder import GenericDecoder
 from detgen.passes.loading import LoadedModel
+from detgen.passes.native_attention import NativeAttention
 from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import MOST_ROWS, Window
 from detgen.passes.preparing import Prepared, prepare
@@ -66,10 +68,13 @@ def kinds() -> dict[str, Model]:
     return {kind: prepared(kind) for kind in KINDS}
 
 
+DECODERS = {"c": NativeDecoder, "generic": GenericDecoder}
+
+
 @pytest.fixture(params=KINDS)
 def model(request: pytest.FixtureRequest, kinds: dict[str, Model]) -> Model:
     found = kinds[request.param]
-    assert found.forward.model.__class__.__name__.lower().startswith(request.param)
+    assert found.forward.decoder.__class__ is DECODERS[request.param]
     found.fresh()
     return found
 
@@ -90,7 +95,7 @@ def test_equals_the_models_own_forward(model: Model, inject: int, extract: int, 
         logits, hidden = model.own.decode(TOKENS[:1], STATES[:1])
     exchange = Exchange(inject, extract, STATES[0])
     found = model.run([(0, 0, LENGTH)], exchange)
-    assert len(compared) == isinstance(model.forward.model, NativeDecoder)
+    assert len(compared) == isinstance(model.forward.decoder, NativeDecoder)
     assert exchange.hidden is not None
     assert exchange.hidden.dtype == torch.float32
     assert (found - logits[0]).abs().max() < 1e-4 * logits.abs().max()
@@ -220,7 +225,7 @@ def test_a_broken_state_stays_in_its_slot(model: Model) -> None:
 
 def test_a_pass_leaves_no_hooks(kinds: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a pass brought is gone with it, also if it fails."""
-    model = kinds["plain"]
+    model = kinds["generic"]
     model.fresh()
     want = model.run([(0, 0, 5)]).clone()
     model.run([(0, 0, 5)], Exchange(1, 2, STATES[0, :5]))
@@ -229,7 +234,7 @@ def test_a_pass_leaves_no_hooks(kinds: dict[str, Model], monkeypatch: pytest.Mon
     def fail(*_: Any) -> torch.Tensor:
         raise ValueError("no attention")
 
-    monkeypatch.setattr(Forward, "attend", fail)
+    monkeypatch.setattr(NativeAttention, "attend", fail)
     with pytest.raises(ValueError, match="no attention"):
         model.run([(0, 0, 5)], Exchange(1, 2, STATES[0, :5]))
     monkeypatch.undo()

@@ -13,7 +13,6 @@ from helpers.threads import using
 
 from detgen import Engine
 from detgen.kernels.bits import same_bits
-from detgen.passes.embedding import broken_embedding
 from detgen.passes.packing import Window
 
 SMALL: dict[str, Any] = {
@@ -83,7 +82,7 @@ def test_rows_are_the_same_in_passes_of_any_size(case: tuple[Engine, tuple[int, 
 def test_a_row_of_nan_harms_nobody_beside_it(case: tuple[Engine, tuple[int, ...]]) -> None:
     engine, _ = case
     want = read(engine, 64, 2)
-    with broken_embedding(engine.canonical.model, BROKEN):
+    with engine.canonical.decoder.breaking(BROKEN):
         found = read(engine, 64, 2, ([5, BROKEN, 7], [BROKEN] * 9))
         forward = engine.canonical
         broken: list[int] = []

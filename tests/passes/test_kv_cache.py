@@ -45,9 +45,10 @@ def read(cache: KVCache, slot: int, last: int) -> list[float]:
 def test_finite_from_the_start() -> None:
     """All entries, the scratch page's too, are finite before anything was written: 0 times NaN is NaN."""
     cache = make()
-    for x in (*cache.keys, *cache.values):
-        assert torch.isfinite(x).all()
-        assert len(x) == 7 * PAGE
+    for keys, values in zip(cache.keys, cache.values, strict=True):
+        assert torch.isfinite(keys).all()
+        assert torch.isfinite(values).all()
+        assert len(values) == len(keys) * PAGE == 7 * PAGE
     assert cache.positions == cache.scratch == 6 * PAGE
 
 
@@ -62,7 +63,7 @@ def test_slots_do_not_meet() -> None:
     fill(cache, 0, 10, 120, 2.0)
     assert read(cache, 2, 151) == [1.0] * 150 + [0.0]
     assert read(cache, 0, 128) == [0.0] * 10 + [2.0] * 110 + [0.0] * 8
-    assert cache.keys[0][PAGE : PAGE + 12, 0, 0].tolist() == [0.0] * 10 + [2.0] * 2, "page 1 is the second one taken"
+    assert cache.keys[0][1, 0, 0, :12].tolist() == [0.0] * 10 + [2.0] * 2, "page 1 is the second one taken"
     assert addresses(cache) == before
 
 
@@ -121,7 +122,8 @@ def test_copy(source: int, target: int, positions: int) -> None:
     for slot in range(4):
         copied = positions if slot == target else 0
         assert read(cache, slot, PAGE) == [source + 1.0] * copied + [slot + 1.0] * (PAGE - copied)
-    assert not any(x[4 * PAGE :].any() for x in (*cache.keys, *cache.values)), "the scratch page"
+    assert not any(x[4:].any() for x in cache.keys), "the scratch page"
+    assert not any(x[4 * PAGE :].any() for x in cache.values), "the scratch page"
 
 
 def test_position_bytes() -> None:

@@ -15,7 +15,6 @@ from helpers.families import COMMON, DESCRIBED, GPT2, LLAMA
 from helpers.oracle import Passes
 
 from detgen import Engine, EngineError, Request, SamplingParams
-from detgen.passes.embedding import broken_embedding
 from detgen.program.steps import Linear, Score
 
 NEW = 16
@@ -120,7 +119,7 @@ def test_a_broken_token_stays_with_its_request(engine: Engine, reference: Any, o
     ]
     for settings in ({"drafter": "none", "batch_size": 1}, {"drafter": adversary, "batch_size": 3, "draft_tokens": 4}):
         packed = engine.with_settings(**settings)
-        with broken_embedding(packed.canonical.model, token):
+        with packed.canonical.decoder.breaking(token):
             found = observe(
                 packed, [r for pair in zip(broken, requests(), strict=False) for r in pair] + requests()[3:]
             )

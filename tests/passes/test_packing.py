@@ -26,7 +26,7 @@ def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:
 def test_rows(data: st.DataObject, windows: Any, tables: Any, group: int) -> None:
     """Ids, positions and buffer places are those of the windows in order."""
     found, table = data.draw(windows), data.draw(tables)
-    packed = pack(Windows.of(found), table, group, CPU)
+    packed = pack(Windows.of(found), table, group)
     rows = rows_of(found)
     assert packed.ids.tolist() == [t for _, _, t in rows]
     assert packed.positions.tolist() == [p for _, p, _ in rows]
@@ -38,7 +38,7 @@ def test_rows(data: st.DataObject, windows: Any, tables: Any, group: int) -> Non
 def test_wanted_logits(data: st.DataObject, windows: Any, tables: Any, group: int) -> None:
     """The last rows of each window, as many as it asks for, in order; one where nobody asks."""
     found = data.draw(windows)
-    packed = pack(Windows.of(found), data.draw(tables), group, CPU)
+    packed = pack(Windows.of(found), data.draw(tables), group)
     want, at = [], 0
     for w in found:
         at += len(w.tokens)

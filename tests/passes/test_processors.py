@@ -12,14 +12,16 @@ from helpers.replaying import Arm, build_arm
 
 from detgen.errors import QuantName
 from detgen.kernels.bits import same_bits
+from detgen.kernels.judging import Scores
 from detgen.kernels.native.library import BUILDS, build
 from detgen.passes import native_decoder
 from detgen.passes.adapter import attach
 from detgen.passes.bitsandbytes_weights import Quantizing
+from detgen.passes.building import Building
 from detgen.passes.forward import Forward
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.native_decoder import NativeDecoder, rows_of
-from detgen.passes.packing import Packed, Window, Windows, pack
+from detgen.passes.native_decoder import NativeDecoder
+from detgen.passes.packing import Packed, Window, Windows
 from detgen.passes.pages import Pages
 from detgen.passes.stored import held
 
@@ -66,12 +68,12 @@ class Case:
             parameter.data = parameter.data.to(dtype)  # and not the frequencies
         layout = attach(model, family)
         pages = Pages(8)
-        self.cache = KVCache(layout.cached, pages, torch.float32, torch.device("cpu"), native=True)
+        self.cache = KVCache(layout.cached, pages, torch.float32, torch.device("cpu"))
         if isinstance(quant, int):
-            self.decoder = NativeDecoder(model, self.cache, layout.traits, quant)
+            self.decoder = NativeDecoder(Building(model, self.cache, layout.traits, quant))
         else:
             read = Quantizing(model, held, quant)
-            self.decoder = NativeDecoder(model, self.cache, layout.traits, read=read)
+            self.decoder = NativeDecoder(Building(model, self.cache, layout.traits, read=read))
         self.forward = Forward(self.decoder, self.cache, layout.group)
         pages.lay_out(3, 128)
         self.kept = [*self.cache.keys, *self.cache.values]
@@ -79,15 +81,19 @@ class Case:
     @property
     def packed(self) -> Packed:
         """The windows."""
-        pages, group = self.cache.pages, self.forward.group
-        return pack(Windows.of(WINDOWS), pages.tables, group, torch.device("cpu"))
+        return self.forward.pack(Windows.of(WINDOWS))
 
     def run(self, *, scored: bool) -> list[torch.Tensor]:
         """Logits or their scores, keys and values of the windows."""
         for entries in self.kept:
             entries.zero_()
-        results = self.decoder.run(self.packed, None, None, scored=scored)
-        return [results, *(entries.clone() for entries in self.kept)]
+        results = self.decoder.run(self.packed, scored=scored)
+        return [*told(results), *(entries.clone() for entries in self.kept)]
+
+
+def told(results: torch.Tensor | Scores) -> list[torch.Tensor]:
+    """Results as tensors."""
+    return [results] if isinstance(results, torch.Tensor) else [torch.from_numpy(values) for values in results]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +136,7 @@ def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: int | Quan
             entries.zero_()
         packed = case.packed
         runner = case.decoder._runner(None, 128, scored)
-        out = torch.zeros(len(packed.wanted), want[0].shape[1])
-        arm.run(runner, rows_of(packed), {runner.program.steps[-1].writes: out}, case.kept)
-        for mine, theirs in zip([out, *case.kept], want, strict=True):
+        out = torch.zeros(len(packed.wanted), runner.program.steps[-1].writes.width)
+        arm.run(runner, packed.rows, {runner.program.steps[-1].writes: out}, case.kept)
+        for mine, theirs in zip([*told(Scores.of(out) if scored else out), *case.kept], want, strict=True):
             assert same_bits(mine, theirs)

@@ -10,7 +10,7 @@ import torch
 from helpers.own_forward import KINDS, decoders
 
 from detgen import Engine, EngineError
-from detgen.passes.adapter import PlainDecoder
+from detgen.passes.generic_decoder import GenericDecoder
 from detgen.passes.native_decoder import NativeDecoder
 
 Wrong = Callable[[torch.Tensor], torch.Tensor]
@@ -24,12 +24,11 @@ WRONG: dict[str, Wrong] = {
 
 def load(kind: str, change: Wrong) -> None:
     """Load the embedded model, whose passes give something else."""
-    decoder: Any = NativeDecoder if kind == "native" else PlainDecoder
-    name = "run" if kind == "native" else "forward"
-    run = getattr(decoder, name)
+    decoder: Any = NativeDecoder if kind == "c" else GenericDecoder
+    run = decoder.run
     with pytest.MonkeyPatch.context() as patch, decoders(kind):
         patch.setattr("detgen.passes.preparing.take_census", lambda *_: Sound)
-        patch.setattr(decoder, name, lambda *args, **named: change(run(*args, **named)))
+        patch.setattr(decoder, "run", lambda *args, **named: change(run(*args, **named)))
         Engine(drafter="none", kv_memory=16 << 20)
 
 

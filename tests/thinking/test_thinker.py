@@ -59,7 +59,7 @@ class Model(NamedTuple):
     @property
     def name(self) -> str:
         """Its key in `models`."""
-        return kind_of(self.thinker.writer.forward.model)
+        return kind_of(self.thinker.writer.forward.decoder)
 
     @classmethod
     def of(cls, model: ThinkingStatesForCausalLM) -> Model:
@@ -80,7 +80,7 @@ def models() -> dict[str, Model]:
 def model(request: pytest.FixtureRequest, models: dict[str, Model]) -> Model:
     found = models[request.param]
     for block in (found.thinker.writer, found.thinker.compressor):
-        assert kind_of(block.forward.model) == request.param
+        assert kind_of(block.forward.decoder) == request.param
     return found
 
 
@@ -245,7 +245,7 @@ def test_no_bit_of_a_state_depends_on_others(
 )
 def test_each_owner_thinks_once(models: dict[str, Model], owners: list[int], order: list[int], slots: int) -> None:
     """What stands before the first chunk of an owner that thinks thinks nothing, what stands behind it is not known."""
-    model = models["native"]
+    model = models["c"]
     chunks = order[: len(owners)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thinker, "SLOTS", slots)
@@ -280,7 +280,7 @@ def test_endless_thoughts() -> None:
 
 def test_remembered_states(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
     """C reads a thought once; those that were not used for long are forgotten, and come out the same again."""
-    found = models["native"].thinker
+    found = models["c"].thinker
     passes = found.compressor.forward
     monkeypatch.setattr(found, "_kept", 3)
     found._states.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,6 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
     import torch
     import torch.nn.functional as F
 
-    from detgen.kernels.native.modules import NativeLinear
     from detgen.passes.packing import MOST_ROWS
 
     target: Any = peer.engine.config.target
@@ -43,8 +43,7 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
         return torch.randn(rows, columns, generator=generator).to(device, target.dtype)
 
     weight = matrix(config.intermediate_size, config.hidden_size)
-    model: Any = forward.model
-    packed = NativeLinear(weight) if device.type == "cpu" else partial(model.kernels.linear, weight=weight)
+    packed = _row_invariant(weight)
 
     def invariant(parts: list[torch.Tensor]) -> None:
         for part in parts:
@@ -58,6 +57,20 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
         found["invariant"].append(ms[0])
         found["plain"].append(ms[1])
     return found | {"dtype": peer.source.engine.dtype}
+
+
+def _row_invariant(weight: torch.Tensor) -> Callable[[torch.Tensor], object]:
+    """Multiplies rows, float32 [rows, inputs], by a weight [outputs, inputs], where the weight is."""
+    if weight.device.type == "cpu":
+        from detgen.kernels.native.modules import NativeLinear
+
+        return NativeLinear(weight)
+    from detgen.kernels.native.panels import joined
+    from detgen.kernels.triton.linear import linear
+
+    joint = joined([weight.cpu()], [])
+    moved = replace(joint, data=joint.data.to(weight.device))
+    return lambda x: linear(x, moved, x.new_empty(len(x), len(weight)))
 
 
 def _interleaved(functions: list[Callable[[], object]], repeats: int, device: torch.device) -> list[float]:
