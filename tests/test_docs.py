@@ -22,7 +22,7 @@ from detgen.cli import app
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
 NAMING = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
-DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+DESIGN, ADDING = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("design.md", "adding.md"))
 
 # Files of a run, and what other libraries call their own.
 FOREIGN_FILES = re.compile(r".*\.(jsonl?|txt|csv|parquet|gz|zst|sqlite3)")
@@ -232,8 +232,8 @@ def test_the_listing_of_a_program_is_what_is_printed(demo_models: Any) -> None:
 
 
 def examples() -> dict[str, str]:
-    """The diffs of `docs/design.md`, by the headings that they stand under."""
-    parts = re.split(r"^### (.+)$", DESIGN, flags=re.MULTILINE)
+    """The diffs of `docs/design.md` and `docs/adding.md`, by the headings that they stand under."""
+    parts = re.split(r"^##+ (.+)$", f"{ADDING}\n{DESIGN}", flags=re.MULTILINE)
     blocks = {
         title: re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         for title, text in zip(parts[1::2], parts[2::2], strict=True)
@@ -275,14 +275,20 @@ EXAMPLES = {
         "detgen/passes/native_attention.py",
         "detgen/passes/native_layers.py",
     },
+    "A model family": {"detgen/passes/families.py"},
     "A step": {
         "detgen/program/steps.py",
         "detgen/program/interpreter.py",
-        "detgen/kernels/native/rowwise.h",
         "detgen/kernels/native/pass.c",
+        "detgen/kernels/triton/rowwise.py",
+        "detgen/kernels/triton/runner.py",
     },
     "A weight format": {"detgen/passes/gguf_header.py", "detgen/passes/stored.py"},
 }
+
+
+def test_each_example_is_tried() -> None:
+    assert examples().keys() == EXAMPLES.keys()
 
 
 @pytest.mark.parametrize("title", EXAMPLES)
@@ -292,8 +298,10 @@ def test_an_example_applies_and_touches_few_files(title: str) -> None:
 
 TRIED = """
 import importlib.util
+import shutil
 from pathlib import Path
 
+import detgen
 import gguf
 import numpy as np
 import torch
@@ -313,6 +321,7 @@ from detgen.program.interpreter import Interpreter
 from detgen.program.program import Program
 from detgen.program.rows import Rows
 from detgen.program.steps import Attend, Buffer, Cache, Clamp, Into, Linear
+from transformers import SeedOssConfig, SeedOssForCausalLM
 
 engine = Engine(drafter="repeat", kv_memory=64 << 20)
 plain = engine.with_settings(drafter="none")
@@ -345,11 +354,21 @@ Interpreter(program).run(rows_of(packed), given)
 torch.testing.assert_close(out[63].view(2, 16), want[0, :, 0])
 
 x, read, to, program = torch.randn(5, 21), Buffer("x", 21), Buffer("to", 21), Program(Buffer("x", 21))
-program.add(Clamp(name="bounded", x=read, to=Into(to, factor=2.0), most=0.5))
-assert torch.equal(Call(program, (read,), (to,))(x)[0], 2 * x.clamp(-0.5, 0.5))
+program.add(Clamp(name="bounded", x=read, to=to, most=0.5))
+assert torch.equal(Call(program, (read,), (to,))(x)[0], x.clamp(-0.5, 0.5))
 found, along = torch.empty(5, 21), torch.arange(5)
-Interpreter(program).run(Rows(*[along] * 4, *[along[:0]] * 2), {read: x, to: found})
-assert torch.equal(found, 2 * x.clamp(-0.5, 0.5))
+rows = Rows(*[along] * 4, *[along[:0]] * 2)
+Interpreter(program).run(rows, {read: x, to: found})
+assert torch.equal(found, x.clamp(-0.5, 0.5))
+bounded = program, rows, x
+
+folder = Path("seed_oss")
+shutil.copytree(Path(detgen.__file__).parent / "demo_models" / "draft", folder)
+sizes = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+config = SeedOssConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512)
+SeedOssForCausalLM(config).save_pretrained(folder)
+family = Engine(target=str(folder), drafter="none", kv_memory=8 << 20)
+assert "versions" not in family.profile(), "the family does not run whole in one call"
 
 file, count = Path("blocks"), 6 * 18
 file.write_bytes(np.random.default_rng(1).integers(0, 60, count, np.uint8).tobytes())
@@ -365,6 +384,12 @@ assert torch.equal(Call(program, (read,), (to,))(x)[0], linear(x, want))
 if importlib.util.find_spec("triton") is None:
     raise SystemExit
 from detgen.kernels.triton import sampling
+from detgen.kernels.triton.runner import TritonRunner
+
+program, rows, x = bounded
+found = torch.empty(5, 21)
+TritonRunner(program).run(rows, {Buffer("x", 21): x, Buffer("to", 21): found})
+assert torch.equal(found, x.clamp(-0.5, 0.5))
 
 choices = Choices.of([Choice(1.1, top_n_sigma=1.0, seed=seed) for seed in range(8)])
 logits = torch.randn(8, 300, generator=torch.Generator().manual_seed(1))
