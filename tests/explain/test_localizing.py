@@ -13,8 +13,7 @@ from helpers.own_forward import decoders
 from detgen import Engine, Request, SamplingParams
 from detgen.check.comparing import Difference
 from detgen.explain.localizing import Origin, Recorded, Recording, locate
-from detgen.passes.forward import Forward
-from detgen.passes.packing import Packed
+from detgen.passes.native_attention import NativeAttention
 
 CROWD = [
     Request(i, i, token_ids=ids(n, 30 + i), params=SamplingParams(max_tokens=40, ignore_eos=True))
@@ -28,7 +27,7 @@ AHEAD = 2  # the token of the completion whose logits are looked at
 @pytest.fixture
 def scarce() -> Engine:
     """Too little room for two requests to the end: the younger one gives its pages back and is read again."""
-    with decoders("plain"):
+    with decoders("generic"):
         base = Engine(drafter="none", kv_memory=16 << 20)
     return base.with_settings(batch_size=2, prefix_cache=False, kv_memory=base.position_bytes * 64 * 3)
 
@@ -45,14 +44,14 @@ def origin(engine: Engine, what: str, position: int, wrong: Callable[[Engine], b
     reference = recorded(engine, difference, [YOUNGER])
     assert engine.stats.preemptions == 0
     tried = engine.with_settings()
-    attend = Forward.attend
+    attend = NativeAttention.attend
 
-    def faulty(self: Forward, packed: Packed, layer: int, *args: Any) -> torch.Tensor:
-        out = attend(self, packed, layer, *args)
+    def faulty(self: NativeAttention, layer: int, *args: Any) -> torch.Tensor:
+        out = attend(self, layer, *args)
         return out * (1 + 2.0**-20) if layer == 0 and wrong(tried) else out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Forward, "attend", faulty)
+        patch.setattr(NativeAttention, "attend", faulty)
         found = recorded(tried, difference, CROWD)
     assert tried.stats.preemptions > 0
     return locate(reference, found)

@@ -15,6 +15,7 @@ KINDS = ("c", "generic")  # decoders that the same model can have
 @contextmanager
 def decoders(kind: str) -> Iterator[None]:
     """Inside, models that could have both kinds of decoders get this one."""
+    assert kind in KINDS
     with pytest.MonkeyPatch.context() as patch:
         if kind == "generic":
             for module in (loading, preparing):

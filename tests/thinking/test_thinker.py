@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from detgen.kernels.bits import same_bits
 from detgen.passes import thinker
+from detgen.passes.generic_decoder import GenericDecoder
 from detgen.passes.loading import LoadedModel
+from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.packing import Windows
 from detgen.passes.preparing import Prepared, prepare
 from detgen.passes.thinker import SLOTS, Block, Thinker
@@ -85,7 +87,7 @@ def model(request: pytest.FixtureRequest, models: dict[str, Model]) -> Model:
 
 
 def kind_of(decoder: object) -> str:
-    return type(decoder).__name__.removesuffix("Decoder").lower()
+    return {NativeDecoder: "c", GenericDecoder: "generic"}[type(decoder)]
 
 
 class Recording:
