@@ -129,6 +129,8 @@ class TokenIds:
 def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_stored: bool = False) -> Any:
     """A `LoadedModel` that nothing ends before its number of tokens, its context cut to what the workloads need.
 
+    Its weights are in the CPU's memory, from which detgen takes them to the device.
+
     Args:
         source: the models.
         role: target or draft.
@@ -148,23 +150,32 @@ def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_sto
     return found
 
 
+def own_forward(source: ModelSource, role: str) -> Any:
+    """The model as transformers runs it: its weights on the benchmark's device, in the benchmark's number format."""
+    from detgen.passes.loading import DTYPES
+
+    model = loaded(source, role).whole()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(DTYPES[source.engine.dtype])
+    return model.to(source.engine.device)
+
+
 def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
-    from detgen.passes.loading import DTYPES, LoadedModel, load_model, pick_device
+    import torch
+
+    from detgen.passes.loading import DTYPES, LoadedModel, load_model
 
     engine = source.engine
     quant = engine.target_quant if role == "target" else engine.draft_quant
-    device = pick_device(engine.device)
     if source.random_weights is not None:
-        dtype = DTYPES[engine.dtype]
-        model = random_model(source.random_weights, role, dtype, device, source.seed)
-        name = f"random:{source.random_weights}:{role}"
-        arithmetic = DTYPES["float32"] if device.type == "cpu" else dtype
-        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), arithmetic, _BITS.get(quant, 0))
+        model = random_model(source.random_weights, role, DTYPES[engine.dtype], engine.device, source.seed).cpu()
+        torch.cuda.empty_cache()  # what is free there counts when detgen takes memory for keys and values
+        name, bits = f"random:{source.random_weights}:{role}", _BITS.get(quant, 0)
+        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), torch.float32, bits)
     given = _given(source, role)
     place, name = given or DEMO / role, given or f"embedded:{role}"
-    found = load_model(
-        place, name, device, "auto" if as_stored else engine.dtype, quant, trusted=engine.trust_remote_code
-    )
+    dtype, trusted = "auto" if as_stored else engine.dtype, engine.trust_remote_code
+    found = load_model(place, name, torch.device("cpu"), dtype, quant, trusted=trusted)
     return replace(found, eos=frozenset(), context=min(source.positions, found.context))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from detgen.engine.config import EngineConfig
 from detgen.passes.preparing import Prepared
 
@@ -13,7 +15,7 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     target = prepared.target
     return {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
-        "dtype": str(target.rounded or target.dtype).removeprefix("torch."),
+        "dtype": str(target.rounded or torch.float32).removeprefix("torch."),
         **prepared.passes[0].decoder.profile(),
     }
 

@@ -35,15 +35,11 @@ from detgen.passes.stored import ALL, Read, Weight, fill, held
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
-DTYPES: dict[DTypeName, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
+_HALVES: dict[DTypeName, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, **_HALVES}
 
 # Number formats of checkpoints whose weights are kept in 16 bits.
-_HALVES = {frozenset({"BF16"}): torch.bfloat16, frozenset({"F16"}): torch.float16}
+_STORED = {frozenset({"BF16"}): torch.bfloat16, frozenset({"F16"}): torch.float16}
 _BITS: dict[QuantName, int] = {"q8": 8, "q4": 4}  # quantizations by the native pass
 
 
@@ -58,7 +54,7 @@ class LoadedModel:
         digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
         context: most positions of a sequence.
         eos: token ids that end a sequence.
-        dtype: of the arithmetic, float32 on a CPU.
+        dtype: of the arithmetic, float32.
         bits: that the native pass keeps of weights, 8 or 4; 0 keeps them as they are.
         read: gives the weight of a parameter.
         rounded: number format that weights were rounded to when they were read; None for none.
@@ -124,9 +120,8 @@ def load_model(
     Args:
         source: folder in the Hugging Face layout, GGUF file, or a hub name.
         name: its name in messages and in the manifest.
-        device: where to put it.
-        dtype: number format in which weights are kept; auto is the checkpoint's own. On CUDA, that of the arithmetic
-            too; on a CPU that is float32.
+        device: of the memory that weights are kept in, a CPU.
+        dtype: number format in which weights are kept; auto is the checkpoint's own. The arithmetic's is float32.
         quant: quantization of its linear layers.
         trusted: whether the model's own code may run (`--trust-remote-code`).
         observer: is told what is being done.
@@ -142,23 +137,23 @@ def load_model(
     folder = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
     if folder.is_file():
         observer.stage(f"loading {name}")
-        return _load_gguf(folder, name, device, dtype, quant, observer)
+        return _load_gguf(folder, name, dtype, quant, observer)
     stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
     chosen: Any = DTYPES.get(dtype, "auto")
-    bits, native = _BITS.get(quant, 0), device.type == "cpu"
+    bits = _BITS.get(quant, 0)
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     quantized, quantizing = is_quantized(config), quant in QUANTS
     _check_unquantized(name, quant, quantized=quantized)
-    if chosen == "auto" and native:
-        chosen = _HALVES.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
+    if chosen == "auto":
+        chosen = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
     with explained(name, "config.json"):
         _check_method(config)
-        _check_size(stored.size, config, None if bits or quantized or quantizing else chosen, device, trusted=trusted)
+        _check_size(stored.size, config, None if bits or quantized or quantizing else chosen, trusted=trusted)
     read: Read = held
     with explained(name):
         _check_numbers(stored.tensors, config, trusted=trusted)
-        empty = lazily.empty_model(folder, stored, config, chosen) if native else None
+        empty = lazily.empty_model(folder, stored, config, chosen)
         lazy = empty is not None and is_native(empty[0])
         if quantized:
             model, read = lazily.quantized_model(folder, stored, config, chosen)
@@ -174,53 +169,36 @@ def load_model(
             _check_weights(loading, model)
         read = Quantizing(model, read, quant) if quantizing else read
         if read is not held and not lazy:
-            _check_size(stored.size, config, torch.float32, device, trusted=trusted)
+            _check_size(stored.size, config, torch.float32, trusted=trusted)
             fill(model, _told(read, model, stored.size, observer), torch.float32)
             read = held
         if bits and not is_native(model):
             raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
-        if native and isinstance(model, ThinkingStatesForCausalLM):
-            _check_size(stored.size, config, torch.float32, device, trusted=trusted)
+        if isinstance(model, ThinkingStatesForCausalLM):
+            _check_size(stored.size, config, torch.float32, trusted=trusted)
             model = model.float()
-        if not lazy:
-            model = model.to(device)
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
         eos = _eos(model, tokenizer)
         digest = _digest(folder, observer, trusted=trusted)
-    arithmetic = torch.float32 if native else model.dtype
-    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, bits, read, _rounded(dtype, device))
+    return LoadedModel(name, model, tokenizer, digest, context, eos, torch.float32, bits, read, _HALVES.get(dtype))
 
 
-def _rounded(dtype: DTypeName, device: torch.device) -> torch.dtype | None:
-    """See `LoadedModel`: on CUDA, the arithmetic's number format says it."""
-    return DTYPES[dtype] if device.type == "cpu" and dtype in ("bfloat16", "float16") else None
+def _load_gguf(path: Path, name: str, dtype: DTypeName, quant: QuantName, observer: Observer) -> LoadedModel:
+    """A model in a GGUF file, whose weights stay as they are stored, unless a format of 16 bits is asked for.
 
-
-def _load_gguf(
-    path: Path, name: str, device: torch.device, dtype: DTypeName, quant: QuantName, observer: Observer
-) -> LoadedModel:
-    """A model in a GGUF file; arguments and errors as `load_model`.
-
-    On a CPU its weights stay as they are stored, unless a format of 16 bits is asked for; on CUDA they are widened.
+    Arguments and errors as `load_model`.
     """
     header = check_gguf(path, name, quant)
-    rounded = _rounded(dtype, device)
+    rounded = _HALVES.get(dtype)
     with explained(name):
         config, tokenizer = gguf_models.settings(path, header)
-        _check_size(path.stat().st_size, config, None, device, trusted=False)
+        _check_size(path.stat().st_size, config, None, trusted=False)
         model, read = gguf_models.empty_model(config, header, path, rounded)
         model.eval().requires_grad_(False)
-        reading: Read = read
-        arithmetic = torch.float32
-        if device.type != "cpu":
-            arithmetic = DTYPES.get(dtype, torch.float32)
-            _check_size(path.stat().st_size, config, arithmetic, device, trusted=False)
-            fill(model, _told(read, model, path.stat().st_size, observer), arithmetic)
-            model, reading = model.to(device), held
         digest = _digest(path, observer, trusted=False)
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, arithmetic, read=reading, rounded=rounded)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, torch.float32, read=read, rounded=rounded)
 
 
 def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
@@ -315,7 +293,7 @@ def _check_method(config: Any) -> None:
         raise ValueError(f"its weights are quantized by {method}, which is not read yet; give it in float32 or 16 bits")
 
 
-def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, *, trusted: bool) -> None:
+def _check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
     """Refuse a configuration that asks for more memory than there is, or for much more than its weights are.
 
     Raises:
@@ -329,12 +307,9 @@ def _check_size(stored: int, config: Any, dtype: Any, device: torch.device, *, t
     if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
         raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
     if isinstance(dtype, torch.dtype):
-        if device.type == "cuda":
-            there = torch.cuda.mem_get_info(device)[1]
-        else:
-            import psutil
+        import psutil
 
-            there = psutil.virtual_memory().total + psutil.swap_memory().total
+        there = psutil.virtual_memory().total + psutil.swap_memory().total
         if elements * dtype.itemsize > there:
             raise ValueError(
                 f"its {elements:,} parameters take {elements * dtype.itemsize / 2**30:,.1f} GiB as"

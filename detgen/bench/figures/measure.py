@@ -40,7 +40,7 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
     generator = torch.Generator().manual_seed(peer.source.seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator).to(device, target.dtype)
+        return torch.randn(rows, columns, generator=generator).to(device)
 
     weight = matrix(config.intermediate_size, config.hidden_size)
     packed = _row_invariant(weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from detgen.bench.interface import Contender, ModelSource
-from detgen.bench.models import loaded
+from detgen.bench.models import own_forward
 from detgen.bench.peers.transformers_generate import GeneratePeer
 
 
@@ -12,7 +12,7 @@ class AssistedPeer(GeneratePeer):
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         super().__init__(source, contender, batch_sizes)
-        assistant = loaded(source, "draft").whole()
+        assistant = own_forward(source, "draft")
         assistant.generation_config.eos_token_id = None
         self._options = {"assistant_model": assistant}
 

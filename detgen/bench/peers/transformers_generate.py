@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from detgen.bench.interface import Contender, Job, ModelSource, Outcome
-from detgen.bench.models import loaded
+from detgen.bench.models import own_forward
 from detgen.bench.peers.clock import Clock
 
 
@@ -76,6 +76,6 @@ def greedy(source: ModelSource) -> Any:
     from transformers import GenerationConfig
 
     torch.set_num_threads(source.threads)
-    model = loaded(source, "target").whole()
+    model = own_forward(source, "target")
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
     return model
