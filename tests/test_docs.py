@@ -318,9 +318,10 @@ from detgen.passes.pages import Pages
 from detgen.passes.stored import Place
 from detgen.program.arithmetic import linear
 from detgen.program.interpreter import Interpreter
+from detgen.program.operands import Buffer, Cache, Into
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.steps import Attend, Buffer, Cache, Clamp, Into, Linear
+from detgen.program.steps import Attend, Clamp, Linear
 from transformers import SeedOssConfig, SeedOssForCausalLM
 
 engine = Engine(drafter="repeat", kv_memory=64 << 20)

@@ -198,7 +198,8 @@ def test_kernels_know_no_models() -> None:
 
 def test_what_setup_reads_needs_no_library() -> None:
     """The declaration of steps and what makes the header of it: a build has setuptools alone."""
-    for module in ("detgen.program.steps", "detgen.program.program", "detgen.kernels.native.layout"):
+    declaring = (f"detgen.program.{name}" for name in ("operands", "experts", "steps", "program"))
+    for module in (*declaring, "detgen.kernels.native.layout"):
         loaded = {i.module for i in FOUND[module] if i.runs_on_loading and not i.module.startswith("detgen")}
         assert loaded <= sys.stdlib_module_names
 

@@ -7,9 +7,9 @@ import torch
 from detgen.kernels.bits import same_bits
 from detgen.kernels.native.library import Runner, best_build
 from detgen.kernels.triton.runner import TritonRunner
+from detgen.program.operands import Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.steps import Step
 from gpu.notebook import Asked, Notebook
 from gpu.steps import Made, made, on, rows_of
 

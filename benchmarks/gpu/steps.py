@@ -13,8 +13,8 @@ from detgen.bench.random_weights import settings_of
 from detgen.kernels.attention import lay_out
 from detgen.kernels.native.panels import joined
 from detgen.program import steps
+from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step
 from detgen.program.rows import Rows
-from detgen.program.steps import PAGE, Activation, Buffer, Cache, Into
 from gpu.notebook import Asked
 
 _STORED = {
@@ -37,7 +37,7 @@ class Made(NamedTuple):
     """
 
     name: str
-    step: steps.Step
+    step: Step
     writes: bool = False
     moved: int = 0
     operations: float = 0.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from detgen.program.steps import PAGE
+from detgen.program.operands import PAGE
 
 BLOCK = PAGE  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
 SHARING = 64  # query rows per KV head that share what is read of keys and values

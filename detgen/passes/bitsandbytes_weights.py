@@ -21,7 +21,7 @@ from detgen.errors import EngineError, QuantName
 from detgen.kernels.native.quantizing import Quantized
 from detgen.passes.folders import Tensor
 from detgen.passes.stored import ALL, Place, Read, Weight, whole
-from detgen.program.steps import GROUP
+from detgen.program.operands import GROUP
 
 QUANTS: frozenset[QuantName] = frozenset({"nf4", "int8"})  # quantizations by bitsandbytes
 

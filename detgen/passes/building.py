@@ -13,8 +13,8 @@ from detgen.passes.memory import give_back
 from detgen.passes.native_layers import Angles, Keep, LayerSteps, NormParts, as_it_is, joint
 from detgen.passes.stored import Read, held
 from detgen.program import steps
+from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into
 from detgen.program.program import Program
-from detgen.program.steps import LOGIT_BLOCK, SCORED, Buffer, Into
 
 
 class Building:

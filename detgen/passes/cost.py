@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detgen.program.steps import PAGE
+from detgen.program.operands import PAGE
 
 # Cost, in places, of the attention of a pass, and of 64 more keys.
 _CALL, _KEYS = 15, 2

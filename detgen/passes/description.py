@@ -16,7 +16,7 @@ from detgen.kernels.native.quantizing import Quantized
 from detgen.passes.families import FAMILIES, Family
 from detgen.passes.rotary import Rotary, rotary_of
 from detgen.passes.stored import Read, Weight, held, whole
-from detgen.program.steps import Activation
+from detgen.program.operands import Activation
 
 # What classes of activation modules compute.
 ACTIVATIONS = {

@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from detgen.kernels.native.modules import NativeLinear, NativeNorm, by_activation, by_softmax, by_sum
-from detgen.program.steps import Activation
+from detgen.program.operands import Activation
 
 _SUM, _SOFTMAX = by_sum(), by_softmax()
 _LAST = (-1,)

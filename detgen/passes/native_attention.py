@@ -9,8 +9,8 @@ from detgen.kernels.native.call import Call
 from detgen.passes.decoder import KVBuffers
 from detgen.passes.packing import Packed
 from detgen.program import steps
+from detgen.program.operands import Buffer, Cache
 from detgen.program.program import Program
-from detgen.program.steps import Buffer
 
 
 class NativeAttention:
@@ -53,7 +53,7 @@ class NativeAttention:
         _, kv_heads, size, _ = keys.shape
         width = values.shape[2]
         qkv = Buffer("qkv", (heads + kv_heads) * size + kv_heads * width)
-        cache = steps.Cache(heads=heads, kv_heads=kv_heads, size=size, values=width, keys=keys, kept=values)
+        cache = Cache(heads=heads, kv_heads=kv_heads, size=size, values=width, keys=keys, kept=values)
         program = Program(qkv)
         program.add(steps.Rotate(name="stored", qkv=qkv, cache=cache))
         program.add(

@@ -21,7 +21,7 @@ from detgen.passes.exchange import Exchange
 from detgen.passes.packing import Packed
 from detgen.passes.program_decoder import ProgramDecoder, Programs
 from detgen.program import steps
-from detgen.program.steps import SCORED
+from detgen.program.operands import SCORED
 
 
 class NativeDecoder(ProgramDecoder):

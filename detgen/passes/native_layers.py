@@ -14,8 +14,9 @@ from detgen.kernels.native.panels import joined, stacked
 from detgen.passes.description import Experts, FeedForward, Layer, Linear, Norm, UnknownError
 from detgen.passes.rotary import Rotary
 from detgen.program import steps
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.operands import PANEL, Buffer, Cache, Into, Weight
 from detgen.program.program import Program
-from detgen.program.steps import PANEL, Buffer, Into, Weight
 
 _POSITIONS = 2048  # for which angles are worked out at first
 
@@ -66,7 +67,7 @@ class LayerSteps:
         heads, kv_heads, size = layer.heads, layer.kv_heads, layer.size
         self._width = width
         self._queries, self._keys = heads * size, kv_heads * size
-        self._cache = steps.Cache(heads=heads, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
+        self._cache = Cache(heads=heads, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
         self._traits, self._scale = traits, traits.scale * (layer.query_scale or 1.0)
         self._rotary, self._interleaved = layer.rotary, layer.interleaved
         self._norms = [None if norm is None else NormParts.of(norm, keep) for norm in layer.norms]
@@ -248,9 +249,9 @@ class _Experts:
         logits, routes = self._logits, self._routes
         for step in (
             steps.Linear(name=f"{name}.gate", wanted=wanted, x=read, to=Into(logits), weight=self._router),
-            steps.Route(name=f"{name}.routes", wanted=wanted, x=logits, to=routes, normalized=self._normalized),
-            steps.Sort(name=f"{name}.rows of experts", wanted=wanted, routes=routes, experts=self._experts),
-            steps.ExpertLinear(
+            Route(name=f"{name}.routes", wanted=wanted, x=logits, to=routes, normalized=self._normalized),
+            Sort(name=f"{name}.rows of experts", wanted=wanted, routes=routes, experts=self._experts),
+            ExpertLinear(
                 name=f"{name}.experts.up_proj",
                 wanted=wanted,
                 x=read,
@@ -260,7 +261,7 @@ class _Experts:
                 activation=self._activation,
                 gated=True,
             ),
-            steps.ExpertLinear(
+            ExpertLinear(
                 name=f"{name}.experts.down_proj",
                 wanted=wanted,
                 x=self._activated,
@@ -279,7 +280,7 @@ class _Experts:
     def close(self, program: Program, name: str, branch: Branch) -> None:
         """Append what is added to them."""
         wanted, into = branch.wanted, branch.into
-        program.add(steps.Combine(name=f"{name}.experts", wanted=wanted, x=self._each, routes=self._routes, to=into))
+        program.add(Combine(name=f"{name}.experts", wanted=wanted, x=self._each, routes=self._routes, to=into))
         if self._shared is not None:
             shared, before = self._shared[0], Into(branch.before)
             name = f"{name}.shared_expert"

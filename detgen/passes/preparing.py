@@ -31,7 +31,7 @@ from detgen.passes.replaying import replaying
 from detgen.passes.stored import Reader
 from detgen.passes.thinker import SLOTS, Block, Thinker, one_layer
 from detgen.passes.thinking import Thinking
-from detgen.program.steps import GROUP
+from detgen.program.operands import GROUP
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 

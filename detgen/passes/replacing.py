@@ -28,7 +28,7 @@ from detgen.passes.description import ACTIVATIONS
 from detgen.passes.rotary import rotary_of
 from detgen.passes.stored import held
 from detgen.passes.widening import widened
-from detgen.program.steps import Activation
+from detgen.program.operands import Activation
 
 _CLOSE = 1e-4  # of the largest entry; both round
 # Of the inputs' rows that are compared: a trained model brings rows of hundreds, where one that clamps is another.

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from detgen.errors import EngineError
 from detgen.kernels.native.quantizing import Quantized
 from detgen.passes.gguf_header import BLOCKS
-from detgen.program.steps import GROUP
+from detgen.program.operands import GROUP
 
 Weight = torch.Tensor | Quantized
 ALL = slice(None)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from detgen.program import fdlibm
-from detgen.program.steps import LOGIT_BLOCK, PART_INPUTS, Activation
+from detgen.program.operands import LOGIT_BLOCK, PART_INPUTS, Activation
 
 LANES = 16
 

@@ -29,10 +29,11 @@ from detgen.program.arithmetic import (
     tangent,
     total,
 )
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.finite import bounded
+from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, Buffer, Into, Step, Storage, Weight
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.steps import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, Buffer, Into, Step, Storage, Weight
 
 
 class Interpreter:
@@ -141,7 +142,7 @@ def _capped(x: Tensor, softcap: float) -> Tensor:
     return tangent(x / number(softcap)) * number(softcap) if softcap else x
 
 
-def _results(step: steps.Linear | steps.ExpertLinear, sums: Tensor) -> Tensor:
+def _results(step: steps.Linear | ExpertLinear, sums: Tensor) -> Tensor:
     """[..., columns] -> [..., outputs]; of a gated layer, the first half of each panel are gates of the other half."""
     bias, function = step.weight.bias, FUNCTIONS[step.activation]
     if bias is not None:
@@ -241,7 +242,7 @@ def _attend(step: steps.Attend, at: Pass) -> None:
 
 
 @compute.register
-def _route(step: steps.Route, at: Pass) -> None:
+def _route(step: Route, at: Pass) -> None:
     chances = softmax(at[step.x])
     at[step.x].copy_(chances)
     order = chances.sort(dim=-1, descending=True, stable=True).indices  # of ties, the lowest numbers
@@ -256,19 +257,19 @@ def _route(step: steps.Route, at: Pass) -> None:
 
 
 @compute.register
-def _sort(_step: steps.Sort, _at: Pass) -> None:
+def _sort(_step: Sort, _at: Pass) -> None:
     """Rows are looked up by their routes here."""
 
 
 @compute.register
-def _expert_linear(step: steps.ExpertLinear, at: Pass) -> None:
+def _expert_linear(step: ExpertLinear, at: Pass) -> None:
     experts = at[step.routes][:, ::2].long()  # [rows, routes]
     x = at[step.x].unflatten(1, (-1, step.weight.inputs))  # [rows, 1 or routes, inputs]
     at[step.to].copy_(_results(step, linear(x, widened(step.weight)[experts])).flatten(1))
 
 
 @compute.register
-def _combine(step: steps.Combine, at: Pass) -> None:
+def _combine(step: Combine, at: Pass) -> None:
     results, weights = at[step.x].unflatten(1, (-1, step.to.buffer.width)), at[step.routes][:, 1::2]
     out = torch.zeros(len(results), step.to.buffer.width)
     for result, weight in zip(results.unbind(1), weights.unbind(1), strict=True):

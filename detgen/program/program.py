@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any
 
-from detgen.program.steps import Buffer, Cache, ExpertLinear, Into, Sort, Step, Take, Weight
+from detgen.program.experts import ExpertLinear, Sort
+from detgen.program.operands import Buffer, Cache, Into, Step, Weight
+from detgen.program.steps import Take
 
 
 class StepError(ValueError):

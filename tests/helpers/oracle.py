@@ -11,8 +11,8 @@ import torch
 
 from detgen.kernels.native.library import BUILDS, Runner, build
 from detgen.program.interpreter import Interpreter
+from detgen.program.operands import Buffer, Step
 from detgen.program.rows import Rows, Take
-from detgen.program.steps import Buffer, Step
 from helpers.steps import Case, differences
 from helpers.threads import using
 

@@ -17,7 +17,7 @@ import torch
 import detgen.kernels.native as native
 from detgen.kernels.native import layout
 from detgen.kernels.native.library import Rows, Runner
-from detgen.program.steps import Buffer
+from detgen.program.operands import Buffer
 
 SOURCES = Path(native.__file__).parent
 COMPILER = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl"]

@@ -14,9 +14,23 @@ from detgen.kernels.bits import bits, same_bits
 from detgen.kernels.native.panels import STORAGE, joined, stacked
 from detgen.kernels.native.quantizing import Quantized
 from detgen.program import steps
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.operands import (
+    GROUP,
+    LOGIT_BLOCK,
+    MOST_PICKS,
+    PAGE,
+    PANEL,
+    SCORED,
+    Activation,
+    Buffer,
+    Cache,
+    Into,
+    Step,
+    Weight,
+)
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.steps import GROUP, LOGIT_BLOCK, PAGE, SCORED, Activation, Buffer, Cache, Into, Step
 
 CODES = -4  # in the place of bits: numbers of codes
 Run = Callable[[Rows, dict[Buffer, torch.Tensor]], torch.Tensor]
@@ -133,7 +147,7 @@ class Making:
         return Case(program, given, found)
 
 
-def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> steps.Weight:
+def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> Weight:
     """The weight of a linear layer, or of experts, in any storage."""
     few = [(torch.float32, n) for n in (8, 4, *([] if experts else [CODES]))] if inputs % GROUP == 0 else []
     dtype, few_bits = made.draw(st.sampled_from([*few, *((dtype, 0) for dtype in STORAGE)]))
@@ -147,7 +161,7 @@ def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, expe
         return [(made.numbers(outputs, inputs) * inputs**-0.5).to(dtype) for _ in range(1 + gated)]
 
     if experts:
-        return stacked([one() for _ in range(experts)], steps.PANEL // (1 + gated), few_bits)
+        return stacked([one() for _ in range(experts)], PANEL // (1 + gated), few_bits)
     biases = [made.numbers(outputs) for _ in range(1 + gated)] if made.draw(st.booleans()) else []
     return joined(one(), biases, 0 if few_bits == CODES else few_bits, gated=gated)
 
@@ -325,14 +339,14 @@ def _router(made: Making, experts: int, picks: int) -> Buffer:
         logits = logits.round()
     routes = Buffer("routes", 2 * picks)
     x, normalized = made.read("router", experts, logits), made.draw(st.booleans())
-    made.add(steps.Route, x=x, to=routes, normalized=normalized)
+    made.add(Route, x=x, to=routes, normalized=normalized)
     return routes
 
 
 @st.composite
 def _routed(draw: st.DrawFn) -> Case:
     made, experts = Making(draw), draw(st.integers(1, 20) | st.just(100))
-    _router(made, experts, draw(st.integers(1, min(experts, steps.MOST_PICKS))))
+    _router(made, experts, draw(st.integers(1, min(experts, MOST_PICKS))))
     return made.case()
 
 
@@ -348,14 +362,14 @@ def _experts(draw: st.DrawFn) -> Case:
     down = weight(made, width, inner, experts=experts)
     opened, each = Buffer("opened", picks * inner), Buffer("each", picks * width)
     activation = draw(OF_LAYERS)
-    made.add(steps.Sort, routes=routes, experts=experts)
+    made.add(Sort, routes=routes, experts=experts)
     made.add(
-        steps.ExpertLinear,
+        ExpertLinear,
         **{"x": made.read("x", width), "routes": routes, "to": opened, "weight": up},
         **{"activation": activation, "gated": gated},
     )
-    made.add(steps.ExpertLinear, x=opened, routes=routes, to=each, weight=down)
-    made.add(steps.Combine, x=each, routes=routes, to=made.into(width))
+    made.add(ExpertLinear, x=opened, routes=routes, to=each, weight=down)
+    made.add(Combine, x=each, routes=routes, to=made.into(width))
     return made.case()
 
 
@@ -372,10 +386,10 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     steps.Copy: (_rowwise(steps.Copy), 20),
     steps.Take: (_taken(), 10),
     steps.Gate: (_gated(), 20),
-    steps.Route: (_routed(), 40),
-    steps.Sort: (_experts(), 10),
-    steps.ExpertLinear: (_experts(), 40),
-    steps.Combine: (_experts(), 20),
+    Route: (_routed(), 40),
+    Sort: (_experts(), 10),
+    ExpertLinear: (_experts(), 40),
+    Combine: (_experts(), 20),
     steps.Activate: (_rowwise(steps.Activate, function=st.sampled_from(Activation)), 120),
     steps.Softmax: (_rowwise(steps.Softmax, into=False), 40),
     steps.Sum: (_summed(), 30),

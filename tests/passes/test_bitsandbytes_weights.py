@@ -25,7 +25,8 @@ from detgen.passes.bitsandbytes_weights import CODES
 from detgen.passes.loading import load_model
 from detgen.passes.packing import Window
 from detgen.passes.preparing import prepare
-from detgen.program.steps import Linear, Storage
+from detgen.program.operands import Storage
+from detgen.program.steps import Linear
 
 bnb = pytest.importorskip("bitsandbytes")
 CPU = torch.device("cpu")

@@ -7,9 +7,10 @@ import torch
 
 from detgen.program import steps
 from detgen.program.interpreter import Interpreter, compute
+from detgen.program.operands import Buffer, Into, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.steps import STEPS, Buffer, Into, Step
+from detgen.program.steps import STEPS
 
 ALONG, NONE = torch.arange(3), torch.zeros(0, 4, dtype=torch.int64)
 ROWS = Rows(ALONG, ALONG, ALONG, ALONG[[2, 0]], NONE, NONE)

@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from detgen.kernels.native.panels import joined, panels, stacked
-from detgen.program import steps
+from detgen.program import operands, steps
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step, Storage
 from detgen.program.program import Program, StepError
-from detgen.program.steps import Activation, Buffer, Cache, Into, Step, Storage
 
 X, Y, OUT = Buffer("x", 20), Buffer("y", 40), Buffer("out", 40)
 LOGITS, ROUTES, EACH = Buffer("logits", 4), Buffer("routes", 4), Buffer("each", 80)
 QKV, ATTENDED = Buffer("qkv", 32), Buffer("attended", 16)
 WEIGHT = joined([torch.randn(40, 20)], [torch.randn(40)])
 EXPERTS = stacked([[torch.randn(40, 20)] for _ in range(4)], 32)
-SORT = steps.Sort(name="sort", routes=ROUTES, experts=4)
+SORT = Sort(name="sort", routes=ROUTES, experts=4)
 TABLE = torch.randn(7, 20)
 
 
@@ -37,11 +38,11 @@ def norm(**fields: Any) -> Step:
 
 
 def expert(**fields: Any) -> Step:
-    return steps.ExpertLinear(**{"name": "up", "x": X, "routes": ROUTES, "to": EACH, "weight": EXPERTS, **fields})
+    return ExpertLinear(**{"name": "up", "x": X, "routes": ROUTES, "to": EACH, "weight": EXPERTS, **fields})
 
 
 def cache(**fields: Any) -> Cache:
-    keys, kept = torch.zeros(3, 1, 8, steps.PAGE), torch.zeros(3 * steps.PAGE, 1, 8)
+    keys, kept = torch.zeros(3, 1, 8, PAGE), torch.zeros(3 * PAGE, 1, 8)
     return Cache(**{"heads": 2, "kv_heads": 1, "size": 8, "values": 8, "keys": keys, "kept": kept, **fields})
 
 
@@ -61,8 +62,8 @@ def build(*made: Step, given: tuple[Buffer, ...] = (X, LOGITS, ROUTES, QKV)) -> 
 
 
 def test_what_fits_is_taken() -> None:
-    route = steps.Route(name="route", x=LOGITS, to=ROUTES, normalized=True)
-    combine = steps.Combine(name="sum", x=EACH, routes=ROUTES, to=Into(Y, add=True))
+    route = Route(name="route", x=LOGITS, to=ROUTES, normalized=True)
+    combine = Combine(name="sum", x=EACH, routes=ROUTES, to=Into(Y, add=True))
     made = (linear(), norm(weight=torch.ones(20)), rotate(), attend(), route, SORT, expert(), combine)
     assert build(*made).steps == list(made)
 
@@ -105,15 +106,15 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "pages": (lambda: build(rotate(cache=cache(keys=torch.zeros(3, 1, 8, 32)))), r"not \[any, 1, 8, 64\]"),
     "no angles": (lambda: build(rotate(turned=4)), "no cosines or sines to rotate by"),
     "picks": (
-        lambda: build(steps.Route(name="r", x=LOGITS, to=Buffer("many", 10), normalized=True)),
+        lambda: build(Route(name="r", x=LOGITS, to=Buffer("many", 10), normalized=True)),
         "no routes to some of 4 experts, 64 at most",
     ),
     "not sorted": (lambda: build(expert()), r"the rows of routes\[4\] are not sorted"),
     "routed again": (
-        lambda: build(SORT, steps.Route(name="r", x=LOGITS, to=ROUTES, normalized=True), expert()),
+        lambda: build(SORT, Route(name="r", x=LOGITS, to=ROUTES, normalized=True), expert()),
         "are not sorted",
     ),
-    "experts": (lambda: build(steps.Sort(name="sort", routes=ROUTES, experts=5), expert()), "4 experts, not 5"),
+    "experts": (lambda: build(Sort(name="sort", routes=ROUTES, experts=5), expert()), "4 experts, not 5"),
 }
 
 
@@ -134,7 +135,8 @@ def test_fields_are_those_of_the_kind() -> None:
 
 
 CHECKED = """
-from detgen.program.steps import Buffer, Into, Softmax, Sum
+from detgen.program.operands import Buffer, Into
+from detgen.program.steps import Softmax, Sum
 x = Buffer("x", 3)
 Sum(name="sum", x=x, to=x)
 Sum(name="sum", x=x)
@@ -148,10 +150,11 @@ def test_mypy_finds_wrong_fields(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"
     program.write_text(CHECKED)
-    command = ["-m", "mypy", "--strict", "--follow-imports=skip", f"--cache-dir={tmp_path}", steps.__file__, program]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    command = ["-m", "mypy", "--strict", "--follow-imports=skip", f"--cache-dir={tmp_path}"]
+    declared = operands.__file__, steps.__file__
+    done = subprocess.run([sys.executable, *command, *declared, program], capture_output=True, text=True, check=False)
     found = [line.split(":")[1] for line in done.stdout.splitlines() if line.startswith(str(program))]
-    assert found == ["5", "6", "7", "8"]
+    assert found == ["6", "7", "8", "9"]
 
 
 def test_a_program_can_be_read() -> None:

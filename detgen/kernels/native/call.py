@@ -11,9 +11,9 @@ import torch
 from detgen.kernels.native.layout import LaidOut, Pass
 from detgen.kernels.native.library import best_build
 from detgen.program.finite import most
+from detgen.program.operands import Buffer
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.steps import Buffer
 
 # Called with what is read and what is written, float32 [rows, width] each, and the rows where they belong to a pass.
 Watch = Callable[[list[torch.Tensor], list[torch.Tensor], Rows | None], None]

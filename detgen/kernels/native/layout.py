@@ -1,4 +1,4 @@
-"""What the C code takes, as ctypes structures and as a header: steps as `detgen/program/steps.py` declares them.
+"""What the C code takes, as ctypes structures and as a header: steps as `detgen/program` declares them.
 
 setup.py writes the header before it compiles (`header`), so what follows from the declaration is not repeated by hand.
 A library says for which declaration it was compiled (`DIGEST`). Imports neither torch nor numpy.
@@ -15,7 +15,7 @@ from dataclasses import is_dataclass
 from enum import IntEnum
 from typing import Any
 
-from detgen.program import steps
+from detgen.program import operands, steps
 from detgen.program.program import Program as Declared
 
 CONSTANTS = ("PAGE", "PANEL", "PART_INPUTS", "GROUP", "LOGIT_BLOCK", "SCORED", "MOST_PICKS")
@@ -49,7 +49,7 @@ def _named(kind: str) -> Any:
     """The type of a field; structures for the classes that fields may be of are made when they are first met."""
     if kind in _PLAIN:
         return _PLAIN[kind]
-    declared: type[Any] = getattr(steps, kind)
+    declared: type[Any] = getattr(operands, kind)
     if not is_dataclass(declared):
         assert issubclass(declared, IntEnum)
         return c_int64
@@ -58,8 +58,8 @@ def _named(kind: str) -> Any:
     return _NAMED[kind]
 
 
-def _structure(declared: type[Any], without: tuple[str, ...]) -> Any:
-    types = {name: kind for name, (kind, _) in steps.declared(declared.__name__).items() if name not in without}
+def _structure(declared: Any, without: tuple[str, ...]) -> Any:
+    types = {name: kind for name, (kind, _) in operands.declared(declared).items() if name not in without}
     return type(declared.__name__, (ctypes.Structure,), {"_fields_": [(n, _named(k)) for n, k in types.items()]})
 
 
@@ -225,8 +225,8 @@ def _enum(values: dict[str, int]) -> str:
 
 def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
-    lines = [f"#define {name} {getattr(steps, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
-    lines += [_enum(dict(of.__members__)) for of in (steps.Storage, steps.Activation)] + [_enum(kinds)]
+    lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
+    lines += [_enum(dict(of.__members__)) for of in (operands.Storage, operands.Activation)] + [_enum(kinds)]
     for made in _STRUCTURES:
         lines += ["", *_struct(made)]
     return "\n".join(lines)
@@ -276,17 +276,17 @@ class LaidOut:
         """Some of the steps."""
         return self._made((Step * len(chosen))(*(self._steps[i] for i in chosen)), self._program.steps[chosen[-1]])
 
-    def _made(self, some: ctypes.Array[Step], last: steps.Step) -> Program:
+    def _made(self, some: ctypes.Array[Step], last: operands.Step) -> Program:
         out = self._program.buffers[last.writes]
         made = Program(ctypes.addressof(some), len(some), len(self._widths), out, ctypes.addressof(self._widths))
         made.kept = some, self._widths, self._program
         return made
 
 
-def _fill(to: Any, value: Any, numbers: dict[steps.Buffer, int]) -> None:
+def _fill(to: Any, value: Any, numbers: dict[operands.Buffer, int]) -> None:
     for name, _ in to._fields_:
         found = getattr(value, name)
-        if isinstance(found, steps.Buffer):
+        if isinstance(found, operands.Buffer):
             buffer = getattr(to, name)
             buffer.number, buffer.width = numbers[found], found.width
         elif is_dataclass(found):

@@ -16,10 +16,11 @@ import torch
 from detgen.errors import EngineError
 from detgen.kernels.native import layout
 from detgen.kernels.native.layout import Chain, LaidOut, Pass
+from detgen.program.experts import ExpertLinear, Sort
 from detgen.program.finite import most
+from detgen.program.operands import SCORED, Buffer
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.steps import SCORED, Buffer, ExpertLinear, Sort
 
 BUILDS = ("avx512", "avx2", "plain")  # the fastest first
 CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits

@@ -16,8 +16,9 @@ from detgen.kernels.native.angles import turns
 from detgen.kernels.native.call import Call
 from detgen.kernels.native.panels import joined, stacked
 from detgen.program import steps
+from detgen.program.experts import Combine, ExpertLinear, Sort
+from detgen.program.operands import PANEL, Activation, Buffer, Into, Step
 from detgen.program.program import Program
-from detgen.program.steps import PANEL, Activation, Buffer, Into, Step
 
 _POSITIONS = 2048  # for which angles are worked out at first
 
@@ -213,8 +214,8 @@ class NativeExperts(nn.Module):
         activated, each = Buffer("activated", picks * self._inner), Buffer("each", picks * self._hidden)
         return _call(
             (x, routes),
-            steps.Sort(name="rows of experts", routes=routes, experts=self._experts),
-            steps.ExpertLinear(
+            Sort(name="rows of experts", routes=routes, experts=self._experts),
+            ExpertLinear(
                 name="up",
                 x=x,
                 routes=routes,
@@ -223,8 +224,8 @@ class NativeExperts(nn.Module):
                 activation=self._activation,
                 gated=True,
             ),
-            steps.ExpertLinear(name="down", x=activated, routes=routes, to=each, weight=self._down),
-            steps.Combine(name="combined", x=each, routes=routes, to=Into(y)),
+            ExpertLinear(name="down", x=activated, routes=routes, to=each, weight=self._down),
+            Combine(name="combined", x=each, routes=routes, to=Into(y)),
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from detgen.kernels.native.quantizing import Quantized, fits, quantize
-from detgen.program.steps import GROUP, PANEL, Storage, Weight
+from detgen.program.operands import GROUP, PANEL, Storage, Weight
 
 STORAGE = {torch.float32: Storage.FLOAT, torch.bfloat16: Storage.BFLOAT, torch.float16: Storage.HALF}
 _BLOCK = 1 << 18  # entries that are rearranged at a time

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from detgen.program.steps import GROUP
+from detgen.program.operands import GROUP
 
 _AT_A_TIME = 1 << 18  # entries that are quantized while they are in a processor's cache
 

@@ -17,7 +17,8 @@ import triton.language as tl
 from detgen.kernels.attention import SHARING
 from detgen.kernels.triton.functions import capped, exponential, fold
 from detgen.kernels.triton.launching import OPTIONS, above, tile
-from detgen.program.steps import PAGE, Attend
+from detgen.program.operands import PAGE
+from detgen.program.steps import Attend
 
 _PAGE = tl.constexpr(PAGE)
 _QUERIES = 16  # of a program, at most

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from detgen.program.steps import Activation
+from detgen.program.operands import Activation
 
 _SILU = tl.constexpr(int(Activation.SILU))
 _GELU_TANH = tl.constexpr(int(Activation.GELU_TANH))

@@ -14,15 +14,14 @@ import triton.language as tl
 
 from detgen.kernels.triton.functions import activated, capped, put
 from detgen.kernels.triton.launching import OPTIONS, tile
-from detgen.program import steps
-from detgen.program.steps import Activation, Storage, Weight
+from detgen.program.operands import GROUP, PANEL, PART_INPUTS, Activation, Storage, Weight
 
 if TYPE_CHECKING:
     import torch
 
-_PANEL = tl.constexpr(steps.PANEL)
-_PART = tl.constexpr(steps.PART_INPUTS)
-_GROUP = tl.constexpr(steps.GROUP)
+_PANEL = tl.constexpr(PANEL)
+_PART = tl.constexpr(PART_INPUTS)
+_GROUP = tl.constexpr(GROUP)
 _BYTE = tl.constexpr(int(Storage.BYTE))
 _NIBBLE = tl.constexpr(int(Storage.NIBBLE))
 _CODE = tl.constexpr(int(Storage.CODE))
@@ -129,7 +128,7 @@ def linear(
     factor: float = 1.0,
     routes: torch.Tensor | None = None,
 ) -> None:
-    """What `steps.Linear` says, of experts if there are routes to them: what `steps.ExpertLinear` says.
+    """What `steps.Linear` says, of experts if there are routes to them: what `ExpertLinear` says.
 
     Args:
         x: float32 [rows, inputs], or [rows, picks * inputs] of experts that each have inputs of their own.
@@ -147,7 +146,7 @@ def linear(
     rows, columns = tile(items, _ROWS), tile(outputs, _COLUMNS)
     _linear[(triton.cdiv(items, rows), triton.cdiv(outputs, columns))](
         *(x, weight.data, _or(weight.scales, x), _or(weight.codes, x), _or(weight.bias, x), _or(routes, x), to),
-        *(items, inputs, outputs, weight.columns // steps.PANEL, float(factor), float(softcap)),
+        *(items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap)),
         *(int(weight.storage), int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),
         *(picks, bool(picks) and x.shape[1] == inputs, rows, columns),
         **OPTIONS,

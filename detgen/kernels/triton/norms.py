@@ -12,7 +12,8 @@ import triton.language as tl
 
 from detgen.kernels.triton.functions import exponential, fold, put
 from detgen.kernels.triton.launching import OPTIONS, above, tile
-from detgen.program.steps import Norm, Route
+from detgen.program.experts import Route
+from detgen.program.steps import Norm
 
 _ROWS = 2  # of a program
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from detgen.kernels.triton.functions import exponential, fold, logarithm
 from detgen.kernels.triton.launching import OPTIONS, above, tile
-from detgen.program.steps import LOGIT_BLOCK, SCORED
+from detgen.program.operands import LOGIT_BLOCK, SCORED
 
 _BLOCK = tl.constexpr(LOGIT_BLOCK)
 _SCORED = tl.constexpr(SCORED)

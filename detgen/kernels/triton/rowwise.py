@@ -11,11 +11,11 @@ import triton.language as tl
 
 from detgen.kernels.triton.functions import activated, put, sigmoid
 from detgen.kernels.triton.launching import OPTIONS, above, tile
-from detgen.program import steps
 from detgen.program.finite import most
-from detgen.program.steps import Activation, Into, Rotate
+from detgen.program.operands import PAGE, Activation, Into
+from detgen.program.steps import Rotate
 
-_PAGE = tl.constexpr(steps.PAGE)
+_PAGE = tl.constexpr(PAGE)
 _ROWS, _COLUMNS = 1, 256  # of a tile, at most
 
 
@@ -203,7 +203,7 @@ def copy(
 
 
 def combine(x: torch.Tensor, routes: torch.Tensor, into: Into, to: torch.Tensor) -> None:
-    """`steps.Combine`: [rows, picks * width] by routes [rows, 2 * picks] into [rows, width], all float32."""
+    """`Combine`: [rows, picks * width] by routes [rows, 2 * picks] into [rows, width], all float32."""
     rows, columns, grid = _tiles(to)
     _combine[grid](
         *(x, routes, to, len(to), to.shape[1], float(into.factor), routes.shape[1] // 2, into.add, into.factor != 1),

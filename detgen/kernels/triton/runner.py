@@ -12,9 +12,10 @@ from detgen.errors import EngineError
 from detgen.kernels.triton import attend, linear, norms, peaks, rowwise
 from detgen.kernels.triton.launching import on
 from detgen.program import steps
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.operands import Buffer, Into, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.steps import Buffer, Step
 
 
 @dataclass(slots=True)
@@ -81,27 +82,27 @@ def _copy(s: steps.Copy, of: _Pass) -> None:
 
 
 def _take(s: steps.Take, of: _Pass) -> None:
-    rowwise.copy(of.buffers[s.x], steps.Into(s.to), of[s.to], take=of.rows.wanted)
+    rowwise.copy(of.buffers[s.x], Into(s.to), of[s.to], take=of.rows.wanted)
 
 
 def _gate(s: steps.Gate, of: _Pass) -> None:
     rowwise.copy(of[s.x], s.to, of[s.to.buffer], gates=of[s.factors])
 
 
-def _route(s: steps.Route, of: _Pass) -> None:
+def _route(s: Route, of: _Pass) -> None:
     norms.route(s, of[s.x], of[s.to])
 
 
-def _sort(s: steps.Sort, of: _Pass) -> None:
+def _sort(s: Sort, of: _Pass) -> None:
     """Nothing: a program takes the experts of each of its rows by their numbers."""
 
 
-def _expert_linear(s: steps.ExpertLinear, of: _Pass) -> None:
+def _expert_linear(s: ExpertLinear, of: _Pass) -> None:
     x, routes, to = (of[b] for b in (s.x, s.routes, s.to))
     linear.linear(x, s.weight, to, activation=s.activation, gated=s.gated, routes=routes)
 
 
-def _combine(s: steps.Combine, of: _Pass) -> None:
+def _combine(s: Combine, of: _Pass) -> None:
     rowwise.combine(of[s.x], of[s.routes], s.to, of[s.to.buffer])
 
 
@@ -129,10 +130,10 @@ KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     steps.Copy: _copy,
     steps.Take: _take,
     steps.Gate: _gate,
-    steps.Route: _route,
-    steps.Sort: _sort,
-    steps.ExpertLinear: _expert_linear,
-    steps.Combine: _combine,
+    Route: _route,
+    Sort: _sort,
+    ExpertLinear: _expert_linear,
+    Combine: _combine,
     steps.Activate: _activate,
     steps.Softmax: _softmax,
     steps.Sum: _sum,

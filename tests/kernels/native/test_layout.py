@@ -15,7 +15,8 @@ import pytest
 import detgen
 from detgen.kernels.native import layout
 from detgen.kernels.native.library import build
-from detgen.program import steps
+from detgen.program import experts, steps
+from detgen.program.operands import Step, declared
 
 NATIVE = Path(layout.__file__).parent
 COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
@@ -39,13 +40,13 @@ def test_the_header_is_that_of_the_declaration() -> None:
     for kind in steps.STEPS:
         text = header.partition(f"}} {kind.__name__};")[0].rpartition("typedef struct {")[2]
         found = [line.split()[-1].strip("*;") for line in text.splitlines()[1:]]
-        assert found == [name for name in steps.declared(kind.__name__) if name not in ("name", "wanted")]
+        assert found == [name for name in declared(kind) if name not in ("name", "wanted")]
 
 
 def test_all_kinds_have_a_number() -> None:
     """Nothing else of the module is a kind of step."""
-    declared = [x for x in vars(steps).values() if isinstance(x, type) and issubclass(x, steps.Step)]
-    assert declared == [steps.Step, *steps.STEPS]
+    there = {x for of in (steps, experts) for x in vars(of).values() if isinstance(x, type) and issubclass(x, Step)}
+    assert there == {Step, *steps.STEPS}
 
 
 def test_a_field_in_c_alone_does_not_compile(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from detgen.kernels.bits import same_bits
 from detgen.kernels.native import modules
 from detgen.kernels.native.call import watching
 from detgen.program.arithmetic import fma, gelu, linear, norm, silu, softmax, total
-from detgen.program.steps import Activation
+from detgen.program.operands import Activation
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:

@@ -17,9 +17,10 @@ from detgen.kernels.native.library import BUILDS, Runner, build
 from detgen.kernels.native.panels import panels
 from detgen.program import steps
 from detgen.program.interpreter import Interpreter
+from detgen.program.operands import PAGE, SCORED, Buffer, Cache, Into, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.steps import PAGE, SCORED, STEPS, Buffer, Cache, Into, Step
+from detgen.program.steps import STEPS
 
 LIBRARIES = {name: library for name in BUILDS if (library := build(name)) is not None}
 

@@ -28,7 +28,7 @@ from detgen.kernels.triton import (
     rowwise,
     sampling,
 )
-from detgen.program.steps import Activation, Storage
+from detgen.program.operands import Activation, Storage
 
 HALF, FLOAT, DOUBLE, BYTE, INT, LONG = "*bf16", "*fp32", "*fp64", "*i8", "*i32", "*i64"
 SECTIONS = 32  # of 128,256 logits

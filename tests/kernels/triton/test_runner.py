@@ -23,9 +23,23 @@ from detgen.kernels.native.quantizing import Quantized
 from detgen.kernels.triton import runner
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import steps
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.operands import (
+    LOGIT_BLOCK,
+    PAGE,
+    PANEL,
+    SCORED,
+    Activation,
+    Buffer,
+    Cache,
+    Into,
+    Step,
+    Storage,
+    Weight,
+)
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows
-from detgen.program.steps import LOGIT_BLOCK, PAGE, SCORED, STEPS, Activation, Buffer, Cache, Into, Storage, Weight
+from detgen.program.steps import STEPS
 
 LINEAR = [Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU]
 NONE = torch.zeros(0, 4, dtype=torch.int64)
@@ -53,7 +67,7 @@ def rows_of(count: int, wanted: torch.Tensor | None = None) -> Rows:
 
 
 def both(
-    device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: steps.Step
+    device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: Step
 ) -> dict[Buffer, tuple[torch.Tensor, torch.Tensor]]:
     """What both leave in the buffers that are given: Triton, and the library."""
     library = best_build()
@@ -62,7 +76,7 @@ def both(
     for step in made:
         program.add(step)
         moved = on(device, step)
-        assert isinstance(moved, steps.Step)
+        assert isinstance(moved, Step)
         other.add(moved)
     theirs = {b: x.clone().to(device) for b, x in buffers.items()}
     broken = Runner(library, program).run(rows, buffers)
@@ -71,9 +85,7 @@ def both(
     return {buffer: (theirs[buffer].cpu(), x) for buffer, x in buffers.items()}
 
 
-def alike(
-    device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: steps.Step
-) -> dict[Buffer, torch.Tensor]:
+def alike(device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: Step) -> dict[Buffer, torch.Tensor]:
     """The same, which have the same bits."""
     found = both(device, rows, buffers, *made)
     for buffer, (one, other) in found.items():
@@ -376,14 +388,14 @@ def test_experts(device: str, bits: int, experts: int, picks: int) -> None:
             rows_of(rows),
             buffers,
             steps.Copy(name="kept", x=logits, to=Into(kept)),
-            steps.Route(name="routes", x=kept, to=routes, normalized=normalized),
-            steps.Sort(name="sorted", routes=routes, experts=experts),
-            steps.ExpertLinear(
+            Route(name="routes", x=kept, to=routes, normalized=normalized),
+            Sort(name="sorted", routes=routes, experts=experts),
+            ExpertLinear(
                 name="up", x=x, routes=routes, to=made, weight=_stacked(up, bits, gated=True),
                 activation=Activation.SILU, gated=True,
             ),
-            steps.ExpertLinear(name="down", x=made, routes=routes, to=each, weight=_stacked(down, bits)),
-            steps.Combine(name="sum", x=each, routes=routes, to=Into(to, add=True, factor=0.5)),
+            ExpertLinear(name="down", x=made, routes=routes, to=each, weight=_stacked(down, bits)),
+            Combine(name="sum", x=each, routes=routes, to=Into(to, add=True, factor=0.5)),
         )  # fmt: skip
         assert found[routes][:, ::2].diff(dim=1).gt(0).all()
 
@@ -392,7 +404,7 @@ def test_routes_of_what_is_no_number(device: str) -> None:
     """They are experts that there are, so that weights are read that there are."""
     x, routes = Buffer("x", 6), Buffer("routes", 4)
     program = Program(x, routes)
-    program.add(steps.Route(name="routes", x=x, to=routes, normalized=True))
+    program.add(Route(name="routes", x=x, to=routes, normalized=True))
     given = {x: torch.full((1, 6), torch.nan, device=device), routes: torch.full((1, 4), -7.0, device=device)}
     TritonRunner(program).run(Rows(*(t.to(device) for t in rows_of(1))), given)
     assert given[routes][0, ::2].tolist() == [0, 1]
@@ -401,7 +413,7 @@ def test_routes_of_what_is_no_number(device: str) -> None:
 
 def _stacked(weights: torch.Tensor, bits: int, *, gated: bool = False) -> Weight:
     parts = [list(w.chunk(2)) if gated else [w] for w in weights]
-    return stacked(parts, steps.PANEL // 2 if gated else steps.PANEL, bits)
+    return stacked(parts, PANEL // 2 if gated else PANEL, bits)
 
 
 def test_every_kind_of_step_has_a_kernel() -> None:
