@@ -190,7 +190,7 @@ class Step:
 
 @cache
 def declared(kind: Any) -> dict[str, tuple[str, bool]]:
-    """The types of the fields of a step, or of what it has, as they are written, by their names; whether None may be."""
+    """The types of the fields of a step, or of what it has, as they are written, by name; whether None may be."""
     types = {f.name: str(f.type) for f in fields(kind)}
     return {name: (text.removesuffix(" | None"), text.endswith(" | None")) for name, text in types.items()}
 
