@@ -62,8 +62,10 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         from detgen.engine.encoding import prompt_tokens
         from detgen.engine.rendering import chat_renderer
         from detgen.engine.tokenizing import Tokenize
+        from detgen.passes.explained import explained
         from detgen.passes.families import FAMILIES
-        from detgen.passes.loading import DTYPES, context_of, explained, load_settings, pick_device
+        from detgen.passes.loading import DTYPES, pick_device
+        from detgen.passes.settings import context_of, load_settings
         from detgen.thinking.configuration import ThinkingStatesConfig
 
     engine = config.engine

@@ -1,18 +1,11 @@
-"""Loads models and tokenizers with transformers, and checks that they fit together.
-
-Knows folders, hub names and digests; knows no passes.
-"""
+"""Loads models and tokenizers with transformers, and checks that they fit together."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import pickle
-import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,16 +14,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from detgen import thinking
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.passes import gguf_models, lazily
 from detgen.passes.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
 from detgen.passes.digest import Told, digests
-from detgen.passes.folders import Tensor, check_folder, local_place, model_files
+from detgen.passes.explained import explained
+from detgen.passes.fitting import check_method, check_numbers, check_size, check_unquantized, check_weights
+from detgen.passes.folders import check_folder, local_place, model_files
 from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
 from detgen.passes.native_decoder import is_native
-from detgen.passes.refusing import raised_in
+from detgen.passes.settings import context_of, ends_of, load_settings
 from detgen.passes.stored import ALL, Read, Weight, fill, held
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
@@ -144,15 +138,15 @@ def load_model(
     bits = _BITS.get(quant, 0)
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     quantized, quantizing = is_quantized(config), quant in QUANTS
-    _check_unquantized(name, quant, quantized=quantized)
+    check_unquantized(name, quant, quantized=quantized)
     if chosen == "auto":
         chosen = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
     with explained(name, "config.json"):
-        _check_method(config)
-        _check_size(stored.size, config, None if bits or quantized or quantizing else chosen, trusted=trusted)
+        check_method(config)
+        check_size(stored.size, config, None if bits or quantized or quantizing else chosen, trusted=trusted)
     read: Read = held
     with explained(name):
-        _check_numbers(stored.tensors, config, trusted=trusted)
+        check_numbers(stored.tensors, config, trusted=trusted)
         empty = lazily.empty_model(folder, stored, config, chosen)
         lazy = empty is not None and is_native(empty[0])
         if quantized:
@@ -161,25 +155,25 @@ def load_model(
         elif empty is not None and lazy:
             model, read = empty
         else:
-            # Weights of another shape are let through to be named, and refused, by `_check_weights`.
+            # Weights of another shape are let through to be named, and refused, by `check_weights`.
             checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, trust_remote_code=trusted, dtype=chosen, **checks
             )
-            _check_weights(loading, model)
+            check_weights(loading, model)
         read = Quantizing(model, read, quant) if quantizing else read
         if read is not held and not lazy:
-            _check_size(stored.size, config, torch.float32, trusted=trusted)
+            check_size(stored.size, config, torch.float32, trusted=trusted)
             fill(model, _told(read, model, stored.size, observer), torch.float32)
             read = held
         if bits and not is_native(model):
             raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
         if isinstance(model, ThinkingStatesForCausalLM):
-            _check_size(stored.size, config, torch.float32, trusted=trusted)
+            check_size(stored.size, config, torch.float32, trusted=trusted)
             model = model.float()
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
-        eos = _eos(model, tokenizer)
+        eos = ends_of(model, tokenizer)
         digest = _digest(folder, observer, trusted=trusted)
     return LoadedModel(name, model, tokenizer, digest, context, eos, torch.float32, bits, read, _HALVES.get(dtype))
 
@@ -193,7 +187,7 @@ def _load_gguf(path: Path, name: str, dtype: DTypeName, quant: QuantName, observ
     rounded = _HALVES.get(dtype)
     with explained(name):
         config, tokenizer = gguf_models.settings(path, header)
-        _check_size(path.stat().st_size, config, None, trusted=False)
+        check_size(path.stat().st_size, config, None, trusted=False)
         model, read = gguf_models.empty_model(config, header, path, rounded)
         model.eval().requires_grad_(False)
         digest = _digest(path, observer, trusted=False)
@@ -215,25 +209,6 @@ def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
     return reading
 
 
-def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
-    """The configuration and the tokenizer in a folder, which `check_folder` has looked at.
-
-    Raises:
-        EngineError: as `load_model`.
-    """
-    from transformers import AutoConfig, AutoTokenizer
-
-    thinking.register()
-    with explained(name, "config.json"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-    tokens = next((f for f in ("tokenizer.json", "tokenizer_config.json") if (folder / f).exists()), None)
-    if tokens is None and not any((folder / f).exists() for f in ("tokenizer.model", "vocab.json", "vocab.txt")):
-        raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json next to config.json")
-    with explained(name, tokens):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
-    return config, tokenizer
-
-
 def load_tokenizer(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> Any:
     """The tokenizer of a model, without the model; arguments and errors as `load_model`."""
     _quiet()
@@ -244,170 +219,6 @@ def load_tokenizer(source: str | Path, name: str, *, trusted: bool = False, obse
             return gguf_models.settings(place, header)[1]
     check_folder(place, name, trusted=trusted)
     return load_settings(place, name, trusted=trusted)[1]
-
-
-@contextmanager
-def explained(name: str, file: str | None = None) -> Iterator[None]:
-    """Tell in one line what goes wrong inside, whatever a library raises over a damaged or hostile file.
-
-    Args:
-        name: of the model.
-        file: of its folder that is read inside, where it is one.
-
-    Raises:
-        EngineError: names the model, the file and the reason.
-    """
-    try:
-        yield
-    except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # the tokenizers library panics with errors that are no `Exception`
-        raise EngineError(f"cannot load the model {name}: {f'{file}: ' if file else ''}{_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    """One line of an error."""
-    text = str(error).strip()
-    if "trust_remote_code" in text:
-        return "it needs code of its own, which detgen does not run; if you trust it, give --trust-remote-code"
-    if isinstance(error, pickle.UnpicklingError):
-        return "its weights are damaged, or a pickle of more than tensors, which could run code; use safetensors"
-    if isinstance(error, MemoryError) or "allocate memory" in text:
-        return f"out of memory ({type(error).__name__})"
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    named = isinstance(error, OSError | ValueError | RuntimeError | ImportError) and said
-    where = raised_in(error)
-    at = "" if where is None else f" (in its {where[0]}, at `{where[1]}`)"
-    return (said if named else f"{type(error).__name__}: {said}".removesuffix(": ")) + at
-
-
-def _check_method(config: Any) -> None:
-    """Refuse weights that others than bitsandbytes have quantized.
-
-    Raises:
-        ValueError: names the method.
-    """
-    if hasattr(config, "quantization_config") and not is_quantized(config):
-        method = dict(config.quantization_config).get("quant_method", "an unknown method")
-        raise ValueError(f"its weights are quantized by {method}, which is not read yet; give it in float32 or 16 bits")
-
-
-def _check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
-    """Refuse a configuration that asks for more memory than there is, or for much more than its weights are.
-
-    Raises:
-        ValueError: with both sizes.
-    """
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-    elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
-    if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
-        raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
-    if isinstance(dtype, torch.dtype):
-        import psutil
-
-        there = psutil.virtual_memory().total + psutil.swap_memory().total
-        if elements * dtype.itemsize > there:
-            raise ValueError(
-                f"its {elements:,} parameters take {elements * dtype.itemsize / 2**30:,.1f} GiB as"
-                f" {str(dtype).removeprefix('torch.')}, and there are {there / 2**30:,.1f} GiB of memory"
-            )
-
-
-def _check_numbers(tensors: Sequence[Tensor], config: Any, *, trusted: bool) -> None:
-    """Refuse whole numbers where a model that is not quantized has others; transformers would convert them.
-
-    Raises:
-        ValueError: names the tensor.
-    """
-    from transformers import AutoModelForCausalLM
-
-    whole = [tensor for tensor in tensors if re.match(r"[IU]\d|BOOL", tensor.dtype)]
-    if not whole or hasattr(config, "quantization_config"):
-        return
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-    # A file may have the names of the model's base, and others beside them that end alike: masks and positions.
-    names = {name for name, _ in model.named_parameters()}
-    names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
-    for tensor in whole:
-        if tensor.name in names or lazily.EXPERT.fullmatch(tensor.name):
-            raise ValueError(
-                f"{tensor.file}: {tensor.name} has whole numbers ({tensor.dtype}), and no model has them there"
-            )
-
-
-def _check_weights(loading: dict[str, Any], model: nn.Module) -> None:
-    """Refuse weights that are not those that the configuration describes; transformers would make some up.
-
-    Raises:
-        ValueError: names the first of them.
-    """
-    wrong = sorted((str(key[0]), key[1:]) for key in loading.get("mismatched_keys") or ())
-    if wrong:
-        (name, shapes), more = wrong[0], _and_more(len(wrong))
-        sizes = " and ".join(str(tuple(s)) for s in shapes)
-        advice = thinking.remedy(name, missing=False)
-        raise ValueError(f"the weights do not fit config.json: {name}{more} has another shape ({sizes}){advice}")
-    if missing := sorted(loading.get("missing_keys") or ()):
-        advice = thinking.remedy(missing[0], missing=True)
-        raise ValueError(f"weights are missing: {missing[0]}{_and_more(len(missing))}{advice}")
-    if errors := list(loading.get("error_msgs") or ()):
-        raise ValueError(f"the weights cannot be read: {str(errors[0]).strip().splitlines()[0]}")
-    # Other parts of a checkpoint, such as a vision tower, are left out on purpose; within the layers nothing is.
-    layers = {re.split(r"\.\d+\.", name)[0] for name, _ in model.named_parameters() if re.search(r"\.\d+\.", name)}
-    unused = sorted(k for k in loading.get("unexpected_keys") or () if re.split(r"\.\d+\.", k)[0] in layers)
-    if unused:
-        raise ValueError(f"config.json describes no such weights as {unused[0]}{_and_more(len(unused))}")
-
-
-def _and_more(count: int) -> str:
-    return f" and {count - 1:,} more" if count > 1 else ""
-
-
-def context_of(config: Any) -> int:
-    """Most positions of a sequence.
-
-    Some rotary embeddings change their frequencies when a pass has a position beyond the original context, which would
-    make a row depend on its neighbours' positions: such models are limited to that context.
-    """
-    names = ("max_position_embeddings", "n_positions", "max_target_positions")
-    context = int(next((n for name in names if (n := getattr(config, name, 0))), 2048))
-    rope = getattr(config, "rope_parameters", None) or {}
-    for settings in (rope, *(r for r in rope.values() if isinstance(r, dict))):
-        if settings.get("rope_type") in ("dynamic", "longrope"):
-            original = settings.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None)
-            context = min(context, int(original or context))
-    return context
-
-
-def _check_unquantized(name: str, quant: QuantName, *, quantized: bool) -> None:
-    """Refuse to quantize once more what bitsandbytes has quantized.
-
-    Raises:
-        EngineError: if that is asked for.
-    """
-    if quantized and quant != "none":
-        raise EngineError(
-            f"cannot load the model {name}: bitsandbytes has quantized its weights, which are taken as they are and not"
-            f" quantized to {quant}; leave out the quantization"
-        )
-
-
-def _eos(model: nn.Module, tokenizer: Any) -> frozenset[int]:
-    """End-of-sequence ids of the generation settings and of the tokenizer."""
-    found: set[int] = set()
-    generation = getattr(model, "generation_config", None)
-    for ids in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
-        if isinstance(ids, int):
-            found.add(ids)
-        elif ids is not None:
-            found.update(int(i) for i in ids)
-    return frozenset(found)
 
 
 def digest_of(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> str:

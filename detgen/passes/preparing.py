@@ -17,10 +17,11 @@ from detgen.passes.building import Building
 from detgen.passes.census import take_census
 from detgen.passes.depth import check_depth, depth_of
 from detgen.passes.description import describe
+from detgen.passes.explained import explained
 from detgen.passes.forward import Forward
 from detgen.passes.generic_decoder import GenericDecoder
 from detgen.passes.kv_cache import KVCache
-from detgen.passes.loading import LoadedModel, explained
+from detgen.passes.loading import LoadedModel
 from detgen.passes.memory import check_room, free_memory
 from detgen.passes.native_decoder import NativeDecoder, is_native
 from detgen.passes.pages import PAGE, Pages

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
-from detgen.passes import loading
 from detgen.passes.loading import check_vocabularies, load_model, pick_device
+from detgen.passes.settings import context_of
 
 CPU = torch.device("cpu")
 
@@ -241,8 +241,8 @@ def test_context_of_stretched_rotary_embeddings(copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions", "max_target_positions"])
 def test_context_by_what_a_configuration_calls_it(name: str) -> None:
-    assert loading.context_of(SimpleNamespace(**{name: 448})) == 448
-    assert loading.context_of(SimpleNamespace(**{name: None})) == 2048
+    assert context_of(SimpleNamespace(**{name: 448})) == 448
+    assert context_of(SimpleNamespace(**{name: None})) == 2048
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch was built for CUDA")
