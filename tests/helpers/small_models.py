@@ -16,6 +16,8 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+# Of those that are saved beside the embedded tokenizer, and loaded.
+STORED = SIZES | {"vocab_size": 4096, "max_position_embeddings": 256, "pad_token_id": 0, "eos_token_id": 0}
 
 
 def made(config: Any, dtype: torch.dtype = torch.float32) -> Any:

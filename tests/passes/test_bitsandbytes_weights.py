@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.commands import invoke
+from helpers.small_models import STORED
 from helpers.thinking_models import random_model as thinking_model
 from safetensors.torch import load_file, save_file
 
@@ -31,17 +32,7 @@ from detgen.program.steps import Linear
 bnb = pytest.importorskip("bitsandbytes")
 CPU = torch.device("cpu")
 # Blocks of 64 go on from row to row; of 72 inputs not even groups of 32 are whole.
-SIZES: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 96,
-    "intermediate_size": 72,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "eos_token_id": 0,
-}
+SIZES = STORED | {"hidden_size": 96, "intermediate_size": 72}
 LLAMA = hf.LlamaConfig(**SIZES)
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: LLAMA,

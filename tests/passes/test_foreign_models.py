@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from helpers.small_models import SIZES
 from torch import nn
 
 from detgen import Engine, EngineError
@@ -90,7 +91,4 @@ def test_a_setting_that_a_module_stumbles_over(random_model: Callable[..., Path]
         Engine(target=folder, drafter="none", kv_memory=16 << 20)
 
 
-SMALL: dict[str, Any] = {
-    **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
-}
+SMALL = SIZES | {"vocab_size": 320}

@@ -20,6 +20,7 @@ import torch
 import transformers as hf
 from helpers.commands import invoke
 from helpers.gguf_files import made, plain_model, plain_tokenizer
+from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -40,22 +41,11 @@ from detgen.progress import Progress, Unobserved
 from detgen.run import RunConfig, run, work
 
 CPU = torch.device("cpu")
-SIZES: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "eos_token_id": 0,
-}
 FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": lambda: hf.LlamaConfig(**SIZES),
-    "llama, tied": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=True),
-    "qwen2": lambda: hf.Qwen2Config(**SIZES),
-    "qwen3": lambda: hf.Qwen3Config(**SIZES, head_dim=32),
+    "llama": lambda: hf.LlamaConfig(**STORED),
+    "llama, tied": lambda: hf.LlamaConfig(**STORED, tie_word_embeddings=True),
+    "qwen2": lambda: hf.Qwen2Config(**STORED),
+    "qwen3": lambda: hf.Qwen3Config(**STORED, head_dim=32),
 }
 LINES = (
     {"prompt": "def add(a, b):\n", "max_tokens": 12},

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 
 from detgen.errors import DTypeName, EngineError, QuantName
@@ -23,17 +24,7 @@ from detgen.passes.packing import Window
 from detgen.passes.preparing import prepare
 
 CPU = torch.device("cpu")
-SIZES: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "eos_token_id": 0,
-}
+SIZES = STORED | {"vocab_size": 320}
 MIXTURE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**SIZES),

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.replaying import Arm, build_arm
+from helpers.small_models import STORED
 
 from detgen.errors import QuantName
 from detgen.kernels.bits import same_bits
@@ -25,16 +26,7 @@ from detgen.passes.packing import Packed, Window, Windows
 from detgen.passes.pages import Pages
 from detgen.passes.stored import held
 
-LLAMA: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}
+LLAMA = STORED | {"vocab_size": 97}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**LLAMA),

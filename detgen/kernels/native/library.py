@@ -100,15 +100,7 @@ class Runner:
         self._library, self._laid_out = found, LaidOut(program)
 
     def run(self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None) -> torch.Tensor:
-        """Run a pass, by as many threads as torch has.
-
-        Args:
-            rows: those of the pass.
-            given: tensors that are buffers, float32 [rows or n, width].
-            take: is told what each step wrote.
-
-        Returns:
-            bool [rows], whether a key of the last layer is not finite.
+        """Run a pass, by as many threads as torch has; arguments and what it returns as `Interpreter.run`.
 
         Raises:
             MemoryError: if there is no memory for the buffers.

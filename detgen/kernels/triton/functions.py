@@ -171,6 +171,14 @@ def fold(lanes, ROWS: tl.constexpr):
 
 
 @triton.jit
+def part_of(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The rows (int64) and columns of a program's tile, and which of its entries [ROWS, COLUMNS] are there."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    return row, column, (row < rows)[:, None] & (column < width)[None, :]
+
+
+@triton.jit
 def put(to, x, there, factor, ADDS: tl.constexpr, SCALES: tl.constexpr):
     """Stores or adds x * factor, as `Into` says."""
     if SCALES:

@@ -27,6 +27,12 @@ def tile(size: int, most: int) -> int:
     return min(above(size, 1), _WHOLE if INTERPRETED else most)
 
 
+def tiles(height: int, width: int, most_rows: int, most_columns: int) -> tuple[int, int, tuple[int, int]]:
+    """Rows and columns of the tiles of a result, at most so many, and how many tiles there are."""
+    rows, columns = tile(height, most_rows), tile(width, most_columns)
+    return rows, columns, (triton.cdiv(height, rows), triton.cdiv(width, columns))
+
+
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Within it, what is launched runs on a device, which must be that of its tensors."""
     return torch.cuda.device(device) if device.type == "cuda" and torch.version.cuda is not None else nullcontext()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.functions import activated, capped, put
-from detgen.kernels.triton.launching import OPTIONS, tile
+from detgen.kernels.triton.functions import activated, capped, part_of, put
+from detgen.kernels.triton.launching import OPTIONS, tiles
 from detgen.program.operands import GROUP, PANEL, PART_INPUTS, Activation, Storage, Weight
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def _linear(
     COLUMNS: tl.constexpr,
 ):
     # An item is a row, or one of PICKS routes of a row to experts, all of which read the same inputs where SHARED.
-    item = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    item, output, inside = part_of(items, outputs, ROWS, COLUMNS)
     row_there, there = (item < items)[:, None], (output < outputs)[None, :]
     if GATED:
         panel, column = output // (_PANEL // 2), output % (_PANEL // 2)
@@ -84,7 +83,7 @@ def _linear(
     panel, column, wanted = panel.to(tl.int64)[None, :], column[None, :], there
     if PICKS:
         expert = tl.load(routes + 2 * item, mask=item < items, other=0.0).to(tl.int64)
-        panel, wanted = panel + (expert * panels)[:, None], there & row_there
+        panel, wanted = panel + (expert * panels)[:, None], inside
     read = x + (item // PICKS if SHARED else item)[:, None] * inputs
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     opened = sums
@@ -111,9 +110,9 @@ def _linear(
     if CAPPED:
         if SCALES:
             sums = sums * factor
-        tl.store(at, capped(sums, cap), mask=row_there & there)
+        tl.store(at, capped(sums, cap), mask=inside)
     else:
-        put(at, sums, row_there & there, factor, ADDS, SCALES)
+        put(at, sums, inside, factor, ADDS, SCALES)
 
 
 def linear(
@@ -143,8 +142,8 @@ def linear(
     """
     picks = 0 if routes is None else routes.shape[1] // 2
     items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
-    rows, columns = tile(items, _ROWS), tile(outputs, _COLUMNS)
-    _linear[(triton.cdiv(items, rows), triton.cdiv(outputs, columns))](
+    rows, columns, grid = tiles(items, outputs, _ROWS, _COLUMNS)
+    _linear[grid](
         *(x, weight.data, _or(weight.scales, x), _or(weight.codes, x), _or(weight.bias, x), _or(routes, x), to),
         *(items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap)),
         *(int(weight.storage), int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),

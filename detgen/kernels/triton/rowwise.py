@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.functions import activated, put, sigmoid
-from detgen.kernels.triton.launching import OPTIONS, above, tile
+from detgen.kernels.triton.functions import activated, part_of, put, sigmoid
+from detgen.kernels.triton.launching import OPTIONS, above, tile, tiles
 from detgen.program.finite import most
 from detgen.program.operands import PAGE, Activation, Into
 from detgen.program.steps import Rotate
@@ -33,9 +33,7 @@ def _embed(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there = (row < rows)[:, None] & (column < width)[None, :]
+    row, column, there = part_of(rows, width, ROWS, COLUMNS)
     id = (tl.load(ids + row, mask=row < rows, other=0) + offset)[:, None]
     x = tl.load(table + id * width + column[None, :], mask=there & (id >= 0), other=0.0).to(tl.float32)
     x = tl.where(id < -1, float("nan"), x)
@@ -58,9 +56,7 @@ def _copy(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there = (row < rows)[:, None] & (column < width)[None, :]
+    row, column, there = part_of(rows, width, ROWS, COLUMNS)
     read = row
     if TAKES:
         read = tl.load(more + row, mask=row < rows, other=0)
@@ -85,9 +81,7 @@ def _combine(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there = (row < rows)[:, None] & (column < width)[None, :]
+    row, column, there = part_of(rows, width, ROWS, COLUMNS)
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for pick in range(PICKS):
         weight = tl.load(routes + row * (2 * PICKS) + 2 * pick + 1, mask=row < rows, other=0.0)
@@ -167,7 +161,7 @@ def _rotate(
 
 def embed(table: torch.Tensor, ids: torch.Tensor, offset: int, into: Into, to: torch.Tensor) -> None:
     """`steps.Embed`: rows of a table [entries, width], of ids + offset (int64 [rows]), into float32 [rows, width]."""
-    rows, columns, grid = _tiles(to)
+    rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     _embed[grid](
         *(table, ids, to, len(to), offset, to.shape[1], float(into.factor), into.add, into.factor != 1, rows, columns),
         **OPTIONS,
@@ -193,7 +187,7 @@ def copy(
         gates: float32 [rows, 1], by whose sigmoid rows are multiplied; None for none.
         function: of each entry.
     """
-    rows, columns, grid = _tiles(to)
+    rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     more = x if take is None and gates is None else take if gates is None else gates
     _copy[grid](
         *(x, more, to, len(to), to.shape[1], float(into.factor), take is not None, gates is not None, int(function)),
@@ -204,7 +198,7 @@ def copy(
 
 def combine(x: torch.Tensor, routes: torch.Tensor, into: Into, to: torch.Tensor) -> None:
     """`Combine`: [rows, picks * width] by routes [rows, 2 * picks] into [rows, width], all float32."""
-    rows, columns, grid = _tiles(to)
+    rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     _combine[grid](
         *(x, routes, to, len(to), to.shape[1], float(into.factor), routes.shape[1] // 2, into.add, into.factor != 1),
         *(rows, columns),
@@ -226,9 +220,3 @@ def rotate(
         num_warps=1,
         **OPTIONS,
     )
-
-
-def _tiles(to: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
-    """Rows and columns of the tiles of a result, and how many tiles there are."""
-    rows, columns = tile(len(to), _ROWS), tile(to.shape[1], _COLUMNS)
-    return rows, columns, (triton.cdiv(len(to), rows), triton.cdiv(to.shape[1], columns))

@@ -163,11 +163,8 @@ class TritonRunner:
     def run(self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None) -> torch.Tensor:
         """Run a pass: launch its kernels, without a look at any number.
 
-        Args:
-            rows: those of the pass, on the device, as `library.Runner.run` takes them; pieces of no tokens are passed
-                over, and what belongs to no piece attends to nothing.
-            given: tensors that are buffers, float32 [rows or n, width].
-            take: is told what each step wrote.
+        Arguments as `Interpreter.run`, on the device; pieces of no tokens are passed over, and what belongs to no piece
+        attends to nothing.
 
         Returns:
             int8 [rows], 1 where a key of the last layer is not finite.

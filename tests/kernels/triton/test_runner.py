@@ -20,7 +20,6 @@ from detgen.kernels.bits import same_bits
 from detgen.kernels.native.library import Runner, best_build
 from detgen.kernels.native.panels import STORAGE, joined, panels, stacked
 from detgen.kernels.native.quantizing import Quantized
-from detgen.kernels.triton import runner
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
@@ -160,7 +159,7 @@ def test_gated_linear(device: str, rows: int, inner: int, biased: bool, storage:
 
 def test_a_tile_has_no_say(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter tiles are large: small ones, too, as a GPU has them."""
-    monkeypatch.setattr(runner.linear, "tile", lambda size, most: min(most, 32))
+    monkeypatch.setattr("detgen.kernels.triton.launching.tile", lambda size, most: min(most, 32))
     x, to = Buffer("x", 40), Buffer("to", 70)
     for gated, packed in ((False, panels([numbers(2, 70, 40)])), (True, joined([numbers(2, 140, 40)], [], gated=True))):
         step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
