@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 
 from detgen.passes.exchange import Exchange
+from detgen.program.operands import Buffer
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows, Take
-from detgen.program.steps import Buffer
 
 
 class Programs(Protocol):
