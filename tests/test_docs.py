@@ -312,7 +312,6 @@ from detgen.kernels.native.panels import panels
 from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.native_attention import NativeAttention
-from detgen.passes.native_decoder import rows_of
 from detgen.passes.packing import Window, Windows, pack
 from detgen.passes.pages import Pages
 from detgen.passes.stored import Place
@@ -351,7 +350,7 @@ heads = Cache(heads=2, kv_heads=2, size=16, values=16, keys=cache.keys[0], kept=
 program, out = Program(Buffer("qkv", 96)), torch.empty(64, 32)
 program.add(Attend(name="attended", qkv=Buffer("qkv", 96), cache=heads, to=Buffer("to", 32), scale=1.0, sink=3.0))
 given = {Buffer("qkv", 96): torch.cat([rows.flatten(1), torch.zeros(64, 64)], 1), Buffer("to", 32): out}
-Interpreter(program).run(rows_of(packed), given)
+Interpreter(program).run(packed.rows, given)
 torch.testing.assert_close(out[63].view(2, 16), want[0, :, 0])
 
 x, read, to, program = torch.randn(5, 21), Buffer("x", 21), Buffer("to", 21), Program(Buffer("x", 21))
