@@ -390,3 +390,8 @@ def _by_kind(linear: Linear, heads: int, size: int) -> Linear:
         return x.view(heads, 3, size, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
     return Linear(sorted_rows(whole(linear.weight)), None if linear.bias is None else sorted_rows(linear.bias))
+
+
+def is_native(model: Any) -> bool:
+    """Whether programs can be built of a model, whose parameters may be on `meta`."""
+    return describe(model) is not None

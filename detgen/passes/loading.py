@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.passes import gguf_models, lazily
 from detgen.passes.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
+from detgen.passes.description import is_native
 from detgen.passes.digest import Told, digests
 from detgen.passes.explained import explained
 from detgen.passes.fitting import check_method, check_numbers, check_size, check_unquantized, check_weights
 from detgen.passes.folders import check_folder, local_place, model_files
 from detgen.passes.gguf_header import check_gguf
 from detgen.passes.hub import fetched
-from detgen.passes.native_decoder import is_native
 from detgen.passes.settings import context_of, ends_of, load_settings
 from detgen.passes.stored import ALL, Read, Weight, fill, held
 from detgen.progress import Observer, Unobserved

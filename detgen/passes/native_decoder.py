@@ -16,7 +16,6 @@ from detgen.kernels.judging import Scores
 from detgen.kernels.native.library import Ends, Runner, best_build
 from detgen.kernels.sampling import Choices
 from detgen.passes.decoder import ARITHMETIC
-from detgen.passes.description import describe
 from detgen.passes.exchange import Exchange
 from detgen.passes.packing import Packed
 from detgen.passes.program_decoder import ProgramDecoder, Programs
@@ -149,13 +148,3 @@ def _standing(lengths: np.ndarray, broken: np.ndarray) -> np.ndarray:
     """Which sequences take part in which of the passes of `broken`, bool [sequences, passes]."""
     found: np.ndarray = np.arange(broken.shape[1]) < lengths[:, None]
     return found
-
-
-def is_native(model: Any) -> bool:
-    """Whether there is a native decoder of a loaded model: on a CPU; weights on `meta` will be there.
-
-    Args:
-        model: a transformers decoder, whose parameters may be on `meta`; with the identity for its norm and its output
-            layer, it gives hidden states.
-    """
-    return model.device.type in ("cpu", "meta") and describe(model) is not None

@@ -16,14 +16,14 @@ from detgen.passes.adapter import Layout, attach
 from detgen.passes.building import Building
 from detgen.passes.census import take_census
 from detgen.passes.depth import check_depth, depth_of
-from detgen.passes.description import describe
+from detgen.passes.description import is_native
 from detgen.passes.explained import explained
 from detgen.passes.forward import Forward
 from detgen.passes.generic_decoder import GenericDecoder
 from detgen.passes.kv_cache import KVCache
 from detgen.passes.loading import LoadedModel
 from detgen.passes.memory import check_room, free_memory
-from detgen.passes.native_decoder import NativeDecoder, is_native
+from detgen.passes.native_decoder import NativeDecoder
 from detgen.passes.pages import PAGE, Pages
 from detgen.passes.reference import check_reference, reference_logits
 from detgen.passes.refusing import refusing
@@ -200,7 +200,7 @@ def _on_cuda(
     Raises:
         EngineError: if it has no description, there is no Triton, or the device has too little memory.
     """
-    if describe(model) is None:
+    if not is_native(model):
         raise EngineError(
             f"{_kind(loaded.name, model)} has no description yet, so CUDA cannot run it; use --device cpu"
         )
