@@ -24,12 +24,12 @@ lint: $(VENV)/installed-dev
 	$(PY) -m mypy
 
 clean:
-	rm -rf $(VENV) demo-out build detgen.egg-info detgen/kernels/native/*.so detgen/kernels/native/layout.h .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-out build detgen.egg-info detgen/kernels/c/*.so detgen/kernels/c/layout.h .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second run start at once. detgen itself is installed in editable mode: an edit needs no new install.
-$(VENV)/installed: pyproject.toml setup.py constraints.txt detgen/program/steps.py detgen/kernels/native/layout.py \
-    $(wildcard detgen/kernels/*.h $(filter-out %/layout.h,$(wildcard detgen/kernels/native/*.[ch]))) | $(PY)
+$(VENV)/installed: pyproject.toml setup.py constraints.txt detgen/program/steps.py detgen/kernels/c/layout.py \
+    $(wildcard detgen/kernels/*.h $(filter-out %/layout.h,$(wildcard detgen/kernels/c/*.[ch]))) | $(PY)
 	$(INSTALL) --editable .
 	@touch $@
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 sys.path.insert(0, str(Path(__file__).parent))  # an isolated build does not look here
-from detgen.kernels.native.layout import header
+from detgen.kernels.c.layout import header
 
-FOLDER = Path("detgen/kernels/native")
+FOLDER = Path("detgen/kernels/c")
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-g0"]
 # Which of them runs is decided when it is loaded; all give the same bits.
 BUILDS = {"plain": []}
@@ -63,7 +63,7 @@ setup(
     setup_requires=["ziglang>=0.13"] if found is None else [],
     ext_modules=[
         Extension(
-            f"detgen.kernels.native._{name}",
+            f"detgen.kernels.c._{name}",
             sorted(map(str, FOLDER.glob("*.c"))),
             depends=sorted(map(str, [*FOLDER.glob("*.h"), *FOLDER.parent.glob("*.h")])),
             extra_compile_args=[*FLAGS, *flags],

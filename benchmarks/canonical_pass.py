@@ -27,8 +27,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from detgen.errors import DEMO
-from detgen.passes.packing import Window
-from detgen.passes.replacing import replace_modules
+from detgen.kernels.input_batch import Window
+from detgen.models.replacing import replace_modules
 
 CONTEXT, ROWS = 100, 16
 

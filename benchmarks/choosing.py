@@ -70,7 +70,7 @@ def _greedy_round(logits) -> Callable[[], object]:  # type: ignore[no-untyped-de
     from detgen.kernels.sampling import Choice, choose
 
     try:
-        from detgen.kernels.judging import judge_rows
+        from detgen.kernels.logprobs import judge_rows
     except ImportError:  # before choices could be left out
         from detgen.engine.decoding import judge_rows  # type: ignore[attr-defined, no-redef]
 

@@ -33,8 +33,8 @@ from detgen.engine.stats import DraftCounts, DrafterStats, EngineStats
 from detgen.progress import Progress
 from detgen.run import RunConfig, run
 from detgen.workers.cluster import RayCluster
-from detgen.workers.config import WorkersConfig
 from detgen.workers.team import WorkersEngine
+from detgen.workers.worker_config import WorkersConfig
 
 _POINTS = 8  # at which memory is looked at
 _CHARACTERS = 4  # of a token

@@ -178,7 +178,7 @@ def _in_child(family: str, folder: Path) -> None:
 def apart(family: str) -> dict[str, Any]:
     """`one` in a process of its own."""
     context = multiprocessing.get_context("forkserver")  # which has imported what takes time
-    context.set_forkserver_preload(["detgen.engine.engine", "detgen.passes.native_decoder", "tiny_families"])
+    context.set_forkserver_preload(["detgen.engine.engine", "detgen.kernels.c.c_decoder", "tiny_families"])
     with tempfile.TemporaryDirectory() as place:
         folder, started = Path(place), time.monotonic()
         child = context.Process(target=_in_child, args=(family, folder))

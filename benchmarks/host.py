@@ -29,10 +29,10 @@ from table_engine import Loop
 from transformers import AutoTokenizer
 
 from detgen import Request, SamplingParams
-from detgen.engine import committing
+from detgen.engine import output_processing
 from detgen.errors import DEMO
-from detgen.passes.forward import Forward
-from detgen.passes.packing import Packed
+from detgen.kernels.input_batch import InputBatch
+from detgen.runner.model_runner import ModelRunner
 
 WANTED = {32: 0.3, 256: 1.0}
 VOCABULARY = 4096
@@ -49,12 +49,12 @@ class Clock:
     @contextmanager
     def choosing_timed(self) -> Iterator[None]:
         """Meanwhile the loop's time for choosing and judging is counted."""
-        before = committing.choose, committing.judge_rows
-        committing.choose, committing.judge_rows = map(self._timed, before)
+        before = output_processing.choose, output_processing.judge_rows
+        output_processing.choose, output_processing.judge_rows = map(self._timed, before)
         try:
             yield
         finally:
-            committing.choose, committing.judge_rows = before
+            output_processing.choose, output_processing.judge_rows = before
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **named: Any) -> Any:
@@ -78,7 +78,7 @@ class Table:
         self._fresh = torch.empty(512, VOCABULARY)
         self._calls = 0
 
-    def run(self, batch: Packed, *_: object, **scored: bool) -> torch.Tensor:
+    def run(self, batch: InputBatch, *_: object, **scored: bool) -> torch.Tensor:
         """Logits of the wanted rows, which may be overwritten."""
         started = time.process_time_ns()
         self._calls += 1
@@ -115,7 +115,7 @@ def measure(live: int, outputs: range, tokenizer: Any) -> list[Round]:
         )
         for index in range(count)
     ]
-    loop = Loop(lambda cache, _: Forward(table, cache, 4), live, live * 2 * (PROMPT + outputs.stop), tokenizer)
+    loop = Loop(lambda cache, _: ModelRunner(table, cache, 4), live, live * 2 * (PROMPT + outputs.stop), tokenizer)
     steps = loop.run(requests)
     found = []
     with clock.choosing_timed():

@@ -32,19 +32,19 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from detgen.bench.bench_results import Results, Row, describe, load, save
 from detgen.bench.busy import busy_cells
 from detgen.bench.cells import Cell, contenders_at, find_peers
-from detgen.bench.interface import BenchConfig, Contender, Job, ModelSource, Prompt, Workload
-from detgen.bench.judging import Outputs, judge
+from detgen.bench.correctness import Outputs, judge
 from detgen.bench.measuring import Measuring
-from detgen.bench.models import Target, resolve
+from detgen.bench.model_source import Target, resolve
+from detgen.bench.peer_interface import BenchConfig, Contender, Job, ModelSource, Prompt, Workload
 from detgen.bench.peers.detgen_engine import keeping
 from detgen.bench.processes import Processes
-from detgen.bench.results import Results, Row, describe, load, save
 from detgen.bench.workloads import make_workload
 from detgen.engine.config import EngineConfig
 from detgen.progress import Unobserved
-from detgen.show.progress import open_display
+from detgen.show.progress_view import open_display
 from detgen.worker import WorkerError
 
 CODE = Path(__file__).resolve().parent.parent / "sample_prompts" / "code.jsonl"

@@ -39,9 +39,9 @@ from table_engine import Loop
 from detgen import Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.kernels.attention import BLOCK
-from detgen.passes.cost import PassCost
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import MOST_ROWS, Windows
+from detgen.kernels.input_batch import MOST_ROWS, Windows
+from detgen.kernels.pass_cost import PassCost
+from detgen.runner.kv_cache import KVCache
 
 BAR = 1.05
 _END = 0  # the first of two tokens
@@ -126,7 +126,7 @@ class Table:
         self._scheduler = scheduler
 
     def run(self, windows: Windows, broken: list[int], *, scored: bool) -> torch.Tensor:
-        """Like `Forward.run`."""
+        """Like `ModelRunner.run`."""
         self.passes += 1
         self.rows += len(windows.tokens)
         asked = windows.logits > 0

@@ -15,15 +15,15 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.pages import PAGE, Pages
+from detgen.runner.block_manager import PAGE, BlockManager
+from detgen.runner.kv_cache import KVCache
 
 
 class Loop:
     """The loop of `Engine.stream` around passes of one's own; nothing is drafted.
 
     Args:
-        passes: makes what stands in for `Forward`, given the KV cache and the scheduler.
+        passes: makes what stands in for `ModelRunner`, given the KV cache and the scheduler.
         batch: most sequences at a time.
         positions: of the KV cache, whose entries are of one number each.
         tokenizer: decodes the texts of sequences that end.
@@ -34,7 +34,7 @@ class Loop:
     """
 
     def __init__(self, passes: Callable[[KVCache, Scheduler], Any], batch: int, positions: int, tokenizer: Any) -> None:
-        cache = KVCache([(1, 1, 1)], Pages(positions // PAGE), torch.float32, torch.device("cpu"))
+        cache = KVCache([(1, 1, 1)], BlockManager(positions // PAGE), torch.float32, torch.device("cpu"))
         self.stats = EngineStats()
         self.scheduler = Scheduler([cache], batch, lambda *_: None)
         target = passes(cache, self.scheduler)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from detgen.engine import Engine
     from detgen.engine.config import EngineConfig
     from detgen.engine.request import Completion, Request, SamplingParams
-    from detgen.engine.scores import Score, ScoreRequest
+    from detgen.engine.score_requests import Score, ScoreRequest
     from detgen.errors import EngineError, RequestError
 
 __version__ = "0.1.0"
@@ -45,8 +45,8 @@ _HOMES = {
     "Request": "detgen.engine.request",
     "RequestError": "detgen.errors",
     "SamplingParams": "detgen.engine.request",
-    "Score": "detgen.engine.scores",
-    "ScoreRequest": "detgen.engine.scores",
+    "Score": "detgen.engine.score_requests",
+    "ScoreRequest": "detgen.engine.score_requests",
 }
 
 

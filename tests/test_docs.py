@@ -161,7 +161,7 @@ def test_a_wrong_name_is_found(name: str) -> None:
 
 
 def test_a_function_of_another_file_is_found() -> None:
-    assert unknown("`admit_all` in\n`detgen/engine/scheduler.py`, `pack` in `detgen/passes/packing.py`") == [
+    assert unknown("`admit_all` in\n`detgen/engine/scheduler.py`, `pack` in `detgen/kernels/input_batch.py`") == [
         "admit_all"
     ]
 
@@ -263,27 +263,27 @@ EXAMPLES = {
         "detgen/engine/request.py",
         "detgen/kernels/sampling.py",
         "detgen/kernels/filters.py",
-        "detgen/cli/run.py",
+        "detgen/cli/run_command.py",
         "README.md",
     },
     "An argument of attention": {
         "detgen/kernels/attention.py",
-        "detgen/kernels/native/attend.h",
+        "detgen/kernels/c/attend.h",
         "detgen/program/interpreter.py",
         "detgen/program/steps.py",
-        "detgen/passes/adapter.py",
-        "detgen/passes/native_attention.py",
-        "detgen/passes/native_layers.py",
+        "detgen/models/attaching.py",
+        "detgen/kernels/generic/paged_attention.py",
+        "detgen/models/layer_steps.py",
     },
-    "A model family": {"detgen/passes/families.py"},
+    "A model family": {"detgen/models/families.py"},
     "A step": {
         "detgen/program/steps.py",
         "detgen/program/interpreter.py",
-        "detgen/kernels/native/pass.c",
+        "detgen/kernels/c/pass.c",
         "detgen/kernels/triton/rowwise.py",
         "detgen/kernels/triton/runner.py",
     },
-    "A weight format": {"detgen/passes/gguf_header.py", "detgen/passes/stored.py"},
+    "A weight format": {"detgen/models/gguf_header.py", "detgen/models/stored.py"},
 }
 
 
@@ -307,14 +307,14 @@ import numpy as np
 import torch
 from detgen import Engine
 from detgen.kernels.attention import AttentionTraits, attend_blocks
-from detgen.kernels.native.call import Call
-from detgen.kernels.native.panels import panels
+from detgen.kernels.c.call import Call
+from detgen.kernels.c.panels import panels
 from detgen.kernels.sampling import Choice, Choices, choose
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.native_attention import NativeAttention
-from detgen.passes.packing import Window, Windows, pack
-from detgen.passes.pages import Pages
-from detgen.passes.stored import Place
+from detgen.runner.kv_cache import KVCache
+from detgen.kernels.generic.paged_attention import NativeAttention
+from detgen.kernels.input_batch import Window, Windows, pack
+from detgen.runner.block_manager import Pages
+from detgen.models.stored import Place
 from detgen.program.arithmetic import linear
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import Buffer, Cache, Into

@@ -32,7 +32,8 @@ LAYERS = (
     ("prompts",),
     ("engine",),
     ("drafters",),
-    ("passes",),
+    ("runner",),
+    ("models",),
     ("thinking", "kernels"),
     ("program",),
 )
@@ -129,7 +130,7 @@ def may_import(name: str) -> set[str]:
         return {name}
     at = next(i for i, layer in enumerate(LAYERS) if name in layer)
     below = {lower for layer in LAYERS[at + 1 :] for lower in layer}
-    base = {"errors"} if name in ("thinking", "kernels", "program") else BASE
+    base = {"errors", "machine"} if name in ("thinking", "kernels", "program") else BASE
     return {name, "detgen"} | BESIDE.get(name, set()) | below | base  # "detgen" for its version
 
 
@@ -193,13 +194,15 @@ def test_only_the_display_uses_rich() -> None:
 
 
 def test_kernels_know_no_models() -> None:
-    assert "kernels" not in users("transformers")
+    """But for the one that runs transformers' own forward."""
+    knowing = {m for m, all_ in FOUND.items() for i in all_ if i.module == "transformers" and home(m) == "kernels"}
+    assert knowing == {"detgen.kernels.generic.generic_decoder"}
 
 
 def test_what_setup_reads_needs_no_library() -> None:
     """The declaration of steps and what makes the header of it: a build has setuptools alone."""
     declaring = (f"detgen.program.{name}" for name in ("operands", "experts", "steps", "program"))
-    for module in (*declaring, "detgen.kernels.native.layout"):
+    for module in (*declaring, "detgen.kernels.c.layout"):
         loaded = {i.module for i in FOUND[module] if i.runs_on_loading and not i.module.startswith("detgen")}
         assert loaded <= sys.stdlib_module_names
 
@@ -225,18 +228,18 @@ def _changed(module: str, line: str) -> dict[str, list[Import]]:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("detgen.kernels.noise", "from detgen.passes.packing import Window"),
+        ("detgen.kernels.noise", "from detgen.runner.kv_cache import KVCache"),
         ("detgen.kernels.noise", "from detgen.progress import Progress"),
         ("detgen.program.steps", "from detgen.kernels.noise import gumbel"),
-        ("detgen.kernels.noise", "from ..passes import packing"),
-        ("detgen.kernels.noise", "def f():\n    import detgen.passes.packing"),
+        ("detgen.kernels.noise", "from ..runner import kv_cache"),
+        ("detgen.kernels.noise", "def f():\n    import detgen.runner.kv_cache"),
         ("detgen.kernels.noise", "if TYPE_CHECKING:\n    from detgen.engine.request import Request"),
-        ("detgen.kernels.noise", "HOME = 'detgen.passes.packing:Window'"),
+        ("detgen.kernels.noise", "HOME = 'detgen.runner.kv_cache:KVCache'"),
         ("detgen.check.axes", "from detgen.explain import shrinking"),
         ("detgen.run.work", "from detgen.bench import Row"),
         ("detgen.errors", "from detgen.progress import Progress"),
         ("detgen.engine.request", "from detgen import prompts"),
-        ("detgen.passes.cost", "from detgen import Engine"),
+        ("detgen.runner.kv_cache", "from detgen import Engine"),
     ],
 )
 def test_a_wrong_arrow_is_found(module: str, line: str) -> None:
@@ -245,13 +248,15 @@ def test_a_wrong_arrow_is_found(module: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["from detgen.passes.packing import Window", "def f():\n    import detgen.passes.packing"]
+    "line", ["from detgen.kernels.input_batch import Window", "def f():\n    import detgen.kernels.input_batch"]
 )
 def test_a_circle_is_found(line: str) -> None:
     """At run time, too; what stands there for type checkers alone is none."""
-    assert {"detgen.passes.cost", "detgen.passes.packing"} <= set(circle(_changed("detgen.passes.cost", line)))
-    typed = "if TYPE_CHECKING:\n    from detgen.passes.packing import Window"
-    assert not circle(_changed("detgen.passes.cost", typed))
+    assert {"detgen.kernels.pass_cost", "detgen.kernels.input_batch"} <= set(
+        circle(_changed("detgen.kernels.pass_cost", line))
+    )
+    typed = "if TYPE_CHECKING:\n    from detgen.kernels.input_batch import Window"
+    assert not circle(_changed("detgen.kernels.pass_cost", typed))
 
 
 def test_rich_elsewhere_is_found() -> None:

@@ -83,7 +83,7 @@ def _torch(book: Notebook, asked: Asked) -> None:
 def _detgen(book: Notebook, asked: Asked) -> None:
     """What detgen says of the device in its profile, and whether its C code is there."""
     from detgen import __version__
-    from detgen.kernels.native.library import best_build
+    from detgen.kernels.c.library import best_build
 
     found: dict[str, Any] = {"version": __version__, "native": best_build() is not None}
     book.note("detgen", found, "detgen: " + ", ".join(f"{name} {value}" for name, value in found.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from detgen.kernels.bits import same_bits
-from detgen.kernels.native.library import Runner, best_build
+from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.program.operands import Step
 from detgen.program.program import Program

@@ -1,4 +1,4 @@
-"""Passes of a whole model with random weights, through detgen's own `Forward`, by number of rows, recorded and anew.
+"""Passes of a whole model with random weights, by detgen's own `ModelRunner`, by number of rows, recorded and anew.
 
 Decode rows stand behind contexts of random keys and values.
 """
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from detgen.bench.models import TokenIds
+from detgen.bench.model_source import TokenIds
 from detgen.bench.random_weights import random_model
 from detgen.kernels.bits import same_bits
-from detgen.passes import preparing
-from detgen.passes.adapter import attach
-from detgen.passes.forward import Forward
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.loading import LoadedModel
-from detgen.passes.packing import Window, Windows
-from detgen.passes.pages import PAGE, Pages
+from detgen.kernels.input_batch import Window, Windows
+from detgen.models.attaching import attach
+from detgen.models.loading import LoadedModel
+from detgen.runner import preparing
+from detgen.runner.block_manager import PAGE, BlockManager
+from detgen.runner.kv_cache import KVCache
+from detgen.runner.model_runner import ModelRunner
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
 from gpu.products import Classes, in_words
@@ -46,7 +46,7 @@ class Built(NamedTuple):
         slots: requests whose contexts the cache holds.
     """
 
-    forward: Forward
+    forward: ModelRunner
     layers: int
     weights: int
     head: int
@@ -78,7 +78,7 @@ def build(asked: Asked, slots: int) -> Built:
         pages = min(pages, (torch.cuda.mem_get_info(device)[0] - _SPARE) // (position * PAGE))
     pages = max(pages, least)
     loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset(), dtype)
-    forward = preparing._on_cuda(loaded, model, layout, Pages(pages), device)
+    forward = preparing._on_cuda(loaded, model, layout, BlockManager(pages), device)
     for buffer in (*forward.cache.keys, *forward.cache.values):
         buffer.normal_()
     width = sum(layout.group * kv_heads * size for kv_heads, _, size in layout.cached)
@@ -146,7 +146,7 @@ def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: 
     book.note(name, found | {"bytes": moved, "operations": operations}, line)
 
 
-def _anew(forward: Forward) -> AbstractContextManager[None]:
+def _anew(forward: ModelRunner) -> AbstractContextManager[None]:
     """Passes that are neither recorded nor replayed, inside the block."""
     return forward.decoder.telling(lambda name, output: None)
 

@@ -11,7 +11,7 @@ import torch
 
 from detgen.bench.random_weights import settings_of
 from detgen.kernels.attention import lay_out
-from detgen.kernels.native.panels import joined
+from detgen.kernels.c.panels import joined
 from detgen.program import steps
 from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step
 from detgen.program.rows import Rows

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from detgen.audit.reading import Line
+from detgen.audit.run_files import Line
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import TokenRecord
 from detgen.engine.sequence import Sequence

@@ -19,10 +19,10 @@ from detgen.audit.claims import (
     check_summary,
     read_manifest,
 )
-from detgen.audit.judging import judge
-from detgen.audit.lines import Derivation
+from detgen.audit.derived_lines import Derivation
+from detgen.audit.derived_scores import ScoreDerivation
 from detgen.audit.result import AuditResult
-from detgen.audit.scores import ScoreDerivation
+from detgen.audit.token_judging import judge
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.pieces import Pieces

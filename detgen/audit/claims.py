@@ -14,10 +14,10 @@ from detgen.engine.pieces import Pieces
 from detgen.engine.request import Request
 from detgen.errors import CheckError, OutputError
 from detgen.outputs import Totals, differences, finished, open_plain
+from detgen.outputs.batch_results import result_lines
 from detgen.outputs.folder import OUTPUTS
 from detgen.outputs.lines import content_digest, request_line
 from detgen.outputs.manifest import REQUESTS, RESULTS
-from detgen.outputs.results import result_lines
 from detgen.prompts import Inspection, Prompts
 
 if TYPE_CHECKING:  # the manifest is read before torch is imported

@@ -5,9 +5,9 @@ peer and how it is run. Peers live in processes of their own that stay alive, so
 (A B A B ...). Knows engines, models and files, neither the command line nor the screen.
 """
 
+from detgen.bench.bench_results import Row
 from detgen.bench.benchmark import bench
-from detgen.bench.interface import BenchConfig
-from detgen.bench.results import Row
+from detgen.bench.peer_interface import BenchConfig
 from detgen.errors import BenchError
 
 __all__ = ["BenchConfig", "BenchError", "Row", "bench"]

@@ -10,17 +10,17 @@ from copy import deepcopy
 from pathlib import Path
 from statistics import median
 
+from detgen.bench.bench_results import Results, Row, Stopped, describe, save
 from detgen.bench.busy import busy_cells, busy_now
 from detgen.bench.cells import check, find_peers, fitted_workloads, make_cells
+from detgen.bench.correctness import Outputs, judge
 from detgen.bench.figures.draw import need_matplotlib
 from detgen.bench.figures.make import MOST_REQUESTS, draw_figures, measure_figures
-from detgen.bench.interface import BenchConfig, ModelSource
-from detgen.bench.judging import Outputs, judge
 from detgen.bench.measuring import Measuring
-from detgen.bench.models import resolve
+from detgen.bench.model_source import resolve
+from detgen.bench.peer_interface import BenchConfig, ModelSource
 from detgen.bench.processes import Processes, start_worker
 from detgen.bench.processor_time import OthersClock
-from detgen.bench.results import Results, Row, Stopped, describe, save
 from detgen.bench.roofline import Roof, measure_roof, place_under_roof
 from detgen.engine.sources import check_sources
 from detgen.errors import BenchError

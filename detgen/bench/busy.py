@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from detgen.bench.bench_results import Row
 from detgen.bench.processor_time import Others
-from detgen.bench.results import Row
 from detgen.machine import usable_cores
 
 _REMEDY = "speeds are lower and vary more than on a quiet machine"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from detgen.bench.interface import BenchConfig, Contender, Job, ModelSource, Workload
-from detgen.bench.models import Target
+from detgen.bench.model_source import Target
+from detgen.bench.peer_interface import BenchConfig, Contender, Job, ModelSource, Workload
 from detgen.bench.peers import NAMES, peer_class, versions
 from detgen.bench.peers.detgen_engine import SYNTHETIC
 from detgen.bench.random_weights import settings_of

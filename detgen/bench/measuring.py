@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 
+from detgen.bench.bench_results import Row
 from detgen.bench.cells import Cell
-from detgen.bench.interface import Contender, Outcome
-from detgen.bench.judging import REFERENCE, Outputs
+from detgen.bench.correctness import REFERENCE, Outputs
+from detgen.bench.peer_interface import Contender, Outcome
 from detgen.bench.processes import Processes
 from detgen.bench.processor_time import Others, OthersClock
-from detgen.bench.results import Row
 from detgen.progress import Observer, Progress
 from detgen.worker import WorkerError
 

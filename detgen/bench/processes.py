@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome, Peer
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome, Peer
 from detgen.bench.peers import peer_class
 from detgen.machine import forget_peak_memory, peak_memory
 from detgen.worker import Worker

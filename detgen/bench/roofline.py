@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from detgen.bench.results import Row
+from detgen.bench.bench_results import Row
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> list[Callable[[], torch.Tenso
     """Ways to multiply two matrices; which one is the fastest depends on the processor."""
     import torch
 
-    from detgen.kernels.native.modules import NativeLinear
+    from detgen.kernels.c.modules import NativeLinear
 
     out = torch.empty_like(a)
     found: list[Callable[[], torch.Tensor]] = [lambda: torch.matmul(a, b, out=out)]

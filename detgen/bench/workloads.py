@@ -13,8 +13,8 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from detgen.bench.interface import BenchConfig, Prompt, Workload
-from detgen.bench.models import Target
+from detgen.bench.model_source import Target
+from detgen.bench.peer_interface import BenchConfig, Prompt, Workload
 from detgen.errors import DEMO, BenchError
 
 FIXED = {"1024x256": (1024, 256), "1024x1024": (1024, 1024), "4096x1024": (4096, 1024)}

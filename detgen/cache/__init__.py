@@ -6,9 +6,9 @@ knows no engine, and no run.
 
 from __future__ import annotations
 
+from detgen.cache.cache_folder import make_store, open_store
 from detgen.cache.completions import CompletionCache
 from detgen.cache.former import drop_written, keep_former
-from detgen.cache.opening import make_store, open_store
 from detgen.cache.store import Store, profile_digest
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 
+from detgen.cache.packed_values import pack, unpack
 from detgen.cache.store import New, Store, entry_key
-from detgen.cache.values import pack, unpack
 from detgen.engine.request import Completion, Request
 from detgen.errors import CacheError
 from detgen.outputs.lines import content_digest

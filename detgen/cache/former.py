@@ -10,11 +10,11 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from detgen.cache.packed_values import pack_lines
 from detgen.cache.store import New, Store, entry_key, profile_digest
-from detgen.cache.values import pack_lines
 from detgen.errors import CacheError, OutputError
 from detgen.outputs import OutputFolder, read_entries
-from detgen.outputs.base import copy, writing
+from detgen.outputs.directory import copy, writing
 from detgen.outputs.folder import ACCEPTANCE, FORMER, OUTPUTS
 from detgen.outputs.manifest import REQUESTS
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from detgen.check.axes import Axis, Setting, Value, name_value
 from detgen.check.budget import OutOfTime
-from detgen.check.comparing import Comparison, Difference, Key, Observed, Tally, compare
-from detgen.check.given import left_out, repeated, shortened
+from detgen.check.generation_digests import Comparison, Difference, Key, Observed, Tally, compare
+from detgen.check.given_prompts import left_out, repeated, shortened
 from detgen.check.plan import ordered
 from detgen.check.pool import Pool
 from detgen.check.resuming import kill_and_resume
@@ -21,8 +21,8 @@ from detgen.check.timing import Timing
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import CheckError
-from detgen.passes.pages import PAGE
 from detgen.progress import Observer, Progress
+from detgen.runner.block_manager import PAGE
 
 _ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
 _MORE = 5.0  # seconds in which more of them are looked for once there is one

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from detgen.check.axes import TITLES, Axis, Setting, alone
 from detgen.check.covering import at_random, pairwise
-from detgen.check.given import read_given
+from detgen.check.given_prompts import read_given
 from detgen.check.pool import Pool, make_pool
 from detgen.engine.request import Request, SamplingParams
 from detgen.errors import DEMO, CheckError
-from detgen.passes.folders import EMBEDDED
+from detgen.models.folders import EMBEDDED
 from detgen.prompts import open_prompts
 
 

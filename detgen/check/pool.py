@@ -16,7 +16,7 @@ from detgen.check.axes import SAMPLING, Setting
 from detgen.engine.request import Request, SamplingParams
 
 if TYPE_CHECKING:
-    from detgen.check.comparing import Key, Observed
+    from detgen.check.generation_digests import Key, Observed
 
 _FEW = 4  # requests of the smallest batches
 _SURPLUS = 2  # more requests than slots, so that slots are used again

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from detgen.check.budget import OutOfTime, check_time
-from detgen.check.comparing import Key, Observed
+from detgen.check.generation_digests import Key, Observed
 from detgen.check.running import Task
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request

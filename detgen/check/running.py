@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from detgen.check.axes import QUANTS, Setting
 from detgen.check.budget import OutOfTime, check_time
-from detgen.check.comparing import Key, Observed, Watching
+from detgen.check.generation_digests import Key, Observed, Watching
 from detgen.check.pool import grows
-from detgen.drafters.known_text import AdversaryDrafter, Known, OracleDrafter
+from detgen.drafters.oracle import AdversaryDrafter, Known, OracleDrafter
 from detgen.drafters.protocol import Drafter
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
@@ -20,8 +20,8 @@ from detgen.engine.request import Completion, Request
 from detgen.engine.sequence import Sequence
 from detgen.errors import EngineError, QuantName, RequestError
 from detgen.machine import usable_cores
-from detgen.passes.pages import PAGE
 from detgen.progress import Observer
+from detgen.runner.block_manager import PAGE
 from detgen.worker import Worker
 
 _WHOLE = 1_000_000  # chunks: more than any prompt has

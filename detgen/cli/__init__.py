@@ -11,7 +11,16 @@ import typer
 from typer.core import TyperGroup
 
 from detgen import __version__
-from detgen.cli import audit, bench, cache, export, report, run, score, verify_determinism
+from detgen.cli import (
+    audit_command,
+    bench_command,
+    cache_command,
+    export_command,
+    report_command,
+    run_command,
+    score_command,
+    verify_command,
+)
 from detgen.failing import DEBUG
 
 
@@ -76,11 +85,11 @@ def root(
         os.environ[DEBUG] = "1"
 
 
-app.command("run", no_args_is_help=True, epilog=run.EPILOG)(run.run_command)
-app.command("score", no_args_is_help=True, epilog=score.EPILOG)(score.score_command)
-app.command("audit", no_args_is_help=True, epilog=audit.EPILOG)(audit.audit_command)
-app.command("export", no_args_is_help=True, epilog=export.EPILOG)(export.export_command)
-app.command("report", no_args_is_help=True, epilog=report.EPILOG)(report.report_command)
-app.add_typer(cache.app, name="cache")
-app.command("bench", epilog=bench.EPILOG)(bench.bench_command)
-app.command("verify-determinism", epilog=verify_determinism.EPILOG)(verify_determinism.verify_command)
+app.command("run", no_args_is_help=True, epilog=run_command.EPILOG)(run_command.run_command)
+app.command("score", no_args_is_help=True, epilog=score_command.EPILOG)(score_command.score_command)
+app.command("audit", no_args_is_help=True, epilog=audit_command.EPILOG)(audit_command.audit_command)
+app.command("export", no_args_is_help=True, epilog=export_command.EPILOG)(export_command.export_command)
+app.command("report", no_args_is_help=True, epilog=report_command.EPILOG)(report_command.report_command)
+app.add_typer(cache_command.app, name="cache")
+app.command("bench", epilog=bench_command.EPILOG)(bench_command.bench_command)
+app.command("verify-determinism", epilog=verify_command.EPILOG)(verify_command.verify_command)

@@ -14,7 +14,7 @@ import typer
 from detgen.cli import options
 
 if TYPE_CHECKING:
-    from detgen.show.progress import QuietDisplay
+    from detgen.show.progress_view import QuietDisplay
 
 
 def writable(path: Path | None) -> Path | None:

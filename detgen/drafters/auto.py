@@ -26,7 +26,7 @@ from detgen.drafters.rate import Rate, expected_accepted
 from detgen.drafters.registry import Parts
 from detgen.drafters.rounds import Rounds, RoundsBySize
 from detgen.drafters.worth import Worth
-from detgen.passes.cost import PassCost
+from detgen.kernels.pass_cost import PassCost
 
 _MODEL_DRAFT_TOKENS = (1, 3, 6)
 _MODEL_PRIOR = 0.67  # acceptance of the draft model, as long as nothing is known of it

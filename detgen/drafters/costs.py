@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from detgen.passes.cost import PassCost, attention_area
+from detgen.kernels.pass_cost import PassCost, attention_area
 
 
 class Costs:

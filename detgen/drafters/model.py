@@ -17,11 +17,11 @@ import torch
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
+from detgen.kernels.input_batch import MOST_ROWS, Window, Windows, common_prefix, fill_passes
+from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.sampling import Choice, choose
-from detgen.passes.cost import PassCost
-from detgen.passes.forward import Forward
-from detgen.passes.packing import MOST_ROWS, Window, Windows, common_prefix, fill_passes
-from detgen.passes.pages import PAGE
+from detgen.runner.block_manager import PAGE
+from detgen.runner.model_runner import ModelRunner
 
 
 class ModelDrafter(Drafter):
@@ -35,7 +35,7 @@ class ModelDrafter(Drafter):
 
     name = "model"
 
-    def __init__(self, forward: Forward, vocabulary: int, context: int) -> None:
+    def __init__(self, forward: ModelRunner, vocabulary: int, context: int) -> None:
         self.forward = forward
         self._vocabulary = vocabulary
         self._context = context

@@ -15,7 +15,7 @@ from detgen.errors import EngineError
 if TYPE_CHECKING:
     from detgen.drafters.model import ModelDrafter
     from detgen.drafters.protocol import Drafter
-    from detgen.passes.cost import PassCost
+    from detgen.kernels.pass_cost import PassCost
 
 
 class Entry(NamedTuple):

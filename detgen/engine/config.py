@@ -13,7 +13,7 @@ from detgen.errors import DTypeName, EngineError, QuantName
 
 if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
-    from detgen.passes.loading import LoadedModel
+    from detgen.models.loading import LoadedModel
 
 # The most of each count. Far more threads than a process can start kill it without a message.
 _MOST = {

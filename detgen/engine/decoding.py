@@ -14,17 +14,17 @@ import numpy as np
 import torch
 
 from detgen.drafters.protocol import Drafter
-from detgen.engine.committing import Committing, Ran, Rows
+from detgen.engine.output_processing import OutputProcessor, Ran, Rows
 from detgen.engine.policy import Policy
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.kernels.judging import Scores
-from detgen.kernels.native.library import Ends
-from detgen.passes.forward import Forward
-from detgen.passes.packing import Windows
+from detgen.kernels.c.library import Ends
+from detgen.kernels.input_batch import Windows
+from detgen.kernels.logprobs import Scores
+from detgen.runner.model_runner import ModelRunner
 
 
 class _Drafts(NamedTuple):
@@ -60,7 +60,7 @@ class Decoding:
 
     def __init__(
         self,
-        target: Forward,
+        target: ModelRunner,
         scheduler: Scheduler,
         stopping: Stopping,
         stats: EngineStats,
@@ -69,7 +69,7 @@ class Decoding:
         vocabulary: int,
         ahead: ReadingAhead | None = None,
     ) -> None:
-        self.committing = Committing(target.cache, target.cost, scheduler, stopping, stats, drafter, ahead)
+        self.committing = OutputProcessor(target.cache, target.cost, scheduler, stopping, stats, drafter, ahead)
         self._target = target
         self._scheduler = scheduler
         self._stats = stats

@@ -13,7 +13,7 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.tokenizing import Tokenize
 from detgen.errors import RequestError
-from detgen.passes.loading import LoadedModel
+from detgen.models.loading import LoadedModel
 
 _LARGE = 1_000_000  # characters of a text from which its length is looked at first
 

@@ -18,18 +18,18 @@ from detgen.drafters.registry import Parts, drafter_of
 from detgen.engine import profiles
 from detgen.engine.asking import Prompt, numbered, requests_of
 from detgen.engine.chunks import Chunk, chunks_of
-from detgen.engine.committing import Trace
 from detgen.engine.completing import completion_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
-from detgen.engine.live import Live
-from detgen.engine.models import load_models
+from detgen.engine.model_pair import load_models
+from detgen.engine.output_processing import Trace
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.running_batch import RunningBatch
 from detgen.engine.scheduler import Scheduler
+from detgen.engine.score_requests import Scorable, Score, ScoreRequest, score_requests_of
 from detgen.engine.scored import ScoreEncoder
-from detgen.engine.scores import Scorable, Score, ScoreRequest, score_requests_of
 from detgen.engine.scoring import ScoreTrace, Scoring
 from detgen.engine.sequence import Sequence
 from detgen.engine.showing import call
@@ -37,12 +37,12 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.turns import Turns
 from detgen.errors import EngineError
-from detgen.passes.forward import Forward
-from detgen.passes.loading import LoadedModel, pick_device
-from detgen.passes.packing import MOST_ROWS
-from detgen.passes.preparing import Prepared, prepare
-from detgen.passes.thinking import Thinking
+from detgen.kernels.input_batch import MOST_ROWS
+from detgen.models.loading import LoadedModel, pick_device
 from detgen.progress import Observer, Unobserved
+from detgen.runner.model_runner import ModelRunner
+from detgen.runner.preparing import Prepared, prepare
+from detgen.runner.slot_thoughts import Thinking
 
 _Done = TypeVar("_Done")
 
@@ -235,12 +235,12 @@ class Engine:
         return self._prepared.position_bytes
 
     @property
-    def canonical(self) -> Forward:
+    def canonical(self) -> ModelRunner:
         """The target's passes; for proofs and benchmarks."""
         return self._forward
 
     @property
-    def live(self) -> Live:
+    def live(self) -> RunningBatch:
         """The sequences that have a slot; for proofs."""
         return self._scheduler.live
 

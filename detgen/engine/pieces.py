@@ -13,7 +13,7 @@ from detgen.errors import DEMO
 from detgen.interruption import interrupted_later
 
 if TYPE_CHECKING:
-    from detgen.passes.loading import LoadedModel
+    from detgen.models.loading import LoadedModel
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how tokenizers with a byte fallback call the token of a byte
 
@@ -107,7 +107,7 @@ def pieces_of(target: str | Path | LoadedModel | None, *, trusted: bool = False)
         if target is not None and not isinstance(target, str | Path):
             return target.tokenizer
         with interrupted_later():
-            from detgen.passes.loading import load_tokenizer
+            from detgen.models.loading import load_tokenizer
 
         return load_tokenizer(target or DEMO / "target", str(target or "embedded:target"), trusted=trusted)
 

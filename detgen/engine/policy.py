@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from detgen.drafters.protocol import Drafter
-from detgen.engine.live import Live
-from detgen.passes.cost import PassCost
-from detgen.passes.decoder import Chaining
-from detgen.passes.packing import MOST_ROWS, Windows
+from detgen.engine.running_batch import RunningBatch
+from detgen.kernels.decoder import Chaining
+from detgen.kernels.input_batch import MOST_ROWS, Windows
+from detgen.kernels.pass_cost import PassCost
 
 # Passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends. A sequence
 # that is alone waits for nobody, so there are more of them as long as they are over soon.
@@ -50,18 +50,18 @@ class Policy:
         self._draft_tokens = min(draft_tokens, MOST_ROWS - 1)  # a window is verified in one pass
         self._passes = passes
 
-    def draft_tokens(self, live: Live) -> int:
+    def draft_tokens(self, live: RunningBatch) -> int:
         """Most draft tokens per sequence in the next round; 0 where the drafter is not asked."""
         left_out = not self._drafter.while_reading and bool(len(live.still_reading()))
         return 0 if left_out or self._undrafted(live) else self._draft_tokens
 
-    def chain_length(self, live: Live) -> int:
+    def chain_length(self, live: RunningBatch) -> int:
         """Most passes that one call may make in the next round."""
         if len(live) > 1 or live.watched[live.busy].any():
             return CHAINED
         return int(min(max(_SOON / max(self._passes.cost.predict(1), 1e-9), CHAINED), ALONE))
 
-    def may_chain(self, live: Live, windows: Windows) -> bool:
+    def may_chain(self, live: RunningBatch, windows: Windows) -> bool:
         """Whether a call may make several passes over these windows: they are all there is to do, and nobody drafts.
 
         A drafter that is not idle may find something after the next token, so each pass is a call then.
@@ -69,7 +69,7 @@ class Policy:
         alone = 0 < len(windows.tokens) == len(windows) == len(live) <= MOST_ROWS
         return self._passes.chaining is not None and alone and self._undrafted(live)
 
-    def may_foresee(self, live: Live, slots: np.ndarray, most: int) -> bool:
+    def may_foresee(self, live: RunningBatch, slots: np.ndarray, most: int) -> bool:
         """Whether what sampled rows of so many passes choose can be foreseen, and there is room for their logits."""
         chaining = self._passes.chaining
         assert chaining is not None, "it may chain"
@@ -77,7 +77,7 @@ class Policy:
         asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
         return not asked and len(slots) * most * kept <= _LOGITS
 
-    def spans(self, live: Live, slots: np.ndarray, room: np.ndarray, most: int, *, waiting: bool) -> np.ndarray:
+    def spans(self, live: RunningBatch, slots: np.ndarray, room: np.ndarray, most: int, *, waiting: bool) -> np.ndarray:
         """The passes of a call that each sequence takes part in, int64 [n].
 
         Args:
@@ -92,6 +92,6 @@ class Policy:
         found: np.ndarray = np.minimum(np.minimum(left, room + 1), most)
         return found
 
-    def _undrafted(self, live: Live) -> bool:
+    def _undrafted(self, live: RunningBatch) -> bool:
         """Whether nobody drafts, or there is nobody to draft for: unverified requests are never drafted for."""
         return self._drafter.idle() or not live.verified[live.busy].any()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from detgen.engine.config import EngineConfig
-from detgen.passes.preparing import Prepared
+from detgen.runner.preparing import Prepared
 
 
 def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from detgen.engine.live import Live
+from detgen.engine.running_batch import RunningBatch
 from detgen.engine.stats import EngineStats
-from detgen.kernels.judging import Scores
-from detgen.passes.cost import PassCost
-from detgen.passes.packing import Windows
-from detgen.passes.thinking import Thinking
+from detgen.kernels.input_batch import Windows
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.pass_cost import PassCost
+from detgen.runner.slot_thoughts import Thinking
 
 Results = torch.Tensor | Scores  # of a pass
 
@@ -65,7 +65,7 @@ class ReadingAhead:
         return ends
 
     def settle(
-        self, live: Live, windows: Windows, results: Results, broken: list[int], stats: EngineStats
+        self, live: RunningBatch, windows: Windows, results: Results, broken: list[int], stats: EngineStats
     ) -> tuple[Windows, Results, list[int]]:
         """Let what a pass has read think.
 

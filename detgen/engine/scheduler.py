@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from detgen.engine.live import Live
 from detgen.engine.reading_ahead import ReadingAhead
+from detgen.engine.running_batch import RunningBatch
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import MOST_ROWS, Window, Windows, fill_passes
-from detgen.passes.pages import Prefix
+from detgen.kernels.input_batch import MOST_ROWS, Window, Windows, fill_passes
+from detgen.runner.block_manager import Prefix
+from detgen.runner.kv_cache import KVCache
 
 # Live sequences for each page that is kept when others are admitted. With fewer, room stays unused where pages are
 # scarce; with more, sequences are preempted again and again (benchmarks/schedule.py).
@@ -71,7 +71,7 @@ class Scheduler:
         self._thinking = None if ahead is None else ahead.thinking
         self._ahead = ahead
         self.waiting: deque[Sequence] = deque()
-        self.live = Live()
+        self.live = RunningBatch()
         self._added = 0
         self.reused = 0
         self.preemptions = 0

@@ -10,10 +10,10 @@ from detgen.engine.encoding import Encoder
 from detgen.engine.joining import Encode, Scored, completion_tokens, move_space, rolling_windows
 from detgen.engine.rendering import render_chat
 from detgen.engine.scheduler import Scheduler
-from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.sequence import Sequence
 from detgen.errors import RequestError
-from detgen.passes.loading import LoadedModel
+from detgen.models.loading import LoadedModel
 
 
 @dataclass(slots=True, eq=False)

@@ -15,13 +15,13 @@ import torch
 
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.scheduler import Scheduler
+from detgen.engine.score_requests import Score
 from detgen.engine.scored import ScoredSequence
-from detgen.engine.scores import Score
 from detgen.engine.stats import EngineStats
-from detgen.kernels.judging import judge_rows
+from detgen.kernels.input_batch import Window, Windows
+from detgen.kernels.logprobs import judge_rows
 from detgen.kernels.sampling import Chosen, choose
-from detgen.passes.forward import Forward
-from detgen.passes.packing import Window, Windows
+from detgen.runner.model_runner import ModelRunner
 
 _NONE = Windows.of(())
 
@@ -44,7 +44,7 @@ class Scoring:
 
     def __init__(
         self,
-        target: Forward,
+        target: ModelRunner,
         scheduler: Scheduler,
         stats: EngineStats,
         ahead: ReadingAhead | None = None,

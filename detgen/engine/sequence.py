@@ -28,7 +28,7 @@ class Sequence:
         ending: token ids that end this one.
         order: its place among all sequences.
         slot: its slot; -1 while it waits.
-        keys: of its whole blocks, as far as they were needed (see `Pages.keys`).
+        keys: of its whole blocks, as far as they were needed (see `BlockManager.keys`).
         passed: sequences behind it that were admitted before it since it did not fit.
         rounds: passes that committed tokens of it, up to when it last had a slot.
         drafts: counts of its draft tokens, by drafter, set when it finishes.

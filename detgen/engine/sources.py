@@ -7,9 +7,9 @@ from pathlib import Path
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.config import EngineConfig
 from detgen.errors import EngineError
-from detgen.passes.folders import check_folder, local_place
-from detgen.passes.gguf_header import check_gguf
-from detgen.passes.hub import fetched
+from detgen.models.folders import check_folder, local_place
+from detgen.models.gguf_header import check_gguf
+from detgen.models.hub import fetched
 from detgen.progress import Observer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from detgen.check.checking import Case, Check, Failure
-from detgen.check.comparing import Difference
+from detgen.check.generation_digests import Difference
 from detgen.explain.localizing import Origin, Recording, locate
 from detgen.explain.shrinking import shrink
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from detgen.check.comparing import Difference
+from detgen.check.generation_digests import Difference
 from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.bits import same_bits
-from detgen.passes.exchange import Exchange
-from detgen.passes.packing import Windows
+from detgen.kernels.exchange import Exchange
+from detgen.kernels.input_batch import Windows
 
 
 @dataclass(slots=True)

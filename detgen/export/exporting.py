@@ -12,12 +12,12 @@ from detgen.engine.pieces import pieces_of
 from detgen.errors import EngineError, OutputError, PromptsError
 from detgen.export import FORMS
 from detgen.export.placing import placed
-from detgen.export.rows import row_of
+from detgen.export.table_rows import row_of
 from detgen.export.tables import write_table
 from detgen.outputs import open_plain, read_manifest_of_texts
+from detgen.outputs.batch_results import result_lines
 from detgen.outputs.finished import beside, items_of, output_lines, prompts_of
 from detgen.outputs.folder import OUTPUTS
-from detgen.outputs.results import result_lines
 from detgen.progress import Observer
 from detgen.prompts import Prompts
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from detgen.errors import OutputError, PromptsError
 from detgen.export.placing import placed
-from detgen.export.rows import COLUMNS
+from detgen.export.table_rows import COLUMNS
 from detgen.outputs.lines import dump
 
 

@@ -17,9 +17,9 @@ from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.joining import rolling_windows
 from detgen.engine.request import Completion, Request, SamplingParams
-from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import EngineError, RequestError
-from detgen.passes.loading import pick_device
+from detgen.models.loading import pick_device
 
 try:
     from lm_eval.api.model import TemplateLM

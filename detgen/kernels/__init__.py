@@ -1,4 +1,4 @@
-"""Functions of tensors: linear layers, attention, norms, activations, sampling, and the comparison of bits.
+"""The back ends, and what they run on: input batches, attention, sampling, log-probabilities.
 
-Knows tensors; knows no models, no requests, no files. Each fast kernel comes with a plain reference.
+`c` and `triton` run programs, `generic` transformers' own forward. Knows tensors; no models, no requests, no files.
 """

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from detgen.kernels.native.layout import CANDIDATES, Best, Draws, Judged, Rows
-from detgen.kernels.native.library import best_build
+from detgen.kernels.c.layout import CANDIDATES, Best, Draws, Judged, Rows
+from detgen.kernels.c.library import best_build
 
 _LARGE = 1 << 20  # entries from which rows are divided among threads where each takes little
 

@@ -19,10 +19,10 @@ import torch
 
 from detgen.kernels import choosing
 from detgen.kernels.filters import floor_of, kept, scaled
-from detgen.kernels.judging import Scores, has_kernels
+from detgen.kernels.logprobs import Scores, has_kernels
 from detgen.kernels.noise import gumbel
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
-from detgen.kernels.sifting import leading, sample_plain, words_of
+from detgen.kernels.sampling_fallback import leading, sample_plain, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +196,9 @@ def on_device(logits: torch.Tensor) -> Any:
     """The kernels that choose where logits are on CUDA; None where they are not."""
     if not has_kernels(logits):
         return None
-    from detgen.kernels.triton import sampling
+    from detgen.kernels.triton import sampling_kernels
 
-    return sampling
+    return sampling_kernels
 
 
 def _choose(logits: torch.Tensor, choices: Choices) -> Chosen:

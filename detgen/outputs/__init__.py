@@ -8,7 +8,7 @@ byte for byte.
 from __future__ import annotations
 
 from detgen.errors import OutputError
-from detgen.outputs.base import open_plain
+from detgen.outputs.directory import open_plain
 from detgen.outputs.entries import Entry, Gap, make_entry, read_entries
 from detgen.outputs.failures import first_errors
 from detgen.outputs.folder import OutputFolder
@@ -16,7 +16,7 @@ from detgen.outputs.holding import FolderLostError
 from detgen.outputs.identity import changes, differences, model_stamp
 from detgen.outputs.lines import dump, echoed
 from detgen.outputs.manifest import parse_manifest, sampling_params
-from detgen.outputs.reading import read_manifest, read_manifest_of_texts
+from detgen.outputs.manifest_reading import read_manifest, read_manifest_of_texts
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from detgen.engine.request import Completion
-from detgen.engine.scores import Score
+from detgen.engine.score_requests import Score
 from detgen.engine.stats import DraftCounts, DrafterStats
-from detgen.outputs.base import open_plain
+from detgen.outputs.directory import open_plain
 from detgen.outputs.lines import acceptance_lines, content_digest, dump, output_line, request_digest, shallow
 
 _HEAD = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from detgen.outputs.base import open_plain
+from detgen.outputs.directory import open_plain
 
 _LONGEST = 300
 

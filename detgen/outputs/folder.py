@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from detgen.errors import OutputError
-from detgen.outputs.base import Directory, copy, digest, free_folder, make_folder, write_all, writing
+from detgen.outputs.directory import Directory, copy, digest, free_folder, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
 from detgen.outputs.manifest import REQUESTS, RESULTS, parse_manifest
 

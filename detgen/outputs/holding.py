@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from detgen.errors import OutputError
-from detgen.outputs.base import Directory, NotPlainError
+from detgen.outputs.directory import Directory, NotPlainError
 
 
 class FolderLostError(OutputError):

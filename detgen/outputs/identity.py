@@ -12,7 +12,7 @@ from typing import Any
 import detgen
 from detgen.engine.config import EngineConfig
 from detgen.errors import DEMO
-from detgen.passes.folders import EMBEDDED
+from detgen.models.folders import EMBEDDED
 
 # Parts of a profile that cannot change an output.
 _IRRELEVANT = ("name", "path", "threads")

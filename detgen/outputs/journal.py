@@ -12,7 +12,7 @@ import time
 from array import array
 
 from detgen.errors import OutputError
-from detgen.outputs.base import copy, reader_of, write_all, writing
+from detgen.outputs.directory import copy, reader_of, write_all, writing
 from detgen.outputs.entries import Entry, Gap, pack, place, read_packed, scan, unpack
 from detgen.outputs.folder import JOURNAL, OutputFolder
 

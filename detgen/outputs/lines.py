@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from detgen.engine.request import Completion, Request, SamplingParams
-from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.prompts import BadLine
 
 _CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")

@@ -21,7 +21,7 @@ from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import SamplingParams
 from detgen.engine.stats import DrafterStats
 from detgen.errors import OutputError, QuantName, RequestError
-from detgen.prompts.values import kind
+from detgen.prompts.record_values import kind
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")

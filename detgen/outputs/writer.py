@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from detgen.engine.request import Completion, Request
-from detgen.engine.scores import Score
+from detgen.engine.score_requests import Score
 from detgen.engine.stats import DraftCounts
 from detgen.errors import OutputError
-from detgen.outputs.base import digest, write_all, writing
+from detgen.outputs.directory import digest, write_all, writing
 from detgen.outputs.entries import Entry, Gap, make_entry
 from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
 from detgen.outputs.holding import FolderLostError

@@ -1,6 +1,6 @@
 """The steps of a pass: the one declaration of what each kind of step has, but for those of experts.
 
-The structures that C takes are made of these classes (`detgen/kernels/native/layout.py`), so a field is added here and
+The structures that C takes are made of these classes (`detgen/kernels/c/layout.py`), so a field is added here and
 nowhere else. setup.py reads this module: it imports neither torch nor numpy.
 
 A step makes rows of one buffer from rows of others. All numbers in buffers are float32.

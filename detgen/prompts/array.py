@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from detgen.errors import PromptsError
-from detgen.prompts.values import LONGEST
+from detgen.prompts.record_values import LONGEST
 
 _CHUNK = 1 << 16
 _OUTER, _NESTED = re.compile(r'["\[\]{},]'), re.compile(r'["\[\]{}]')  # of an element and within it

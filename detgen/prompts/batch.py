@@ -13,8 +13,8 @@ from typing import Any
 from detgen.engine.request import SamplingParams
 from detgen.errors import RequestError
 from detgen.prompts.keys import CONTENTS, KEYS
+from detgen.prompts.record_values import kind
 from detgen.prompts.unsupported import check_body
-from detgen.prompts.values import kind
 
 _FORM = ("custom_id", "method", "url", "body")
 _CHATS, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"

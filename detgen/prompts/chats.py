@@ -6,7 +6,7 @@ from typing import Any
 
 from detgen.errors import RequestError
 from detgen.prompts.keys import CHAT_KEYS
-from detgen.prompts.values import check_depth, check_text, kind
+from detgen.prompts.record_values import check_depth, check_text, kind
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

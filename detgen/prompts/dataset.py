@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from detgen.errors import PromptsError
-from detgen.prompts.base import Inspection, Prompts
+from detgen.prompts.record_source import Inspection, Prompts
 from detgen.prompts.table import check_columns, import_package, plain_row
 
 _OPTIONS = ("split", "column", "config", "revision")

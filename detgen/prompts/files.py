@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from detgen.errors import PromptsError, RequestError
-from detgen.prompts.base import Inspection, Prompts
 from detgen.prompts.batch import Repeated, custom_id
 from detgen.prompts.formats import FORMATS
+from detgen.prompts.record_source import Inspection, Prompts
 from detgen.prompts.table import check_columns, import_package, plain_row
 
 _CHUNK = 1 << 20

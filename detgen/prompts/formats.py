@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, NoReturn
 from detgen.errors import PromptsError, RequestError
 from detgen.prompts.array import array_elements
 from detgen.prompts.keys import BOOLEANS, CONTENTS, INTEGERS, KEYS, NUMBERS, STRUCTURES
+from detgen.prompts.record_values import LONGEST, TOO_LONG
 from detgen.prompts.table import check_columns
-from detgen.prompts.values import LONGEST, TOO_LONG
 
 _Row = tuple[list[str], list[str] | csv.Error]  # the names of the columns, and the cells or why there are none
 

@@ -10,8 +10,8 @@ from detgen.errors import RequestError
 from detgen.prompts.batch import custom_id, is_batch, unpack
 from detgen.prompts.chats import read_chat_settings, read_messages
 from detgen.prompts.keys import CONTENTS, KEYS, PARAMS, without_aliases
+from detgen.prompts.record_values import check_depth, check_text, kind
 from detgen.prompts.unsupported import check_supported
-from detgen.prompts.values import check_depth, check_text, kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from detgen.errors import PromptsError
-from detgen.prompts.base import Prompts
 from detgen.prompts.dataset import DatasetPrompts
 from detgen.prompts.files import ParquetPrompts, TextPrompts
 from detgen.prompts.formats import FORMATS
+from detgen.prompts.record_source import Prompts
 
 _COMPRESSIONS = ("gz", "zst")
 _SAME = {"ndjson": "jsonl"}

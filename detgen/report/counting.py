@@ -11,7 +11,7 @@ import numpy as np
 
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.report.log import NAMES, NONE, STATUSES, Entries
-from detgen.report.reading import Fields
+from detgen.report.streaming import Fields
 
 DEPTHS = 32  # places in a draft that are counted apart; the last one has all behind it, too
 MOST_COMMITTED = 32  # tokens of a round, likewise

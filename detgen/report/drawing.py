@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from detgen.report.svg import draw, figure, markup
-from detgen.report.windows import Cell, Round
+from detgen.report.window_life import Cell, Round
 
 MOST_ROUNDS = 60  # of the stairs
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from detgen.engine.chunks import chunks_of
 from detgen.engine.request import SamplingParams
 from detgen.report.counting import Counts
-from detgen.report.lines import thoughts_of
-from detgen.report.reading import Fields
-from detgen.report.report import Report, Shown
+from detgen.report.output_lines import thoughts_of
+from detgen.report.reporting import Report, Shown
+from detgen.report.streaming import Fields
 from detgen.report.texts import Texts, counted, harmless, visible
-from detgen.report.windows import Cell, Round
+from detgen.report.window_life import Cell, Round
 
 MOST_TOKENS = 1000  # of a request's tables
 MOST_CHUNKS = 200  # of a request of a thinking model

@@ -21,7 +21,7 @@ from pyarrow import json as arrow_json
 
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import Status
-from detgen.report.reading import Faults, Fields, blocks, parse
+from detgen.report.streaming import Faults, Fields, blocks, parse
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 NAMES = tuple(name for name in DRAFTERS if name != "auto")  # of drafters, as a log has them

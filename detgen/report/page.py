@@ -11,14 +11,14 @@ from markupsafe import Markup
 import detgen
 from detgen.errors import OutputError
 from detgen.outputs import open_plain
-from detgen.outputs.base import Directory
+from detgen.outputs.directory import Directory
 from detgen.report import drawing, facts
 from detgen.report.counting import DEPTHS, HALVES, LOWEST, MOST_COMMITTED, STRETCH, THRESHOLDS
-from detgen.report.lines import kind_of
-from detgen.report.report import Report
+from detgen.report.output_lines import kind_of
+from detgen.report.reporting import Report
 from detgen.report.svg import Bar, bars, columns, lines
 from detgen.report.texts import counted, harmless, visible
-from detgen.report.windows import SIGNS, shown
+from detgen.report.window_life import SIGNS, shown
 
 MARK = '<meta name="generator" content="detgen report">'  # by which a page is known as one
 _HERE = Path(__file__).parent

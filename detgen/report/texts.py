@@ -13,8 +13,8 @@ from typing import Any
 
 from detgen.errors import DEMO, EngineError
 from detgen.interruption import interrupted_later
-from detgen.passes.folders import local_place
-from detgen.report.reading import Fields
+from detgen.models.folders import local_place
+from detgen.report.streaming import Fields
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})  # categories that are not seen, or move what is seen
 _SHOWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
@@ -166,7 +166,7 @@ def _load(path: Path) -> Any:
 def _load_gguf(path: Path, name: str) -> Any:
     """The tokenizer of a GGUF file; None if it is damaged."""
     with interrupted_later():  # transformers is imported
-        from detgen.passes.loading import load_tokenizer
+        from detgen.models.loading import load_tokenizer
     try:
         return load_tokenizer(path, name).backend_tokenizer
     except EngineError:

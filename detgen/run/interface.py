@@ -10,11 +10,11 @@ from typing import Any, Literal, Protocol
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams
-from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.outputs import Totals
 from detgen.prompts import BadLine, Prompts, read_scores
-from detgen.workers.config import WorkersConfig
+from detgen.workers.worker_config import WorkersConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from detgen.run.results import add_results, are_wanted, make_results
 from detgen.run.reusing import Reuse, check_same, shared_cache, succeed
 from detgen.run.unloaded import describe, unloaded
 from detgen.run.work import Work
-from detgen.workers.opening import open_workers
+from detgen.workers.worker_engine import open_workers
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
 _SETTINGS = (

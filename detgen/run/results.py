@@ -6,10 +6,10 @@ from typing import Any, TypeGuard
 
 from detgen.engine.pieces import pieces_of
 from detgen.outputs import OutputFolder
+from detgen.outputs.batch_results import write_results
 from detgen.outputs.finished import items_of
 from detgen.outputs.folder import OUTPUTS
 from detgen.outputs.manifest import RESULTS
-from detgen.outputs.results import write_results
 from detgen.progress import Observer
 from detgen.prompts import Prompts
 from detgen.run.interface import RunConfig, ScoreConfig

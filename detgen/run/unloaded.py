@@ -17,7 +17,7 @@ from detgen.cache import CompletionCache, Store, profile_digest
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
-from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.sources import uses_draft
 from detgen.engine.stats import EngineStats
 from detgen.errors import DEMO, CacheError
@@ -150,7 +150,7 @@ def _is_the_same(config: EngineConfig, described: dict[str, Any], observer: Obse
     """Whether the models are those that were described, by the bytes of their files, and would run as they did."""
     observer.stage("loading PyTorch")
     from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
-    from detgen.passes.loading import digest_of, pick_device
+    from detgen.models.loading import digest_of, pick_device
 
     if pick_device(config.device).type != "cpu":
         return False

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from detgen.engine.request import Completion, Request
-from detgen.engine.scores import Score
+from detgen.engine.score_requests import Score
 from detgen.interruption import ending_signals
 from detgen.outputs import Writer
 from detgen.progress import Observer, Progress

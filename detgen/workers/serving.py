@@ -20,7 +20,7 @@ import detgen
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
-from detgen.engine.scores import Score
+from detgen.engine.score_requests import Score
 from detgen.engine.stats import EngineStats
 from detgen.machine import usable_cores
 
@@ -202,7 +202,7 @@ class Serving:
         if config.kv_memory is None and config.device == "cpu":
             import torch
 
-            from detgen.passes.memory import free_memory
+            from detgen.models.memory import free_memory
 
             free = free_memory(torch.device("cpu"))
             config = replace(config, kv_memory=max(free * cores // max(usable_cores(), cores), 1))

@@ -13,7 +13,7 @@ from typing import Any
 
 from detgen.engine.chunks import Chunk
 from detgen.engine.request import Completion, Request
-from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.errors import EngineError, RunError
 from detgen.outputs.identity import profile_differences

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from detgen.engine.request import Request
-from detgen.engine.scores import ScoreRequest
+from detgen.engine.score_requests import ScoreRequest
 
 AHEAD = 1024  # requests that are looked at
 _LONGEST_WAIT = 4 * AHEAD  # requests that go before one; AHEAD of them would be the order of the input

@@ -15,14 +15,14 @@ from helpers.checks import Silent
 from helpers.tampering import edit_lines, edit_manifest, renew
 
 from detgen import Engine, EngineConfig, Request, SamplingParams
-from detgen.audit import judging as auditing
+from detgen.audit import token_judging as auditing
 from detgen.audit.audit import Audit, config_of
 from detgen.audit.audited import Audited
 from detgen.audit.claims import read_manifest
+from detgen.audit.known_windows import Reading, side_by_side
 from detgen.audit.result import AuditResult
-from detgen.audit.windows import Reading, side_by_side
 from detgen.errors import CheckError
-from detgen.passes.native_decoder import NativeDecoder
+from detgen.kernels.c.c_decoder import CDecoder
 from detgen.run import RunConfig, run
 
 
@@ -160,7 +160,7 @@ def test_logits_are_made_where_a_token_is_wrong(engine: Engine, monkeypatch: pyt
     if engine.canonical.chaining is None:
         pytest.skip("only the native pass tells scores without logits")
     runs: list[bool] = []
-    native = NativeDecoder.run
+    native = CDecoder.run
 
     def watched(*args: Any, scored: bool) -> torch.Tensor:
         runs.append(scored)
@@ -168,7 +168,7 @@ def test_logits_are_made_where_a_token_is_wrong(engine: Engine, monkeypatch: pyt
 
     request = Request(0, 0, prompt="def add(a, b):\n", params=SamplingParams(max_tokens=12))
     (done,) = engine.generate([request])
-    monkeypatch.setattr(NativeDecoder, "run", watched)
+    monkeypatch.setattr(CDecoder, "run", watched)
     found = {}
     for name, place in (("right", None), ("wrong", 5)):
         tokens = list(done.token_ids)

@@ -17,7 +17,7 @@ from helpers.tampering import Changed, edit_lines, edit_manifest, fail, renew
 from detgen import Engine, EngineConfig, Request, SamplingParams
 from detgen.audit.audit import Audit
 from detgen.audit.claims import read_manifest
-from detgen.audit.lines import Derivation
+from detgen.audit.derived_lines import Derivation
 from detgen.audit.result import AuditResult
 from detgen.errors import CheckError
 from detgen.outputs.lines import dump
@@ -354,7 +354,7 @@ def test_files_are_read_beside_each_other(folder: Path, engine: Engine, monkeypa
         return original(self, seq)
 
     monkeypatch.setattr(Derivation, "_check_sample", watched)
-    monkeypatch.setattr("detgen.audit.judging._AHEAD", 2)
+    monkeypatch.setattr("detgen.audit.token_judging._AHEAD", 2)
     seen: list[tuple[int, int]] = []
 
     class Watching(Silent):

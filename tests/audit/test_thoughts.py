@@ -20,11 +20,11 @@ from detgen import Engine, EngineConfig, Request, SamplingParams
 from detgen.audit.audit import Audit
 from detgen.audit.audited import Audited
 from detgen.audit.claims import read_manifest
-from detgen.audit.judging import judge
+from detgen.audit.known_windows import Reading, up_to_thoughts
 from detgen.audit.result import AuditResult
 from detgen.audit.thoughts import claims_of, possible, wrong_thoughts
-from detgen.audit.windows import Reading, up_to_thoughts
-from detgen.passes.packing import Window
+from detgen.audit.token_judging import judge
+from detgen.kernels.input_batch import Window
 from detgen.run import RunConfig, run
 
 STORY = "A coin's state is heads. Alice flips, then Bob flips, then Carol waits. {} What's the state? A:"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome, Peer, Prompt
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome, Peer, Prompt
 from detgen.bench.peers import peer_class
 from detgen.engine.config import EngineConfig
 from detgen.progress import Progress

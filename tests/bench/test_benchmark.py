@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from detgen.bench import BenchConfig, bench, benchmark, cells, measuring
-from detgen.bench.interface import Contender, Job, Outcome
+from detgen.bench.bench_results import Stopped, load
+from detgen.bench.peer_interface import Contender, Job, Outcome
 from detgen.bench.processor_time import Others
-from detgen.bench.results import Stopped, load
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError, EngineError
 from detgen.interruption import ending_signals, interrupt

@@ -15,8 +15,8 @@ from detgen.bench.cells import (
     make_cells,
     requests_at,
 )
-from detgen.bench.interface import BenchConfig, ModelSource, Prompt, Workload
-from detgen.bench.models import Target, resolve
+from detgen.bench.model_source import Target, resolve
+from detgen.bench.peer_interface import BenchConfig, ModelSource, Prompt, Workload
 from detgen.bench.workloads import SYNTHETIC
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError

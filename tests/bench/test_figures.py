@@ -11,7 +11,7 @@ from helpers.rows import make_row
 from detgen.bench.figures.draw import draw, need_matplotlib
 from detgen.bench.figures.make import by_fraction
 from detgen.bench.figures.measure import linear_layers, pass_costs, windows
-from detgen.bench.interface import Contender, Job, ModelSource, Peer
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Peer
 from detgen.errors import BenchError
 
 WINDOWS = {"windows": [2, 4], "requests": [1, 2], "recomputed": [[0.0, 0.01], [0.1, 0.2]], "speed": [[9, 8], [7, 6]]}

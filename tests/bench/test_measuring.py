@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from detgen.bench import measuring
+from detgen.bench.bench_results import Row
 from detgen.bench.cells import Cell
-from detgen.bench.interface import Contender, Job, Outcome, Prompt, Workload
-from detgen.bench.judging import Outputs, judge
+from detgen.bench.correctness import Outputs, judge
 from detgen.bench.measuring import Measuring
+from detgen.bench.peer_interface import Contender, Job, Outcome, Prompt, Workload
 from detgen.bench.processor_time import Others
-from detgen.bench.results import Row
 from detgen.worker import WorkerError
 
 PROMPTS = tuple(Prompt((i + 1,), 3) for i in range(4))

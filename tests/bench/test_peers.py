@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers import NAMES, peer_class
 from detgen.bench.peers.clock import Clock, run_stepwise
 from detgen.bench.peers.detgen_engine import DetgenPeer, best_draft_tokens, keeping
-from detgen.passes.cost import PassCost
+from detgen.kernels.pass_cost import PassCost
 
 Run = Callable[..., Outcome]
 

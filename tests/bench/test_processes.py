@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from detgen.bench import processes
-from detgen.bench.interface import Contender, Job, ModelSource, Prompt
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Prompt
 from detgen.bench.peers import peer_class, sglang, vllm
 from detgen.bench.processes import Processes
 from detgen.worker import WorkerError

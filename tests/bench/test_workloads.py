@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from detgen import Engine, EngineConfig, Request
-from detgen.bench.interface import BenchConfig, Workload
-from detgen.bench.models import Target, resolve
+from detgen.bench.model_source import Target, resolve
+from detgen.bench.peer_interface import BenchConfig, Workload
 from detgen.bench.workloads import make_workload
 from detgen.errors import DEMO, BenchError
 from detgen.progress import Unobserved

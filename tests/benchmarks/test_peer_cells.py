@@ -16,9 +16,9 @@ import peer_cells
 from peer_cells import DRAFTERS, FEWER, FLOAT32, HALF, READING, Wanted, cells_of, ratio_line, report, wanted
 
 from detgen.bench import peers
-from detgen.bench.interface import BenchConfig, Contender, Job, ModelSource, Outcome
-from detgen.bench.models import resolve
-from detgen.bench.results import load
+from detgen.bench.bench_results import load
+from detgen.bench.model_source import resolve
+from detgen.bench.peer_interface import BenchConfig, Contender, Job, ModelSource, Outcome
 from detgen.progress import Unobserved
 
 

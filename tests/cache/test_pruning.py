@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import detgen
-from detgen.cache.opening import make_store
+from detgen.cache.cache_folder import make_store
 from detgen.cache.pruning import contents, prune
 from detgen.cache.store import New, Store, entry_key
 

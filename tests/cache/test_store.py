@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from detgen.cache.opening import default_folder, make_store, open_store
+from detgen.cache.cache_folder import default_folder, make_store, open_store
 from detgen.cache.store import New, Store, entry_key, profile_digest, sound
 from detgen.errors import CacheError
 

@@ -10,7 +10,7 @@ import pytest
 from detgen.check import checking
 from detgen.check.axes import Setting
 from detgen.check.checking import Case, Check, Failure
-from detgen.check.comparing import Difference
+from detgen.check.generation_digests import Difference
 from detgen.check.pool import Pool
 
 MANY = [Setting(slot=n) for n in range(100)]

@@ -9,8 +9,8 @@ import pytest
 from detgen.check.axes import SAMPLING, Setting
 from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
-from detgen.passes.forward import Forward
-from detgen.passes.packing import Window
+from detgen.kernels.input_batch import Window
+from detgen.runner.model_runner import ModelRunner
 
 
 @pytest.mark.parametrize("window", [4, 16, 64])
@@ -22,16 +22,16 @@ def test_windows_are_filled(
     check = make_check(pool)
     check.learn()
     verified: list[list[int]] = []
-    run = Forward.run
+    run = ModelRunner.run
 
-    def watched(self: Forward, windows: list[Window], broken: list[int] | None = None, **scored: bool) -> object:
+    def watched(self: ModelRunner, windows: list[Window], broken: list[int] | None = None, **scored: bool) -> object:
         verified.append([w.logits - 1 for w in windows])  # the fast path's are of one row
         return run(self, windows, broken, **scored)
 
     setting = Setting(batch=2, drafter="oracle", draft_tokens=window)
     requests = pool.watched(setting)
     check.reference(Case(setting, requests))
-    monkeypatch.setattr(Forward, "run", watched)
+    monkeypatch.setattr(ModelRunner, "run", watched)
     assert check.attempt(Case(setting, requests)) is None
     assert max(max(lengths) for lengths in verified) == window
     assert any(window in lengths and len(lengths) > 1 for lengths in verified)

@@ -11,7 +11,7 @@ from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
 from detgen.check.running import Subject
 from detgen.engine.config import EngineConfig
-from detgen.passes.pages import PAGE
+from detgen.runner.block_manager import PAGE
 
 
 @pytest.fixture

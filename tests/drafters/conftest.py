@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from detgen.kernels.judging import Scores
+from detgen.kernels.input_batch import Window, Windows
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.sampling import Choice
-from detgen.passes.cost import PassCost
-from detgen.passes.packing import Window, Windows
-from detgen.passes.pages import PAGE, Pages
+from detgen.runner.block_manager import PAGE, BlockManager
 
 VOCABULARY = 50
 
@@ -39,7 +39,7 @@ class PredictablePasses:
 
     def __init__(self, chains: bool) -> None:
         self.chaining = SimpleNamespace(outputs=VOCABULARY) if chains else None
-        self.pages = Pages(400)
+        self.pages = BlockManager(400)
         for slot in range(16):
             self.pages.take(slot, 0)
         self.entries: dict[int, int] = {}

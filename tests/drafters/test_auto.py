@@ -15,7 +15,7 @@ from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
 from detgen.drafters.pace import Pace
 from detgen.drafters.protocol import Draft
-from detgen.passes.cost import PassCost
+from detgen.kernels.pass_cost import PassCost
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detgen.drafters.costs import Costs
-from detgen.passes.cost import PassCost
+from detgen.kernels.pass_cost import PassCost
 
 
 def line(fixed: float, row: float) -> PassCost:

@@ -11,8 +11,8 @@ from helpers.own_forward import decoders
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.drafters.protocol import Draft, Drafter
-from detgen.passes.generic_decoder import GenericDecoder
-from detgen.passes.kv_cache import KVCache
+from detgen.kernels.generic.generic_decoder import GenericDecoder
+from detgen.runner.kv_cache import KVCache
 
 
 def test_chunks_of_prompts(engines: Callable[..., Engine]) -> None:

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Completion, Engine, Request, SamplingParams
-from detgen.engine import committing, policy
-from detgen.kernels.judging import Scores
+from detgen.engine import output_processing, policy
+from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choices
 
 PROMPTS = code(8)
@@ -180,7 +180,7 @@ def test_choices_made_on_a_device_say_the_same(
     engines: Callable[..., Engine], drafter: str, params: list[SamplingParams], batch: int
 ) -> None:
     """Where they come as scores, as from CUDA, of rows whose logits nobody else asks for."""
-    sampling = pytest.importorskip("detgen.kernels.triton.sampling")
+    sampling = pytest.importorskip("detgen.kernels.triton.sampling_kernels")
     asked: list[int] = []
 
     def scored(logits: torch.Tensor, choices: Choices | None) -> Scores:
@@ -192,7 +192,7 @@ def test_choices_made_on_a_device_say_the_same(
     engine = engines(drafter=drafter, batch_size=16).with_settings(batch_size=batch)
     wanted = [said(one, rounds=False) for one in engine.generate(requests)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(committing, "scored", scored)
+        patch.setattr(output_processing, "scored", scored)
         assert [said(one, rounds=False) for one in engine.generate(requests)] == wanted
     # Whole rows of log-probabilities are asked of the logits, of all rows of a pass then.
     assert asked or any(p.logprobs is not None for p in params) or not any(p.temperature for p in params)

@@ -15,8 +15,8 @@ from helpers.own_forward import KINDS, decoders
 
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import Draft, Drafter
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.pages import Pages
+from detgen.runner.block_manager import BlockManager
+from detgen.runner.kv_cache import KVCache
 
 BROKEN = 4095
 LONG = tuple(range(100, 170))
@@ -160,7 +160,7 @@ def test_broken_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_cache_stays_finite() -> None:
     """Whatever is written; finite values keep their bits."""
-    cache = KVCache([(1, 4, 4)], Pages(1), torch.float16, torch.device("cpu"))
+    cache = KVCache([(1, 4, 4)], BlockManager(1), torch.float16, torch.device("cpu"))
     values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], dtype=torch.float16).view(1, 1, 4)
     cache.write(0, torch.tensor([3]), values, values)
     assert cache.keys[0][0, :, :, 3].tolist() == cache.values[0][3].tolist() == [[0.0, 65504.0, -65504.0, -0.0]]

@@ -12,11 +12,11 @@ import pytest
 from detgen.drafters.none import NoDrafter
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.engine import policy as module
-from detgen.engine.live import Live
 from detgen.engine.policy import ALONE, CHAINED, Policy
 from detgen.engine.request import Request, SamplingParams
+from detgen.engine.running_batch import RunningBatch
 from detgen.engine.sequence import Sequence as Sample
-from detgen.passes.packing import Windows
+from detgen.kernels.input_batch import Windows
 
 MOST_ROWS = 8
 
@@ -42,9 +42,9 @@ class Busy(Drafter):
         return self.resting
 
 
-def live_of(*params: dict[str, Any], reading: int = 0) -> Live:
+def live_of(*params: dict[str, Any], reading: int = 0) -> RunningBatch:
     """So many sequences with prompts of three tokens that decode, and some that read."""
-    live = Live()
+    live = RunningBatch()
     for order, how in enumerate([*params, *[{}] * reading]):
         sampling = SamplingParams(**{"max_tokens": 20, **how})
         request = Request(order, order, token_ids=(1, 2, 3), params=sampling)
@@ -62,7 +62,7 @@ def policy(drafter: Drafter, draft_tokens: int = 4, chains: bool = True, kept: i
     return Policy(drafter, draft_tokens, SimpleNamespace(**given))
 
 
-def windows_of(live: Live, drafts: int = 0) -> Windows:
+def windows_of(live: RunningBatch, drafts: int = 0) -> Windows:
     """The last token of each that decodes; the first one has drafts."""
     slots = live.decoding()
     lengths = np.ones(len(slots), np.int64)
@@ -115,7 +115,7 @@ def test_when_a_call_may_make_several_passes() -> None:
     assert policy(Busy()).may_chain(unverified, windows_of(unverified))
     beside = live_of({}, reading=1)
     assert not policy(NoDrafter()).may_chain(beside, windows_of(beside))
-    assert not policy(NoDrafter()).may_chain(Live(), windows_of(Live()))
+    assert not policy(NoDrafter()).may_chain(RunningBatch(), windows_of(RunningBatch()))
     many = live_of(*[{}] * (MOST_ROWS + 1))
     assert not policy(NoDrafter()).may_chain(many, windows_of(many))
 

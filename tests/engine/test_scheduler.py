@@ -18,9 +18,9 @@ from detgen.engine.request import Request, SamplingParams
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.packing import Window, Windows
-from detgen.passes.pages import Pages
+from detgen.kernels.input_batch import Window, Windows
+from detgen.runner.block_manager import BlockManager
+from detgen.runner.kv_cache import KVCache
 
 MOST = 32
 
@@ -40,7 +40,7 @@ class Loop:
     """
 
     def __init__(self, batch: int, pages: int = 32, seed: int = 0, **settings: Any) -> None:
-        self.pages = Pages(pages)
+        self.pages = BlockManager(pages)
         device = torch.device("cpu")
         self.cache, self.draft_cache = (KVCache([(1, 1, 1)], self.pages, torch.float32, device) for _ in range(2))
         self.started: list[tuple[int, int]] = []

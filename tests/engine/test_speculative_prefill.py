@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Engine, EngineError, Request, SamplingParams
-from detgen.engine.committing import Committing
+from detgen.engine.output_processing import OutputProcessor
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.kernels.bits import same_bits
-from detgen.kernels.judging import Scores
+from detgen.kernels.logprobs import Scores
 from detgen.thinking.modeling import Reading
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -227,7 +227,7 @@ def test_greedy_rows_make_no_logits(engines: Callable[..., Engine], monkeypatch:
     assert engine.generate(greedy) == by_scores
     assert kinds == {Scores}
     kinds.clear()
-    monkeypatch.setattr(Committing, "plain", lambda *_: False)
+    monkeypatch.setattr(OutputProcessor, "plain", lambda *_: False)
     engine.reset_prefix_cache()
     assert engine.generate(greedy) == by_scores
     assert kinds == {torch.Tensor}

@@ -11,9 +11,9 @@ from helpers.engine_inputs import ids
 from helpers.own_forward import decoders
 
 from detgen import Engine, Request, SamplingParams
-from detgen.check.comparing import Difference
+from detgen.check.generation_digests import Difference
 from detgen.explain.localizing import Origin, Recorded, Recording, locate
-from detgen.passes.native_attention import NativeAttention
+from detgen.kernels.generic.paged_attention import PagedAttention
 
 CROWD = [
     Request(i, i, token_ids=ids(n, 30 + i), params=SamplingParams(max_tokens=40, ignore_eos=True))
@@ -44,14 +44,14 @@ def origin(engine: Engine, what: str, position: int, wrong: Callable[[Engine], b
     reference = recorded(engine, difference, [YOUNGER])
     assert engine.stats.preemptions == 0
     tried = engine.with_settings()
-    attend = NativeAttention.attend
+    attend = PagedAttention.attend
 
-    def faulty(self: NativeAttention, layer: int, *args: Any) -> torch.Tensor:
+    def faulty(self: PagedAttention, layer: int, *args: Any) -> torch.Tensor:
         out = attend(self, layer, *args)
         return out * (1 + 2.0**-20) if layer == 0 and wrong(tried) else out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeAttention, "attend", faulty)
+        patch.setattr(PagedAttention, "attend", faulty)
         found = recorded(tried, difference, CROWD)
     assert tried.stats.preemptions > 0
     return locate(reference, found)

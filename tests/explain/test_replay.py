@@ -16,7 +16,7 @@ from detgen import Engine, EngineConfig
 from detgen.check import running
 from detgen.check.axes import Setting
 from detgen.check.checking import Case, Check
-from detgen.check.comparing import Difference
+from detgen.check.generation_digests import Difference
 from detgen.check.pool import Pool, make_pool
 from detgen.check.running import Subject
 from detgen.engine.request import Request, SamplingParams

@@ -24,7 +24,7 @@ from detgen.engine.config import EngineConfig
 from detgen.errors import OutputError, PromptsError
 from detgen.export import FORMS
 from detgen.export.exporting import Exported, export_run
-from detgen.export.rows import COLUMNS, row_of
+from detgen.export.table_rows import COLUMNS, row_of
 from detgen.export.tables import write_table
 
 MESSAGES = [{"role": "user", "content": "hi"}]

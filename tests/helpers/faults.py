@@ -18,21 +18,22 @@ import pytest
 import torch
 
 from detgen.check import resuming
-from detgen.engine import committing, engine, verification
+from detgen.engine import engine, output_processing, verification
 from detgen.engine.decoding import Decoding
+from detgen.engine.output_processing import OutputProcessor
 from detgen.engine.records import NONE
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
+from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choices
 from detgen.outputs.journal import Journal
-from detgen.passes import kv_cache, pages
-from detgen.passes.forward import Forward
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.native_decoder import NativeDecoder
-from detgen.passes.packing import Packed, Window, Windows
-from detgen.passes.pages import PAGE, Pages, Prefix
+from detgen.runner import block_manager, kv_cache
+from detgen.runner.block_manager import PAGE, BlockManager, Prefix
+from detgen.runner.kv_cache import KVCache
+from detgen.runner.model_runner import ModelRunner
 
 Patch = pytest.MonkeyPatch
 
@@ -49,9 +50,9 @@ def draft_entry_reused_after_roll_back(patch: Patch) -> None:
 
 def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -> None:
     """Keep what some positions of a window hold, given those that the last pass with drafts wrote, by slot."""
-    run, step = Forward.run, Decoding.step
+    run, step = ModelRunner.run, Decoding.step
     written: dict[int, range] = {}
-    target: list[Forward] = []  # the passes of the draft model are others
+    target: list[ModelRunner] = []  # the passes of the draft model are others
 
     def verifying(self: Decoding) -> list[Sequence]:
         target.append(self._target)
@@ -60,7 +61,7 @@ def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -
         finally:
             target.pop()
 
-    def faulty(self: Forward, windows: Windows, broken: list[int] | None = None, **scored: bool) -> Any:
+    def faulty(self: ModelRunner, windows: Windows, broken: list[int] | None = None, **scored: bool) -> Any:
         if self not in target:
             return run(self, windows, broken, **scored)
         tables = self.cache.pages.tables
@@ -75,7 +76,7 @@ def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -
         written.update((w.slot, range(w.start, w.start + len(w.tokens))) for w in windows if w.logits > 1)
         return logits
 
-    patch.setattr(Forward, "run", faulty)
+    patch.setattr(ModelRunner, "run", faulty)
     patch.setattr(Decoding, "step", verifying)
 
 
@@ -92,9 +93,9 @@ def truncation_off_by_one(patch: Patch) -> None:
 
 def chain_skips_an_entry(patch: Patch) -> None:
     """The second pass of a chain leaves its position of the cache as it is."""
-    verify = committing.Committing.verify
+    verify = OutputProcessor.verify
 
-    def faulty(self: committing.Committing, ran: committing.Ran) -> committing.Verified | None:
+    def faulty(self: OutputProcessor, ran: output_processing.Ran) -> output_processing.Verified | None:
         if ran.chained:
             tables = self._cache.pages.tables
             places = [(w.slot, w.start + 1) for w in ran.windows if len(w.tokens) > 1]
@@ -103,18 +104,18 @@ def chain_skips_an_entry(patch: Patch) -> None:
                 self._cache.write(layer, skipped, *(0 * x for x in self._cache.read(layer, skipped)))
         return verify(self, ran)
 
-    patch.setattr(committing.Committing, "verify", faulty)
+    patch.setattr(OutputProcessor, "verify", faulty)
 
 
 def noise_keyed_by_slot(patch: Patch) -> None:
     """The sampling noise depends on the place in the batch."""
-    choices = committing.Committing.choices
+    choices = OutputProcessor.choices
 
-    def faulty(self: committing.Committing, rows: committing.Rows) -> Choices:
+    def faulty(self: OutputProcessor, rows: output_processing.Rows) -> Choices:
         found = choices(self, rows)
         return replace(found, seed=found.seed + rows.slots[rows.owner].astype(np.uint64))
 
-    patch.setattr(committing.Committing, "choices", faulty)
+    patch.setattr(OutputProcessor, "choices", faulty)
 
 
 def penalty_for_rolled_back_drafts(patch: Patch) -> None:
@@ -142,14 +143,14 @@ def draft_taken_unchecked(patch: Patch) -> None:
         chosen[there] = drafted[there]
         return verification.judge(firsts, drafted, chosen, ends)
 
-    patch.setattr(committing, "judge", faulty)
+    patch.setattr(output_processing, "judge", faulty)
 
 
-def _changed_steps(patch: Patch, change: Callable[[NativeDecoder, Packed, str, torch.Tensor], None]) -> None:
+def _changed_steps(patch: Patch, change: Callable[[CDecoder, InputBatch, str, torch.Tensor], None]) -> None:
     """Let a function change what the steps of a native decoder give, told the pass and the step's name."""
-    run = NativeDecoder.run
+    run = CDecoder.run
 
-    def faulty(self: NativeDecoder, packed: Packed, *args: Any, **scored: bool) -> torch.Tensor:
+    def faulty(self: CDecoder, packed: InputBatch, *args: Any, **scored: bool) -> torch.Tensor:
         watching = self._take
 
         def take(name: str, out: torch.Tensor) -> None:
@@ -163,13 +164,13 @@ def _changed_steps(patch: Patch, change: Callable[[NativeDecoder, Packed, str, t
         finally:
             self._take = watching
 
-    patch.setattr(NativeDecoder, "run", faulty)
+    patch.setattr(CDecoder, "run", faulty)
 
 
 def few_rows_by_another_kernel(patch: Patch) -> None:
     """Linear layers of one row round otherwise than those of more."""
 
-    def change(decoder: NativeDecoder, packed: Packed, name: str, out: torch.Tensor) -> None:
+    def change(decoder: CDecoder, packed: InputBatch, name: str, out: torch.Tensor) -> None:
         if name.endswith("_proj") and len(out) == 1:
             out.copy_((out.double() * (1 + 1e-7)).to(out.dtype))
 
@@ -179,7 +180,7 @@ def few_rows_by_another_kernel(patch: Patch) -> None:
 def longest_context_rounds(patch: Patch) -> None:
     """The attention of a row rounds otherwise beside a row that sees more blocks of keys."""
 
-    def change(decoder: NativeDecoder, packed: Packed, name: str, out: torch.Tensor) -> None:
+    def change(decoder: CDecoder, packed: InputBatch, name: str, out: torch.Tensor) -> None:
         if name.endswith("self_attn"):
             blocks = packed.positions // PAGE
             shorter = blocks < blocks.max()
@@ -196,22 +197,22 @@ def prefix_copied_short(patch: Patch) -> None:
 
 def page_freed_too_early(patch: Patch) -> None:
     """A page is given back although another sequence still has it."""
-    truncate = Pages.truncate
+    truncate = BlockManager.truncate
 
-    def faulty(self: Pages, slot: int, blocks: int) -> None:
+    def faulty(self: BlockManager, slot: int, blocks: int) -> None:
         held = self.tables[slot, blocks : int(self.held[slot])].tolist()
         shared = [page for page in held if self.references[page] > 1 and page not in self._empty]
         truncate(self, slot, blocks)
         self._empty += shared
 
-    patch.setattr(Pages, "truncate", faulty)
+    patch.setattr(BlockManager, "truncate", faulty)
 
 
 def shared_page_written(patch: Patch) -> None:
     """A page of which only the first positions are shared is used as it is, and written behind them."""
-    take = Pages.take
+    take = BlockManager.take
 
-    def faulty(self: Pages, slot: int, blocks: int, prefix: Prefix | None = None, *more: Any) -> None:
+    def faulty(self: BlockManager, slot: int, blocks: int, prefix: Prefix | None = None, *more: Any) -> None:
         copied = take(self, slot, blocks, prefix, *more)
         if copied is not None:
             source, own, _ = copied
@@ -220,13 +221,13 @@ def shared_page_written(patch: Patch) -> None:
             self._retained.pop(source, None)
             self._empty.append(own)
 
-    patch.setattr(Pages, "take", faulty)
+    patch.setattr(BlockManager, "take", faulty)
 
 
 def key_without_a_token(patch: Patch) -> None:
     """Blocks that differ in their last token alone have the same key."""
-    key = pages._key
-    patch.setattr(pages, "_key", lambda before, data: key(before, data[: 8 * (PAGE - 1)]))
+    key = block_manager._key
+    patch.setattr(block_manager, "_key", lambda before, data: key(before, data[: 8 * (PAGE - 1)]))
 
 
 def replay_loses_a_token(patch: Patch) -> None:
@@ -257,7 +258,7 @@ def resume_loses_a_token(patch: Patch) -> None:
 def broken_entry_stays(patch: Patch) -> None:
     """Entries that are not finite are stored as they are."""
 
-    def change(decoder: NativeDecoder, packed: Packed, name: str, out: torch.Tensor) -> None:
+    def change(decoder: CDecoder, packed: InputBatch, name: str, out: torch.Tensor) -> None:
         if name.endswith("rotated"):
             layer, at = int(name.split(".")[1].split(",")[0]), packed.kv_positions
             keys, values = decoder.cache.keys[layer], decoder.cache.values[layer]
@@ -272,9 +273,9 @@ def broken_entry_stays(patch: Patch) -> None:
 
 def broken_draft_ends_request(patch: Patch) -> None:
     """A drafted token whose row is not finite ends the request, though it is not committed."""
-    sound = committing.Committing._sound
+    sound = OutputProcessor._sound
 
-    def faulty(self: committing.Committing, rows: Any, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
+    def faulty(self: OutputProcessor, rows: Any, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
         found = sound(self, rows, chosen, committed)
         for i in np.flatnonzero((np.minimum.reduceat(chosen, rows.firsts) < 0) & (found > 0)).tolist():
             seq = self._scheduler.live[int(rows.slots[i])]
@@ -283,7 +284,7 @@ def broken_draft_ends_request(patch: Patch) -> None:
             found[i] = 0
         return found
 
-    patch.setattr(committing.Committing, "_sound", faulty)
+    patch.setattr(OutputProcessor, "_sound", faulty)
 
 
 FAULTS: dict[str, Callable[[Patch], None]] = {

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 import detgen
 from detgen import Engine, Request, SamplingParams
-from detgen.engine.scores import ScoreRequest
+from detgen.engine.score_requests import ScoreRequest
 from detgen.outputs.lines import output_line
 from helpers.engines import Recording
 from helpers.families import DESCRIBED, LLAMA, OWN_FORWARD

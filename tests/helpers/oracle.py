@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from detgen.kernels.native.library import BUILDS, Runner, build
+from detgen.kernels.c.library import BUILDS, Runner, build
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import Buffer, Step
 from detgen.program.rows import Rows, Take

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from detgen.passes import loading, preparing
+from detgen.models import loading
+from detgen.runner import preparing
 
 KINDS = ("c", "generic")  # decoders that the same model can have
 
@@ -19,5 +20,5 @@ def decoders(kind: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if kind == "generic":
             for module in (loading, preparing):
-                patch.setattr(module, "is_native", lambda _: False)
+                patch.setattr(module, "has_description", lambda _: False)
         yield

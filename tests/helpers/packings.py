@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK
-from detgen.passes.packing import Window
+from detgen.kernels.input_batch import Window
 
 SLOTS, SLOT_SIZE = 8, 16 * BLOCK
 PAGES = SLOTS * SLOT_SIZE // BLOCK

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-import detgen.kernels.native as native
-from detgen.kernels.native import layout
-from detgen.kernels.native.library import Rows, Runner
+import detgen.kernels.c as native
+from detgen.kernels.c import layout
+from detgen.kernels.c.library import Rows, Runner
 from detgen.program.operands import Buffer
 
 SOURCES = Path(native.__file__).parent
@@ -93,7 +93,7 @@ def build_arm(folder: Path) -> Arm:
     """Compile the native pass for ARM64; skips the test where there is no emulator."""
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"there is no {EMULATOR} here")
-    sources = [Path(__file__).parents[1] / "kernels/native/replay.c", *(SOURCES / n for n in ("pass.c", "pool.c"))]
+    sources = [Path(__file__).parents[1] / "kernels/c/replay.c", *(SOURCES / n for n in ("pass.c", "pool.c"))]
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-static", "-pthread", f"-I{SOURCES}"]
     subprocess.run([*COMPILER, *flags, *sources, "-lm", "-o", folder / "replay"], check=True)
     return Arm(folder / "replay", folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from detgen.bench.results import Results, Row
+from detgen.bench.bench_results import Results, Row
 
 
 def make_row(label: str = "detgen none", **changes: Any) -> Row:

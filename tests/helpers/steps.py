@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import bits, same_bits
-from detgen.kernels.native.panels import STORAGE, joined, stacked
-from detgen.kernels.native.quantizing import Quantized
+from detgen.kernels.c.panels import STORAGE, joined, stacked
+from detgen.kernels.c.quantizing import Quantized
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.operands import (

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from detgen.passes.packing import Windows
-from detgen.passes.thinker import Thinker
-from detgen.passes.thinking import Thinking, Thought
+from detgen.kernels.input_batch import Windows
+from detgen.runner.slot_thoughts import Thinking, Thought
+from detgen.runner.thinker import Thinker
 
 Patch = pytest.MonkeyPatch
 

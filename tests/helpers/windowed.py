@@ -11,9 +11,9 @@ import torch
 import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from detgen.passes.loading import LoadedModel
-from detgen.passes.packing import Window
-from detgen.passes.preparing import Prepared, prepare
+from detgen.kernels.input_batch import Window
+from detgen.models.loading import LoadedModel
+from detgen.runner.preparing import Prepared, prepare
 
 _MAKERS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
 CONTEXT, VOCABULARY, LAYERS = 1024, 320, 4

@@ -15,7 +15,7 @@ from helpers.engine_inputs import PROMPTS, code, ids
 
 from detgen import Engine, ScoreRequest
 from detgen.errors import EngineError, RequestError
-from detgen.passes.loading import pick_device
+from detgen.models.loading import pick_device
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, AttentionTraits, attend_blocks, lay_out
 from detgen.kernels.bits import same_bits
-from detgen.passes.kv_cache import KVCache
-from detgen.passes.native_attention import NativeAttention
-from detgen.passes.packing import Window, Windows, pack
-from detgen.passes.pages import Pages
+from detgen.kernels.generic.paged_attention import PagedAttention
+from detgen.kernels.input_batch import Window, Windows, pack
+from detgen.runner.block_manager import BlockManager
+from detgen.runner.kv_cache import KVCache
 
 SLOTS, BLOCKS, KV_HEADS = 5, 10, 2
 SLOT_SIZE, PAGES = BLOCKS * BLOCK, SLOTS * BLOCKS
@@ -99,13 +99,13 @@ def run(
 ) -> list[torch.Tensor]:
     """Attention of the windows' rows, packed into one pass: [tokens, heads, size] a window."""
     packed = pack(Windows.of(windows), tables, q.shape[2] // KV_HEADS)
-    cache = KVCache([(KV_HEADS, q.shape[3], q.shape[3])], Pages(PAGES), torch.float32, CPU)
+    cache = KVCache([(KV_HEADS, q.shape[3], q.shape[3])], BlockManager(PAGES), torch.float32, CPU)
     cache.write(0, torch.arange(len(cached[0])), *(x.float() for x in cached))
     widths = [len(w.tokens) for w in windows]
     rows = torch.cat([q[w.slot, w.start : w.start + width] for w, width in zip(windows, widths, strict=True)])
     k, v = (x.float()[packed.kv_positions] for x in cached)  # as they are there already
     traits = AttentionTraits(q.shape[3] ** -0.5, window, softcap)
-    out = NativeAttention(cache).attend(0, rows, k, v, packed, traits)
+    out = PagedAttention(cache).attend(0, rows, k, v, packed, traits)
     assert out.isfinite().all()
     return list(out.split(widths))
 

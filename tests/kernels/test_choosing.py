@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from detgen.kernels import choosing
 from detgen.kernels.sampling import Choice, Choices, choose
-from detgen.kernels.sifting import sample_plain
+from detgen.kernels.sampling_fallback import sample_plain
 
 LOWEST = float(torch.finfo(torch.float32).min)
 

@@ -13,7 +13,7 @@ import pytest
 
 from detgen.errors import OutputError
 from detgen.outputs import FolderLostError, OutputFolder
-from detgen.outputs.base import Directory
+from detgen.outputs.directory import Directory
 
 INPUT = {"path": "p.jsonl", "format": "jsonl", "sha256": "00"}
 MANIFEST = {"detgen": "1", "status": "running", "input": INPUT, "parameters": {}}

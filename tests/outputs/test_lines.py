@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Completion, Request, SamplingParams, Thought, TokenLogprobs, TokenRecord
-from detgen.engine.scores import ScoreRequest
+from detgen.engine.score_requests import ScoreRequest
 from detgen.outputs.lines import (
     acceptance_lines,
     bad_line,

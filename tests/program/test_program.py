@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from detgen.kernels.native.panels import joined, panels, stacked
+from detgen.kernels.c.panels import joined, panels, stacked
 from detgen.program import operands, steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step, Storage

@@ -10,7 +10,7 @@ import pytest
 from helpers.pages import Element, read_page
 
 from detgen.report.page import render
-from detgen.report.report import read_report
+from detgen.report.reporting import read_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -11,10 +11,10 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.report import reading
+from detgen.report import streaming
 from detgen.report.counting import THRESHOLDS, Counts
 from detgen.report.log import NONE, STATUSES, read_log
-from detgen.report.reading import Faults
+from detgen.report.streaming import Faults
 
 Log = list[dict[str, Any]]
 
@@ -80,7 +80,7 @@ def test_counts_are_those_of_the_entries_whatever_the_blocks(
     folder = tmp_path_factory.mktemp("log")
     write(folder, log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "_BLOCK", block)
+        patch.setattr(streaming, "_BLOCK", block)
         found, counts, faults = read(folder)
     assert found == log
     assert not faults.count

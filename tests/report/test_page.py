@@ -13,8 +13,8 @@ import pytest
 from helpers.pages import Element, read_page
 
 from detgen.report.page import check_place, render, write
-from detgen.report.report import read_report
-from detgen.report.windows import SIGNS
+from detgen.report.reporting import read_report
+from detgen.report.window_life import SIGNS
 
 Log = list[dict[str, Any]]
 

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.cache import store as stores
-from detgen.cache.opening import FILE
+from detgen.cache.cache_folder import FILE
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.errors import RunError

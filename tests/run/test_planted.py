@@ -12,7 +12,7 @@ from helpers.fakes import NAMES, content, go, stopping_at
 
 from detgen.errors import OutputError, RunError
 from detgen.outputs import OutputFolder, read_entries
-from detgen.outputs.base import Directory, NotPlainError, make_folder, open_plain
+from detgen.outputs.directory import Directory, NotPlainError, make_folder, open_plain
 
 OWN = (
     *NAMES,
@@ -107,7 +107,7 @@ def test_other_names_of_an_output_file_keep_its_content(tmp_path: Path, prompts:
 def test_a_file_that_is_exchanged_for_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at it and the opening."""
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("detgen.outputs.base.check_plain", lambda *_: None)
+    monkeypatch.setattr("detgen.outputs.directory.check_plain", lambda *_: None)
     with pytest.raises(NotPlainError, match="pipe is a named pipe"):
         open_plain(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")

@@ -13,7 +13,7 @@ from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manife
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams
 from detgen.errors import EngineError, RunError
-from detgen.outputs import results, writer
+from detgen.outputs import batch_results, writer
 from detgen.run import RunConfig, RunSummary, run
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -123,7 +123,7 @@ def test_overwriting_deletes_results(tmp_path: Path, batch: Path) -> None:
 def test_nobody_finds_half_of_the_results(tmp_path: Path, batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full while they are written ends the run; the same command goes on."""
     out = tmp_path / "out"
-    monkeypatch.setattr(results, "_BLOCK", 1)
+    monkeypatch.setattr(batch_results, "_BLOCK", 1)
     written = 0
 
     def full(file: int, data: bytearray) -> None:
@@ -133,7 +133,7 @@ def test_nobody_finds_half_of_the_results(tmp_path: Path, batch: Path, monkeypat
             raise OSError(28, "No space left on device")
         writer.write_all(file, data)
 
-    monkeypatch.setattr(results, "write_all", full)
+    monkeypatch.setattr(batch_results, "write_all", full)
     with pytest.raises(RunError, match=r"cannot write .*results\.jsonl: No space left"):
         go(batch, out, output_format="openai")
     assert not (out / "results.jsonl").exists()

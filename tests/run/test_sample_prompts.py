@@ -13,7 +13,7 @@ from helpers.batch_types import check
 from typer.testing import CliRunner
 
 from detgen.cli import app
-from detgen.kernels.native import library
+from detgen.kernels.c import library
 
 PROMPTS = Path(__file__).parents[2] / "sample_prompts"
 # SHA-256 of outputs.jsonl with 32 tokens a sample, by the file and the temperature.

@@ -16,7 +16,7 @@ from helpers.fakes import FakeEngine, Watcher, go, lines, manifest_of, no_engine
 
 from detgen import Engine
 from detgen.engine.config import EngineConfig
-from detgen.engine.scores import Score, ScoreRequest
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import RunError
 from detgen.run import RunSummary, ScoreConfig, run
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers.fakes import Watcher, content, manifest_of
 
-from detgen.cache.opening import FILE, open_store
+from detgen.cache.cache_folder import FILE, open_store
 from detgen.cache.pruning import prune
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import SamplingParams

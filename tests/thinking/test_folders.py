@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, OPTCon
 
 from detgen import thinking
 from detgen.errors import DEMO, EngineError
-from detgen.passes.loading import load_model
+from detgen.models.loading import load_model
 from detgen.thinking.configuration import ThinkingStatesConfig
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 

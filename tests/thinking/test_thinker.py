@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.bits import same_bits
-from detgen.passes import thinker
-from detgen.passes.generic_decoder import GenericDecoder
-from detgen.passes.loading import LoadedModel
-from detgen.passes.native_decoder import NativeDecoder
-from detgen.passes.packing import Windows
-from detgen.passes.preparing import Prepared, prepare
-from detgen.passes.thinker import SLOTS, Block, Thinker
+from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.generic.generic_decoder import GenericDecoder
+from detgen.kernels.input_batch import Windows
+from detgen.models.loading import LoadedModel
+from detgen.runner import thinker
+from detgen.runner.preparing import Prepared, prepare
+from detgen.runner.thinker import SLOTS, Block, Thinker
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def model(request: pytest.FixtureRequest, models: dict[str, Model]) -> Model:
 
 
 def kind_of(decoder: object) -> str:
-    return {NativeDecoder: "c", GenericDecoder: "generic"}[type(decoder)]
+    return {CDecoder: "c", GenericDecoder: "generic"}[type(decoder)]
 
 
 class Recording:

@@ -24,8 +24,8 @@ from detgen.engine.config import EngineConfig
 from detgen.errors import EngineError
 from detgen.run import EngineLike, RunConfig, ScoreConfig, run
 from detgen.workers.cluster import RayCluster
-from detgen.workers.config import WorkersConfig
 from detgen.workers.team import WorkersEngine
+from detgen.workers.worker_config import WorkersConfig
 
 pytestmark = [
     # Not imported here: a local Ray is told by the environment, before that, to keep to itself.

@@ -97,7 +97,7 @@ def test_a_batch_does_not_drain_between_calls(engines: Callable[..., Engine]) ->
 def test_a_worker_takes_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serving, "usable_cores", lambda: 8)
-    monkeypatch.setattr("detgen.passes.memory.free_memory", lambda device: 8 << 30)
+    monkeypatch.setattr("detgen.models.memory.free_memory", lambda device: 8 << 30)
     seen: list[EngineConfig] = []
 
     def build(config: EngineConfig) -> FedEngine:

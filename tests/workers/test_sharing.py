@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from detgen.errors import EngineError
-from detgen.workers.config import WorkersConfig, workers_config
 from detgen.workers.sharing import Node, Share, share_out
+from detgen.workers.worker_config import WorkersConfig, workers_config
 
 TWO_CORES = [Node(2, 0)]
 CLUSTER = [Node(8, 0), Node(8, 0), Node(4, 0)]

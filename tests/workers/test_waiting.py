@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Request, SamplingParams
-from detgen.engine.scores import ScoreRequest
+from detgen.engine.score_requests import ScoreRequest
 from detgen.workers import waiting
 from detgen.workers.waiting import AHEAD, Waiting, errand_of
 

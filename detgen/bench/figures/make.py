@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from detgen.bench.bench_results import Row
 from detgen.bench.cells import MIXED, Cell
+from detgen.bench.correctness import REFERENCE
 from detgen.bench.figures import measure
 from detgen.bench.figures.draw import draw
-from detgen.bench.interface import ModelSource
-from detgen.bench.judging import REFERENCE
+from detgen.bench.peer_interface import ModelSource
 from detgen.bench.peers.detgen_engine import DetgenPeer
 from detgen.bench.processes import Processes
-from detgen.bench.results import Row
 from detgen.progress import Observer
 from detgen.worker import WorkerError
 

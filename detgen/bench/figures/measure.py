@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from detgen.bench.interface import Job, Prompt
+from detgen.bench.peer_interface import Job, Prompt
 from detgen.bench.peers.detgen_engine import DetgenPeer, generate
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
     import torch
     import torch.nn.functional as F
 
-    from detgen.passes.packing import MOST_ROWS
+    from detgen.kernels.input_batch import MOST_ROWS
 
     target: Any = peer.engine.config.target
     config = target.model.config.get_text_config()
@@ -62,10 +62,10 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
 def _row_invariant(weight: torch.Tensor) -> Callable[[torch.Tensor], object]:
     """Multiplies rows, float32 [rows, inputs], by a weight [outputs, inputs], where the weight is."""
     if weight.device.type == "cpu":
-        from detgen.kernels.native.modules import NativeLinear
+        from detgen.kernels.c.modules import NativeLinear
 
         return NativeLinear(weight)
-    from detgen.kernels.native.panels import joined
+    from detgen.kernels.c.panels import joined
     from detgen.kernels.triton.linear import linear
 
     joint = joined([weight.cpu()], [])
@@ -97,7 +97,7 @@ def pass_costs(peer: DetgenPeer, repeats: int) -> Data:
     """
     import torch
 
-    from detgen.passes.packing import MOST_ROWS, Window
+    from detgen.kernels.input_batch import MOST_ROWS, Window
 
     forward, most = peer.engine.canonical, MOST_ROWS
     forward.cache.pages.lay_out(1, _CONTEXT + most)

@@ -1,4 +1,4 @@
-"""The peers: one small file each, behind the protocol `detgen.bench.interface.Peer`."""
+"""The peers: one small file each, behind the protocol `detgen.bench.peer_interface.Peer`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
-from detgen.bench.interface import Peer
+from detgen.bench.peer_interface import Peer
 from detgen.errors import BenchError
 
 _HOMES = {

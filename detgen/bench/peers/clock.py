@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from detgen.bench.interface import Job, Outcome
+from detgen.bench.peer_interface import Job, Outcome
 from detgen.bench.processor_time import CpuClock
 
 

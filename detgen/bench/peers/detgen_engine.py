@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome, Prompt
-from detgen.bench.models import loaded
+from detgen.bench.model_source import loaded
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome, Prompt
 from detgen.bench.peers.clock import Clock
 from detgen.engine.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
     from detgen.engine import Engine
-    from detgen.passes.cost import PassCost
+    from detgen.kernels.pass_cost import PassCost
 
 SYNTHETIC = "synthetic"
 _DRAFT_TOKENS = range(1, 9)
@@ -82,7 +82,7 @@ class DetgenPeer:
 
     def _synthetic(self, job: Job, acceptance: float) -> Engine:
         """An engine whose drafter proposes the canonical texts with errors; the number of draft tokens is the best."""
-        from detgen.drafters.known_text import Known, OracleDrafter, SyntheticDrafter
+        from detgen.drafters.oracle import Known, OracleDrafter, SyntheticDrafter
         from detgen.kernels.sampling import Choice
 
         key = SYNTHETIC, job.batch_size, acceptance, job.prompts

@@ -10,8 +10,8 @@ import ctypes
 from collections.abc import Collection
 from typing import NamedTuple
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome
-from detgen.bench.models import loaded
+from detgen.bench.model_source import loaded
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import run_stepwise
 
 _KEPT: list[object] = []  # a callback must live as long as the library

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import run_stepwise
 
 _F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}

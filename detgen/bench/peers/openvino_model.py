@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detgen.bench.interface import ModelSource
-from detgen.bench.models import loaded
+from detgen.bench.model_source import loaded
+from detgen.bench.peer_interface import ModelSource
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ import gc
 from multiprocessing.util import Finalize
 from typing import Any
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome
-from detgen.bench.models import folder
+from detgen.bench.model_source import folder
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import Clock
 
 _SHARE = 0.5  # of the GPU's memory that is free when it starts, for its weights and its cache

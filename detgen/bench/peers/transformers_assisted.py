@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from detgen.bench.interface import Contender, ModelSource
-from detgen.bench.models import own_forward
+from detgen.bench.model_source import own_forward
+from detgen.bench.peer_interface import Contender, ModelSource
 from detgen.bench.peers.transformers_generate import GeneratePeer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import Clock
 from detgen.bench.peers.transformers_generate import greedy
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome
-from detgen.bench.models import own_forward
+from detgen.bench.model_source import own_forward
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import Clock
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from detgen.bench.interface import Contender, Job, ModelSource, Outcome
-from detgen.bench.models import folder
+from detgen.bench.model_source import folder
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import run_stepwise
 
 _SHARE = 0.35  # of the GPU's memory that one vLLM may take beside its peers

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from detgen.kernels.attention import SHARING
-from detgen.kernels.triton.functions import capped, exponential, fold
+from detgen.kernels.triton.float_functions import capped, exponential, fold
 from detgen.kernels.triton.launching import OPTIONS, above, tile
 from detgen.program.operands import PAGE
 from detgen.program.steps import Attend

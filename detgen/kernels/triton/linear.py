@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.functions import activated, capped, part_of, put
+from detgen.kernels.triton.float_functions import activated, capped, part_of, put
 from detgen.kernels.triton.launching import OPTIONS, tiles
 from detgen.program.operands import GROUP, PANEL, PART_INPUTS, Activation, Storage, Weight
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.functions import exponential, fold, logarithm
+from detgen.kernels.triton.float_functions import exponential, fold, logarithm
 from detgen.kernels.triton.launching import OPTIONS, above, tile
 from detgen.program.operands import LOGIT_BLOCK, SCORED
 

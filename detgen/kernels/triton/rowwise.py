@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.functions import activated, part_of, put, sigmoid
+from detgen.kernels.triton.float_functions import activated, part_of, put, sigmoid
 from detgen.kernels.triton.launching import OPTIONS, above, tile, tiles
 from detgen.program.finite import most
 from detgen.program.operands import PAGE, Activation, Into

@@ -17,16 +17,16 @@ from triton.compiler import ASTSource
 
 from detgen.kernels.triton import (
     attend,
-    filters,
-    given,
+    filter_kernels,
+    given_logprobs,
     launching,
     linear,
     norms,
     peaks,
-    reading,
-    rows,
+    row_reading,
     rowwise,
-    sampling,
+    sampled_rows,
+    sampling_kernels,
 )
 from detgen.program.operands import Activation, Storage
 
@@ -106,42 +106,42 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         for name, kernel, types, constants in (
             (
                 "read",
-                reading._read,
+                row_reading._read,
                 [FLOAT, FLOAT, LONG, INT, FLOAT, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, *["i32"] * 5],
-                [rows.SECTION, reading._MANY],
+                [sampled_rows.SECTION, row_reading._MANY],
             ),
             (
                 "weigh",
-                filters._weigh,
+                filter_kernels._weigh,
                 [FLOAT, FLOAT, LONG, LONG, FLOAT, INT, LONG, *["i32"] * 4],
-                [rows.SECTION, SECTIONS, filters.BUCKETS],
+                [sampled_rows.SECTION, SECTIONS, filter_kernels.BUCKETS],
             ),
             (
                 "list",
-                filters._list,
+                filter_kernels._list,
                 [FLOAT, FLOAT, LONG, LONG, FLOAT, INT, LONG, INT, *["i32"] * 4],
-                [rows.SECTION, SECTIONS, filters.BUCKETS],
+                [sampled_rows.SECTION, SECTIONS, filter_kernels.BUCKETS],
             ),
             (
                 "settle",
-                filters._settle,
+                filter_kernels._settle,
                 [FLOAT, FLOAT, LONG, LONG, FLOAT, INT, LONG, INT, LONG, *["i32"] * 4],
-                [SECTIONS, filters.BUCKETS, filters._TILE, filters._PIVOTS],
+                [SECTIONS, filter_kernels.BUCKETS, filter_kernels._TILE, filter_kernels._PIVOTS],
             ),
             (
                 "score",
-                sampling._score,
+                sampling_kernels._score,
                 [FLOAT, FLOAT, LONG, LONG, FLOAT, INT, LONG, DOUBLE, INT, DOUBLE, *["i32"] * 4],
-                [True, rows.SECTION, SECTIONS, sampling._TILE],
+                [True, sampled_rows.SECTION, SECTIONS, sampling_kernels._TILE],
             ),
         )
     },
     "choose: put together": (
-        sampling._choose,
+        sampling_kernels._choose,
         [FLOAT, LONG, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, DOUBLE, INT, DOUBLE, INT, *["i32"] * 5],
-        [True, SECTIONS, sampling.BROKEN],
+        [True, SECTIONS, sampling_kernels.BROKEN],
     ),
-    "given": (given._given, [FLOAT, LONG, FLOAT, FLOAT, FLOAT, "i32", "i32"], []),
+    "given": (given_logprobs._given, [FLOAT, LONG, FLOAT, FLOAT, FLOAT, "i32", "i32"], []),
 }
 
 
@@ -159,7 +159,7 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
     names = kernel.arg_names
     signature = dict(zip(names, [*types, *["constexpr"] * len(constants)], strict=True))
     constexprs = dict(zip(names[len(types) :], constants, strict=True))
-    # As at launches: addresses, and the sizes of rows, are multiples of 16.
+    # As at launches: addresses, and the sizes of sampled_rows, are multiples of 16.
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, (name, kind) in enumerate(zip(names, types, strict=False))

@@ -16,13 +16,13 @@ def device() -> str:
 
 @contextmanager
 def _small_sections() -> Iterator[None]:
-    from detgen.kernels.triton import filters, reading, sampling
+    from detgen.kernels.triton import filter_kernels, row_reading, sampling_kernels
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (filters, reading, sampling):
+        for module in (filter_kernels, row_reading, sampling_kernels):
             patch.setattr(module, "SECTION", 256)
-        patch.setattr(filters, "_TILE", 256)
-        patch.setattr(sampling, "_TILE", 128)
+        patch.setattr(filter_kernels, "_TILE", 256)
+        patch.setattr(sampling_kernels, "_TILE", 128)
         yield
 
 

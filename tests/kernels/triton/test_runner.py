@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from detgen.errors import EngineError
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import same_bits
-from detgen.kernels.native.library import Runner, best_build
-from detgen.kernels.native.panels import STORAGE, joined, panels, stacked
-from detgen.kernels.native.quantizing import Quantized
+from detgen.kernels.c.library import Runner, best_build
+from detgen.kernels.c.panels import STORAGE, joined, panels, stacked
+from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort

@@ -1,0 +1,204 @@
+"""The models of a benchmark: what is known of the target beforehand, and both as the peers take them.
+
+Peers load them in their own processes: by detgen's loader, or as a folder on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from detgen.bench.peer_interface import BenchConfig, ModelSource
+from detgen.bench.random_weights import config_of, random_model
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Request
+from detgen.errors import DEMO, BenchError
+from detgen.interruption import interrupted_later
+from detgen.machine import usable_cores
+from detgen.models.folders import check_folder, local_place
+from detgen.models.hub import fetched
+from detgen.progress import Observer
+
+_BITS = {"q8": 8, "q4": 4}  # of weights that the native pass quantizes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target in figures.
+
+    Attributes:
+        engine: the settings of the benchmark, with a device, dtype and threads that are settled.
+        vocabulary: entries of its logits.
+        context: most positions of a sequence.
+        weights: parameters that a pass reads; without an untied embedding, of which it reads one row per token.
+        native: as in `ModelSource`.
+        as_stored: as in `ModelSource`.
+        encode: token ids of a request, as `detgen run` reads it, chats by the model's template; with random weights, by
+            the embedded tokenizer. Raises a RequestError for what cannot be run.
+    """
+
+    engine: EngineConfig
+    vocabulary: int
+    context: int
+    weights: float
+    native: bool
+    as_stored: bool
+    encode: Callable[[Request], list[int]]
+
+
+def resolve(config: BenchConfig, observer: Observer) -> Target:
+    """Look at a benchmark's target.
+
+    Raises:
+        BenchError: if there is no such configuration, or the model thinks while it reads.
+        EngineError: if there is no such model or device, or the model cannot be loaded.
+    """
+    with interrupted_later():
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from detgen.engine.encoding import prompt_tokens
+        from detgen.engine.rendering import chat_renderer
+        from detgen.engine.tokenizing import Tokenize
+        from detgen.models.explained import explained
+        from detgen.models.families import FAMILIES
+        from detgen.models.loading import DTYPES, pick_device
+        from detgen.models.settings import context_of, load_settings
+        from detgen.thinking.configuration import ThinkingStatesConfig
+
+    engine = config.engine
+    device = pick_device(engine.device)
+    place: Any = engine.target or DEMO / "target"
+    name = str(config.random_weights or engine.target or "embedded:target")
+    trusted = engine.trust_remote_code
+    if config.random_weights is not None:
+        _, tokenizer = load_settings(DEMO / "target", "embedded:target", trusted=False)
+    else:
+        place = local_place(place, name) or fetched(name, observer, trusted=trusted)
+        if place.is_file():
+            raise BenchError(f"{name} is a file, and most peers take folders; give one in the Hugging Face layout")
+        check_folder(place, name, trusted=trusted)
+        found, tokenizer = load_settings(place, name, trusted=trusted)
+        if isinstance(found, ThinkingStatesConfig):
+            raise BenchError(
+                f"{name} thinks while it reads, which no other program does: there is nothing to compare it with;"
+                " choose another --target, and see the closing figures of detgen run"
+            )
+    with explained(name):
+        if config.random_weights is not None:
+            found = config_of(config.random_weights, "target")
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(found, trust_remote_code=trusted)
+    text = found.get_text_config()
+    dtype = engine.dtype
+    if dtype == "auto":
+        kind: Any = torch.float32 if device.type == "cpu" else getattr(found, "dtype", None)
+        dtype = {known: name for name, known in DTYPES.items()}.get(kind, "bfloat16")
+    # What a known family has of its own is found out where the model is loaded.
+    native = type(model).__name__ in FAMILIES and device.type == "cpu"
+    render, tokenize = chat_renderer(tokenizer), Tokenize(tokenizer, name)
+    size = len(tokenizer) if config.random_weights is not None else int(text.vocab_size)
+    tied = getattr(text, "tie_word_embeddings", False)
+    embedding = 0 if tied else model.get_input_embeddings().weight.numel()
+    return Target(
+        engine=replace(engine, device=str(device), dtype=dtype, threads=engine.threads or usable_cores()),
+        vocabulary=int(text.vocab_size),
+        context=context_of(text),
+        weights=float(sum(p.numel() for p in model.parameters()) - embedding),
+        native=native,
+        as_stored=device.type == "cpu" and engine.dtype == "auto",
+        encode=lambda request: prompt_tokens(request, tokenizer, name, size, render, tokenize),
+    )
+
+
+class TokenIds:
+    """Stands for a tokenizer where there is no text: every sequence of ids has the text ""."""
+
+    all_special_ids: tuple[int, ...] = ()
+    eos_token_id = None
+
+    def get_vocab(self) -> dict[str, int]:
+        """No token has a name."""
+        return {}
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        """No token has a text."""
+        return ""
+
+
+def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_stored: bool = False) -> Any:
+    """A `LoadedModel` that nothing ends before its number of tokens, its context cut to what the workloads need.
+
+    Its weights are in the CPU's memory, from which detgen takes them to the device.
+
+    Args:
+        source: the models.
+        role: target or draft.
+        weights: how they are kept, as `Contender.weights`; None as the settings say. Those rounded to 16 bits are
+            widened when they are read, and the arithmetic stays that of the settings.
+        as_stored: as in `ModelSource`.
+    """
+    if weights in ("q8", "q4"):
+        quant: dict[str, Any] = {f"{role}_quant": weights}
+        source = replace(source, engine=replace(source.engine, **quant))
+    found = _loaded(source, role, as_stored)
+    if weights in ("bfloat16", "float16"):
+        import torch
+
+        for parameter in found.model.parameters():
+            parameter.data = parameter.data.to(getattr(torch, weights))
+    return found
+
+
+def own_forward(source: ModelSource, role: str) -> Any:
+    """The model as transformers runs it: its weights on the benchmark's device, in the benchmark's number format."""
+    from detgen.models.loading import DTYPES
+
+    model = loaded(source, role).whole()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(DTYPES[source.engine.dtype])
+    return model.to(source.engine.device)
+
+
+def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
+    import torch
+
+    from detgen.models.loading import DTYPES, LoadedModel, load_model
+
+    engine = source.engine
+    quant = engine.target_quant if role == "target" else engine.draft_quant
+    if source.random_weights is not None:
+        model = random_model(source.random_weights, role, DTYPES[engine.dtype], engine.device, source.seed).cpu()
+        torch.cuda.empty_cache()  # what is free there counts when detgen takes memory for keys and values
+        name, bits = f"random:{source.random_weights}:{role}", _BITS.get(quant, 0)
+        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), torch.float32, bits)
+    given = _given(source, role)
+    place, name = given or DEMO / role, given or f"embedded:{role}"
+    dtype, trusted = "auto" if as_stored else engine.dtype, engine.trust_remote_code
+    found = load_model(place, name, torch.device("cpu"), dtype, quant, trusted=trusted)
+    return replace(found, eos=frozenset(), context=min(source.positions, found.context))
+
+
+def folder(source: ModelSource, role: str) -> Path:
+    """The model as a folder in the Hugging Face layout; random weights are written on first use."""
+    if source.random_weights is not None:
+        path = source.scratch / f"random-{role}"
+        if not (path / "config.json").is_file():
+            loaded(source, role).model.save_pretrained(path)
+        return path
+    given = _given(source, role)
+    if given is None:
+        return DEMO / role
+    if Path(given).is_dir():
+        return Path(given)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(given, local_files_only=True))
+
+
+def _given(source: ModelSource, role: str) -> str | None:
+    """What was asked for; None for the embedded model."""
+    model = source.engine.target if role == "target" else source.engine.draft
+    return None if model is None else str(model)

@@ -1,0 +1,124 @@
+"""`detgen cache`: what the completion cache holds, and making it smaller. What it does is in `detgen.cache`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detgen.cli import options
+from detgen.cli.answering import Quiet, errors_shown
+
+INFO_EPILOG = "\n".join(
+    (
+        "Examples:",
+        "  [bold]detgen cache info[/]",
+        "  [bold]detgen cache info --check /data/completions[/]",
+        "",
+        "Exit status: 0 shown, 1 shown, but completions are damaged (--check), 2 refused, 70 internal error, 130"
+        " interrupted.",
+    )
+)
+PRUNE_EPILOG = "\n".join(
+    (
+        "Examples:",
+        "  [bold]detgen cache prune[/]",
+        "  [bold]detgen cache prune --older-than 30d --max-size 2GB[/]",
+        "",
+        "Exit status: 0 done, 2 refused, 70 internal error, 130 interrupted.",
+    )
+)
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+app = typer.Typer(no_args_is_help=True)
+
+
+def parse_age(text: str) -> float:
+    """Seconds from `30d`, `12h`, `1.5w`, `90m` or `10s`."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a time such as 30d, 12h or 2w (s, m, h, d, w)")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Argument(metavar="[DIR]", show_default="the one of --cache auto", help="The folder of the cache."),
+]
+
+
+@app.callback()
+def group() -> None:
+    """Show or prune the completion cache, which `detgen run --cache` fills."""
+
+
+@app.command("info", epilog=INFO_EPILOG)
+def info_command(
+    folder: Folder = None,
+    check: Annotated[bool, typer.Option("--check", help="Read every completion and see if it is whole.")] = False,
+) -> None:
+    """Show what a completion cache holds: how much, of which models, and when it was used."""
+    from detgen.show.progress_view import open_display
+
+    display = open_display()
+    with errors_shown(display):
+        with display:
+            from detgen.cache import open_store
+            from detgen.cache.pruning import contents
+
+            if check:
+                display.stage("reading the completions")
+            with open_store(folder) as store:
+                found = contents(store, check=check)
+        from detgen.show.cache_view import show_contents
+
+        show_contents(store.path, found)
+    if found.damaged:
+        raise typer.Exit(options.FAILED)
+
+
+@app.command("prune", epilog=PRUNE_EPILOG)
+def prune_command(
+    folder: Folder = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_age,
+            metavar="AGE",
+            show_default=False,
+            help="Remove what was not used for so long, such as 30d, 12h or 2w.",
+        ),
+    ] = None,
+    max_size: Annotated[
+        int | None,
+        typer.Option(
+            parser=options.parse_size,
+            metavar="SIZE",
+            show_default=False,
+            help="Remove what was used least recently, until the file is no larger than SIZE, such as 2GB.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Remove completions from a cache, and give their space back. Runs may use the cache meanwhile.
+
+    Without options, what goes is damaged or was made by another version of detgen.
+    """
+    from detgen.show.progress_view import open_display
+
+    display = open_display(quiet=quiet)
+    with errors_shown(display):
+        with display:
+            from detgen.cache import open_store
+            from detgen.cache.pruning import prune
+
+            display.stage("removing completions")
+            with open_store(folder) as store:
+                pruned = prune(store, older_than=older_than, max_size=max_size)
+        from detgen.show.cache_view import show_pruned
+
+        if not quiet:
+            show_pruned(store.path, pruned)

@@ -1,0 +1,84 @@
+"""`detgen export`: a finished run in another form. What it does is in `detgen.export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detgen.cli import options
+from detgen.cli.answering import Quiet, errors_shown
+from detgen.export import FORMS
+
+EPILOG = "\n".join(
+    (
+        "Examples:",
+        "  [bold]detgen export out --to parquet[/]",
+        "  [bold]detgen export out --to csv -o texts.csv[/]",
+        "  [bold]detgen export out moved/batch.jsonl --to openai -o results.jsonl[/]",
+        "",
+        "Exit status: 0 done, 2 refused, 70 internal error, 130 interrupted.",
+    )
+)
+
+
+def parse_form(text: str) -> str:
+    """A form by name."""
+    if text not in FORMS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(FORMS)}")
+    return text
+
+
+def export_command(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", show_default=False, help="The output folder of a finished run.")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            parser=parse_form,
+            metavar="csv|parquet|openai|hf",
+            autocompletion=lambda: list(FORMS),
+            show_default=False,
+            rich_help_panel="Results",
+            help="csv, parquet and hf (a folder for load_from_disk) are tables with a row per sample; openai has a line"
+            " per request, as the OpenAI batch API writes it.",
+        ),
+    ],
+    prompts: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPTS]", show_default="where the manifest says", help="Where the run's prompts are now."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            callback=options.named,
+            metavar="FILE",
+            show_default="named after OUT",
+            rich_help_panel="Results",
+            help="The file to write, with hf a folder; it must not be there yet.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a finished run as a table, or as results of the OpenAI batch API. OUT stays as it is.
+
+    Prompts stand beside the texts if they are still where the run read them, or where PROMPTS says.
+    """
+    from detgen.show.progress_view import open_display
+
+    display = open_display(quiet=quiet)
+    with errors_shown(display):
+        with display:
+            from detgen.export.exporting import export_run
+
+            exported = export_run(out, to, prompts, output, display)
+        from detgen.show.export_view import show_export
+
+        if not quiet:
+            show_export(exported)

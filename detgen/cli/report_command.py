@@ -1,0 +1,75 @@
+"""`detgen report`: draws a run that is already there. What it does is in `detgen.report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detgen.cli import options
+from detgen.cli.answering import Quiet, errors_shown, writable
+
+EPILOG = "\n".join(
+    (
+        "Examples:",
+        "  [bold]detgen report out[/]",
+        "  [bold]detgen report out -o out.html --request add --request 17[/]",
+        "  [bold]detgen report out --against other-out[/]",
+        "",
+        "Exit status: 0 written, 1 written, but a folder is not as its run wrote it, 2 wrong usage, 70 internal error,"
+        " 130 interrupted.",
+    )
+)
+
+
+def report_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT", show_default=False, help="The output folder of a run.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="OTHER", show_default=False, help="Show what differs from another output folder."),
+    ] = None,
+    request: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID",
+            show_default="a few, by rules that the page names",
+            help="Show this request window by window; may be given several times.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            callback=writable,
+            rich_help_panel="Results",
+            help="Where to write the page.",
+        ),
+    ] = Path("report.html"),
+    quiet: Quiet = False,
+) -> None:
+    """Draw what a run did on one page of HTML: what was drafted, accepted, corrected and rolled back, and why.
+
+    The page is a single file without scripts, made from the files of the folder; for the texts of tokens it needs the
+    tokenizer of the run's model. Margins show where another profile would differ first.
+    """
+    from detgen.report.reporting import read_report
+    from detgen.show.progress_view import open_display
+
+    display = open_display(quiet=quiet)
+    with errors_shown(display):
+        with display:
+            display.stage(f"reading {out}")
+            from detgen.report.page import check_place, write
+
+            check_place(output)
+            report = read_report(out, request or (), against)
+            display.stage("drawing the page")
+            size = write(report, output)
+        from detgen.show.report_view import show_report
+
+        show_report(report, output, size)
+    if report.faults.count:
+        raise typer.Exit(options.FAILED)

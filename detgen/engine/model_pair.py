@@ -1,0 +1,40 @@
+"""Loads the models of an engine and checks that they fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from detgen.engine.config import EngineConfig
+from detgen.engine.sources import uses_draft
+from detgen.errors import DEMO, QuantName
+from detgen.models.loading import LoadedModel, check_vocabularies, load_model
+from detgen.models.memory import check_room
+from detgen.progress import Observer
+
+_ROOM = 512  # MiB that transformers and small models take
+_MEMORY = torch.device("cpu")  # where weights are until programs take them
+
+
+def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, LoadedModel | None]:
+    """The target, and the draft model if there is one and the drafter uses it.
+
+    Raises:
+        EngineError: if a model cannot be loaded, the draft model is missing, or the two do not share a vocabulary.
+    """
+
+    def load(source: str | Path | LoadedModel | None, role: str, quant: QuantName) -> LoadedModel:
+        if isinstance(source, LoadedModel):
+            return source
+        trusted, name = config.trust_remote_code, str(source or f"embedded:{role}")
+        place = source or DEMO / role
+        return load_model(place, name, _MEMORY, config.dtype, quant, trusted=trusted, observer=observer)
+
+    check_room(_ROOM, "load a model")
+    target = load(config.target, "target", config.target_quant)
+    if not uses_draft(config):
+        return target, None
+    draft = load(config.draft, "draft", config.draft_quant)
+    check_vocabularies(target, draft)
+    return target, draft

@@ -1,0 +1,459 @@
+"""What becomes of a pass: tokens are chosen, drafts judged, records written, sequences committed, rolled back or ended.
+
+What concerns all rows is done by arrays, one operation for all of them. Loops are left over the sequences that ask for
+more than most: stop strings, penalties, log-probabilities, drafts. Knows no files and no models.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from detgen.drafters.protocol import Drafter
+from detgen.engine.reading_ahead import ReadingAhead
+from detgen.engine.records import CODES, NONE, Log, count_statuses
+from detgen.engine.scheduler import Scheduler
+from detgen.engine.sequence import Sequence
+from detgen.engine.stats import EngineStats
+from detgen.engine.stopping import Stopping
+from detgen.engine.token_logprobs import token_logprobs
+from detgen.engine.verification import judge
+from detgen.kernels.input_batch import Windows
+from detgen.kernels.logprobs import Judged, Scores, judge_rows
+from detgen.kernels.pass_cost import PassCost
+from detgen.kernels.penalties import Adjustment
+from detgen.kernels.sampling import Choices, Chosen, choose, scored
+from detgen.runner.kv_cache import KVCache
+
+_BROKEN = -2  # in place of the token that a row chooses which is not finite
+
+
+class Trace(Protocol):
+    """Sees the canonical values that tokens are committed from; for proofs and tests.
+
+    Attributes:
+        chains: whether passes keep only the logits that are needed, and may be in one call, as without a trace; then
+            it sees no logits.
+    """
+
+    chains: bool
+
+    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+        """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed."""
+        ...
+
+    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """KV entries [layers, cached positions, kv_heads * head_size] of a finished sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a pass whose logits are wanted, and their windows; windows without such rows are left out.
+
+    Attributes:
+        slots: int64 [windows].
+        counts: int64 [windows], rows of each.
+        firsts: int64 [windows], the first row of each.
+        positions: int64 [windows], the position of that row in its sequence.
+        owner: int64 [rows], the window of each row.
+        depth: int64 [rows], its place among the window's.
+        drafted: int64 [rows], the token that was drafted after it; NONE for the last of each window.
+    """
+
+    slots: np.ndarray
+    counts: np.ndarray
+    firsts: np.ndarray
+    positions: np.ndarray
+    owner: np.ndarray
+    depth: np.ndarray
+    drafted: np.ndarray
+
+    @property
+    def single(self) -> bool:
+        """Whether every window has one row."""
+        return len(self.owner) == len(self.slots)
+
+    def rows_of_pass(self, windows: Windows) -> np.ndarray:
+        """The rows among all of the pass with these windows, int64 [rows]."""
+        ends = windows.lengths.cumsum()[windows.logits > 0]
+        found: np.ndarray = (ends - self.counts)[self.owner] + self.depth
+        return found
+
+    @classmethod
+    def of(cls, windows: Windows) -> Rows:
+        """Those of these windows."""
+        if len(windows.tokens) == len(windows) == windows.logits.sum():
+            every, ones = np.arange(len(windows)), np.ones(len(windows), np.int64)
+            drafted = np.full(len(windows), NONE)
+            return cls(windows.slots, ones, every, windows.starts, every, ones - 1, drafted)
+        asked = windows.logits > 0
+        slots, counts, ends = windows.slots[asked], windows.logits[asked], windows.lengths.cumsum()[asked]
+        firsts = counts.cumsum() - counts
+        owner = np.repeat(np.arange(len(slots)), counts)
+        depth = np.arange(len(owner)) - firsts[owner]
+        drafted = np.append(windows.tokens, NONE)[(ends - counts)[owner] + depth + 1]
+        drafted[firsts + counts - 1] = NONE
+        return cls(slots, counts, firsts, (windows.starts + windows.lengths)[asked] - counts, owner, depth, drafted)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A canonical pass, or a chain of them in one call, and what it gave.
+
+    Attributes:
+        windows: what went through it.
+        results: logits, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their scores, if these
+            windows are `plain`.
+        broken: rows whose hidden states are not finite.
+        drafters: whose drafts they are, int64 [slots]; None if there are none.
+        chained: whether each row is that of a pass of its own, and read what the row before chose.
+    """
+
+    windows: Windows
+    results: torch.Tensor | Scores
+    broken: list[int]
+    drafters: np.ndarray | None = None
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What stands of a pass.
+
+    Attributes:
+        rows: those whose logits were wanted.
+        results: see `Ran`.
+        picked: what was chosen of logits; None of scores.
+        chosen: int64 [rows], the token after each.
+        produced: int64 [rows], tokens of the completion up to that one.
+        stopped: bool [rows], whether that one is an end-of-sequence token which ends its sequence.
+        ends: bool [rows], whether its sequence ends with it.
+        accepted: int64 [windows], draft tokens that stand.
+        committed: int64 [windows], tokens that do.
+        read: int64 [n], slots that have read their last token, and now have the one after it.
+        drafters: int64 [windows], whose drafts they are; places in the log's names.
+        chained: see `Ran`.
+    """
+
+    rows: Rows
+    results: torch.Tensor | Scores
+    picked: Chosen | None
+    chosen: np.ndarray
+    produced: np.ndarray
+    stopped: np.ndarray
+    ends: np.ndarray
+    accepted: np.ndarray
+    committed: np.ndarray
+    read: np.ndarray
+    drafters: np.ndarray
+    chained: bool
+
+
+class OutputProcessor:
+    """Verifies and commits what passes choose, and rolls back the rest.
+
+    Args:
+        cache: the target's KV cache.
+        cost: learns what choosing costs.
+        scheduler: has the live sequences.
+        stopping: decides where sequences end.
+        stats: counters to update.
+        drafter: is told of each judged draft.
+        ahead: reads the prompts of a thinking model; None if the target does not think.
+
+    Attributes:
+        log: the acceptance logs of the live sequences.
+        trace: sees canonical values; None for no trace.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        cost: PassCost,
+        scheduler: Scheduler,
+        stopping: Stopping,
+        stats: EngineStats,
+        drafter: Drafter,
+        ahead: ReadingAhead | None = None,
+    ) -> None:
+        self.log = Log()
+        self.trace: Trace | None = None
+        self._cache = cache
+        self._cost = cost
+        self._scheduler = scheduler
+        self._stopping = stopping
+        self._stats = stats
+        self._drafter = drafter
+        self._thinking = None if ahead is None else ahead.thinking
+        self._ahead = ahead
+        self._done: list[Sequence] = []
+
+    @property
+    def seen(self) -> bool:
+        """Whether a trace sees all logits that tokens are chosen from."""
+        return self.trace is not None and not self.trace.chains
+
+    def plain(self, windows: Windows) -> bool:
+        """Whether nobody asks more of a canonical pass with these windows than which logits are the largest."""
+        live, slots = self._scheduler.live, windows.slots[windows.logits > 0]
+        asked = live.choosy[slots].any() or live.wordy[slots].any()
+        return not self.seen and not asked
+
+    def verify(self, ran: Ran) -> Verified | None:
+        """Choose the token after each row, and compare the drafts with what is chosen.
+
+        A sequence ends with an error at the first of its rows whose results are not finite. One of a draft token that
+        is not committed does not count, so that the error depends on the request alone.
+
+        Returns:
+            What stands; None if nothing is committed.
+        """
+        windows, results, broken, live = ran.windows, ran.results, ran.broken, self._scheduler.live
+        if self._ahead is not None:
+            windows, results, broken = self._ahead.settle(live, windows, results, broken, self._stats)
+        self._read(windows, broken)
+        rows = Rows.of(windows)
+        if not len(rows.owner):
+            return None
+        slots = rows.slots[rows.owner]
+        started = time.perf_counter()
+        choices = None
+        if not isinstance(results, Scores):
+            choices = self.choices(rows) if live.choosy[rows.slots].any() else None
+            if not (live.wordy[rows.slots].any() or self.seen):
+                results = scored(results, choices) or results
+        if isinstance(results, Scores):
+            picked, tokens, finite = None, results.tokens, results.finite
+        else:
+            picked = choose(results, choices)
+            tokens = picked.tokens.cpu().numpy()
+            # Of a row that is not finite, the chosen logit is not finite either.
+            finite = np.isfinite(results.gather(-1, picked.tokens[:, None])[:, 0].cpu().numpy())
+        if broken:  # one measure for all rows: those that decode now may be read another time
+            finite &= ~np.isin(rows.rows_of_pass(windows), broken)
+        chosen = np.where(finite, tokens, _BROKEN)
+        self._cost.choose(len(chosen), time.perf_counter() - started)
+
+        produced = live.length[slots] - live.prompt[slots] + rows.depth + 1
+        stopped = (chosen == live.eos_ids).any(0) & live.eos[slots] & (produced > live.least[slots])
+        stopped &= ~live.watched[slots]
+        ends = stopped | (produced >= live.limit[slots] - live.prompt[slots])
+        accepted, committed = judge(rows.firsts, rows.drafted, chosen, ends)
+        there = live.busy[rows.slots]  # others broke off while their tokens were read
+        committed = self._sound(rows, chosen, np.where(there, committed, 0))
+        if ran.chained:  # what agrees was no draft
+            rows = replace(rows, drafted=np.full_like(rows.drafted, NONE))
+        if not committed.any():
+            return None
+        drafters = np.zeros(len(rows.slots), np.int64) if ran.drafters is None else ran.drafters[rows.slots]
+        return Verified(
+            rows=rows,
+            results=results,
+            picked=picked,
+            chosen=chosen,
+            produced=produced,
+            stopped=stopped,
+            ends=ends,
+            accepted=np.minimum(accepted, committed),
+            committed=committed,
+            read=rows.slots[live.reading[rows.slots] & (committed > 0)],
+            drafters=drafters,
+            chained=ran.chained,
+        )
+
+    def commit(self, verified: Verified) -> None:
+        """Append what stands to its sequences and to the acceptance log."""
+        rows, results, picked, committed = verified.rows, verified.results, verified.picked, verified.committed
+        live, chained = self._scheduler.live, verified.chained
+        if self.trace is not None and self.seen:
+            assert isinstance(results, torch.Tensor)
+            for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), committed.tolist(), strict=True):
+                if count:
+                    self.trace.committed(live[slot], live[slot].generated, results[first : first + count])
+        taken = rows.depth < committed[rows.owner]
+        at = taken.nonzero()[0]
+        if isinstance(results, Scores):
+            judged = Judged(None, results.logprobs[at], results.leads[at])
+        else:
+            assert picked is not None
+            wordy = bool(live.wordy[rows.slots].any())
+            judged = judge_rows(results, picked, None if len(at) == len(taken) else at, full=wordy)
+        if judged.logprobs is not None:
+            self._note_logprobs(rows, committed, judged)
+        self._record(verified, judged)
+        if not chained:
+            self._learn_from(verified)
+        kept = committed > 0
+        done, counts = rows.slots[kept], committed[kept]
+        live.commit(done, counts, verified.chosen[at], rounds=counts if chained else 1)
+        self._stats.tokens += len(at)
+
+    def roll_back(self, verified: Verified) -> None:
+        """Set the sequences back to what stands, and end those that are over."""
+        live, rows, committed = self._scheduler.live, verified.rows, verified.committed
+        kept = committed > 0
+        done = rows.slots[kept]
+        if self._thinking is not None:
+            self._thinking.keep(done, live.length[done] - 1)
+        self._scheduler.advance(done, live.length[done] - 1)
+        for slot in verified.read.tolist():
+            self._scheduler.share(slot)
+        last = (rows.firsts + committed - 1)[kept]
+        over, stopped = verified.ends[last], verified.stopped[last]
+        for slot, stop in zip(done[over].tolist(), stopped[over].tolist(), strict=True):
+            live[slot].finish_reason = live[slot].finish_reason or ("stop" if stop else "length")
+        for slot in done[over | live.watched[done]].tolist():
+            if live[slot].finish_reason is not None:
+                self._end(live[slot])
+
+    def _read(self, windows: Windows, broken: list[int]) -> None:
+        """Note which chunks were read; break those off that have a broken row whose logits nobody wants."""
+        live = self._scheduler.live
+        reading = live.reading[windows.slots].nonzero()[0]
+        if not len(reading):
+            return
+        firsts = windows.lengths.cumsum() - windows.lengths
+        for i in reading.tolist():
+            slot, start, count, logits = (
+                int(x[i]) for x in (windows.slots, windows.starts, windows.lengths, windows.logits)
+            )
+            self._stats.prompt_tokens += count
+            row = int(firsts[i])
+            at = next((b for b in broken if row <= b < row + count - logits), None)
+            if at is None and logits:
+                continue  # the last row is not cached before a token was committed after it: its logits may be broken
+            cached = start + count if at is None else start + at - row
+            self._scheduler.advance(np.array([slot]), np.array([cached]))
+            if at is not None:
+                live[slot].break_off(cached)
+                self._end(live[slot])
+            else:
+                self._scheduler.share(slot)
+
+    def choices(self, rows: Rows) -> Choices:
+        """How the token after each row is chosen."""
+        live, slots = self._scheduler.live, rows.slots[rows.owner]
+        adjustments: list[Adjustment | None] | None = None
+        if (live.adjusted & live.busy)[rows.slots].any():
+            adjustments = []
+            for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), rows.counts.tolist(), strict=True):
+                draft = rows.drafted[first : first + count - 1].tolist()
+                adjustments += [live[slot].adjustment(i, draft) if slot in live else None for i in range(count)]
+        position = (live.length[slots] - live.prompt[slots] + rows.depth).astype(np.uint64)
+        how = {name: values[slots] for name, values in live.how.items()}
+        return Choices(**how, position=position, adjustments=adjustments)
+
+    def _sound(self, rows: Rows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
+        """How many tokens of each window are committed, int64 [windows], stop strings and broken rows considered.
+
+        A sequence ends with an error, and nothing is committed, where a broken row comes before the end.
+        """
+        live = self._scheduler.live
+        committed = committed.copy()
+        asked = live.watched[rows.slots] & (committed > 0)
+        if (chosen < 0).any():
+            asked |= (np.minimum.reduceat(chosen, rows.firsts) < 0) & (committed > 0)
+        for i in asked.nonzero()[0].tolist():
+            seq, first, count = live[int(rows.slots[i])], int(rows.firsts[i]), int(committed[i])
+            tokens: list[int] = chosen[first : first + count].tolist()
+            for n, token in enumerate(tokens, 1):
+                if token < 0:
+                    position = int(rows.positions[i]) + n - 1
+                    self._scheduler.advance(rows.slots[i : i + 1], np.array([min(position, len(seq.tokens))]))
+                    seq.break_off(position)
+                    self._end(seq)
+                    committed[i] = 0
+                    break
+                if live.watched[seq.slot] and self._stopping.ends(seq, tokens[:n]):
+                    committed[i] = n
+                    break
+        return committed
+
+    def _note_logprobs(self, rows: Rows, committed: np.ndarray, judged: Judged) -> None:
+        """Keep the log-probabilities of the samples that ask for them."""
+        assert judged.logprobs is not None
+        live, ends = self._scheduler.live, committed.cumsum()
+        for i in np.flatnonzero(live.wordy[rows.slots] & (committed > 0)).tolist():
+            seq, part = live[int(rows.slots[i])], slice(int(ends[i] - committed[i]), int(ends[i]))
+            wanted = seq.request.params.logprobs or 0
+            seq.logprobs += token_logprobs(judged.logprobs[part], judged.chosen[part].tolist(), wanted)
+
+    def _record(self, verified: Verified, judged: Judged) -> None:
+        """Write the acceptance log, and count what it says; `judged` are the committed rows."""
+        rows, chosen, committed = verified.rows, verified.chosen, verified.committed
+        codes, chained, live = verified.drafters, verified.chained, self._scheduler.live
+        kept = committed > 0
+        entries: np.ndarray | slice = slice(None)  # of the rows; all, if nothing was drafted and nothing broke off
+        owner = rows.owner
+        statuses = np.where(live.verified[rows.slots], CODES["plain"], CODES["unverified"])
+        logprobs, margins, tokens = judged.chosen, judged.margins, chosen
+        if not (rows.single and kept.all()):
+            taken = rows.depth < committed[owner]
+            was_drafted = rows.drafted != NONE
+            agrees = np.where(rows.drafted == chosen, CODES["accepted"], CODES["corrected"])
+            others = np.where((rows.counts[owner] > 1) & (not chained), CODES["bonus"], statuses[owner])
+            statuses = np.where(taken, np.where(was_drafted, agrees, others), CODES["rolled_back"])
+            logprobs, margins = np.zeros(len(chosen), np.float32), np.full(len(chosen), np.inf)
+            logprobs[taken], margins[taken] = judged.chosen, judged.margins
+            tokens = np.where(taken, chosen, NONE)
+            entries = taken | (was_drafted & kept[owner])
+            owner = owner[entries]
+        self.log.write(
+            owner=live.order[rows.slots][owner],
+            position=verified.produced[entries] - 1,
+            round=live.rounds[rows.slots][owner] + (rows.depth[entries] if chained else 0),
+            token=tokens[entries],
+            drafted=rows.drafted[entries],
+            drafter=codes[owner],
+            status=statuses[entries],
+            logprob=logprobs[entries],
+            margin=margins[entries],
+        )
+        rounds = np.bincount(codes[kept], committed[kept] if chained else None)
+        for code in rounds.nonzero()[0].tolist():
+            counts = count_statuses(statuses[entries][codes[owner] == code], int(rounds[code]))
+            self._stats.drafters[self.log.drafters[code]].add(counts)
+
+    def _learn_from(self, verified: Verified) -> None:
+        """Tell sequences and drafter what became of the drafts."""
+        rows, committed, accepted = verified.rows, verified.committed, verified.accepted
+        if rows.single:
+            return
+        judged = np.flatnonzero((rows.counts > 1) & (committed > 0))
+        tried = accepted + ((committed > accepted) & (accepted < rows.counts - 1))
+        for i in judged.tolist():
+            seq, name = self._scheduler.live[int(rows.slots[i])], self.log.drafters[int(verified.drafters[i])]
+            seq.learn(name, int(accepted[i]), int(tried[i]))
+            self._drafter.learn(seq, name, int(accepted[i]), int(tried[i]))
+
+    def _end(self, seq: Sequence) -> None:
+        seq.text = self._stopping.text(seq)
+        if self._thinking is not None:
+            seq.thoughts = self._thinking.thoughts[seq.slot]
+            self._stats.chunks += len(seq.thoughts)
+            self._stats.thoughts += sum(map(bool, seq.thoughts))
+            if self.trace is not None:
+                seq.states = self._thinking.states(seq.slot)
+        if seq.error is None and self.trace is not None and seq.deterministic:
+            cached = int(self._scheduler.live.cached[seq.slot])
+            self.trace.finished(seq, *self._cache.entries(seq.slot, 0, cached))
+        self._scheduler.release(seq)
+        self._done.append(seq)
+
+    def finish(self) -> list[Sequence]:
+        """The sequences that ended since the last call, with their records."""
+        done, self._done = self._done, []
+        for seq, (records, drafts) in zip(done, self.log.take([s.order for s in done]), strict=True):
+            seq.records, seq.drafts = records, drafts
+        return done
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._scheduler.clear()
+        self.log.clear()
+        self._done.clear()

@@ -1,0 +1,150 @@
+"""A decoder whose whole pass is one call, in the arithmetic `detgen-1`.
+
+It takes over the weights of the decoders that `families` knows, on the CPU. Every sum has an order of its own, so a row
+has the same bits in any pass, on any processor; see docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from detgen.kernels import choosing
+from detgen.kernels.c.library import Ends, Runner, best_build
+from detgen.kernels.decoder import ARITHMETIC
+from detgen.kernels.exchange import Exchange
+from detgen.kernels.input_batch import InputBatch
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.program_decoder import ProgramDecoder, Programs
+from detgen.kernels.sampling import Choices
+from detgen.program import steps
+from detgen.program.operands import SCORED
+
+
+class CDecoder(ProgramDecoder):
+    """A model whose whole pass is a call of the compiled library.
+
+    Args:
+        programs: of the model.
+
+    Attributes:
+        concurrent: see `Decoder`; it holds no state during a pass.
+        kept: see `Chaining`.
+    """
+
+    concurrent = True
+
+    def __init__(self, programs: Programs) -> None:
+        super().__init__(programs)
+        self.kept = self.outputs
+        self._runners: dict[tuple[int, int, bool], Runner] = {}
+
+    @property
+    def chaining(self) -> CDecoder | None:
+        """See `Decoder`."""
+        return self if self._broken is None else None
+
+    def run(
+        self,
+        batch: InputBatch,
+        exchange: Exchange | None = None,
+        broken: list[int] | None = None,
+        *,
+        scored: bool = False,
+    ) -> torch.Tensor | Scores:
+        """See `Decoder`."""
+        runner = self._runner(exchange, batch.longest, scored)
+        out = torch.empty(len(batch.wanted), SCORED if scored else self.outputs)
+        given = self._exchanged(exchange, len(batch.ids), out.device)
+        found = runner.run(self._with_broken(batch.rows), {**given, self._programs.out(scored): out}, self._take)
+        if broken is not None and found.any():
+            broken += found.nonzero()[:, 0].tolist()
+        out = out[: batch.count]
+        return Scores.of(out) if scored else out
+
+    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None = None) -> Scores:
+        """See `Chaining`."""
+        runner = self._runner(None, _reach(batch, lengths), True)
+        scored, broken = runner.chain(batch.rows, _wanting(batch), lengths, ends)
+        there = _standing(lengths, broken)
+        scores = Scores.of(scored[torch.from_numpy(there)])
+        scores.finite[broken[there]] = False
+        return scores
+
+    def sample(
+        self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None = None
+    ) -> tuple[np.ndarray, torch.Tensor, list[int]]:
+        """See `Chaining`."""
+        logits = torch.empty(len(batch.windows), int(lengths.max()), self.outputs)
+        guessed, broken = self._guess(batch, lengths, choices, ends, logits)
+        there = _standing(lengths, broken)
+        rows = logits.flatten(0, 1) if there.all() else logits[torch.from_numpy(there)]
+        return guessed[there], rows, np.flatnonzero(broken[there]).tolist()
+
+    def draft(self, batch: InputBatch, lengths: np.ndarray, choices: Choices) -> list[list[int]]:
+        """See `Chaining`."""
+        guessed, _ = self._guess(batch, lengths, choices)
+        return [of[of >= 0].tolist() for of in guessed]
+
+    def _guess(
+        self,
+        batch: InputBatch,
+        lengths: np.ndarray,
+        choices: Choices,
+        ends: Ends | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `Runner.draft`."""
+        runner = self._runner(None, _reach(batch, lengths), False)
+        draws = choosing.draws(self.outputs, **choices.how())
+        return runner.draft(batch.rows, _wanting(batch), lengths, draws, ends, logits)
+
+    def profile(self) -> dict[str, Any]:
+        """See `Decoder`: the same bytes on any machine."""
+        return {"arithmetic": ARITHMETIC}
+
+    def operations(self) -> dict[str, int]:
+        """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""
+        made = list(enumerate(self._runner(None, 1, False).program.steps))
+        found = {f"{s.weight.inputs}→{s.weight.columns}": i for i, s in made if isinstance(s, steps.Linear)}
+        attention = next(i for i, s in made if isinstance(s, steps.Attend))
+        return {**dict(sorted(found.items())), "attention": attention}
+
+    def alone(self, step: int, batch: InputBatch) -> torch.Tensor:
+        """What one step makes of random rows, whose n-th is the same in each call, float32 [rows, width].
+
+        Args:
+            step: one of `operations`.
+            batch: a pass all of whose rows are wanted.
+        """
+        runner = self._runner(None, 1, False)
+        width = runner.program.steps[step].reads[0].width
+        x = torch.randn(len(batch.ids), width, generator=torch.Generator().manual_seed(2))
+        return runner.alone(step, x, batch.rows)
+
+    def _runner(self, exchange: Exchange | None, positions: int, scored: bool) -> Runner:
+        """The steps of passes with such an exchange and such results, up to that many positions."""
+        if self._programs.reach(positions):
+            self._runners.clear()
+        key = (-1, -1, scored) if exchange is None else (exchange.inject, exchange.extract, scored)
+        if key not in self._runners:
+            self._runners[key] = Runner(best_build(), self.program(*key))
+        return self._runners[key]
+
+
+def _reach(batch: InputBatch, lengths: np.ndarray) -> int:
+    """Positions that a chain of passes reaches at most."""
+    return int(batch.longest + lengths.max())
+
+
+def _wanting(batch: InputBatch) -> np.ndarray:
+    """The slots whose windows want a row, int64 [n]."""
+    return batch.windows.slots[batch.windows.logits > 0]
+
+
+def _standing(lengths: np.ndarray, broken: np.ndarray) -> np.ndarray:
+    """Which sequences take part in which of the passes of `broken`, bool [sequences, passes]."""
+    found: np.ndarray = np.arange(broken.shape[1]) < lengths[:, None]
+    return found

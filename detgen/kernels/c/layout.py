@@ -1,0 +1,295 @@
+"""What the C code takes, as ctypes structures and as a header: steps as `detgen/program` declares them.
+
+setup.py writes the header before it compiles (`header`), so what follows from the declaration is not repeated by hand.
+A library says for which declaration it was compiled (`DIGEST`). Imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Iterator
+from ctypes import c_double, c_int64, c_void_p
+from dataclasses import is_dataclass
+from enum import IntEnum
+from typing import Any
+
+from detgen.program import operands, steps
+from detgen.program.program import Program as Declared
+
+CONSTANTS = ("PAGE", "PANEL", "PART_INPUTS", "GROUP", "LOGIT_BLOCK", "SCORED", "MOST_PICKS")
+CANDIDATES = 64  # entries of a sampled row that there is room for
+
+
+def _pointer(to: str) -> Any:
+    return type("Pointer", (c_void_p,), {"to": to})
+
+
+_BYTES, _FLOATS, _ENTRIES = _pointer("const void"), _pointer("const float"), _pointer("float")
+_NUMBERS, _OUT_NUMBERS, _FLAGS = _pointer("const int64_t"), _pointer("int64_t"), _pointer("uint8_t")
+_DOUBLES, _OUT_DOUBLES = _pointer("const double"), _pointer("double")
+_WORDS, _OUT_WORDS = _pointer("const uint64_t"), _pointer("uint64_t")
+_PLAIN: dict[str, Any] = {
+    **{"int": c_int64, "bool": c_int64, "float": c_double},
+    **{"Floats": _FLOATS, "Entries": _ENTRIES, "Stored": _BYTES},
+}
+
+
+class Buffer(ctypes.Structure):
+    """A buffer's number, and the floats of a row of it."""
+
+    _fields_ = (("number", c_int64), ("width", c_int64))
+
+
+_NAMED: dict[str, Any] = {"Buffer": Buffer}
+
+
+def _named(kind: str) -> Any:
+    """The type of a field; structures for the classes that fields may be of are made when they are first met."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    declared: type[Any] = getattr(operands, kind)
+    if not is_dataclass(declared):
+        assert issubclass(declared, IntEnum)
+        return c_int64
+    if kind not in _NAMED:
+        _NAMED[kind] = _structure(declared, ())
+    return _NAMED[kind]
+
+
+def _structure(declared: Any, without: tuple[str, ...]) -> Any:
+    types = {name: kind for name, (kind, _) in operands.declared(declared).items() if name not in without}
+    return type(declared.__name__, (ctypes.Structure,), {"_fields_": [(n, _named(k)) for n, k in types.items()]})
+
+
+_HEAD = ("name", "wanted")  # of all steps; C does not know their names
+_KINDS = {kind: _structure(kind, _HEAD) for kind in steps.STEPS}
+MEMBERS = {kind: re.sub("(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in steps.STEPS}
+
+
+_members = tuple((MEMBERS[kind], made) for kind, made in _KINDS.items())
+
+
+class _Any(ctypes.Union):
+    _fields_ = _members
+
+
+class Step(ctypes.Structure):
+    """A step of any kind."""
+
+    _anonymous_ = ("any",)
+    _fields_ = (("kind", c_int64), ("wanted", c_int64), ("any", _Any))
+
+
+class Program(ctypes.Structure):
+    """The steps of a pass; `widths` are the floats of a row of each buffer, `out` the one that is written last."""
+
+    kept: Any  # what has to live as long as it does
+    _fields_ = (
+        *(("steps", _pointer("const Step")), ("count", c_int64), ("buffers", c_int64)),
+        *(("out", c_int64), ("widths", _NUMBERS)),
+    )
+
+
+class Piece(ctypes.Structure):
+    """Consecutive tokens of a slot, from position `start` and row `row` of the pass on."""
+
+    _fields_ = tuple((name, c_int64) for name in ("slot", "start", "tokens", "row"))
+
+
+class Pass(ctypes.Structure):
+    """The rows of a pass.
+
+    `ids`, `positions`, `places` are [rows]; a place is where the row's entries are stored. `want`: the [wanted] rows of
+    which logits are wanted. `piece`: [pieces], the longest first. `tables`: [slots, blocks] pages. `given`: [buffers],
+    null for those that the pass brings itself. `broken`: [rows]. `most`: bound of the cache's entries.
+    """
+
+    _fields_ = (
+        *((name, c_int64) for name in ("threads", "rows", "wanted", "pieces", "blocks")),
+        *((name, _NUMBERS) for name in ("ids", "positions", "places", "want")),
+        *(("piece", _pointer("const Piece")), ("tables", _NUMBERS), ("given", _pointer("float *const"))),
+        *(("broken", _FLAGS), ("most", c_double)),
+    )
+
+
+class Rows(ctypes.Structure):
+    """Rows of logits: the places `rows` of them, or if that is null the first `count`.
+
+    Strides are in entries; that of the last axis is 1.
+    """
+
+    _fields_ = (
+        *(("logits", _FLOATS), ("rows", _NUMBERS)),
+        *((name, c_int64) for name in ("stride", "count", "vocabulary", "threads")),
+    )
+
+
+class Best(ctypes.Structure):
+    """Takes the largest entry of each row and its lead, [count] each."""
+
+    _fields_ = (("of", Rows), ("tokens", _OUT_NUMBERS), ("leads", _OUT_DOUBLES))
+
+
+class Judged(ctypes.Structure):
+    """Takes log-probabilities of rows.
+
+    `tokens`: by row, not by place in `rows`. `chosen`: [count], those of the tokens; null if they are not wanted.
+    `every`: [count, vocabulary], those of all entries; null if they are not wanted.
+    """
+
+    _fields_ = (("of", Rows), ("tokens", _NUMBERS), ("chosen", _ENTRIES), ("every", _ENTRIES))
+
+
+class Draws(ctypes.Structure):
+    """How rows are sampled, by place in `rows`, and what of them can be chosen.
+
+    `floor`: the logarithm of min_p, -inf for none. `ids`, `words`: [count, CANDIDATES], in order of the ids. `found`:
+    how many they are, 0 where the largest logit is not finite, -1 where the caller has to do without. `peaks`: the
+    largest logits. In a chain only what rows are sampled by is there.
+    """
+
+    kept: Any  # what has to live as long as it does
+    _fields_ = (
+        *(("of", Rows), ("temperature", _DOUBLES), ("top_p", _DOUBLES), ("floor", _DOUBLES), ("top_k", _NUMBERS)),
+        *((name, _WORDS) for name in ("seed", "sample", "position")),
+        *(("ids", _OUT_NUMBERS), ("words", _OUT_WORDS), ("found", _OUT_NUMBERS), ("peaks", _ENTRIES)),
+    )
+
+
+class Chain(ctypes.Structure):
+    """Passes one after the other.
+
+    By sequence, of which there are as many as the first pass has wanted rows: its slot, and the number of passes that
+    it takes part in, at least 1, lowered where a result is not finite, and where a token is one of `ends`, of which
+    there are `ending`, if the sequence is to end there; by sequence and pass, what `Score` makes of it, and whether a
+    key of the last layer is not finite, which of the first pass stands there.
+
+    Where sequences are sampled, and `draws` tells how, the results are logits instead, kept unless `results` is null,
+    and `tokens` takes, by sequence and pass, what is likely to be chosen, -1 where nobody can tell.
+    """
+
+    _fields_ = (
+        *(("steps", c_int64), ("ending", c_int64), ("ends", _NUMBERS), ("to_end", _pointer("const uint8_t"))),
+        *(("slots", _NUMBERS), ("lengths", _OUT_NUMBERS), ("results", _ENTRIES), ("broken", _FLAGS)),
+        *(("draws", _pointer("const Draws")), ("tokens", _OUT_NUMBERS)),
+    )
+
+
+_STRUCTURES: tuple[Any, ...] = (
+    *_NAMED.values(),
+    *_KINDS.values(),
+    Step,
+    Program,
+    Piece,
+    Pass,
+    Rows,
+    Best,
+    Judged,
+    Draws,
+    Chain,
+)
+
+
+def _c_type(kind: Any) -> str:
+    if issubclass(kind, c_void_p):
+        return f"{kind.to} *"
+    return {c_int64: "int64_t ", c_double: "double "}.get(kind, f"{kind.__name__} ")
+
+
+def _struct(made: Any) -> Iterator[str]:
+    yield "typedef struct {"
+    found: list[tuple[str, Any]] = list(made._fields_)
+    for name, kind in found:
+        if kind is _Any:
+            yield "    union {"
+            yield from (f"        {_c_type(member)}{name};" for name, member in _members)
+            yield "    };"
+        else:
+            yield f"    {_c_type(kind)}{name};"
+    yield f"}} {made.__name__};"
+    yield f"_Static_assert(sizeof({made.__name__}) == {ctypes.sizeof(made)}, {_AS_HERE});"
+    for name, _ in found:
+        if name != "any":
+            place = f"offsetof({made.__name__}, {name}) == {getattr(made, name).offset}"
+            yield f"_Static_assert({place}, {_AS_HERE});"
+
+
+_AS_HERE = '"laid out as ctypes does"'
+
+
+def _enum(values: dict[str, int]) -> str:
+    return f"enum {{ {', '.join(f'{name} = {value}' for name, value in values.items())} }};"
+
+
+def _body() -> str:
+    kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
+    lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
+    lines += [_enum(dict(of.__members__)) for of in (operands.Storage, operands.Activation)] + [_enum(kinds)]
+    for made in _STRUCTURES:
+        lines += ["", *_struct(made)]
+    return "\n".join(lines)
+
+
+DIGEST = int.from_bytes(hashlib.sha256(_body().encode()).digest()[:4], "big") >> 1  # a C int
+
+
+def header() -> str:
+    """The text of `layout.h`."""
+    return f"""/* Made by setup.py; detgen/program/steps.py and detgen/kernels/c/layout.py say what things mean. */
+
+#ifndef DETGEN_LAYOUT
+#define DETGEN_LAYOUT
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define LAYOUT {DIGEST}
+{_body()}
+
+#endif
+"""
+
+
+class LaidOut:
+    """A program as C takes it.
+
+    Args:
+        program: whose steps are all there; it keeps the tensors that the structures point to.
+
+    Attributes:
+        whole: all of its steps.
+    """
+
+    def __init__(self, program: Declared) -> None:
+        self._program = program
+        self._steps = (Step * len(program.steps))()
+        self._widths = (c_int64 * len(program.buffers))(*(buffer.width for buffer in program.buffers))
+        kinds = {kind: i for i, kind in enumerate(steps.STEPS)}
+        for to, step in zip(self._steps, program.steps, strict=True):
+            to.kind, to.wanted = kinds[type(step)], step.wanted
+            _fill(getattr(to, MEMBERS[type(step)]), step, program.buffers)
+        self.whole = self._made(self._steps, program.steps[-1])
+
+    def part(self, *chosen: int) -> Program:
+        """Some of the steps."""
+        return self._made((Step * len(chosen))(*(self._steps[i] for i in chosen)), self._program.steps[chosen[-1]])
+
+    def _made(self, some: ctypes.Array[Step], last: operands.Step) -> Program:
+        out = self._program.buffers[last.writes]
+        made = Program(ctypes.addressof(some), len(some), len(self._widths), out, ctypes.addressof(self._widths))
+        made.kept = some, self._widths, self._program
+        return made
+
+
+def _fill(to: Any, value: Any, numbers: dict[operands.Buffer, int]) -> None:
+    for name, _ in to._fields_:
+        found = getattr(value, name)
+        if isinstance(found, operands.Buffer):
+            buffer = getattr(to, name)
+            buffer.number, buffer.width = numbers[found], found.width
+        elif is_dataclass(found):
+            _fill(getattr(to, name), found, numbers)
+        elif found is not None:
+            setattr(to, name, found.data_ptr() if hasattr(found, "data_ptr") else found)

@@ -1,0 +1,217 @@
+"""Running a program by the build of pass.c for this processor."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from detgen.errors import EngineError
+from detgen.kernels.c import layout
+from detgen.kernels.c.layout import Chain, LaidOut, Pass
+from detgen.program.experts import ExpertLinear, Sort
+from detgen.program.finite import most
+from detgen.program.operands import SCORED, Buffer
+from detgen.program.program import Program
+from detgen.program.rows import Rows, Take
+
+BUILDS = ("avx512", "avx2", "plain")  # the fastest first
+CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
+
+
+REINSTALL = "reinstall detgen (pip install --force-reinstall --no-deps, with the name or folder that it came from)"
+# By vector width in bits: the CPU capabilities, as torch names them, that can run it.
+_CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
+
+
+@cache
+def build(name: str) -> ctypes.CDLL | None:
+    """A build by its name; None if it is missing, of another version, or this processor cannot run it."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).parent / f"_{name}{suffix}"
+        if not path.is_file():
+            continue
+        try:
+            found = ctypes.CDLL(str(path))
+            digest, bits = found.layout(), found.vector_bits()
+        except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
+            continue
+        capable = bits not in _CAPABLE or torch.backends.cpu.get_cpu_capability() in _CAPABLE[bits]
+        if digest == layout.DIGEST and capable:
+            found.run_pass.argtypes = [ctypes.POINTER(layout.Program), ctypes.POINTER(Pass)]
+            found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
+            found.best.argtypes = [ctypes.POINTER(layout.Best)]
+            found.judge.argtypes = [ctypes.POINTER(layout.Judged)]
+            found.draws.argtypes = [ctypes.POINTER(layout.Draws)]
+            return found
+    return None
+
+
+def best_build() -> ctypes.CDLL:
+    """The build that `DETGEN_BUILD` names, else the fastest that this processor can run.
+
+    Raises:
+        EngineError: if `DETGEN_BUILD` names no build, or one that this processor cannot run; if no build can be loaded.
+    """
+    if asked := os.environ.get(CHOICE):
+        if asked not in BUILDS:
+            raise EngineError(f"{CHOICE} is {asked!r}; choose one of {', '.join(BUILDS)}, or leave it unset")
+        if (found := build(asked)) is None:
+            raise EngineError(f"{CHOICE} is {asked}, which this processor cannot run or which was not built; unset it")
+        return found
+    for name in BUILDS:
+        if (found := build(name)) is not None:
+            return found
+    raise EngineError(f"detgen's compiled library is missing, or not of this version or for this system: {REINSTALL}")
+
+
+class Ends(NamedTuple):
+    """Where sequences end.
+
+    Attributes:
+        tokens: int64 [n], ids behind which nothing comes.
+        to_end: bool [sequences], whether these hold for it.
+    """
+
+    tokens: np.ndarray
+    to_end: np.ndarray
+
+
+class Runner:
+    """Runs a program.
+
+    Args:
+        found: the build that runs it.
+        program: the steps; more of them are not taken up.
+
+    Attributes:
+        program: the same.
+    """
+
+    def __init__(self, found: ctypes.CDLL, program: Program) -> None:
+        self.program = program
+        self._library, self._laid_out = found, LaidOut(program)
+
+    def run(self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None) -> torch.Tensor:
+        """Run a pass, by as many threads as torch has; arguments and what it returns as `Interpreter.run`.
+
+        Raises:
+            MemoryError: if there is no memory for the buffers.
+        """
+        count = len(rows.ids)
+        if take is None:
+            return self._run(self._laid_out.whole, rows, given)
+        broken = torch.zeros(count, dtype=torch.bool)
+        all_given = {buffer: torch.zeros(count, buffer.width) for buffer in self.program.buffers} | dict(given)
+        sort = -1
+        for i, step in enumerate(self.program.steps):
+            sort = i if isinstance(step, Sort) else sort
+            # The rows of experts are known while a program runs.
+            part = self._laid_out.part(*((sort, i) if isinstance(step, ExpertLinear) else (i,)))
+            broken |= self._run(part, rows, all_given)
+            take(step.name, all_given[step.writes][: len(rows.wanted) if step.wanted else count])
+        return broken
+
+    def chain(
+        self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None = None
+    ) -> tuple[torch.Tensor, np.ndarray]:
+        """Run passes one after the other; in each, sequences go on with the largest logit of the one before.
+
+        Args:
+            rows: those of the first pass, of which one a sequence is wanted, in their order.
+            slots: int64 [sequences], theirs.
+            lengths: int64 [sequences], passes that each takes part in, at least 1; lowered where a result is not
+                finite, and where a sequence ends.
+            ends: where they do; None for nowhere.
+
+        Returns:
+            What SCORE makes of the rows, float32 [sequences, passes, SCORED], and whether a key of the last layer is
+            not finite, bool [sequences, passes]; anything where a sequence takes no part.
+
+        Raises:
+            MemoryError: if there is no memory for the buffers.
+        """
+        scores = torch.zeros(len(slots), int(lengths.max()), SCORED)
+        return scores, self._chain(rows, slots, lengths, ends, Chain(results=scores.data_ptr()))
+
+    def draft(
+        self,
+        rows: Rows,
+        slots: np.ndarray,
+        lengths: np.ndarray,
+        draws: layout.Draws,
+        ends: Ends | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Run passes one after the other; in each, sequences go on with what their sampling is likely to choose.
+
+        Args:
+            rows: see `chain`, like slots, lengths and ends.
+            slots: theirs.
+            lengths: lowered where nobody can tell, too.
+            draws: how the sequences' first tokens are sampled; see `choosing.draws`.
+            ends: where they do.
+            logits: takes the rows' logits, float32 [sequences, passes, vocabulary]; None if nobody wants them.
+
+        Returns:
+            The tokens, int64 [sequences, passes], -1 where nobody can tell, or a sequence takes no part; and what keys
+            are not finite, see `chain`.
+
+        Raises:
+            MemoryError: if there is no memory for the buffers.
+        """
+        tokens = np.full((len(slots), int(lengths.max())), -1, np.int64)
+        chain = Chain(tokens=tokens.ctypes.data, results=None if logits is None else logits.data_ptr())
+        chain.draws = ctypes.addressof(draws)
+        return tokens, self._chain(rows, slots, lengths, ends, chain)
+
+    def _chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None, chain: Chain) -> np.ndarray:
+        """Run it; returns whether keys of the last layer are not finite, bool [sequences, passes]."""
+        chain.steps = int(lengths.max())
+        broken = np.zeros((len(slots), chain.steps), bool)
+        chain.slots, chain.lengths, chain.broken = (x.ctypes.data for x in (slots, lengths, broken))
+        if ends is not None:
+            chain.ending = len(ends.tokens)
+            chain.ends, chain.to_end = ends.tokens.ctypes.data, ends.to_end.ctypes.data
+        first = torch.zeros(len(rows.ids), dtype=torch.bool)
+        addresses = (ctypes.c_void_p * len(self.program.buffers))()
+        task = self._task(rows, addresses, first)
+        if self._library.run_chain(self._laid_out.whole, task, chain):
+            raise MemoryError(f"no memory for a pass of {task.rows} rows")
+        broken[:, 0] = first[rows.wanted].numpy()
+        return broken
+
+    def alone(self, step: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """What one step makes of x, float32 [rows, width]; arguments as `run`'s."""
+        made = self.program.steps[step]
+        out = torch.zeros(len(x), made.writes.width)
+        self._run(self._laid_out.part(step), rows, {made.reads[0]: x, made.writes: out})
+        return out
+
+    def _run(self, program: layout.Program, rows: Rows, given: Mapping[Buffer, torch.Tensor]) -> torch.Tensor:
+        broken = torch.zeros(len(rows.ids), dtype=torch.bool)
+        addresses = (ctypes.c_void_p * len(self.program.buffers))()
+        for buffer, tensor in given.items():
+            assert tensor.dtype == torch.float32
+            assert tensor.is_contiguous()
+            assert tensor.shape[1] == buffer.width
+            addresses[self.program.buffers[buffer]] = tensor.data_ptr()
+        task = self._task(rows, addresses, broken)
+        if self._library.run_pass(program, task):
+            raise MemoryError(f"no memory for a pass of {task.rows} rows")
+        return broken
+
+    def _task(self, rows: Rows, addresses: ctypes.Array[ctypes.c_void_p], broken: torch.Tensor) -> Pass:
+        """The pass as the library takes it."""
+        return Pass(
+            *(torch.get_num_threads(), len(rows.ids), len(rows.wanted), len(rows.pieces), rows.tables.shape[1]),
+            *(x.data_ptr() for x in (rows.ids, rows.positions, rows.places, rows.wanted, rows.pieces, rows.tables)),
+            *(ctypes.addressof(addresses), broken.data_ptr(), most(torch.float32)),
+        )

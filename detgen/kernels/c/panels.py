@@ -1,0 +1,142 @@
+"""Weights of linear layers as linear.h reads them: in panels of 32 columns, as they are or in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from detgen.kernels.c.quantizing import Quantized, fits, quantize
+from detgen.program.operands import GROUP, PANEL, Storage, Weight
+
+STORAGE = {torch.float32: Storage.FLOAT, torch.bfloat16: Storage.BFLOAT, torch.float16: Storage.HALF}
+_BLOCK = 1 << 18  # entries that are rearranged at a time
+
+
+def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bits: int = 0) -> Weight:
+    """One weight of several.
+
+    Args:
+        weights: [outputs, inputs] each; what is quantized stays as it is if all of them are so.
+        columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
+            weights one behind the other.
+        bits: 8 or 4 to quantize them, where they fit; 0 leaves them as they are.
+    """
+    found: Sequence[torch.Tensor | Quantized] = _alike(weights)
+    if columns == PANEL:
+        found = [_joined(found)]
+    one = found[0]
+    (outputs, inputs), count = one.shape, -(-one.shape[0] // columns)
+    codes = None
+    if isinstance(one, Quantized):
+        bits, codes = one.bits, one.codes
+    elif not fits(one):
+        bits = 0
+    if not bits and isinstance(one, torch.Tensor):
+        dtype, width, storage = one.dtype, PANEL, STORAGE[one.dtype]
+    elif bits == 8:
+        dtype, width, storage = torch.int8, PANEL, Storage.BYTE
+    else:
+        dtype, width, storage = torch.uint8, PANEL // 2, Storage.NIBBLE if codes is None else Storage.CODE
+    data = torch.empty(count, inputs, width, dtype=dtype)
+    scales = torch.empty(count, inputs // GROUP, PANEL) if bits else None
+    step = max(_BLOCK // (PANEL * inputs), 1)
+    for first in range(0, count, step):
+        rows = slice(first * columns, min((first + step) * columns, outputs))
+        parts = [w.rows(rows) if isinstance(w, Quantized) else w[rows] for w in found]
+        if scales is None:
+            data[first : first + step] = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
+            continue
+        few = [part if isinstance(part, Quantized) else quantize(part, bits) for part in parts]
+        block = _arranged([part.whole for part in few], columns)
+        scales[first : first + step] = _arranged([part.scales for part in few], columns)
+        data[first : first + step] = block if bits == 8 else _halved(block)
+    return Weight(
+        data=data,
+        scales=scales,
+        codes=codes,
+        outputs=outputs,
+        columns=count * PANEL,
+        inputs=inputs,
+        storage=storage,
+    )
+
+
+def joined(
+    weights: Sequence[torch.Tensor | Quantized], biases: list[torch.Tensor], bits: int = 0, *, gated: bool = False
+) -> Weight:
+    """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
+
+    Args:
+        weights: [outputs, inputs] each.
+        biases: [outputs] each; none if they have none.
+        bits: 8 or 4 to quantize them, where they fit; 0 leaves them as they are.
+        gated: whether there is a gate and what it opens, one of both if there is one weight.
+    """
+    columns = PANEL
+    if gated:
+        columns = PANEL // 2
+        if len(weights) == 1:
+            weights, biases = _halves(weights[0]), [part for bias in biases for part in bias.chunk(2)]
+    packed = panels(weights, columns, bits)
+    if not biases:
+        return packed
+    return replace(packed, bias=panels([bias[:, None] for bias in biases], columns).data.float().flatten())
+
+
+def stacked(experts: list[list[torch.Tensor]], columns: int, bits: int = 0) -> Weight:
+    """The weights of experts, one behind the other; arguments of each as `panels`'."""
+    first = panels(experts[0], columns, bits)
+    data = first.data.new_empty(len(experts), *first.data.shape)
+    scales = None if first.scales is None else first.scales.new_empty(len(experts), *first.scales.shape)
+    for i, weights in enumerate(experts):
+        packed = panels(weights, columns, bits)
+        data[i] = packed.data
+        if scales is not None and packed.scales is not None:
+            scales[i] = packed.scales
+    return replace(first, data=data, scales=scales)
+
+
+def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+    if isinstance(weight, Quantized):
+        return [weight.rows(part) for part in torch.arange(weight.shape[0]).chunk(2)]
+    return list(weight.chunk(2))
+
+
+def _alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
+    """The weights in one form, as they are if they have one."""
+    few = [w for w in weights if isinstance(w, Quantized)]
+    kinds = {(w.bits, None if w.codes is None else tuple(w.codes.tolist())) for w in few}
+    if len(few) == len(weights) and len(kinds) == 1:
+        return few
+    found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
+    return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
+
+
+def _joined(weights: Sequence[torch.Tensor | Quantized]) -> torch.Tensor | Quantized:
+    """The weights, one behind the other."""
+    if len(weights) == 1:
+        return weights[0]
+    few = [w for w in weights if isinstance(w, Quantized)]
+    if few:
+        return few[0]._replace(whole=torch.cat([w.whole for w in few]), scales=torch.cat([w.scales for w in few]))
+    return torch.cat([w for w in weights if isinstance(w, torch.Tensor)])
+
+
+def _halved(block: torch.Tensor) -> torch.Tensor:
+    """Numbers from -8 to 7 in half a byte each; the first half of the columns below."""
+    low, high = (block + 8).view(torch.uint8).chunk(2, dim=-1)
+    return low | high << 4
+
+
+def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:
+    """Rows of as many weights as a panel has parts, [panels, inputs, PANEL]."""
+    padded = [_padded(w, -(-w.shape[0] // columns) * columns) for w in weights]
+    parts = [w.reshape(-1, columns, w.shape[1]) for w in padded]
+    return (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).transpose(1, 2)
+
+
+def _padded(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    missing = rows - weight.shape[0]
+    return torch.cat([weight, weight.new_zeros(missing, *weight.shape[1:])]) if missing else weight

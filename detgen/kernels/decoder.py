@@ -1,0 +1,124 @@
+"""What a back end is: it runs whole passes of one model over its KV cache.
+
+There are three: a program in C, the same program in Triton, and transformers' own forward on functions in C. Nobody who
+runs passes asks which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from detgen.kernels.c.library import Ends
+from detgen.kernels.exchange import Exchange
+from detgen.kernels.input_batch import InputBatch
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.sampling import Choices
+
+ARITHMETIC = "detgen-1"  # the name of what docs/numerics.md states
+
+
+class KVBuffers(Protocol):
+    """Where keys and values are stored.
+
+    Attributes:
+        keys: of each layer, [pages + 1, kv_heads, head_size, PAGE].
+        values: likewise, [positions + PAGE, kv_heads, head_size].
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+class Chaining(Protocol):
+    """Runs several passes in one call, in which sequences go on with what they choose.
+
+    A batch is the first pass, whose windows want one row each, or none; `lengths`, int64 [windows that want a row], are
+    the passes that each takes part in, at least 1. They are lowered where results are not finite and where a sequence
+    ends. Results are of the rows that stand then, in the order of the windows.
+
+    Attributes:
+        outputs: entries of a row of logits, or of hidden states where there is no output layer.
+        kept: entries of logits that `sample` leaves behind for each row; 0 where it leaves scores alone.
+    """
+
+    outputs: int
+    kept: int
+
+    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> Scores:
+        """Each sequence goes on with its largest logit; a row is not finite, either, whose last keys are not."""
+        ...
+
+    def sample(
+        self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None
+    ) -> tuple[np.ndarray, torch.Tensor | Scores, list[int]]:
+        """Each sequence goes on with what it is likely to choose; lengths are lowered where nobody can tell, too.
+
+        Returns:
+            What each row is likely to choose, int64 [rows]; the rows' logits, or their scores where there is no more to
+            tell; and the rows whose last keys are not finite.
+        """
+        ...
+
+    def draft(self, batch: InputBatch, lengths: np.ndarray, choices: Choices) -> list[list[int]]:
+        """The tokens that each sequence is likely to choose next, as far as can be told."""
+        ...
+
+
+class Decoder(Protocol):
+    """A back end with a model.
+
+    Attributes:
+        kind: class name of the model.
+        concurrent: whether several threads may run it at a time.
+    """
+
+    kind: str
+    concurrent: bool
+
+    @property
+    def chaining(self) -> Chaining | None:
+        """Runs several passes in one call; None where that cannot be done now."""
+        ...
+
+    def run(
+        self,
+        batch: InputBatch,
+        exchange: Exchange | None = None,
+        broken: list[int] | None = None,
+        *,
+        scored: bool = False,
+    ) -> torch.Tensor | Scores:
+        """A pass.
+
+        Args:
+            batch: its rows.
+            exchange: brings a state for each row, and takes their hidden states.
+            broken: takes the rows whose keys of the last layer are not finite, ascending.
+            scored: whether scores of the logits are enough.
+
+        Returns:
+            Logits of the rows that are asked for, float32 [n, vocabulary], or hidden states where there is no output
+            layer; or their scores, if these are enough and cost less.
+        """
+        ...
+
+    def telling(self, take: Callable[[str, object], None]) -> AbstractContextManager[None]:
+        """While the block runs, tell `take` the name and the output of each step, or module, of each pass."""
+        ...
+
+    def breaking(self, token: int) -> AbstractContextManager[None]:
+        """While the block runs, the embedding of a token is NaN: a check of what broken rows do to others."""
+        ...
+
+    def profile(self) -> dict[str, Any]:
+        """The arithmetic, and whatever else decides its bits, as manifests say it."""
+        ...
+
+    def explain_difference(self) -> str:
+        """Why logits differ from those of the model's own forward, as a clause; "" where nobody knows."""
+        ...

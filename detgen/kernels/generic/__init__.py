@@ -1,0 +1,1 @@
+"""The generic back end: a transformers forward, on functions in C, whose operators are watched."""

@@ -1,0 +1,164 @@
+"""Any transformers decoder, run by its own forward on functions in C."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.decoder import ARITHMETIC, KVBuffers
+from detgen.kernels.exchange import Exchange, exchanging
+from detgen.kernels.generic.attending import attending
+from detgen.kernels.generic.hooks import hooked
+from detgen.kernels.generic.paged_attention import PagedAttention
+from detgen.kernels.input_batch import InputBatch
+from detgen.machine import cpu_name
+
+_PROMPT = 16  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What a model's own forward runs beside native functions.
+
+    Attributes:
+        proved: operators whose rows were compared, by their names; the bits rest on torch's kernels for them.
+        refused: why the model is not row-invariant, as a clause; "" if it is.
+    """
+
+    proved: tuple[str, ...]
+    refused: str
+
+
+class GenericDecoder:
+    """A transformers decoder in place.
+
+    Args:
+        model: whose modules were replaced by native ones.
+        cache: where its keys and values are stored.
+
+    Attributes:
+        kind: see `Decoder`.
+        concurrent: likewise; the model's layers hold state during a pass.
+        chaining: likewise.
+        model: as above.
+        functions: replaces functions that its forward calls; None where that is not needed.
+        census: what its operators are; None before there was a census.
+    """
+
+    concurrent = False
+    chaining = None
+
+    def __init__(self, model: PreTrainedModel, cache: KVBuffers) -> None:
+        self.kind = type(model).__name__
+        self.model = model
+        self.functions: TorchFunctionMode | None = None
+        self.census: Census | None = None
+        self._last = len(cache.keys) - 1
+        self._attention = PagedAttention(cache)
+        self._chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._last_keys = torch.empty(0)
+        self._take: Callable[[str, object], None] | None = None
+
+    def run(
+        self,
+        batch: InputBatch,
+        exchange: Exchange | None = None,
+        broken: list[int] | None = None,
+        *,
+        scored: bool = False,
+    ) -> torch.Tensor:
+        """See `Decoder`; gives logits whatever is enough."""
+        layers: Any = self.model.model.layers if exchange else ()
+        with (
+            attending(partial(self._attend, batch)),
+            exchanging(layers, exchange) if exchange else nullcontext(),
+            self.functions or nullcontext(),
+        ):
+            logits: torch.Tensor = self.model(
+                input_ids=batch.ids[None],
+                position_ids=batch.positions[None],
+                attention_mask=None,
+                use_cache=False,
+                **({"logits_to_keep": batch.wanted} if self._chooses else {}),
+            ).logits[0]
+        if broken is not None:
+            broken += (~self._last_keys.abs().amax((1, 2)).isfinite()).nonzero()[:, 0].tolist()
+        return (logits if self._chooses else logits[batch.wanted])[: batch.count].float()
+
+    def _attend(
+        self,
+        batch: InputBatch,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        traits: AttentionTraits,
+    ) -> torch.Tensor:
+        """Called by each attention layer of a pass."""
+        if layer == self._last:
+            self._last_keys = k
+        out = self._attention.attend(layer, q, k, v, batch, traits)
+        if self._take is not None:
+            for name, x in zip((", query", ", key", ", value", ""), (q, k, v, out), strict=True):
+                self._take(f"attention {layer}{name}", x)
+        return out
+
+    @contextmanager
+    def telling(self, take: Callable[[str, object], None]) -> Iterator[None]:
+        """See `Decoder`."""
+        self._take = take
+        try:
+            with hooked(self.model, lambda name, module, args, output: take(name, output)):
+                yield
+        finally:
+            self._take = None
+
+    @contextmanager
+    def breaking(self, token: int) -> Iterator[None]:
+        """See `Decoder`."""
+        embedding: Any = self.model.get_input_embeddings()
+        forward = embedding.forward
+
+        def broken(ids: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = forward(ids)
+            return found.masked_fill((ids == token)[..., None], torch.nan)
+
+        embedding.forward = broken
+        try:
+            yield
+        finally:
+            embedding.__dict__.pop("forward", None)
+
+    def profile(self) -> dict[str, Any]:
+        """See `Decoder`: the model's own forward says in which order functions are called."""
+        versions = {"transformers": transformers.__version__}
+        proved = self.census.proved if self.census else ()
+        if not proved:
+            return {"versions": versions, "arithmetic": ARITHMETIC}
+        return {
+            "versions": {**versions, "torch": torch.__version__},
+            "device": cpu_name(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "arithmetic": f"{ARITHMETIC} and torch",
+            "operators": list(proved),
+        }
+
+    @torch.inference_mode()
+    def explain_difference(self) -> str:
+        """See `Decoder`: positions from 0, as passes bring them, may change what it gives without any."""
+        self.model.set_attn_implementation("eager")
+        ids = torch.arange(2, 2 + _PROMPT)[None]
+        own = self.model(input_ids=ids, use_cache=False).logits
+        counted = self.model(input_ids=ids, position_ids=ids - 2, use_cache=False).logits
+        same = (own - counted).abs().max() <= 1e-3 * own.abs().max()
+        return "" if same else "it does not count positions from 0, as passes do"

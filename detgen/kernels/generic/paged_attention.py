@@ -1,0 +1,71 @@
+"""Attention in the arithmetic `detgen-1` for forwards that are not native themselves."""
+
+from __future__ import annotations
+
+import torch
+
+from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.c.call import Call
+from detgen.kernels.decoder import KVBuffers
+from detgen.kernels.input_batch import InputBatch
+from detgen.program import steps
+from detgen.program.operands import Buffer, Cache
+from detgen.program.program import Program
+
+
+class PagedAttention:
+    """Stores keys and values in place and attends over pages; one pass at a time.
+
+    Args:
+        cache: where they are stored.
+    """
+
+    def __init__(self, cache: KVBuffers) -> None:
+        self._cache = cache
+        self._calls: dict[tuple[int, int, AttentionTraits], Call] = {}
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: InputBatch, traits: AttentionTraits
+    ) -> torch.Tensor:
+        """Attention of the rows of a pass in one layer; computed in float32 whatever they are in.
+
+        Args:
+            layer: its index.
+            q: [rows, heads, head_size].
+            k: [rows, kv_heads, head_size].
+            v: [rows, kv_heads, value head_size].
+            packed: the pass.
+            traits: the layer's attention traits.
+
+        Returns:
+            [rows, heads, value head_size].
+        """
+        rows, heads, _ = q.shape
+        key = layer, heads, traits
+        if key not in self._calls:
+            self._calls[key] = self._steps(layer, heads, traits)
+        x = torch.cat([part.reshape(rows, -1) for part in (q, k, v)], dim=1).float()
+        (out,) = self._calls[key](x, of=packed.rows)
+        return out.to(q.dtype).view(rows, heads, -1)
+
+    def _steps(self, layer: int, heads: int, traits: AttentionTraits) -> Call:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        _, kv_heads, size, _ = keys.shape
+        width = values.shape[2]
+        qkv = Buffer("qkv", (heads + kv_heads) * size + kv_heads * width)
+        cache = Cache(heads=heads, kv_heads=kv_heads, size=size, values=width, keys=keys, kept=values)
+        program = Program(qkv)
+        program.add(steps.Rotate(name="stored", qkv=qkv, cache=cache))
+        program.add(
+            steps.Attend(
+                name="attended",
+                qkv=qkv,
+                cache=cache,
+                to=Buffer("attended", heads * width),
+                scale=traits.scale,
+                window=traits.window or 0,
+                chunk=traits.chunk or 0,
+                softcap=traits.softcap or 0.0,
+            )
+        )
+        return Call(program, (qkv,), (program.steps[-1].writes,))

@@ -1,0 +1,223 @@
+"""Packs the rows of a pass: windows of tokens in, tensors of rows out.
+
+Everything that goes through a pass is a row: one token at one position of one slot. Consecutive rows of a slot make a
+window. A round has hundreds of windows, so there are no loops over them here. Knows no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from detgen.kernels.attention import BLOCK, cut_pieces, lay_out
+from detgen.kernels.pass_cost import attention_area
+from detgen.program.rows import Rows
+
+MOST_ROWS = 512  # of a pass over windows and prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive tokens of one slot that go through a pass.
+
+    Attributes:
+        slot: the slot.
+        start: position of the first token in its sequence.
+        tokens: the token ids.
+        logits: how many of the last rows need logits.
+    """
+
+    slot: int
+    start: int
+    tokens: list[int]
+    logits: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """The windows of a pass as arrays.
+
+    Attributes:
+        slots: int64 [windows], the slot of each.
+        starts: int64 [windows], position of its first token.
+        lengths: int64 [windows], number of its tokens.
+        logits: int64 [windows], how many of its last rows need logits.
+        tokens: int64 [sum of `lengths`], token ids, window after window.
+    """
+
+    slots: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    logits: np.ndarray
+    tokens: np.ndarray
+
+    @classmethod
+    def of(cls, windows: Iterable[Window]) -> Windows:
+        """The same windows."""
+        windows = list(windows)
+        spans = np.array([(w.slot, w.start, len(w.tokens), w.logits) for w in windows], dtype=np.int64)
+        slots, starts, lengths, logits = spans.reshape(-1, 4).T
+        tokens = np.array([token for w in windows for token in w.tokens], dtype=np.int64)
+        return cls(slots, starts, lengths, logits, tokens)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[Window]:
+        ends = np.cumsum(self.lengths)
+        for i, end in enumerate(ends.tolist()):
+            tokens = self.tokens[end - self.lengths[i] : end].tolist()
+            yield Window(int(self.slots[i]), int(self.starts[i]), tokens, int(self.logits[i]))
+
+    @property
+    def positions(self) -> np.ndarray:
+        """int64 [sum of `lengths`], position of each token in its sequence."""
+        firsts = self.starts - (self.lengths.cumsum() - self.lengths)
+        found: np.ndarray = np.arange(len(self.tokens)) + np.repeat(firsts, self.lengths)
+        return found
+
+    def part(self, first: int, last: int) -> Windows:
+        """Windows first..last-1."""
+        before, inside = int(self.lengths[:first].sum()), int(self.lengths[first:last].sum())
+        slots, starts, lengths, logits = (x[first:last] for x in (self.slots, self.starts, self.lengths, self.logits))
+        return Windows(slots, starts, lengths, logits, self.tokens[before : before + inside])
+
+    def joined(self, others: Windows) -> Windows:
+        """These, then others."""
+        return Windows(
+            np.concatenate((self.slots, others.slots)),
+            np.concatenate((self.starts, others.starts)),
+            np.concatenate((self.lengths, others.lengths)),
+            np.concatenate((self.logits, others.logits)),
+            np.concatenate((self.tokens, others.tokens)),
+        )
+
+
+@dataclass(slots=True)
+class InputBatch:
+    """A packed pass.
+
+    Attributes:
+        ids: int64 [rows].
+        positions: int64 [rows].
+        kv_positions: int64 [rows], position of each row's KV entries in the KV buffer.
+        wanted: int64 [n], rows whose logits are computed, at least one.
+        count: how many of them are asked for.
+        windows: the windows.
+        area: cost of their attention, in places; see `attention_area`.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    kv_positions: torch.Tensor
+    wanted: torch.Tensor
+    count: int
+    windows: Windows
+    area: float
+    _tables: np.ndarray
+    _group: int
+    _rows: Rows | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, as programs take them."""
+        if self._rows is None:
+            w = self.windows
+            tables, pieces = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
+            self._rows = Rows(self.ids, self.positions, self.kv_positions, self.wanted, tables, pieces)
+        return self._rows
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest context."""
+        return int((self.windows.starts + self.windows.lengths).max())
+
+    def by_pieces(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """The windows cut into pieces of at most `most` tokens, and the tables of their pages.
+
+        Returns:
+            int64 [pieces, 4], as `cut_pieces` gives them, with the index of the window instead of its slot; and int64
+            [windows, blocks].
+        """
+        w = self.windows
+        return cut_pieces(np.arange(len(w)), w.starts, w.lengths, most), self._tables[w.slots]
+
+    def after(self, passes: int, there: np.ndarray) -> InputBatch:
+        """The pass so many passes later, in which the windows `there`, int64 [n], go on with a row each."""
+        w, ones = self.windows, np.ones(len(there), np.int64)
+        starts = (w.starts + w.lengths - 1)[there] + passes
+        return pack(Windows(w.slots[there], starts, ones, ones, 0 * ones), self._tables, self._group)
+
+
+def pack(windows: Windows, tables: np.ndarray, group: int) -> InputBatch:
+    """Lay windows out as one pass.
+
+    Args:
+        windows: at most one per slot.
+        tables: int64 [slots, blocks], the page of each block of BLOCK positions of a slot; must not change before the
+            pass is over.
+        group: query heads per KV head.
+    """
+    lengths, logits = windows.lengths, windows.logits
+    ends = np.cumsum(lengths)
+    count, asked = int(ends[-1]), int(logits.sum())
+    # Of each row: token id, position, position in the KV buffer.
+    table = np.empty((3, count), dtype=np.int64)
+    table[0] = windows.tokens
+    table[1] = positions = windows.positions
+    blocks, inside = np.divmod(positions, BLOCK)
+    table[2] = tables[np.repeat(windows.slots, lengths), blocks] * BLOCK + inside
+    wanted = np.zeros(max(asked, 1), dtype=np.int64)
+    wanted[:asked] = np.arange(asked) + np.repeat(ends - np.cumsum(logits), logits)
+    ids, at, kv_positions = torch.from_numpy(table)
+    area = attention_area(count, int((windows.starts + lengths).sum()))
+    return InputBatch(ids, at, kv_positions, torch.from_numpy(wanted), asked, windows, area, tables, group)
+
+
+def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterator[Windows]:
+    """Divide windows among passes.
+
+    Args:
+        windows: windows that go through one pass each, of at most `most` tokens.
+        reads: windows that may be divided; each part has those of the logits that are of its tokens.
+        most: most tokens of a pass.
+
+    Yields:
+        The windows of each pass.
+    """
+    ends = np.cumsum(windows.lengths)
+    first = before = 0
+    while len(windows) and ends[-1] - before > most:
+        last = int(np.searchsorted(ends, before + most, side="right"))
+        yield windows.part(first, last)
+        first, before = last, int(ends[last - 1])
+    batch = windows.part(first, len(windows)) if first else windows
+    free = most - len(batch.tokens)
+    parts: list[Window] = []
+    for read in reads:
+        at, end = 0, len(read.tokens)
+        while at < end:
+            if not free:
+                yield batch.joined(Windows.of(parts))
+                batch, parts, free = _NONE, [], most
+            part = read.tokens[at : at + free]
+            behind = end - at - len(part)
+            parts.append(Window(read.slot, read.start + at, part, min(max(read.logits - behind, 0), len(part))))
+            at += len(part)
+            free -= len(part)
+    if parts or len(batch):
+        yield batch.joined(Windows.of(parts)) if parts else batch
+
+
+_NONE = Windows.of(())
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many leading tokens two sequences share."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    return next(i for i in range(limit) if a[i] != b[i])

@@ -1,0 +1,117 @@
+"""What decoders that run programs of steps share, whoever runs these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from detgen.kernels.exchange import Exchange
+from detgen.program.operands import Buffer
+from detgen.program.program import Program
+from detgen.program.rows import NOT_A_NUMBER, Rows, Take
+
+
+class Programs(Protocol):
+    """The programs of a model.
+
+    Attributes:
+        kind: class name of the model.
+        outputs: entries of a row of logits, or of hidden states where there is no output layer.
+        group: the most query heads that share a key head.
+    """
+
+    kind: str
+    outputs: int
+    group: int
+
+    @property
+    def width(self) -> int:
+        """Entries of a hidden state."""
+        ...
+
+    @property
+    def states(self) -> Buffer:
+        """Takes what is added to the hidden states."""
+        ...
+
+    @property
+    def extracted(self) -> Buffer:
+        """Takes hidden states that are wanted."""
+        ...
+
+    def out(self, scored: bool) -> Buffer:
+        """Takes the output of the wanted rows, or their scores."""
+        ...
+
+    def reach(self, positions: int) -> bool:
+        """Have angles of that many positions; whether programs that were built before have not."""
+        ...
+
+    def program(self, inject: int = -1, extract: int = -1, scored: bool = False) -> Program:
+        """The steps of passes, with or without an exchange at these layers, for logits or their scores."""
+        ...
+
+
+class ProgramDecoder:
+    """A decoder that is a program.
+
+    Args:
+        programs: of the model.
+
+    Attributes:
+        kind: class name of the model.
+        program: builds the steps of passes, see `Programs`.
+        outputs: entries of a row of logits, or of hidden states where there is no output layer.
+    """
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self.kind, self.program, self.outputs = programs.kind, programs.program, programs.outputs
+        self._broken: int | None = None
+        self._take: Take | None = None
+
+    @contextmanager
+    def telling(self, take: Callable[[str, object], None]) -> Iterator[None]:
+        """See `Decoder`."""
+        self._take = take
+        try:
+            yield
+        finally:
+            self._take = None
+
+    @contextmanager
+    def breaking(self, token: int) -> Iterator[None]:
+        """See `Decoder`."""
+        self._broken = token
+        try:
+            yield
+        finally:
+            self._broken = None
+
+    def explain_difference(self) -> str:
+        """See `Decoder`."""
+        return ""
+
+    def _with_broken(self, rows: Rows) -> Rows:
+        """The rows, where a token is broken."""
+        if self._broken is None:
+            return rows
+        return rows._replace(ids=rows.ids.masked_fill(rows.ids == self._broken, NOT_A_NUMBER))
+
+    def _exchanged(self, exchange: Exchange | None, rows: int, device: torch.device) -> dict[Buffer, torch.Tensor]:
+        """The buffers of an exchange in a pass of so many rows; those behind its own are padding."""
+        if exchange is None:
+            return {}
+        programs, count = self._programs, len(exchange.states)
+        states = exchange.states
+        if rows > count:
+            states = states.new_zeros(rows, programs.width)
+            states[:count] = exchange.states
+        given = {programs.states: states}
+        if exchange.extract >= 0:
+            given[programs.extracted] = torch.empty(rows, programs.width, device=device)
+            exchange.hidden = given[programs.extracted][:count]
+        return given

@@ -1,0 +1,209 @@
+"""The one reading of all rows: what is largest, what follows it, and what their probabilities add up to.
+
+Promise: what is found of a row depends on its logits and its adjustment alone. The sum is that of docs/numerics.md, bit
+for bit: blocks of 128 entries in sixteen lanes, then the blocks in sixteen lanes, each folded. A program takes SECTION
+entries of a row at multiples of SECTION, in whatever number there are rows; no two programs write to one place.
+
+Adjusted rows are written to a copy, where the next launches find them; log-probabilities are those of the logits
+themselves. Memory is read once, and of adjusted rows written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from detgen.kernels.penalties import Adjustment
+from detgen.kernels.triton.float_functions import exponential, fold, logarithm
+from detgen.kernels.triton.launching import OPTIONS
+from detgen.kernels.triton.sampled_rows import SECTION
+
+_BLOCK = 128  # entries of a row whose sum is folded by itself
+_MANY = 128  # entries of an adjustment at a time
+
+
+class Lists(NamedTuple):
+    """The adjustments of all rows.
+
+    Attributes:
+        starts: int64 [rows + 1]: the entries of a row are those from its start to the next row's.
+        ids: int32 [entries]; those that the rows do not have are left out, since a draft model may have fewer.
+        terms: float32 [5, entries], see `Adjustment`.
+    """
+
+    starts: torch.Tensor
+    ids: torch.Tensor
+    terms: torch.Tensor
+
+    @classmethod
+    def of(cls, adjustments: Sequence[Adjustment | None]) -> Lists:
+        """From one a row, None of rows to which nothing is done."""
+        some = [a for a in adjustments if a is not None]
+        starts = np.cumsum([0, *(0 if a is None else len(a.ids) for a in adjustments)])
+        ids = np.concatenate([np.zeros(0, np.int64), *(a.ids for a in some)]).astype(np.int32)
+        terms = np.concatenate([np.zeros((5, 0), np.float32), *(a.terms for a in some)], 1)
+        return cls(*map(torch.from_numpy, (starts, ids, terms)))
+
+    def to(self, device: torch.device | str) -> Lists:
+        """The same on a device."""
+        return Lists(*(x.to(device) for x in self))
+
+
+class Read(NamedTuple):
+    """What is known of rows, on their device.
+
+    Attributes:
+        tops: float32 [rows, blocks], the largest logit of each block.
+        totals: float32 [rows, blocks], the sum of e^(logit - that).
+        best: float32 [rows, sections], the largest logit of each section, as it is adjusted, like all that follows.
+        places: int32 [rows, sections], the first entry that has it.
+        seconds: float32 [rows, sections], the largest of the others.
+        broken: int32 [rows, sections], whether some logit is NaN.
+        copies: float32 [rows, vocabulary], the logits of adjusted rows as they are adjusted; the logits themselves if
+            none are.
+        starts: those of the adjustments.
+    """
+
+    tops: torch.Tensor
+    totals: torch.Tensor
+    best: torch.Tensor
+    places: torch.Tensor
+    seconds: torch.Tensor
+    broken: torch.Tensor
+    copies: torch.Tensor
+    starts: torch.Tensor
+
+
+@triton.jit
+def _adjusted(x, at, there, row, source, copy, starts, ids, terms, entries, low, high, MANY: tl.constexpr):
+    """The entries `low` to `high` of a row after its adjustment, one rounding a step: see `penalties.reference`.
+
+    The copy is written before the entries that change, and those before it is read: barriers are between them.
+    """
+    first, last = tl.load(starts + row), tl.load(starts + row + 1)
+    if first < last:
+        tl.store(copy + at, x, mask=there)
+        tl.debug_barrier()
+        for start in range(first, last, MANY):
+            entry = start + tl.arange(0, MANY)
+            id = tl.load(ids + entry, mask=entry < last, other=-1)
+            mine = (id >= low) & (id < high)
+            y = tl.load(source + id, mask=mine, other=0.0) + tl.load(terms + entry, mask=mine, other=0.0)
+            factor = tl.load(terms + entries + entry, mask=mine, other=1.0)
+            y = tl.where(y < 0, y * factor, tl.div_rn(y, factor))
+            y = y - tl.load(terms + 2 * entries + entry, mask=mine, other=0.0)
+            y = y - tl.load(terms + 3 * entries + entry, mask=mine, other=0.0)
+            most = tl.load(terms + 4 * entries + entry, mask=mine, other=0.0)
+            tl.store(copy + id, tl.where(y > most, most, y), mask=mine)
+        tl.debug_barrier()
+        x = tl.load(copy + at, mask=there, other=float("-inf"))
+    return x
+
+
+@triton.jit
+def _read(
+    logits,
+    copies,
+    starts,
+    ids,
+    terms,
+    tops,
+    totals,
+    best,
+    places,
+    seconds,
+    broken,
+    stride,
+    entries,
+    vocabulary,
+    sections,
+    blocks,
+    ADJUSTS: tl.constexpr,
+    SECTION: tl.constexpr,
+    MANY: tl.constexpr,
+):
+    row, section = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    source = logits + row * stride
+    block = tl.arange(0, SECTION // 128)
+    place = section * SECTION + block[:, None] * 128 + tl.arange(0, 16)[None, :]
+    top = tl.full((SECTION // 128, 16), float("-inf"), tl.float32)
+    for step in tl.static_range(8):
+        there = place + 16 * step < vocabulary
+        top = tl.maximum(top, tl.load(source + place + 16 * step, mask=there, other=float("-inf")))
+    largest = tl.max(top, 1)
+    shift = tl.where(largest > float("-inf"), largest, 0.0)[:, None]
+    total = tl.zeros((SECTION // 128, 16), tl.float32)
+    for step in tl.static_range(8):
+        there = place + 16 * step < vocabulary
+        total += exponential(tl.load(source + place + 16 * step, mask=there, other=float("-inf")) - shift)
+    to = section * (SECTION // 128) + block
+    tl.store(tops + row * blocks + to, largest, mask=to < blocks)
+    tl.store(totals + row * blocks + to, fold(total, SECTION // 128), mask=to < blocks)
+
+    at = section * SECTION + tl.arange(0, SECTION)
+    there = at < vocabulary
+    x = tl.load(source + at, mask=there, other=float("-inf"))
+    if ADJUSTS:
+        low, high = section * SECTION, tl.minimum((section + 1) * SECTION, vocabulary)
+        copy = copies + row * vocabulary
+        x = _adjusted(x, at, there, row, source, copy, starts, ids, terms, entries, low, high, MANY)
+    none = x != x
+    x = tl.where(none, float("-inf"), x)
+    most = tl.max(x, 0)
+    found = tl.min(tl.where(x == most, at, vocabulary), 0)
+    tl.store(best + row * sections + section, most)
+    tl.store(places + row * sections + section, found)
+    tl.store(seconds + row * sections + section, tl.max(tl.where(at == found, float("-inf"), x), 0))
+    tl.store(broken + row * sections + section, tl.max(none.to(tl.int32), 0))
+
+
+@triton.jit
+def log_total(tops, totals, blocks):
+    """The largest logit of a row, and the logarithm of the sum of e^(x - largest), from its blocks' tops and totals."""
+    lane = tl.arange(0, 16)
+    high = tl.full((16,), float("-inf"), tl.float32)
+    for start in range(0, blocks, 128):
+        for step in tl.static_range(8):
+            at = start + 16 * step + lane
+            high = tl.maximum(high, tl.load(tops + at, mask=at < blocks, other=float("-inf")))
+    largest = tl.max(high, 0)
+    total = tl.zeros((16,), tl.float32)
+    for start in range(0, blocks, 128):
+        for step in tl.static_range(8):
+            at = start + 16 * step + lane
+            top = tl.load(tops + at, mask=at < blocks, other=float("-inf"))
+            total += tl.load(totals + at, mask=at < blocks, other=0.0) * exponential(top - largest)
+    folded = tl.sum(fold(tl.reshape(total, (1, 16)), 1), 0)
+    return largest, logarithm(folded.to(tl.float64)).to(tl.float32)
+
+
+def read(logits: torch.Tensor, lists: Lists | None) -> Read:
+    """Read all rows once; arguments as `sampling.choose`."""
+    rows, vocabulary = logits.shape
+    assert logits.dtype == torch.float32
+    assert logits.stride(1) == 1
+    assert vocabulary < 1 << 19  # so that sums of shares stay below 2^63
+    sections, blocks = triton.cdiv(vocabulary, SECTION), triton.cdiv(vocabulary, _BLOCK)
+
+    def made(columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(rows, columns, dtype=dtype, device=logits.device)
+
+    found = Read(
+        *(made(blocks, torch.float32), made(blocks, torch.float32), made(sections, torch.float32)),
+        *(made(sections, torch.int32), made(sections, torch.float32), made(sections, torch.int32)),
+        logits if lists is None else made(vocabulary, torch.float32),
+        logits if lists is None else lists.starts,
+    )
+    ids, terms, entries = (logits, logits, 0) if lists is None else (lists.ids, lists.terms, len(lists.ids))
+    _read[(rows, sections)](
+        *(logits, found.copies, found.starts, ids, terms),
+        *(found.tops, found.totals, found.best, found.places, found.seconds, found.broken),
+        *(logits.stride(0), entries, vocabulary, sections, blocks, lists is not None, SECTION, _MANY),
+        **OPTIONS,
+    )
+    return found

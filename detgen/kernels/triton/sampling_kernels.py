@@ -1,0 +1,287 @@
+"""Choosing the tokens of all rows: parameters by row in, sixteen bytes a row out.
+
+Promise: what comes out for a row depends on its logits, its parameters and its adjustment alone, and has the bits that
+`sampling.choose` and `judging.judge_rows` give on a CPU: token, lead and log-probability. Sums over a row are in the
+order of docs/numerics.md, or are sums of whole numbers; a score is computed by itself, in float64.
+
+Two launches for rows at temperature 0: one reads the rows (`reading`), the other puts together what was found. A launch
+between them if rows are sampled: it reads them again for their scores. Three more if top_k or top_p cut them: see
+`filters`. Adjustments cost no launch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from detgen.kernels import choosing
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.triton.filter_kernels import boundaries, divided, key
+from detgen.kernels.triton.launching import OPTIONS, above, on
+from detgen.kernels.triton.noise_kernels import gumbel, most_gumbel, word_of, words_of
+from detgen.kernels.triton.row_reading import Lists, log_total, read
+from detgen.kernels.triton.sampled_rows import (
+    FLOOR,
+    POSITION,
+    SAMPLE,
+    SECTION,
+    SEED,
+    TEMPERATURE,
+    parameter,
+    peak_of,
+    sampled,
+    source_of,
+)
+
+if TYPE_CHECKING:
+    from detgen.kernels.sampling import Choices
+
+_TILE = 1024  # entries whose noise is drawn at a time
+_COLDEST = 1e-200  # a logit divided by less may overflow float64; as in `scaled`
+_TABLE = "temperature", "top_p", "floor", "top_k", "seed", "sample", "position", "inverse"  # as in `rows`
+_KNOWN = frozenset({*_TABLE, "min_p"})  # parameters that the kernels go by; min_p's logarithm is the floor
+BROKEN = -2  # in place of the token of a row that is not finite
+_PACKED = np.dtype([("lead", "<f8"), ("logprob", "<f4"), ("token", "<i4")])
+
+
+@triton.jit
+def _kept(x, at, table, cuts, rows, row, vocabulary, FILTERS: tl.constexpr):
+    """Whether top_k and top_p keep entries; those at -inf, or NaN, can be dropped anyway."""
+    kept = x > float("-inf")
+    if FILTERS:  # noqa: SIM102 (known when this is compiled, as the other is not)
+        if divided(table, rows, row, vocabulary):
+            bound, last = tl.load(cuts + 2 * row), tl.load(cuts + 2 * row + 1)
+            kept = kept & ((key(x) > bound) | ((key(x) == bound) & (at <= last)))
+    return kept
+
+
+@triton.jit
+def _scores(x, kept, word, peak, temperature, floor):
+    """(Logit - peak) / temperature plus noise, float64; -inf where a filter drops the entry."""
+    scaled = (x.to(tl.float64) - peak.to(tl.float64)) / temperature
+    return tl.where(kept & (scaled >= floor), scaled + gumbel(word), float("-inf"))
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _score(
+    logits,
+    copies,
+    starts,
+    table,
+    best,
+    places,
+    cuts,
+    leading,
+    leaders,
+    following,
+    stride,
+    rows,
+    vocabulary,
+    sections,
+    ADJUSTS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    SECTION: tl.constexpr,
+    SECTIONS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row, section = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    peak = peak_of(best, row, sections, SECTIONS)
+    if sampled(table, rows, row, peak):
+        temperature, floor = parameter(table, rows, row, TEMPERATURE), parameter(table, rows, row, FLOOR)
+        temperature = tl.where(temperature > 1e-200, temperature, 1e-200)  # as in `filters.scaled`
+        seed = tl.load(table + SEED * rows + row).to(tl.uint64, bitcast=True)
+        sample = tl.load(table + SAMPLE * rows + row).to(tl.uint64, bitcast=True)
+        position = tl.load(table + POSITION * rows + row).to(tl.uint64, bitcast=True)
+
+        # The runner-up is not below the second score of these few, the largest logits of the sections.
+        at = tl.arange(0, SECTIONS)
+        id = tl.load(places + row * sections + at, mask=at < sections, other=0)
+        x = tl.load(best + row * sections + at, mask=at < sections, other=float("-inf"))
+        kept = _kept(x, id, table, cuts, rows, row, vocabulary, FILTERS)
+        known = _scores(x, kept, word_of(seed, sample, position, id), peak, temperature, floor)
+        first = tl.min(tl.where(known == tl.max(known, 0), at, SECTIONS), 0)
+        least = tl.max(tl.where(at == first, float("-inf"), known), 0)
+
+        source = source_of(logits, copies, starts, row, stride, vocabulary, ADJUSTS)
+        top, second = tl.full((), float("-inf"), tl.float64), tl.full((), float("-inf"), tl.float64)
+        leader = vocabulary
+        sifts = (temperature >= 1e-3) & (temperature <= 1e6)  # else float32 may overflow
+        divisor = tl.where(sifts, temperature, 1.0).to(tl.float32)
+        for start in range(section * SECTION, tl.minimum((section + 1) * SECTION, vocabulary), TILE):
+            block = start // 4 + tl.arange(0, TILE // 4)
+            entry = 4 * block[:, None] + tl.arange(0, 4)[None, :]
+            logit = tl.load(source + entry, mask=entry < vocabulary, other=float("-inf"))
+            stays = _kept(logit, entry, table, cuts, rows, row, vocabulary, FILTERS)
+            limit = tl.maximum(least, second)
+            limit = tl.where(sifts & (limit > -1e30), limit - 1e-4 - 1e-6 * tl.abs(limit), float("-inf"))
+            bound = tl.where(stays, tl.div_rn(logit - peak, tl.zeros_like(logit) + divisor), float("-inf"))
+            if tl.max(bound).to(tl.float64) + 37 >= limit:  # no noise is greater
+                word = words_of(seed, sample, position, block, TILE // 4)
+                if tl.max(bound + most_gumbel(word)).to(tl.float64) >= limit:
+                    score = _scores(logit, stays, word, peak, temperature, floor)
+                    most = tl.max(score)
+                    found = tl.min(tl.where(score == most, entry, vocabulary))
+                    rest = tl.max(tl.where(entry == found, float("-inf"), score))
+                    second = tl.where(most > top, tl.maximum(top, rest), tl.maximum(second, most))
+                    leader = tl.where(most > top, found, leader)
+                    top = tl.maximum(top, most)
+        tl.store(leading + row * sections + section, top)
+        tl.store(leaders + row * sections + section, leader)
+        tl.store(following + row * sections + section, second)
+
+
+@triton.jit
+def _two(best, places, seconds, row, sections, vocabulary, SECTIONS: tl.constexpr):
+    """The largest of a row, the first place of it, and the largest of the others, from those of its sections."""
+    at = tl.arange(0, SECTIONS)
+    x = tl.load(best + row * sections + at, mask=at < sections, other=float("-inf"))
+    place = tl.load(places + row * sections + at, mask=at < sections, other=vocabulary)
+    top = tl.max(x, 0)
+    found = tl.min(tl.where(x == top, place, vocabulary), 0)
+    rest = tl.load(seconds + row * sections + at, mask=at < sections, other=float("-inf"))
+    return top, found, tl.max(tl.where(place == found, rest, x), 0)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _choose(
+    logits,
+    table,
+    tops,
+    totals,
+    best,
+    places,
+    seconds,
+    broken,
+    leading,
+    leaders,
+    following,
+    out,
+    stride,
+    rows,
+    vocabulary,
+    sections,
+    blocks,
+    SAMPLES: tl.constexpr,
+    SECTIONS: tl.constexpr,
+    BROKEN: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    top, token, second = _two(best, places, seconds, row, sections, vocabulary, SECTIONS)
+    lead = top.to(tl.float64) - second.to(tl.float64) + 0.0  # of zeros with two signs, none is less
+    if SAMPLES:  # noqa: SIM102 (likewise)
+        if sampled(table, rows, row, top):
+            score, token, other = _two(leading, leaders, following, row, sections, vocabulary, SECTIONS)
+            lead = score - other
+    at = tl.arange(0, SECTIONS)
+    none = tl.max(tl.load(broken + row * sections + at, mask=at < sections, other=0), 0)
+    chosen = tl.load(logits + row * stride + token, mask=token < vocabulary, other=float("nan"))
+    finite = (none == 0) & (chosen > float("-inf")) & (chosen < float("inf"))
+    largest, log = log_total(tops + row * blocks, totals + row * blocks, blocks)
+    logprob = tl.where(largest < float("inf"), chosen - largest - log, float("nan"))
+    bits = lead.to(tl.int64, bitcast=True)
+    tl.store(out + 4 * row, bits.to(tl.int32))
+    tl.store(out + 4 * row + 1, (bits >> 32).to(tl.int32))
+    tl.store(out + 4 * row + 2, logprob.to(tl.int32, bitcast=True))
+    tl.store(out + 4 * row + 3, tl.where(finite, token, BROKEN))
+
+
+class Asked(NamedTuple):
+    """How the tokens of all rows are chosen.
+
+    Attributes:
+        table: int64 [8, rows], parameters by row: the bits of what is float64 or uint64. None if no row is sampled.
+        lists: the rows' adjustments; None if there are none.
+        cuts: whether top_k or top_p can cut a row that is sampled.
+    """
+
+    table: torch.Tensor | None = None
+    lists: Lists | None = None
+    cuts: bool = False
+
+    @classmethod
+    def of(cls, choices: Choices) -> Asked:
+        """The same as `choices`, on the CPU."""
+        warm, table = choices.temperature > 0, None
+        if warm.any():
+            how = {**choices.how(), "inverse": 1 / np.maximum(choices.temperature, _COLDEST)}
+            table = torch.from_numpy(np.stack([np.ascontiguousarray(how[name]).view(np.int64) for name in _TABLE]))
+        cuts = bool((warm & ((choices.top_k > 0) | (choices.top_p < 1))).any())
+        return cls(table, None if choices.adjustments is None else Lists.of(choices.adjustments), cuts)
+
+    def to(self, device: torch.device | str) -> Asked:
+        """The same on a device."""
+        table, lists, cuts = self
+        return Asked(table if table is None else table.to(device), lists if lists is None else lists.to(device), cuts)
+
+
+def choose(logits: torch.Tensor, asked: Asked | None = None) -> torch.Tensor:
+    """The token of each row, its lead, and its log-probability.
+
+    Args:
+        logits: float32 [rows, vocabulary], fewer than 2^19 entries a row, each row contiguous; only read.
+        asked: how they are chosen, on the same device; None if all rows take their best logit.
+
+    Returns:
+        int32 [rows, 4], as `unpack` reads it. The last column is the tokens, BROKEN of rows that are not finite.
+    """
+    table, lists, cuts = asked or Asked()
+    rows, vocabulary = logits.shape
+    found = read(logits, lists)
+    sections = found.best.shape[1]
+    leading = leaders = following = found.best
+    if table is not None:
+        cut = boundaries(logits, table, found) if cuts else found.best
+        leading, following = torch.empty(2, rows, sections, dtype=torch.float64, device=logits.device)
+        leaders = torch.empty_like(found.places)
+        _score[(rows, sections)](
+            *(logits, found.copies, found.starts, table, found.best, found.places, cut),
+            *(leading, leaders, following, logits.stride(0), rows, vocabulary, sections),
+            *(lists is not None, cuts, SECTION, above(sections), min(_TILE, SECTION)),
+            **OPTIONS,
+        )
+    out = torch.empty(rows, 4, dtype=torch.int32, device=logits.device)
+    blocks = found.tops.shape[1]
+    _choose[(rows,)](
+        *(logits, logits if table is None else table, found.tops, found.totals),
+        *(found.best, found.places, found.seconds, found.broken, leading, leaders, following, out),
+        *(logits.stride(0), rows, vocabulary, sections, blocks, table is not None, above(sections), BROKEN),
+        **OPTIONS,
+    )
+    return out
+
+
+def choose_by(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
+    """What `choose` finds; `choices` are those of the rows, None if all take their best logit.
+
+    A parameter that the kernels do not know leaves the rows to the functions of a CPU: it is never skipped.
+    """
+    if choices is not None and choices.ask_more(_KNOWN):
+        return choose_reference(logits, choices)
+    with on(logits.device):
+        return choose(logits, None if choices is None else Asked.of(choices).to(logits.device))
+
+
+def choose_reference(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
+    """The same by the functions of a CPU."""
+    rows = logits.cpu().clone()
+    if choices is None:
+        tokens, leads = choosing.best(rows)
+    else:
+        picked = choices.choose(rows)
+        tokens, leads = picked.tokens, picked.leads
+    finite = rows.gather(-1, tokens[:, None])[:, 0].isfinite().numpy()
+    packed = np.zeros(len(rows), _PACKED)
+    packed["lead"], (packed["logprob"], _) = leads, choosing.logprobs(rows, tokens, None, full=False)
+    packed["token"] = np.where(finite, tokens.numpy(), BROKEN)
+    return torch.from_numpy(packed.view(np.int32).reshape(-1, 4)).to(logits.device)
+
+
+def unpack(packed: torch.Tensor) -> Scores:
+    """What `choose` found, copied to the CPU."""
+    found = packed.numpy().view(_PACKED)[:, 0]
+    tokens = found["token"].astype(np.int64)
+    return Scores(tokens, found["lead"], found["logprob"], tokens != BROKEN)

@@ -1,0 +1,257 @@
+"""A decoder on CUDA: programs of steps, run by kernels in Triton, and recorded for each rung of a ladder of row counts.
+
+It has the bits of the decoder on a CPU. All that a pass needs to know reaches the device by one copy into buffers that
+stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from detgen.kernels.attention import BLOCK, SHARING
+from detgen.kernels.c.library import Ends
+from detgen.kernels.decoder import ARITHMETIC
+from detgen.kernels.exchange import Exchange
+from detgen.kernels.input_batch import InputBatch
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.program_decoder import ProgramDecoder, Programs
+from detgen.kernels.sampling import Choices
+from detgen.kernels.triton.launching import on
+from detgen.kernels.triton.replaying import Replaying
+from detgen.kernels.triton.runner import TritonRunner
+from detgen.kernels.triton.sampling_kernels import choose_by, unpack
+from detgen.program.rows import Rows
+
+_LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes, as far as they go
+_MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
+_IN_FLIGHT = 16  # most passes that are launched before the first one's results are read
+_LEAST_BLOCKS = 4  # of the contexts of a recorded pass, whose number is a power of two
+
+
+class Key(NamedTuple):
+    """The shape of passes that are recorded as one.
+
+    Attributes:
+        rows: how many.
+        wanted: those whose logits are wanted.
+        pieces: of their windows.
+        blocks: of the longest context.
+    """
+
+    rows: int
+    wanted: int
+    pieces: int
+    blocks: int
+
+
+class _Statics:
+    """Where the passes of some shape find what they are about, and leave their results.
+
+    Args:
+        key: the shape.
+        outputs: entries of a row of results.
+        device: of the buffers.
+        replaying: brings them there.
+    """
+
+    def __init__(self, key: Key, outputs: int, device: torch.device, replaying: Replaying) -> None:
+        rows, wanted, pieces, blocks = key
+        counts = [rows, rows, rows, wanted, 4 * pieces, pieces * blocks]
+        self._replaying = replaying
+        self._hosts = [replaying.host(sum(counts), torch.int64) for _ in range(_IN_FLIGHT)]
+        self._fills = 0
+        self._sent = torch.zeros(sum(counts), dtype=torch.int64, device=device)
+        self._parts = [np.split(host.numpy(), np.cumsum(counts)[:-1]) for host in self._hosts]
+        ids, positions, places, of, cut, tables = self._sent.split(counts)
+        self.rows = Rows(ids, positions, places, of, tables.view(pieces, blocks), cut.view(pieces, 4))
+        self.results = torch.zeros(wanted, outputs, device=device)
+        self.broken = torch.zeros(rows, dtype=torch.int8, device=device)
+        self.uses = 0
+        self.replay: Callable[[], None] | None = None
+
+    def fill(self, packed: InputBatch, scratch: int, pieces: np.ndarray, tables: np.ndarray) -> None:
+        """Say what a pass is about; `scratch` is the place of padding, the rest as from `InputBatch.by_pieces`."""
+        given: tuple[Any, ...] = packed.ids, packed.positions, packed.kv_positions, packed.wanted, pieces.ravel()
+        turn = self._fills % _IN_FLIGHT  # a copy may not have begun when the next one is made ready
+        self._fills += 1
+        *parts, pages = self._parts[turn]
+        for part, values, rest in zip(parts, given, (0, 0, scratch, 0, 0), strict=True):
+            part[: len(values)], part[len(values) :] = values, rest
+        blocks = min(self.rows.tables.shape[1], tables.shape[1])
+        pages.reshape(self.rows.tables.shape)[: len(tables), :blocks] = tables[:, :blocks]
+        self._replaying.send(self._hosts[turn], self._sent)
+
+
+class TritonDecoder(ProgramDecoder):
+    """A model whose passes are launched on a device.
+
+    Args:
+        programs: of the model, with tensors on the device.
+        scratch: the position of the KV cache that rows of padding write to.
+        device: where it runs.
+        replaying: records passes.
+
+    Attributes:
+        concurrent: see `Decoder`; its buffers hold one pass.
+        kept: see `Chaining`.
+    """
+
+    concurrent = False
+    kept = 0
+
+    def __init__(self, programs: Programs, scratch: int, device: torch.device, replaying: Replaying) -> None:
+        super().__init__(programs)
+        self._scratch, self._device, self._replaying = scratch, device, replaying
+        self._statics: dict[Key, _Statics] = {}
+        self._runners: dict[tuple[int, int], TritonRunner] = {}
+
+    @property
+    def chaining(self) -> TritonDecoder:
+        """See `Decoder`."""
+        return self
+
+    def run(
+        self,
+        batch: InputBatch,
+        exchange: Exchange | None = None,
+        broken: list[int] | None = None,
+        *,
+        scored: bool = False,
+    ) -> torch.Tensor:
+        """See `Decoder`; gives logits whatever is enough."""
+        with on(self._device):
+            buffers = self._run(batch, exchange)
+            if broken is not None:
+                broken += buffers.broken[: len(batch.ids)].nonzero()[:, 0].tolist()
+            results = buffers.results[: batch.count].clone()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # passes are timed
+            return results
+
+    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> Scores:
+        """See `Chaining`; an end is known behind the last pass only."""
+        return self._launch(batch, lengths, None, ends)
+
+    def sample(
+        self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None
+    ) -> tuple[np.ndarray, Scores, list[int]]:
+        """See `Chaining`."""
+        scores = self._launch(batch, lengths, choices, ends)
+        return scores.tokens, scores, []
+
+    def draft(self, batch: InputBatch, lengths: np.ndarray, choices: Choices) -> list[list[int]]:
+        """See `Chaining`."""
+        scores = self._launch(batch, lengths, choices, None)
+        return [of[of >= 0].tolist() for of in np.split(scores.tokens, lengths.cumsum()[:-1])]
+
+    def profile(self) -> dict[str, Any]:
+        """See `Decoder`: the bytes of the other decoders, but no GPU has shown it yet."""
+        capability = "{}.{}".format(*torch.cuda.get_device_capability(self._device))
+        return {
+            "arithmetic": ARITHMETIC,
+            "device": torch.cuda.get_device_name(self._device),
+            "cuda": {"capability": capability, "toolkit": torch.version.cuda, "triton": version("triton")},
+        }
+
+    def _launch(self, batch: InputBatch, lengths: np.ndarray, choices: Choices | None, ends: Ends | None) -> Scores:
+        """Passes one after the other, in which sequences go on with what they choose; the host waits for the last one.
+
+        Args:
+            batch: see `Chaining`, like lengths and ends.
+            lengths: theirs.
+            choices: how the first token of each sequence is chosen, the next ones likewise at the positions behind it;
+                None if all take their largest logit.
+            ends: where sequences end.
+        """
+        steps = int(lengths.max())
+        theres = [np.flatnonzero(lengths > step) for step in range(steps)]
+        with on(self._device):
+            scores, broken = self._chain(batch, theres, choices)
+        owner = np.concatenate(theres)
+        depth = np.repeat(np.arange(steps), [len(there) for there in theres])
+        scores = scores._replace(finite=scores.finite & ~broken)
+        over = ~scores.finite
+        if ends is not None:
+            over |= np.isin(scores.tokens, ends.tokens) & ends.to_end[owner]
+        np.minimum.at(lengths, owner[over], depth[over] + 1)
+        order = np.lexsort((depth, owner))
+        return Scores(*(values[order] for values in scores)).only((depth < lengths[owner])[order])
+
+    def _chain(
+        self, batch: InputBatch, theres: Sequence[np.ndarray], choices: Choices | None
+    ) -> tuple[Scores, np.ndarray]:
+        """Scores of the rows of all passes, pass by pass, and whether a key of the last layer is not finite, bool.
+
+        `theres` are the sequences that take part in each, int64 [n], ascending.
+        """
+        scores, flags = [], []
+        chosen = torch.empty(0)
+        for step, there in enumerate(theres):
+            if step:
+                before = theres[step - 1]
+                same = len(before) == len(there)
+                known = chosen if same else chosen[torch.from_numpy(np.searchsorted(before, there)).to(chosen.device)]
+                buffers = self._run(batch.after(step, there), None, known)
+            else:
+                buffers = self._run(batch, None)
+            asked = None if choices is None else replace(choices.take(there), position=choices.position[there] + step)
+            found = choose_by(buffers.results[: len(there)], asked)
+            chosen = found[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
+            if step % _IN_FLIGHT == _IN_FLIGHT - 1:
+                chosen.cpu()  # waits, as the memory that copies are made from is used again
+            scores.append(found)
+            flags.append(buffers.broken[buffers.rows.wanted[: len(there)]])
+        return unpack(torch.cat(scores).cpu()), torch.cat(flags).bool().cpu().numpy()
+
+    def _run(self, packed: InputBatch, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Statics:
+        """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
+        if self._programs.reach(packed.longest):
+            self._runners.clear()
+            self._statics.clear()
+        rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
+        pieces, tables = packed.by_pieces(max(SHARING // self._programs.group, 1))
+        blocks = max(_LEAST_BLOCKS, _above(-(-packed.longest // BLOCK)))
+        key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks)
+        if key not in self._statics:
+            self._statics[key] = _Statics(key, self.outputs, self._device, self._replaying)
+        buffers = self._statics[key]
+        buffers.fill(packed, self._scratch, pieces, tables)
+        if tokens is not None:
+            buffers.rows.ids[: len(tokens)] = tokens
+        looked_into = exchange is not None or self._take is not None or self._broken is not None
+        if looked_into or rows > _MOST_RECORDED:
+            self._compute(buffers, exchange)
+        elif buffers.replay is not None:
+            buffers.replay()
+        else:
+            self._compute(buffers)
+            buffers.uses += 1
+            if buffers.uses > 1:  # the first pass compiles kernels, and may be the only one of its shape
+                buffers.replay = self._replaying.record(lambda: self._compute(buffers))
+        return buffers
+
+    def _compute(self, buffers: _Statics, exchange: Exchange | None = None) -> None:
+        """What is recorded: looks at no number, and leaves its results in the buffers."""
+        programs = self._programs
+        key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)
+        if key not in self._runners:
+            self._runners[key] = TritonRunner(programs.program(*key))
+        given = self._exchanged(exchange, len(buffers.rows.ids), self._device)
+        given[programs.out(False)] = buffers.results
+        buffers.broken.copy_(self._runners[key].run(self._with_broken(buffers.rows), given, self._take))
+
+
+def _rung(rows: int) -> int:
+    """The least rung of the ladder that holds `rows`."""
+    return next((rung for rung in _LADDER if rung >= rows), rows)
+
+
+def _above(count: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << (count - 1).bit_length()

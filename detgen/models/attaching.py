@@ -1,0 +1,202 @@
+"""Replaces the attention of a transformers model by that of the pass in progress, and records its layers' shapes.
+
+Knows transformers' models; knows no caches and no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from detgen.errors import EngineError
+from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.generic.attending import attend_current, attending
+from detgen.models.lazy_weights import widened
+from detgen.models.masks import ASKING, Mask, Seen, UnknownMaskError
+from detgen.models.refusing import refusing
+from detgen.models.stored import held
+
+ATTENTION_NAME = "detgen"
+# Of a row's largest entry: what it may differ by when others change, as experts round by how many rows they have.
+_SAME = 1e-5
+
+_IGNORED = {
+    "dropout",
+    "is_causal",
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "output_attentions",
+    "logits_to_keep",
+}
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **extra: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers' models call through the AttentionInterface.
+
+    A window among its arguments is only for attentions that get no mask: what rows see is what the mask says.
+    """
+    unknown = [name for name, value in extra.items() if isinstance(value, torch.Tensor) and name not in _IGNORED]
+    if unknown or attention_mask is not None:
+        what = f"its attention takes {', '.join(unknown)}" if unknown else "it brings a mask of its own"
+        raise EngineError(f"{type(module).__name__} is not supported: {what}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    seen: Seen = module.seen  # type: ignore[assignment]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attend_current(layer, q, k, v, AttentionTraits(scale, seen.window, softcap, seen.chunk))[None], None
+
+
+def _asked(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Mask | None = None,
+    **how: Any,
+) -> tuple[torch.Tensor, None]:
+    """The same in the pass that asks for masks, of two sequences with the same last token."""
+    if not isinstance(attention_mask, Mask):
+        raise UnknownMaskError("its attention takes a mask that transformers does not make")
+    config: Any = module.config
+    module.seen = attention_mask.seen(query.shape[1], config)  # type: ignore[assignment]
+    for heads in (query, key, value):
+        _check_alone(heads[:, :, -1])
+    out, _ = _attention(module, query, key, value, None, **how)
+    return out.expand(len(query), -1, -1, -1), None
+
+
+def _check_alone(rows: torch.Tensor) -> None:
+    """Refuse a model in which a row knows of those before it although no attention has told it.
+
+    Args:
+        rows: the same row of two sequences, [2, ...], the rows before which differ.
+
+    Raises:
+        NotImplementedError: if they do.
+    """
+    if rows.device.type == "meta":
+        return
+    rows = rows.nan_to_num()  # where both are alike, they do not differ
+    if (rows[0] - rows[1]).abs().max() > _SAME * rows.abs().max():
+        raise NotImplementedError("it keeps a state of what it has read, which detgen's KV cache does not hold")
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+AttentionInterface.register(ASKING, _asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The attention layers of a model, as recorded in a forward pass.
+
+    Attributes:
+        cached: (kv_heads, key head size, value head size) of each layer.
+        traits: attention traits of each layer.
+        group: query heads per KV head.
+        uncalled: names of modules that the modules they are in use without calling them.
+    """
+
+    cached: list[tuple[int, int, int]]
+    traits: list[AttentionTraits]
+    group: int
+    uncalled: frozenset[str] = frozenset()
+
+
+@contextmanager
+def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
+    """Where a model has no weights, keep it from looking at numbers.
+
+    Its experts are computed in the one way that does not, and it looks for no padding to warn of.
+    """
+    if model.device.type != "meta":
+        yield
+        return
+    experts, padding = getattr(model.config, "_experts_implementation", None), model.config.pad_token_id
+    try:
+        model.config.pad_token_id = None
+        if experts is not None:
+            model.set_experts_implementation("batched_mm")
+        yield
+    finally:
+        model.config.pad_token_id = padding
+        if experts is not None:
+            model.set_experts_implementation(experts)
+
+
+def attach(model: PreTrainedModel, name: str) -> Layout:
+    """Replace a model's attention by detgen's, record the layout of its layers, and ask for what their rows see.
+
+    Args:
+        model: a transformers decoder.
+        name: its name in messages.
+
+    Raises:
+        EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface, if
+            detgen's attention has no mask like that of a layer, or if rows know of others by anything but attention.
+    """
+    kind = f"{name} ({type(model).__name__})"
+    sizes: dict[int, tuple[int, int, int, int]] = {}
+    traits: dict[int, AttentionTraits] = {}
+
+    def note(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionTraits) -> torch.Tensor:
+        if layer in sizes:
+            raise NotImplementedError(f"layer {layer} has several attentions, and detgen's KV cache keeps one")
+        sizes[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
+        traits[layer] = asked
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+
+    called: set[nn.Module] = set()
+    with refusing(kind), ExitStack() as hooks:
+        model.set_attn_implementation(ASKING)
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(lambda module, _: called.add(module)).remove)
+        # Two sequences with the same last token; without an attention, it must not matter what is before it.
+        ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 4]], device=next(model.parameters()).device)
+        positions = torch.arange(4, device=ids.device).expand(2, 4)
+        # In 16 bits what differs may round to the same.
+        wide = nullcontext() if model.device.type == "meta" else widened(model, held)
+        with torch.inference_mode(), attending(note), _asking_no_numbers(model), wide:
+            # With a mask of padding, transformers does not look for several sequences in a row.
+            mask = torch.ones_like(ids)
+            out = model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).logits
+        model.set_attn_implementation(ATTENTION_NAME)
+    # The setting may be of an encoder.
+    count = max([model.config.get_text_config().num_hidden_layers, *(i + 1 for i in sizes)])
+    missing = [i for i in range(count) if i not in sizes]
+    if missing:
+        which = "its layers do" if len(missing) == count else f"layers {missing} of {count} do"
+        raise EngineError(
+            f"{kind} is not supported: {which} not take attention from transformers' AttentionInterface, "
+            "so it cannot use detgen's KV cache"
+        )
+    try:
+        _check_alone(out[:, -1])
+    except NotImplementedError as e:
+        raise EngineError(f"{kind} is not supported: {e}") from e
+    layers = [sizes[i] for i in range(count)]
+    group = min(q // h for q, h, _, _ in layers)
+    uncalled = {
+        name for name, m in model.named_modules() if name and _parent(model, name) in called and m not in called
+    }
+    cached = [(h, dk, dv) for _, h, dk, dv in layers]
+    return Layout(cached, [traits[i] for i in range(count)], group, frozenset(uncalled))
+
+
+def _parent(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])

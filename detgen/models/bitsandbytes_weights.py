@@ -1,0 +1,310 @@
+"""Weights that bitsandbytes has quantized, or quantizes: nf4 and fp4 in blocks, int8 in rows.
+
+What is stored is read without bitsandbytes. It may come from a stranger: what is wrong is said in one line that names
+file and tensor. Which numbers the weights are is stated in docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from detgen.errors import EngineError, QuantName
+from detgen.kernels.c.quantizing import Quantized
+from detgen.models.folders import Tensor
+from detgen.models.stored import ALL, Place, Read, Weight, whole
+from detgen.program.operands import GROUP
+
+QUANTS: frozenset[QuantName] = frozenset({"nf4", "int8"})  # quantizations by bitsandbytes
+
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+CODES = {"nf4": torch.tensor(_NF4), "fp4": torch.tensor(_FP4 + tuple(0 - x for x in _FP4)) / 12}
+
+_BLOCK = 64  # weights that share a scale, where they are quantized here
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # that bitsandbytes knows
+_NEAR = 1e-6  # differences of codes that other versions of it wrote
+_LONGEST = 1 << 14  # bytes of what is said of a tensor
+_LARGEST = 2**31 - 1  # of any size
+_STATE = re.compile(r"(?P<weight>.+)\.quant_state\.bitsandbytes__(?P<kind>\w+)")
+_SCALES = re.compile(r"(?P<module>.+)\.SCB")
+
+
+def is_quantized(config: Any) -> bool:
+    """Whether a configuration says that bitsandbytes has quantized the weights."""
+    said = getattr(config, "quantization_config", None)
+    kinds = ("load_in_4bit", "load_in_8bit")  # alone in older ones
+    return isinstance(said, dict) and (said.get("quant_method") == "bitsandbytes" or any(said.get(k) for k in kinds))
+
+
+class Nested(NamedTuple):
+    """Scales of blocks that are quantized themselves: a code times the scale of its block, plus a number."""
+
+    codes: Place
+    scales: Place
+    block: int
+    plus: float
+
+
+class InBlocks(NamedTuple):
+    """Where a weight of nf4 or fp4 lies; blocks go through all of it, row by row.
+
+    Attributes:
+        packed: two weights a byte, the first one above.
+        shape: of the weight.
+        codes: float32 [16].
+        block: weights that share a scale.
+        scales: of the blocks.
+        nested: how these are quantized; None if they are not.
+    """
+
+    packed: Place
+    shape: tuple[int, ...]
+    codes: torch.Tensor
+    block: int
+    scales: Place
+    nested: Nested | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it can be read."""
+        return torch.float32
+
+    def read(self, rows: slice = ALL) -> Weight:
+        """The weight, or some consecutive rows of it; errors as `Place.read`."""
+        outputs, inputs = self.shape
+        if inputs % GROUP:  # a row may begin anywhere in a byte and in a block
+            return whole(in_blocks(_plain(self.packed), self._scales(), self.shape, self.codes, self.block))[rows]
+        first, last, _ = rows.indices(outputs)
+        packed = _plain(self.packed, slice(first * inputs // 2, last * inputs // 2))
+        skipped = first * inputs // GROUP
+        return in_blocks(packed, self._scales(), (last - first, inputs), self.codes, self.block, skipped)
+
+    def _scales(self) -> torch.Tensor:
+        """Those of the blocks, float32."""
+        scales = _plain(self.scales)
+        if self.nested is None:
+            return scales
+        codes, of, block, plus = self.nested
+        return _plain(codes)[scales.int()] * _plain(of).repeat_interleave(block)[: len(scales)] + torch.tensor(plus)
+
+
+class InRows(NamedTuple):
+    """Where a weight of int8 lies: whole numbers, and the largest magnitude of each row."""
+
+    whole: Place
+    largest: Place
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return self.whole.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it can be read."""
+        return torch.float32
+
+    def read(self, rows: slice = ALL) -> Weight:
+        """The weight, or some consecutive rows of it; errors as `Place.read`."""
+        return in_rows(_plain(self.whole, rows), _plain(self.largest, rows))
+
+
+def _plain(place: Place, rows: slice = ALL) -> torch.Tensor:
+    return whole(place.read(rows))
+
+
+def in_blocks(
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    shape: tuple[int, ...],
+    codes: torch.Tensor,
+    block: int,
+    skipped: int = 0,
+) -> Weight:
+    """The weight of nf4 or fp4; as float32 numbers where rows have no whole groups.
+
+    Args:
+        packed: bytes of two weights.
+        scales: of all blocks.
+        shape: of the weight.
+        codes: float32 [16].
+        block: weights that share a scale.
+        skipped: groups of the blocks that lie before the weight.
+    """
+    outputs, inputs = shape
+    numbers = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=1).view(-1)[: outputs * inputs]
+    if inputs % GROUP:
+        each = scales.repeat_interleave(block)[: len(numbers)]
+        return (codes[numbers.int()] * each).view(shape)
+    groups = scales.repeat_interleave(block // GROUP)[skipped : skipped + len(numbers) // GROUP]
+    return Quantized((numbers.to(torch.int8) - 8).view(shape), groups.view(outputs, -1), 4, codes)
+
+
+def in_rows(numbers: torch.Tensor, largest: torch.Tensor) -> Weight:
+    """The weight of int8, [outputs, inputs] and [outputs]; as float32 numbers where rows have no whole groups."""
+    scales, inputs = (largest / 127)[:, None], numbers.shape[1]
+    if inputs % GROUP:
+        return numbers.float() * scales
+    return Quantized(numbers, scales.repeat(1, inputs // GROUP), 8)
+
+
+class Quantizing:
+    """Gives weights as bitsandbytes quantizes them, of the linear layers that transformers has it quantize.
+
+    Args:
+        model: whose weights they are.
+        read: gives them as they are.
+        quant: one of `QUANTS`.
+
+    Raises:
+        EngineError: if there is no bitsandbytes.
+    """
+
+    def __init__(self, model: PreTrainedModel, read: Read, quant: QuantName) -> None:
+        from transformers.pytorch_utils import Conv1D
+        from transformers.quantizers.base import HfQuantizer
+        from transformers.quantizers.quantizers_utils import should_convert_module
+
+        try:
+            import bitsandbytes  # noqa: F401
+        except ImportError as e:
+            raise EngineError("quantization needs bitsandbytes: pip install bitsandbytes") from e
+        kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+        self._read, self._quant = read, quant
+        self._transposed: dict[nn.Parameter, bool] = {}
+        for name, module in model.named_modules():
+            if type(module) in (nn.Linear, Conv1D) and should_convert_module(name, kept):
+                self._transposed[module.weight] = type(module) is Conv1D
+
+    def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
+        """The weight of a parameter, or some consecutive rows of it."""
+        transposed = self._transposed.get(parameter)
+        if transposed is None:
+            return self._read(parameter, rows)
+        if self._quant == "nf4" and parameter.shape[1] % _BLOCK:  # blocks go on from row to row
+            weight = self._quantized(whole(self._read(parameter)), transposed=transposed)
+            return weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
+        return self._quantized(whole(self._read(parameter, rows)), transposed=transposed)
+
+    def _quantized(self, weight: torch.Tensor, *, transposed: bool) -> Weight:
+        from bitsandbytes import functional
+
+        weight = (weight.t() if transposed else weight).contiguous()
+        if self._quant == "int8":
+            numbers, largest, _ = functional.int8_vectorwise_quant(weight.half())
+            return in_rows(numbers, largest)
+        packed, state = functional.quantize_4bit(weight, blocksize=_BLOCK, quant_type="nf4")
+        return in_blocks(packed, state.absmax, tuple(weight.shape), CODES["nf4"], _BLOCK)
+
+
+def places(folder: Path, tensors: Iterable[Tensor]) -> tuple[dict[str, InBlocks | InRows], list[Tensor]]:
+    """Where quantized weights lie in a folder, by their names; and the tensors that are none of theirs.
+
+    Raises:
+        ValueError: names the file, the tensor and what is wrong.
+    """
+    left = {tensor.name: tensor for tensor in tensors}
+    found: dict[str, InBlocks | InRows] = {}
+    for name in list(left):
+        if match := _STATE.fullmatch(name):
+            found[match["weight"]] = _in_blocks(folder, left, left.pop(name), **match.groupdict())
+        elif match := _SCALES.fullmatch(name):
+            found[f"{match['module']}.weight"] = _in_rows(folder, left, left.pop(name), match["module"])
+    return found, list(left.values())
+
+
+def _in_blocks(folder: Path, left: dict[str, Tensor], said: Tensor, weight: str, kind: str) -> InBlocks:
+    state = _state(folder, said)
+    if kind not in CODES or state.get("quant_type") != kind:
+        raise _wrong(said, f"quant_type must be nf4 or fp4, as in its name, and is {state.get('quant_type')!r:.40}")
+    shape: Any = state.get("shape")
+    if not _is_matrix(shape):
+        raise _wrong(said, f"shape must be two whole numbers from 1 on, and is {shape!r:.40}")
+    block = _block(said, state, "blocksize")
+    entries = math.prod(shape)
+    packed = _taken(left, weight, said)
+    if packed.size != -(-entries // 2):
+        raise _wrong(packed, f"{shape} weights take {-(-entries // 2):,} bytes, and it has {packed.size:,}")
+    codes = whole(_numbers(folder, _taken(left, f"{weight}.quant_map", said), "F32", 16).read())
+    if not torch.allclose(codes, CODES[kind], rtol=0, atol=_NEAR):
+        raise _wrong(said, f"{weight}.quant_map has other codes than {kind}")
+    blocks, nested = -(-entries // block), None
+    if f"{weight}.nested_absmax" in left:
+        outer, plus = _block(said, state, "nested_blocksize"), state.get("nested_offset")
+        if not isinstance(plus, int | float) or not abs(plus) < torch.finfo(torch.float32).max:
+            raise _wrong(said, f"nested_offset must be a finite number, and is {plus!r:.40}")
+        nested = Nested(
+            _numbers(folder, _taken(left, f"{weight}.nested_quant_map", said), "F32", 256),
+            _numbers(folder, _taken(left, f"{weight}.nested_absmax", said), "F32", -(-blocks // outer)),
+            outer,
+            float(plus),
+        )
+    scales = _numbers(folder, _taken(left, f"{weight}.absmax", said), "U8" if nested else "F32", blocks)
+    place = Place(folder / packed.file, "U8", (packed.size,), packed.at)
+    return InBlocks(place, tuple(shape), CODES[kind], block, scales, nested)
+
+
+def _in_rows(folder: Path, left: dict[str, Tensor], said: Tensor, module: str) -> InRows:
+    stored, order = _taken(left, f"{module}.weight", said), left.pop(f"{module}.weight_format", None)
+    if order is not None and _plain(_numbers(folder, order, "U8", 1)).item():
+        raise _wrong(order, "the weight is not stored row by row; save it with a newer bitsandbytes")
+    shape = stored.shape
+    if stored.dtype != "I8" or not _is_matrix(shape) or math.prod(shape) != stored.size:
+        raise _wrong(stored, f"it must be a matrix of int8, and is {shape!r:.40} in {stored.dtype}")
+    place = Place(folder / stored.file, "I8", tuple(shape), stored.at)
+    return InRows(place, _numbers(folder, said, "F32", shape[0]))
+
+
+def _state(folder: Path, said: Tensor) -> dict[str, Any]:
+    """What is said of a tensor, an object in JSON."""
+    if said.dtype != "U8" or said.size > _LONGEST:
+        raise _wrong(said, f"it must be a text of at most {_LONGEST:,} bytes")
+    try:
+        state = json.loads(bytes(_plain(Place(folder / said.file, "U8", (said.size,), said.at)).numpy()))
+    except (ValueError, RecursionError):
+        raise _wrong(said, "it is not JSON") from None
+    if not isinstance(state, dict):
+        raise _wrong(said, "it is no object")
+    return state
+
+
+def _taken(left: dict[str, Tensor], name: str, said: Tensor) -> Tensor:
+    if name not in left:
+        raise _wrong(said, f"{name}, which belongs to it, is missing")
+    return left.pop(name)
+
+
+def _numbers(folder: Path, tensor: Tensor, kind: str, count: int) -> Place:
+    if tensor.dtype != kind or tensor.size != count * (4 if kind == "F32" else 1):
+        raise _wrong(tensor, f"it must be {count:,} numbers in {kind}, and is {tensor.size:,} bytes in {tensor.dtype}")
+    return Place(folder / tensor.file, kind, (count,), tensor.at)
+
+
+def _is_matrix(shape: Any) -> bool:
+    whole_numbers = isinstance(shape, list) and all(type(n) is int and 1 <= n <= _LARGEST for n in shape)
+    return whole_numbers and len(shape) == 2
+
+
+def _block(said: Tensor, state: dict[str, Any], name: str) -> int:
+    """The size of blocks."""
+    size: Any = state.get(name)
+    if type(size) is not int or size not in _BLOCKS:
+        raise _wrong(said, f"{name} must be one of {', '.join(map(str, _BLOCKS))}, and is {size!r:.40}")
+    return size
+
+
+def _wrong(tensor: Tensor, what: str) -> ValueError:
+    return ValueError(f"{tensor.file}: {tensor.name}: {what}")

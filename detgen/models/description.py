@@ -1,0 +1,397 @@
+"""What a loaded transformers model consists of, as far as its family's row of traits tells.
+
+Nothing here computes; loading compares what the description gives with the model's own forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from detgen.kernels.c.panels import STORAGE
+from detgen.kernels.c.quantizing import Quantized
+from detgen.models.families import FAMILIES, Family
+from detgen.models.rotary import Rotary, rotary_of
+from detgen.models.stored import Read, Weight, held, whole
+from detgen.program.operands import Activation
+
+# What classes of activation modules compute.
+ACTIVATIONS = {
+    "SiLU": Activation.SILU,
+    "SiLUActivation": Activation.SILU,
+    "GELUTanh": Activation.GELU_TANH,
+    "PytorchGELUTanh": Activation.GELU_TANH,
+    "NewGELUActivation": Activation.GELU_TANH,
+    "GELU": Activation.GELU,
+    "GELUActivation": Activation.GELU,
+    "ReLU": Activation.RELU,
+}
+# Classes of mixtures: a router without a bias, softmax over all experts, experts with joined gates.
+_MIXTURES = {"MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock"}
+# Classes of root-mean-square norms whose weights are added to 1.
+_ADDED_TO_ONE = {"Gemma2RMSNorm", "Gemma3RMSNorm"}
+# Settings under which a family is not what its row says.
+_UNUSUAL: dict[str, dict[str, Any]] = {
+    "OPTForCausalLM": {"do_layer_norm_before": False},
+    "GPT2LMHeadModel": {"add_cross_attention": True},
+    "StableLmForCausalLM": {"qk_layernorm": True},
+    "PhiForCausalLM": {"qk_layernorm": True},
+}
+
+
+class UnknownError(Exception):
+    """A model has something that its family's row does not tell of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm of the last axis.
+
+    Attributes:
+        weight: [entries], or [heads, entries] if each head has its own; None for none.
+        bias: like it.
+        epsilon: is added to the mean square.
+        centred: whether it is a layer norm instead of a root-mean-square norm.
+    """
+
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    epsilon: float
+    centred: bool
+
+
+class Linear(NamedTuple):
+    """A linear layer: weight [outputs, inputs], bias [outputs] or None."""
+
+    weight: Weight
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """A feed-forward.
+
+    Attributes:
+        up: its first linear layers: a gate and what it opens, one of both, or one without a gate.
+        gated: whether there is a gate.
+        activation: of the gate, or of `up`.
+        down: its last linear layer.
+    """
+
+    up: list[Linear]
+    gated: bool
+    activation: Activation
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts, gated feed-forwards of which each row takes some.
+
+    Attributes:
+        router: logits of the experts.
+        up: gates and what they open, [experts, 2 * inner, hidden].
+        down: [experts, hidden, inner].
+        activation: of the gates.
+        picks: experts of a row.
+        normalized: whether the weights of a row's experts are made to add up to 1.
+        shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
+            multiplied; None for none.
+    """
+
+    router: Linear
+    up: torch.Tensor
+    down: torch.Tensor
+    activation: Activation
+    picks: int
+    normalized: bool
+    shared: tuple[FeedForward, Linear] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key and value heads.
+        size: entries of a head.
+        qkv: linear layers of queries, keys and values, or one for all.
+        out: what follows the attention.
+        head_norms: of queries and of keys, each of a head, or of all heads together; None for none.
+        rotary: how heads are rotated; None for not at all.
+        interleaved: see `Family`.
+        query_scale: the attention's scale, where the attention is told another one; None otherwise.
+        norms: as in `Family`; None for none.
+        parallel: see `Family`.
+        mlp: the feed-forward.
+        residual: factor of what the attention and the feed-forward add.
+    """
+
+    heads: int
+    kv_heads: int
+    size: int
+    qkv: list[Linear]
+    out: Linear
+    head_norms: tuple[Norm | None, Norm | None]
+    rotary: Rotary | None
+    interleaved: bool
+    query_scale: float | None
+    norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
+    parallel: bool
+    mlp: FeedForward | Experts
+    residual: float
+
+
+@dataclass(slots=True)
+class Description:
+    """What a decoder consists of.
+
+    Attributes:
+        model: the transformers model.
+        family: its family's traits.
+        read: gives the weight of a parameter.
+        used: ids of the parameters that have been described.
+        table: the embedding's parameter and weight, once it was read; the output layer may have the same.
+    """
+
+    model: Any
+    family: Family
+    read: Read = held
+    used: set[int] = field(default_factory=set)
+    table: tuple[nn.Parameter, torch.Tensor] | None = None
+
+    @property
+    def inner(self) -> Any:
+        """The decoder without its output layer."""
+        return _module(self.model, self.family.inner)
+
+    @property
+    def layers(self) -> Any:
+        """The layers, a list of modules."""
+        return getattr(self.inner, self.family.layers)
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """[vocabulary, hidden]."""
+        parameter = getattr(self.inner, self.family.embedding).weight
+        weight = self._weight(parameter)
+        if isinstance(weight, torch.Tensor):
+            self.table = parameter, weight
+        return whole(weight)
+
+    @property
+    def embedding_factor(self) -> float:
+        """What embeddings are multiplied by."""
+        scale = getattr(getattr(self.inner, self.family.embedding), "scalar_embed_scale", 1.0)
+        return float(scale * getattr(self.inner, "embedding_multiplier", 1.0))
+
+    @property
+    def positions(self) -> tuple[torch.Tensor, int] | None:
+        """The table of positions, [positions, hidden], and what is added to a position to find it there."""
+        if self.family.positions is None:
+            return None
+        name, offset = self.family.positions
+        return self._tensor(getattr(self.inner, name).weight), offset
+
+    @property
+    def final(self) -> Norm | None:
+        """The last norm; None where there is none, nor an output layer."""
+        return self._norm(getattr(self.inner, self.family.final))
+
+    @property
+    def head(self) -> Linear | None:
+        """The output layer; None where the model gives hidden states."""
+        head = getattr(self.model, self._head_name)
+        return None if type(head) is nn.Identity else self._linear(head)
+
+    @property
+    def _head_name(self) -> str:
+        return self.family.head if hasattr(self.model, self.family.head) else "lm_head"
+
+    @property
+    def head_factor(self) -> float:
+        """What logits are multiplied by."""
+        config = self.model.config
+        return float(getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1))
+
+    @property
+    def softcap(self) -> float:
+        """That of the logits; 0 for none."""
+        return float(getattr(self.model.config, "final_logit_softcapping", None) or 0)
+
+    def release(self, index: int) -> None:
+        """Let a layer go."""
+        self.layers[index] = nn.Identity()
+
+    def release_head(self) -> None:
+        """Let the output layer go."""
+        setattr(self.model, self._head_name, nn.Identity())
+
+    def layer(self, index: int) -> Layer:
+        """A layer.
+
+        Raises:
+            UnknownError: if it is not what the row says.
+        """
+        family, config, layer = self.family, self.model.config, self.layers[index]
+        attention = getattr(layer, family.attention)
+        mlp = getattr(layer, family.mlp) if family.mlp else layer
+        out = self._linear(getattr(attention, family.out))
+        size = int(getattr(attention, "head_dim", None) or attention.head_size)
+        heads = out.weight.shape[1] // size
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        qkv = [self._linear(getattr(attention, name)) for name in family.qkv]
+        if family.by_head:
+            qkv = [_by_kind(qkv[0], heads, size)]
+        if sum(one.weight.shape[0] for one in qkv) != (heads + 2 * kv_heads) * size:
+            raise UnknownError("queries, keys and values of other sizes")
+        q, k = (self._norm(getattr(attention, name, None)) for name in family.head_norms)
+        one, two, three, four = (self._norm(getattr(layer, n, None) if n else None) for n in family.norms)
+        parallel = family.parallel
+        return Layer(
+            heads=heads,
+            kv_heads=kv_heads,
+            size=size,
+            qkv=qkv,
+            out=out,
+            head_norms=(q, k),
+            rotary=self._rotary(attention, index),
+            interleaved=family.interleaved,
+            query_scale=float(attention.scaling) if family.scaled_queries else None,
+            norms=(one, two, three, four),
+            parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
+            mlp=self._experts(mlp) if hasattr(mlp, "experts") else self._feed_forward(mlp),
+            residual=float(getattr(layer, "residual_multiplier", 1.0)),
+        )
+
+    def _feed_forward(self, mlp: Any) -> FeedForward:
+        family = self.family
+        up = [self._linear(getattr(mlp, name)) for name in (family.gate, family.up) if name]
+        return FeedForward(up, bool(family.gate), _activation(mlp), self._linear(getattr(mlp, family.down)))
+
+    def _experts(self, mlp: Any) -> Experts:
+        experts, gate = mlp.experts, mlp.gate
+        if type(mlp).__name__ not in _MIXTURES:
+            raise UnknownError(type(mlp).__name__)
+        shared = None
+        if hasattr(mlp, "shared_expert"):
+            shared = self._feed_forward(mlp.shared_expert), self._linear(mlp.shared_expert_gate)
+        return Experts(
+            router=Linear(self._tensor(gate.weight), None),
+            up=self._tensor(experts.gate_up_proj),
+            down=self._tensor(experts.down_proj),
+            activation=_activation(experts),
+            picks=int(gate.top_k),
+            normalized=bool(getattr(gate, "norm_topk_prob", True)),
+            shared=shared,
+        )
+
+    def _rotary(self, attention: Any, index: int) -> Rotary | None:
+        rotary = getattr(self.inner, "rotary_emb", None)
+        if rotary is None or not getattr(attention, "use_rope", True):
+            return None
+        found = rotary_of(rotary, getattr(attention, "layer_type", None))
+        if found is None:
+            raise UnknownError("a rotary embedding of another kind")
+        return found
+
+    def _norm(self, norm: Any) -> Norm | None:
+        if norm is None or type(norm) is nn.Identity:
+            return None
+        name = type(norm).__name__
+        if type(norm) is nn.LayerNorm:
+            weight, bias = (None if p is None else self._tensor(p).float() for p in (norm.weight, norm.bias))
+            return Norm(weight, bias, norm.eps, centred=True)
+        weight = self._tensor(norm.weight).float()
+        if name in _ADDED_TO_ONE:
+            return Norm(1 + weight, None, norm.eps, centred=False)
+        if name.endswith("RMSNorm"):
+            return Norm(weight, None, norm.variance_epsilon, centred=False)
+        if name == "CohereLayerNorm":
+            return Norm(weight, None, norm.variance_epsilon, centred=True)
+        raise UnknownError(f"norm {name}")
+
+    def _linear(self, module: Any) -> Linear:
+        transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+        if type(module) is not nn.Linear and not transposed:
+            raise UnknownError(f"linear layer {type(module).__name__}")
+        bias = None if module.bias is None else self._tensor(module.bias)
+        weight = self._weight(module.weight)
+        if isinstance(weight, Quantized):
+            return Linear(weight, bias)
+        if weight.dtype not in STORAGE:
+            raise UnknownError(f"weights in {weight.dtype}")
+        return Linear(weight.t() if transposed else weight, bias)
+
+    def _weight(self, parameter: nn.Parameter) -> Weight:
+        self.used.add(id(parameter))
+        if self.table is not None and self.table[0] is parameter:
+            return self.table[1]
+        return self.read(parameter)
+
+    def _tensor(self, parameter: nn.Parameter) -> torch.Tensor:
+        return whole(self._weight(parameter))
+
+    def check(self) -> None:
+        """Describe all of the model.
+
+        Raises:
+            UnknownError: if anything of it is not what the row says, or is left over.
+        """
+        unusual = _UNUSUAL.get(type(self.model).__name__, {})
+        for name, value in unusual.items():
+            if getattr(self.model.config, name, None) == value:
+                raise UnknownError(name)
+        described: list[object] = [self.embedding, self.positions, self.final, self.head]
+        described += [self.layer(index) for index in range(len(self.layers))]
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) not in self.used:
+                raise UnknownError(name)
+
+
+def describe(model: Any) -> Description | None:
+    """The description of a model; None if its family is not known, or it is not what the family's row says.
+
+    Its parameters may be on torch's `meta` device; then `read` has to be set before it is asked for weights.
+    """
+    family = FAMILIES.get(type(model).__name__)
+    if family is None:
+        return None
+    found = Description(model, family)
+    try:
+        found.check()
+    except (UnknownError, AttributeError, StopIteration):
+        return None
+    return found
+
+
+def _activation(module: Any) -> Activation:
+    found = next(getattr(module, name) for name in ("act_fn", "activation_fn", "act") if hasattr(module, name))
+    name = type(found).__name__
+    if name not in ACTIVATIONS:
+        raise UnknownError(f"activation {name}")
+    return ACTIVATIONS[name]
+
+
+def _module(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def _by_kind(linear: Linear, heads: int, size: int) -> Linear:
+    """Rows that go by heads, each with its query, key and value, as all queries, all keys, all values."""
+
+    def sorted_rows(x: torch.Tensor) -> torch.Tensor:
+        return x.view(heads, 3, size, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
+
+    return Linear(sorted_rows(whole(linear.weight)), None if linear.bias is None else sorted_rows(linear.bias))
+
+
+def has_description(model: Any) -> bool:
+    """Whether programs can be built of a model, whose parameters may be on `meta`."""
+    return describe(model) is not None

@@ -1,0 +1,115 @@
+"""Checks a model's weights against its configuration, against how they are asked for, and against the memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from detgen import thinking
+from detgen.errors import EngineError, QuantName
+from detgen.models import lazy_weights
+from detgen.models.bitsandbytes_weights import is_quantized
+from detgen.models.folders import Tensor
+
+
+def check_method(config: Any) -> None:
+    """Refuse weights that others than bitsandbytes have quantized.
+
+    Raises:
+        ValueError: names the method.
+    """
+    if hasattr(config, "quantization_config") and not is_quantized(config):
+        method = dict(config.quantization_config).get("quant_method", "an unknown method")
+        raise ValueError(f"its weights are quantized by {method}, which is not read yet; give it in float32 or 16 bits")
+
+
+def check_unquantized(name: str, quant: QuantName, *, quantized: bool) -> None:
+    """Refuse to quantize once more what bitsandbytes has quantized.
+
+    Raises:
+        EngineError: if that is asked for.
+    """
+    if quantized and quant != "none":
+        raise EngineError(
+            f"cannot load the model {name}: bitsandbytes has quantized its weights, which are taken as they are and not"
+            f" quantized to {quant}; leave out the quantization"
+        )
+
+
+def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
+    """Refuse a configuration that asks for more memory than there is, or for much more than its weights are.
+
+    Raises:
+        ValueError: with both sizes.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
+        raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
+    if isinstance(dtype, torch.dtype):
+        import psutil
+
+        there = psutil.virtual_memory().total + psutil.swap_memory().total
+        if elements * dtype.itemsize > there:
+            raise ValueError(
+                f"its {elements:,} parameters take {elements * dtype.itemsize / 2**30:,.1f} GiB as"
+                f" {str(dtype).removeprefix('torch.')}, and there are {there / 2**30:,.1f} GiB of memory"
+            )
+
+
+def check_numbers(tensors: Sequence[Tensor], config: Any, *, trusted: bool) -> None:
+    """Refuse whole numbers where a model that is not quantized has others; transformers would convert them.
+
+    Raises:
+        ValueError: names the tensor.
+    """
+    from transformers import AutoModelForCausalLM
+
+    whole = [tensor for tensor in tensors if re.match(r"[IU]\d|BOOL", tensor.dtype)]
+    if not whole or hasattr(config, "quantization_config"):
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    # A file may have the names of the model's base, and others beside them that end alike: masks and positions.
+    names = {name for name, _ in model.named_parameters()}
+    names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
+    for tensor in whole:
+        if tensor.name in names or lazy_weights.EXPERT.fullmatch(tensor.name):
+            raise ValueError(
+                f"{tensor.file}: {tensor.name} has whole numbers ({tensor.dtype}), and no model has them there"
+            )
+
+
+def check_weights(loading: dict[str, Any], model: nn.Module) -> None:
+    """Refuse weights that are not those that the configuration describes; transformers would make some up.
+
+    Raises:
+        ValueError: names the first of them.
+    """
+    wrong = sorted((str(key[0]), key[1:]) for key in loading.get("mismatched_keys") or ())
+    if wrong:
+        (name, shapes), more = wrong[0], _and_more(len(wrong))
+        sizes = " and ".join(str(tuple(s)) for s in shapes)
+        advice = thinking.remedy(name, missing=False)
+        raise ValueError(f"the weights do not fit config.json: {name}{more} has another shape ({sizes}){advice}")
+    if missing := sorted(loading.get("missing_keys") or ()):
+        advice = thinking.remedy(missing[0], missing=True)
+        raise ValueError(f"weights are missing: {missing[0]}{_and_more(len(missing))}{advice}")
+    if errors := list(loading.get("error_msgs") or ()):
+        raise ValueError(f"the weights cannot be read: {str(errors[0]).strip().splitlines()[0]}")
+    # Other parts of a checkpoint, such as a vision tower, are left out on purpose; within the layers nothing is.
+    layers = {re.split(r"\.\d+\.", name)[0] for name, _ in model.named_parameters() if re.search(r"\.\d+\.", name)}
+    unused = sorted(k for k in loading.get("unexpected_keys") or () if re.split(r"\.\d+\.", k)[0] in layers)
+    if unused:
+        raise ValueError(f"config.json describes no such weights as {unused[0]}{_and_more(len(unused))}")
+
+
+def _and_more(count: int) -> str:
+    return f" and {count - 1:,} more" if count > 1 else ""

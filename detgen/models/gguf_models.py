@@ -1,0 +1,161 @@
+"""Models from GGUF files: transformers tells their settings, tokenizers and names, the weights stay as they are stored.
+
+What transformers leaves out of a file's settings is made up for here, or refused: a setting that is not understood
+could change every output.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from detgen.models.description import describe
+from detgen.models.gguf_header import Header
+from detgen.models.gguf_quickly import quick_gguf
+from detgen.models.stored import Place, Reader, whole, without_weights
+
+# Settings that transformers does not take over, and what its configurations call them.
+_LEFT_OUT = {
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
+_FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
+_ELSE = "give the model as a folder in the Hugging Face layout"
+
+
+def settings(path: Path, header: Header) -> tuple[Any, Any]:
+    """The configuration and the tokenizer of a file.
+
+    Raises:
+        ValueError: if the file has settings that are not understood here.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    # By itself, so that no file beside it has a say.
+    with TemporaryDirectory() as folder, quick_gguf():
+        (Path(folder) / "model.gguf").symlink_to(path.resolve())
+        config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+    _complete(config, header)
+    return config, tokenizer
+
+
+def _complete(config: Any, header: Header) -> None:
+    """Take over what transformers leaves out.
+
+    Raises:
+        ValueError: names what is not understood.
+    """
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    known = GGUF_CONFIG_MAPPING.get(header.architecture, {})
+    for key, value in header.settings.items():
+        family, _, setting = key.partition(".")
+        if family != header.architecture or setting in _CHECKED or known.get(setting) is not None:
+            continue
+        name = _LEFT_OUT.get(setting, "")
+        if hasattr(config, name):
+            setattr(config, name, value)
+        elif not (name == "head_dim" and value == config.hidden_size // config.num_attention_heads) and (
+            setting != "rope.scaling.type" or value != "none"
+        ):
+            raise ValueError(f"its setting {key} = {value} is not understood here; {_ELSE}")
+
+
+def empty_model(
+    config: Any, header: Header, path: Path, dtype: torch.dtype | None = None
+) -> tuple[PreTrainedModel, Reader]:
+    """The model without its weights, and what reads them, in a number format or as they are stored.
+
+    Raises:
+        ValueError: if the model is none that is known here, or the weights are not those that its settings describe.
+    """
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    model = without_weights(config, torch.float32)
+    known = describe(model)
+    if known is None or any(hasattr(getattr(layer, known.family.mlp, None), "experts") for layer in known.layers):
+        raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {_ELSE}")
+    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
+    with quick_gguf():
+        names = get_gguf_hf_weights_map(model, processor)
+    wanted = dict(model.named_parameters())
+    places: dict[str, Place] = {}
+    for tensor, entry in header.tensors.items():
+        place = Place(path, entry.kind, entry.shape, entry.at)
+        if tensor == _FACTORS:
+            _divide_frequencies(model, whole(place.read()).numpy())
+            continue
+        name = names.get(tensor)
+        if name not in wanted:
+            raise ValueError(f"its settings describe no such weights as {tensor}")
+        places[name], shape = _converted(place, processor, tensor)
+        if shape != wanted[name].shape:
+            sizes = f"{shape} and {tuple(wanted[name].shape)}"
+            raise ValueError(f"the weights do not fit its settings: {tensor} has another shape ({sizes})")
+    if missing := sorted(wanted.keys() - places.keys()):
+        raise ValueError(f"weights are missing: {missing[0]}")
+    _check_rotation(model, header)
+    return model, Reader(model, places, dtype)
+
+
+def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[int, ...]]:
+    """A tensor as transformers' model takes it, and its shape there.
+
+    Whether its processor of the family reorders rows, or does something else, is seen by what becomes of numbers.
+    """
+    rows = place.shape[0]
+    sample = np.arange(rows, dtype=np.float32)[:, None] if len(place.shape) > 1 else np.arange(rows, dtype=np.float32)
+    made = _processed(processor, name, sample)
+    if made.shape == sample.shape and np.array_equal(np.sort(made, axis=0), sample):
+        same = np.array_equal(made, sample)
+        return (place if same else place._replace(order=made.reshape(-1).astype(np.int64))), place.shape
+    change = partial(_processed, processor, name)
+    return place._replace(change=change), change(np.broadcast_to(np.float32(0), place.shape)).shape
+
+
+def _processed(processor: Any, name: str, weights: np.ndarray) -> np.ndarray:
+    made: np.ndarray = processor.process(weights, name, tensor_key_mapping={}, parsed_parameters={}).weights
+    return made
+
+
+def _divide_frequencies(model: Any, factors: np.ndarray) -> None:
+    """Stretch a rotary embedding as Llama 3.1's is; the file has the factors worked out."""
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq / torch.from_numpy(factors)
+    rotary.original_inv_freq = rotary.inv_freq
+    rotary.config.rope_parameters["frequency_factors"] = factors.tolist()
+
+
+def _check_rotation(model: Any, header: Header) -> None:
+    """Refuse a rotary embedding that turns another part of the heads than the file says.
+
+    Raises:
+        ValueError: with both sizes.
+    """
+    asked = header.settings.get(f"{header.architecture}.rope.dimension_count")
+    rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
+    turned = None if rotary is None else 2 * len(rotary.inv_freq)
+    if None not in (asked, turned) and asked != turned:
+        raise ValueError(f"its rotary embedding turns {asked} entries of a head, and {turned} are understood; {_ELSE}")
+
+
+def ends(header: Header, tokenizer: Any) -> frozenset[int]:
+    """Token ids that end a sequence: that of the tokenizer, and those of a turn and of a message."""
+    keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom"))
+    found = {tokenizer.eos_token_id, *(header.settings.get(key) for key in keys)}
+    return frozenset(int(i) for i in found if isinstance(i, int))

@@ -1,0 +1,234 @@
+"""Weights that are not there yet: models read from their folder when they are packed, and what widens their weights.
+
+So memory holds a model once. That is for models that become programs, from safetensors files that have their parameters
+and nothing else, by their own names, by those that their family had before, or expert by expert; transformers loads,
+converts or refuses all others. Until then, and where weights are stored in fewer bits, a forward runs `widened`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import GenerationConfig, PreTrainedModel
+
+from detgen.kernels.c.quantizing import narrowed
+from detgen.models import bitsandbytes_weights
+from detgen.models.folders import Stored, Tensor
+from detgen.models.gguf_header import BLOCKS
+from detgen.models.stored import Lying, Place, Read, Reader, Stack, taken, whole, without_weights
+
+_AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
+# What names in files have in place of what parameters have, by class.
+_RENAMED = {"GPTNeoXForCausalLM": ("embed_out.", "lm_head."), "MixtralForCausalLM": (".block_sparse_moe.", ".mlp.")}
+EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
+# The parameters that experts' weights are parts of, and which part.
+_JOINED = {
+    **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0)},
+    **{"w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("down_proj", 0)},
+}
+
+
+def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, Reader] | None:
+    """The model without its weights, and what reads them; None if transformers has to load them.
+
+    Args:
+        folder: of the model.
+        stored: its weights.
+        config: its configuration.
+        dtype: in which the weights are wanted.
+    """
+    names = {tensor.name for tensor in stored.tensors}
+    if hasattr(config, "quantization_config") or not names or len(names) != len(stored.tensors):
+        return None
+    model = without_weights(config, dtype)
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    ignored = model._keys_to_ignore_on_load_unexpected or ()  # by transformers, too
+    unread = {name for name in names - wanted.keys() if any(re.search(pattern, name) for pattern in ignored)}
+    tensors = [tensor for tensor in stored.tensors if tensor.name not in unread]
+    if not all(map(_plain, tensors)):
+        return None
+    places = _places(_lying(folder, tensors), _RENAMED.get(type(model).__name__))
+    if places is None or wanted != {name: place.shape for name, place in places.items()}:
+        return None
+    if not type(model).__module__.startswith("transformers.") or looks_at_positions(model):
+        return None
+    _read_generation(folder, model)
+    return model, Reader(model, places, dtype)
+
+
+def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, Reader]:
+    """The model without its weights, some of which bitsandbytes has quantized, and what reads them.
+
+    Args:
+        folder: of the model.
+        stored: its weights.
+        config: its configuration.
+        dtype: which the others get.
+
+    Raises:
+        ValueError: if they are not those of the model, or cannot be read; names the tensor.
+    """
+    if not stored.tensors:
+        raise ValueError("weights that bitsandbytes has quantized are read from safetensors files; save it as such")
+    model = without_weights(config, dtype)
+    few, others = bitsandbytes_weights.places(folder, stored.tensors)
+    for tensor in others:
+        if not _plain(tensor):
+            raise ValueError(f"{tensor.file}: {tensor.name}: nothing says what its numbers mean ({tensor.dtype})")
+    found = _places(few | _lying(folder, others), _RENAMED.get(type(model).__name__))
+    if found is None:
+        raise ValueError("the weights of its experts do not fit together")
+    turned = {f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"}
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, shape in wanted.items():
+        if name not in found:
+            raise ValueError(f"weights are missing: {name}")
+        kept = shape[::-1] if name in turned and name in few else shape
+        if found[name].shape != kept:
+            raise ValueError(f"the weights do not fit config.json: {name} is {found[name].shape}, not {kept}")
+    ignored = ("rotary_emb.inv_freq", *(model._keys_to_ignore_on_load_unexpected or ()))
+    for name in found.keys() - wanted.keys():
+        if not any(re.search(pattern, name) for pattern in ignored):
+            raise ValueError(f"config.json describes no such weights as {name}")
+    _read_generation(folder, model)
+    return model, Reader(model, found, dtype)
+
+
+def _read_generation(folder: Path, model: PreTrainedModel) -> None:
+    """Read the file whose end-of-sequence tokens count, as transformers does."""
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+
+
+def _lying(folder: Path, tensors: Sequence[Tensor]) -> dict[str, Lying]:
+    """Where tensors of plain numbers lie, by name."""
+    return {t.name: Place(folder / t.file, t.dtype, tuple(t.shape), t.at) for t in tensors}
+
+
+def _places(lying: Mapping[str, Lying], renamed: tuple[str, str] | None) -> dict[str, Lying] | None:
+    """Where parameters lie, by name; None if two tensors have one's place, or its parts do not fit together."""
+    found: dict[str, Lying] = {}
+    parts: dict[str, dict[tuple[int, int], Lying]] = defaultdict(dict)  # by expert and part
+    for name, place in lying.items():
+        name = name if renamed is None else name.replace(*renamed)
+        expert = EXPERT.fullmatch(name)
+        if expert is not None and expert["part"] in _JOINED:
+            joined, part = _JOINED[expert["part"]]
+            parts[f"{expert['experts']}.{joined}"][int(expert["number"]), part] = place
+        else:
+            found[name] = place
+    if len(found) + sum(map(len, parts.values())) < len(lying):
+        return None
+    for name, of in parts.items():
+        experts, each = (1 + max(numbers) for numbers in zip(*of, strict=True))
+        places = [tuple(of.get((i, j)) for j in range(each)) for i in range(experts)]
+        stack = Stack.of(places)
+        if stack is None:
+            return None
+        found[name] = stack
+    return found
+
+
+def looks_at_positions(model: PreTrainedModel) -> bool:
+    """Whether a rotary embedding asks how long its input is, which has no answer before there are weights."""
+    found = [getattr(module, "rope_type", None) for module in model.modules()]
+    kinds = {kind for one in found for kind in (one.values() if isinstance(one, dict) else [one])}
+    return bool(kinds & {"dynamic", "longrope"})
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether a tensor is of numbers that can be taken as they are, and as large as its shape."""
+    shape = tensor.shape
+    if tensor.dtype not in ("F32", "F16", "BF16") or not isinstance(shape, list) or not shape:
+        return False
+    return all(type(n) is int for n in shape) and math.prod(shape) * BLOCKS[tensor.dtype][1] == tensor.size
+
+
+@contextmanager
+def widened(model: nn.Module, read: Read, bits: int = 0) -> Iterator[None]:
+    """Inside the block, modules compute with their own parameters in float32, one module's at a time or less.
+
+    Of the embedding only the rows that are asked for are read, and of a linear layer some rows at a time.
+
+    Args:
+        model: a decoder, or a part of one.
+        read: gives the weight of a parameter.
+        bits: 8 or 4 for linear layers and experts as they will be quantized; 0 leaves them as they are.
+    """
+    embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            if not any(p.dtype.itemsize == 2 or p.device.type == "meta" or bits for p in own.values()):
+                continue
+            if type(module) is nn.Linear:
+                few = 0 if name.endswith("shared_expert_gate") else bits  # kept like a router
+                module.__dict__["forward"] = partial(_product, module, read, few)
+                hooks.callback(delattr, module, "forward")
+                continue
+            widen: Callable[..., Any] = partial(_widen, own, read, bits if _has_products(module) else 0)
+            if module is embedding:
+                widen = partial(_look_up, own["weight"], read)
+                if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
+                    hooks.callback(setattr, module, "padding_idx", module.padding_idx)
+                    module.padding_idx = None
+            hooks.callback(module.register_forward_pre_hook(widen).remove)
+            hooks.callback(module.register_forward_hook(partial(_restore, own), always_call=True).remove)
+        yield
+
+
+def _has_products(module: nn.Module) -> bool:
+    """Whether its weights are quantized: linear layers and experts, but not routers."""
+    name = type(module).__name__
+    return name == "Conv1D" or name.endswith("Experts")
+
+
+def _product(linear: nn.Linear, read: Read, bits: int, x: torch.Tensor) -> torch.Tensor:
+    """What a linear layer gives."""
+    step = max(_AT_A_TIME // linear.in_features, 1)
+    weight, given = linear._parameters["weight"], linear._parameters["bias"]
+    assert weight is not None
+    # Made first: small results between large weights that are freed would leave holes in the memory.
+    made = x.new_empty(*x.shape[:-1], linear.out_features)
+    for first in range(0, linear.out_features, step):
+        rows = slice(first, first + step)
+        bias = None if given is None else whole(read(given, rows)).float()
+        made[..., rows] = F.linear(x, narrowed(whole(read(weight, rows)), bits), bias)
+    return made
+
+
+def _look_up(table: nn.Parameter, read: Read, module: nn.Module, args: Any) -> tuple[torch.Tensor]:
+    """Give an embedding the rows that it is asked for; where they are in its table then."""
+    ids, places = args[0].unique(return_inverse=True)
+    rows = [whole(read(table, slice(i, i + 1))) for i in ids.tolist()]
+    module.weight = nn.Parameter(torch.cat(rows).float(), requires_grad=False)
+    return (places,)
+
+
+def _widen(own: dict[str, nn.Parameter], read: Read, bits: int, module: nn.Module, args: Any) -> None:
+    for name, parameter in own.items():
+        data = _widened(taken(module, read(parameter)), bits, transposed=type(module).__name__ == "Conv1D")
+        setattr(module, name, nn.Parameter(data, requires_grad=False))
+
+
+def _widened(data: torch.Tensor, bits: int, *, transposed: bool) -> torch.Tensor:
+    if data.ndim == 3:
+        return torch.stack([narrowed(weight, bits) for weight in data])
+    if data.ndim == 2 and transposed:
+        return narrowed(data.t().contiguous(), bits).t()
+    return narrowed(data, bits)
+
+
+def _restore(own: dict[str, nn.Parameter], module: nn.Module, args: Any, output: Any) -> None:
+    for name, parameter in own.items():
+        setattr(module, name, parameter)

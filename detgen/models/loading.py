@@ -1,0 +1,272 @@
+"""Loads models and tokenizers with transformers, and checks that they fit together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from detgen.errors import DTypeName, EngineError, QuantName
+from detgen.models import gguf_models, lazy_weights
+from detgen.models.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
+from detgen.models.description import has_description
+from detgen.models.digest import Told, digests
+from detgen.models.explained import explained
+from detgen.models.fitting import check_method, check_numbers, check_size, check_unquantized, check_weights
+from detgen.models.folders import check_folder, local_place, model_files
+from detgen.models.gguf_header import check_gguf
+from detgen.models.hub import fetched
+from detgen.models.settings import context_of, ends_of, load_settings
+from detgen.models.stored import ALL, Read, Weight, fill, held
+from detgen.progress import Observer, Unobserved
+from detgen.thinking.modeling import ThinkingStatesForCausalLM
+
+_HALVES: dict[DTypeName, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, **_HALVES}
+
+# Number formats of checkpoints whose weights are kept in 16 bits.
+_STORED = {frozenset({"BF16"}): torch.bfloat16, frozenset({"F16"}): torch.float16}
+_BITS: dict[QuantName, int] = {"q8": 8, "q4": 4}  # quantizations by the native pass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A loaded model and its tokenizer.
+
+    Attributes:
+        name: the folder or hub name it was loaded from; "embedded:target" and "embedded:draft" for the demo models.
+        model: the transformers module, in evaluation mode; its parameters are on `meta` where they are read later.
+        tokenizer: its tokenizer.
+        digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
+        context: most positions of a sequence.
+        eos: token ids that end a sequence.
+        dtype: of the arithmetic, float32.
+        bits: that the native pass keeps of weights, 8 or 4; 0 keeps them as they are.
+        read: gives the weight of a parameter.
+        rounded: number format that weights were rounded to when they were read; None for none.
+        vocabulary: entries of the logits.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+    digest: str
+    context: int
+    eos: frozenset[int]
+    dtype: torch.dtype
+    bits: int = 0
+    read: Read = held
+    rounded: torch.dtype | None = None
+    vocabulary: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Asking the configuration takes microseconds, each time.
+        object.__setattr__(self, "vocabulary", int(self.model.config.get_text_config().vocab_size))
+
+    def whole(self) -> PreTrainedModel:
+        """The model with its weights in memory, for those who run it by transformers."""
+        if self.read is not held:
+            fill(self.model, self.read)
+        return self.model
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device of `--device`.
+
+    Raises:
+        EngineError: if there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as e:
+        raise EngineError(f"no device named {name!r}; use auto, cpu, cuda or cuda:N") from e
+    if device.type not in ("cpu", "cuda"):
+        raise EngineError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineError(f"device {name!r} was asked for, but torch finds no CUDA device here; use --device cpu")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise EngineError(f"device {name!r} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def load_model(
+    source: str | Path,
+    name: str,
+    device: torch.device,
+    dtype: DTypeName,
+    quant: QuantName,
+    *,
+    trusted: bool = False,
+    observer: Observer | None = None,
+) -> LoadedModel:
+    """Load a decoder with transformers.
+
+    Args:
+        source: folder in the Hugging Face layout, GGUF file, or a hub name.
+        name: its name in messages and in the manifest.
+        device: of the memory that weights are kept in, a CPU.
+        dtype: number format in which weights are kept; auto is the checkpoint's own. The arithmetic's is float32.
+        quant: quantization of its linear layers.
+        trusted: whether the model's own code may run (`--trust-remote-code`).
+        observer: is told what is being done.
+
+    Raises:
+        EngineError: if there is no such model, it needs code and is not trusted, its files are damaged or do not belong
+            together, it does not fit the memory, or it is not a decoder.
+    """
+    from transformers import AutoModelForCausalLM
+
+    observer = observer or Unobserved()
+    _quiet()
+    folder = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
+    if folder.is_file():
+        observer.stage(f"loading {name}")
+        return _load_gguf(folder, name, dtype, quant, observer)
+    stored = check_folder(folder, name, trusted=trusted)
+    observer.stage(f"loading {name}")
+    chosen: Any = DTYPES.get(dtype, "auto")
+    bits = _BITS.get(quant, 0)
+    config, tokenizer = load_settings(folder, name, trusted=trusted)
+    quantized, quantizing = is_quantized(config), quant in QUANTS
+    check_unquantized(name, quant, quantized=quantized)
+    if chosen == "auto":
+        chosen = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
+    with explained(name, "config.json"):
+        check_method(config)
+        check_size(stored.size, config, None if bits or quantized or quantizing else chosen, trusted=trusted)
+    read: Read = held
+    with explained(name):
+        check_numbers(stored.tensors, config, trusted=trusted)
+        empty = lazy_weights.empty_model(folder, stored, config, chosen)
+        lazy = empty is not None and has_description(empty[0])
+        if quantized:
+            model, read = lazy_weights.quantized_model(folder, stored, config, chosen)
+            lazy = has_description(model) and not lazy_weights.looks_at_positions(model)
+        elif empty is not None and lazy:
+            model, read = empty
+        else:
+            # Weights of another shape are let through to be named, and refused, by `check_weights`.
+            checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                folder, config=config, trust_remote_code=trusted, dtype=chosen, **checks
+            )
+            check_weights(loading, model)
+        read = Quantizing(model, read, quant) if quantizing else read
+        if read is not held and not lazy:
+            check_size(stored.size, config, torch.float32, trusted=trusted)
+            fill(model, _told(read, model, stored.size, observer), torch.float32)
+            read = held
+        if bits and not has_description(model):
+            raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
+        if isinstance(model, ThinkingStatesForCausalLM):
+            check_size(stored.size, config, torch.float32, trusted=trusted)
+            model = model.float()
+        model.eval().requires_grad_(False)
+        context = context_of(model.config.get_text_config())
+        eos = ends_of(model, tokenizer)
+        digest = _digest(folder, observer, trusted=trusted)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, torch.float32, bits, read, _HALVES.get(dtype))
+
+
+def _load_gguf(path: Path, name: str, dtype: DTypeName, quant: QuantName, observer: Observer) -> LoadedModel:
+    """A model in a GGUF file, whose weights stay as they are stored, unless a format of 16 bits is asked for.
+
+    Arguments and errors as `load_model`.
+    """
+    header = check_gguf(path, name, quant)
+    rounded = _HALVES.get(dtype)
+    with explained(name):
+        config, tokenizer = gguf_models.settings(path, header)
+        check_size(path.stat().st_size, config, None, trusted=False)
+        model, read = gguf_models.empty_model(config, header, path, rounded)
+        model.eval().requires_grad_(False)
+        digest = _digest(path, observer, trusted=False)
+    context, eos = context_of(config), gguf_models.ends(header, tokenizer)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, torch.float32, read=read, rounded=rounded)
+
+
+def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
+    """Reads as `read` does all weights of a model once, `size` bytes, and tells how far that is."""
+    told, done, entries = Told(size, observer), 0, sum(parameter.numel() for parameter in model.parameters())
+
+    def reading(parameter: nn.Parameter, rows: slice = ALL) -> Weight:
+        nonlocal done
+        weight = read(parameter, rows)
+        done += parameter.numel()
+        told.tell(size * done / entries)
+        return weight
+
+    return reading
+
+
+def load_tokenizer(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> Any:
+    """The tokenizer of a model, without the model; arguments and errors as `load_model`."""
+    _quiet()
+    place = local_place(source, name) or fetched(str(source), observer or Unobserved(), trusted=trusted)
+    if place.is_file():
+        header = check_gguf(place, name, "none")
+        with explained(name):
+            return gguf_models.settings(place, header)[1]
+    check_folder(place, name, trusted=trusted)
+    return load_settings(place, name, trusted=trusted)[1]
+
+
+def digest_of(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> str:
+    """The digest of a model, without loading it; arguments and errors as `load_model`."""
+    observer = observer or Unobserved()
+    place = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
+    with explained(name):
+        return _digest(place, observer, trusted=trusted)
+
+
+def _digest(place: Path, observer: Observer, *, trusted: bool) -> str:
+    """SHA-256 of a file; of a folder, over name and content of each file that can change an output, by their names."""
+    if place.is_file():
+        return digests([place], observer)[0]
+    files = model_files(place, trusted=trusted)
+    lines = [
+        f"{file.relative_to(place).as_posix()} {digest}\n"
+        for file, digest in zip(files, digests(files, observer), strict=True)
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
+    """Check that draft and target give each token the same id.
+
+    Raises:
+        EngineError: if they do not; names what differs.
+    """
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours == theirs:
+        return
+    differing = sorted(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
+    shown = "; ".join(
+        f"{json.dumps(t, ensure_ascii=False)}: {ours.get(t, 'absent')} and {theirs.get(t, 'absent')}"
+        for t in differing[:3]
+    )
+    raise EngineError(
+        f"the draft model {draft.name} does not share the vocabulary of {target.name}: "
+        f"{len(theirs)} tokens and {len(ours)}, {len(differing)} have other ids (target and draft: {shown}). "
+        "Use a draft model of the same family, or --drafter ngram"
+    )
+
+
+def _quiet() -> None:
+    """Silence transformers' progress bars, advice and complaints, which may quote a stranger's file; detgen reports."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"transformers\.|torch\.")

@@ -1,0 +1,143 @@
+"""Builds the programs of a decoder from its description. Knows no devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.c.panels import STORAGE
+from detgen.kernels.decoder import KVBuffers
+from detgen.models.description import describe
+from detgen.models.layer_steps import Angles, Keep, LayerSteps, NormParts, as_it_is, joint
+from detgen.models.memory import give_back
+from detgen.models.stored import Read, held
+from detgen.program import steps
+from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into
+from detgen.program.program import Program
+
+
+class ProgramBuilder:
+    """What programs of a decoder are built of; it takes over the weights of `model`, whose layers are released.
+
+    Args:
+        model: a transformers decoder that has a description; with the identity for its norm and its output layer, it
+            gives hidden states.
+        cache: where its keys and values are stored.
+        traits: attention traits of each layer.
+        bits: 8 or 4 to quantize its linear layers; 0 leaves them as they are.
+        read: gives the weight of a parameter.
+        keep: gives the tensor that steps read instead of one that was made for them.
+
+    Attributes:
+        kind: class name of the model.
+        outputs: entries of a row of results.
+        group: the most query heads that share a key head.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: KVBuffers,
+        traits: Sequence[AttentionTraits],
+        bits: int = 0,
+        read: Read = held,
+        keep: Keep = as_it_is,
+    ) -> None:
+        self.kind = type(model).__name__
+        described = describe(model)
+        assert described is not None, "it has a description"
+        described.read, described.table = read, None
+        self._angles = Angles(keep)
+        embedding, places = described.embedding, described.positions
+        self._embedding = keep(embedding)
+        self._embedding_factor = described.embedding_factor
+        self._places = None if places is None else (keep(places[0]), places[1])
+        self._hidden = Buffer("hidden", embedding.shape[1])
+        final, head = described.final, described.head
+        self._final = None if final is None else NormParts.of(final, keep)
+        self._head = None if head is None else joint([head], bits, keep)
+        self._head_factor, self._softcap = described.head_factor, described.softcap
+        self.outputs = self._hidden.width if head is None else head.weight.shape[0]
+        described.release_head()
+        self.group = 1
+        self._layers: list[LayerSteps] = []
+        # Each layer is released before the next is built, so that memory holds at most one of them twice.
+        for i in range(len(described.layers)):
+            layer = described.layer(i)
+            self.group = max(self.group, layer.heads // layer.kv_heads)
+            parts = cache.keys[i], cache.values[i], traits[i], self._hidden.width, bits, keep
+            self._layers.append(LayerSteps(layer, *parts))
+            described.release(i)
+            give_back()
+
+    @property
+    def width(self) -> int:
+        """Entries of a hidden state."""
+        return self._hidden.width
+
+    def reach(self, positions: int) -> bool:
+        """Have angles of that many positions; whether programs that were built before have not."""
+        if positions <= self._angles.positions:
+            return False
+        self._angles.reach(positions)
+        return True
+
+    @property
+    def states(self) -> Buffer:
+        """Takes what is added to the hidden states."""
+        return Buffer("states", self._hidden.width)
+
+    @property
+    def extracted(self) -> Buffer:
+        """Takes hidden states that are wanted."""
+        return Buffer("extracted", self._hidden.width)
+
+    def out(self, scored: bool) -> Buffer:
+        """Takes the output of the wanted rows, or their scores."""
+        return Buffer("out", SCORED if scored else self.outputs)
+
+    def program(self, inject: int = -1, extract: int = -1, scored: bool = False) -> Program:
+        """The steps of passes, with or without an exchange at these layers, for logits or their scores."""
+        if not self._angles.positions:
+            self._angles.reach(1)
+        hidden = self._hidden
+        program = Program(*([self.states] if inject >= 0 else []))
+        table, to = self._embedding, Into(hidden, factor=self._embedding_factor)
+        program.add(steps.Embed(name="embed_tokens", table=table, storage=STORAGE[table.dtype], to=to))
+        if self._places is not None:
+            table, offset = self._places
+            storage, to = STORAGE[table.dtype], Into(hidden, add=True)
+            program.add(
+                steps.EmbedPositions(name="embed_positions", table=table, storage=storage, offset=offset, to=to)
+            )
+        for i, layer in enumerate(self._layers):
+            if i == inject:
+                program.add(steps.Copy(name=f"layers.{i}, state added", x=self.states, to=Into(hidden, add=True)))
+            if i == extract:
+                program.add(steps.Copy(name=f"layers.{i}, input kept", x=hidden, to=Into(self.extracted)))
+            layer.build(program, f"layers.{i}", self._angles, last=i == len(self._layers) - 1)
+        x, out = Buffer("wanted hidden", hidden.width), self.out(scored)
+        if self._final is not None:
+            normed = Buffer("normed", hidden.width)
+            program.add(self._final.step("norm", x, Into(normed), wanted=True))
+            x = normed
+        self._finish(program, x, out, scored)
+        return program
+
+    def _finish(self, program: Program, x: Buffer, out: Buffer, scored: bool) -> None:
+        """Append what makes the output of the last rows."""
+        head, factor, softcap = self._head, self._head_factor, self._softcap
+        if head is None:
+            program.add(steps.Copy(name="the output", wanted=True, x=x, to=Into(out)))
+        elif scored:
+            blocks = Buffer("blocks", SCORED * -(-self.outputs // LOGIT_BLOCK))
+            program.add(
+                steps.ScoredLinear(
+                    name="lm_head", wanted=True, x=x, to=blocks, weight=head, factor=factor, softcap=softcap
+                )
+            )
+            program.add(steps.Score(name="scores", wanted=True, x=blocks, to=out))
+        else:
+            into = Into(out, factor=factor)
+            program.add(steps.Linear(name="lm_head", wanted=True, x=x, to=into, weight=head, softcap=softcap))

@@ -1,0 +1,107 @@
+"""Frequencies of rotary embeddings, worked out from a model's settings, the same bits on every machine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from detgen.kernels.c.angles import powers
+
+_FASTEST = 2.0**17  # a frequency; all that models have are at most 1
+_CLOSE = 4e-7  # of a frequency: transformers' own powers may be off by the last place
+
+
+class Rotary(NamedTuple):
+    """How heads are rotated.
+
+    Attributes:
+        frequencies: float32 [n], for 2 n entries of a head.
+        amplitude: of the cosines and sines.
+    """
+
+    frequencies: np.ndarray
+    amplitude: float
+
+
+def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
+    """What a transformers rotary embedding does; None if that is not what its settings describe.
+
+    Args:
+        module: the embedding.
+        kind: that of the layer, where kinds of layers have settings of their own.
+
+    Raises:
+        ValueError: it turns by no angles that can be computed.
+    """
+    settings: dict[str, Any] = getattr(module.config, "rope_parameters", None) or {}
+    prefix, type_ = "", module.rope_type
+    if isinstance(type_, dict):
+        if kind is None or kind not in type_:
+            return None
+        settings, prefix, type_ = settings.get(kind) or {}, f"{kind}_", type_[kind]
+    own = getattr(module, f"{prefix}inv_freq").float().cpu().numpy()
+    amplitude = float(getattr(module, f"{prefix}attention_scaling", 1.0))
+    if not (np.abs(own) < _FASTEST).all() or not math.isfinite(amplitude):
+        raise ValueError(
+            "its rotary embedding has frequencies that are not finite, or too large; see its rope settings"
+        )
+    if "rope_theta" not in settings or settings.get("rope_type") != type_:
+        return None
+    with np.errstate(all="ignore"):  # what overflows here does so in transformers, or is another embedding
+        found = _frequencies(settings, type_, len(own))
+    if found is None or not np.allclose(found, own, rtol=_CLOSE, atol=0):
+        return None
+    return Rotary(found, amplitude)
+
+
+def _frequencies(settings: dict[str, Any], type_: str, n: int) -> np.ndarray | None:
+    """So many frequencies by the settings of a type; None if that is not known."""
+    base = float(settings["rope_theta"])
+    one = np.float32(1)
+    exponents = np.arange(0, 2 * n, 2, dtype=np.float32) / np.float32(2 * n)
+    found = one / powers(base, tuple(exponents.tolist()))
+    if type_ == "linear":
+        found = found / np.float32(settings["factor"])
+    elif type_ == "llama3":
+        found = _llama3(found, settings)
+    elif type_ == "yarn":
+        found = _yarn(found, base, settings)
+    elif type_ == "longrope":  # within the original context, where passes stay
+        found = one / (np.array(settings["short_factor"], dtype=np.float32) * (one / found))
+    elif type_ not in ("default", "dynamic"):
+        return None
+    if "frequency_factors" in settings:  # of a GGUF file
+        found = found / np.asarray(settings["frequency_factors"], dtype=np.float32)
+    return found
+
+
+def _llama3(found: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
+    """Llama 3.1's: long waves by a factor, those between in parts."""
+    factor, context = np.float32(settings["factor"]), settings["original_max_position_embeddings"]
+    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+    waves = np.float32(2 * math.pi) / found
+    share = (np.float32(context) / waves - np.float32(low)) / np.float32(high - low)
+    between = (1 - share) * found / factor + share * found
+    short: np.ndarray = np.where(waves < context / high, found, between)
+    return np.where(waves > context / low, found / factor, short)
+
+
+def _yarn(found: np.ndarray, base: float, settings: dict[str, Any]) -> np.ndarray:
+    """YaRN's (Peng et al., arXiv 2309.00071): a ramp from the original frequencies to those divided by a factor."""
+    n, context = len(found), settings.get("original_max_position_embeddings")
+    if context is None:
+        return found
+
+    def dimension(rotations: float) -> float:
+        return 2 * n * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dimension(settings.get("beta_fast") or 32), dimension(settings.get("beta_slow") or 1)
+    if settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * n - 1)
+    ramp = (np.arange(n, dtype=np.float32) - np.float32(low)) / np.float32(max(high - low, 0.001))
+    kept = 1 - np.clip(ramp, 0, 1)
+    ramped: np.ndarray = (found / np.float32(settings["factor"])) * (1 - kept) + found * kept
+    return ramped

@@ -1,0 +1,256 @@
+"""Weights that are read from their file when they are wanted, a parameter at a time.
+
+The parameters of such a model are on torch's `meta` device: they have shapes, and no memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from detgen.errors import EngineError
+from detgen.kernels.c.quantizing import Quantized
+from detgen.models.gguf_header import BLOCKS
+from detgen.program.operands import GROUP
+
+Weight = torch.Tensor | Quantized
+ALL = slice(None)
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I8": torch.int8}
+_SIZES = BLOCKS | {"U8": (1, 1), "I8": (1, 1)}
+_WIDENED_AT_A_TIME = 1 << 22  # entries
+
+
+class Read(Protocol):
+    """Gives weights."""
+
+    def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
+        """The weight of a parameter, or some consecutive rows of it."""
+
+
+def held(parameter: nn.Parameter, rows: slice = ALL) -> torch.Tensor:
+    """The weight of a parameter that has one."""
+    return parameter.detach()[rows]
+
+
+def whole(weight: Weight) -> torch.Tensor:
+    """A weight as a tensor, in float32 if it is kept in few bits."""
+    return weight.weight() if isinstance(weight, Quantized) else weight
+
+
+def taken(module: nn.Module, weight: Weight) -> torch.Tensor:
+    """A weight as a module takes it: few bits are kept [outputs, inputs], and GPT-2's `Conv1D` turns that round."""
+    turned = isinstance(weight, Quantized) and type(module).__name__ == "Conv1D"
+    return whole(weight).t().contiguous() if turned else whole(weight)
+
+
+class Lying(Protocol):
+    """Where a weight lies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As it is stored."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it can be read whole."""
+        ...
+
+    def read(self, rows: slice = ALL) -> Weight:
+        """The weight, or some consecutive rows of it."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where a weight lies in a file.
+
+    Attributes:
+        path: of the file.
+        kind: number format, one of `_SIZES`.
+        shape: as it is stored.
+        at: its first byte.
+        order: which of its rows comes first, second and so on; None leaves them.
+        change: makes float32 numbers, as they are stored, what the model takes; None leaves them.
+    """
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
+    at: int
+    order: np.ndarray | None = None
+    change: Callable[[np.ndarray], np.ndarray] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it can be read whole."""
+        return _PLAIN.get(self.kind, torch.float32)
+
+    def read(self, rows: slice = ALL) -> Weight:
+        """The weight, or some consecutive rows of it.
+
+        Raises:
+            EngineError: if the file has become shorter.
+        """
+        if self.order is not None or self.change is not None:
+            weight = self._changed(self._made(self._bytes()))
+            return weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
+        first, last, _ = rows.indices(self.shape[0])
+        row = self.size // self.shape[0]
+        part = self._replace(shape=(last - first, *self.shape[1:]), at=self.at + first * row)
+        return part._made(part._bytes())
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        entries, size = _SIZES[self.kind]
+        return math.prod(self.shape) // entries * size
+
+    def _bytes(self) -> torch.Tensor:
+        """As they are stored, [blocks, bytes of a block]."""
+        data = torch.empty(self.size, dtype=torch.uint8)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.at)
+            left = data.numpy()
+            while len(left):
+                count = file.readinto(left.data)
+                if not count:
+                    raise EngineError(f"{self.path.name} has become shorter since it was looked at")
+                left = left[count:]
+        return data.view(-1, _SIZES[self.kind][1])
+
+    def _changed(self, weight: Weight) -> Weight:
+        """The weight in the model's order, as the model takes it."""
+        if self.change is not None:
+            return torch.from_numpy(np.ascontiguousarray(self.change(whole(weight).float().numpy())))
+        order = torch.from_numpy(self.order)
+        return weight.rows(order) if isinstance(weight, Quantized) else weight[order]
+
+    def _made(self, data: torch.Tensor) -> Weight:
+        """The weight of bytes, [blocks, bytes of a block]."""
+        if self.kind in _PLAIN:
+            return data.view(-1).view(_PLAIN[self.kind]).view(self.shape)
+        if self.kind == "Q6_K":
+            return _widened(data).view(self.shape)
+        scales = data[:, :2].contiguous().view(torch.float16).float()
+        if self.kind == "Q8_0":
+            found, bits = data[:, 2:].contiguous().view(torch.int8), 8
+        else:  # of 32 inputs, the first half is in the lower halves of the bytes
+            found, bits = torch.cat([data[:, 2:] & 15, data[:, 2:] >> 4], dim=1).to(torch.int8) - 8, 4
+        rows, inputs = math.prod(self.shape[:-1]), self.shape[-1]
+        made = Quantized(found.view(rows, inputs), scales.view(rows, inputs // GROUP), bits)
+        return made if len(self.shape) == 2 else made.weight().view(self.shape)
+
+
+def _widened(blocks: torch.Tensor) -> torch.Tensor:
+    """Numbers of Q6_K, float32: a scale in float16 times two whole numbers of 8 and 6 bits is exact."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    made = torch.empty(len(blocks), BLOCKS["Q6_K"][0])
+    step = _WIDENED_AT_A_TIME // made.shape[1]
+    for first in range(0, len(blocks), step):
+        part = dequantize(blocks[first : first + step].numpy(), GGMLQuantizationType.Q6_K)
+        made[first : first + step] = torch.from_numpy(part)
+    return made
+
+
+class Stack(NamedTuple):
+    """Where the weights of experts lie: each one's parts follow each other, and the experts too.
+
+    Attributes:
+        parts: of each expert, all of the same shapes.
+    """
+
+    parts: tuple[tuple[Lying, ...], ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Sequence[Lying | None]]) -> Stack | None:
+        """From the parts that there are; None if one is missing or has another shape, or they are no matrices."""
+        there = tuple(tuple(part for part in expert if part is not None) for expert in parts)
+        shapes = {tuple(part.shape for part in expert) for expert in there}
+        if len(shapes) > 1 or any(len(expert) != len(of) for expert, of in zip(there, parts, strict=True)):
+            return None
+        matrices = all(len(shape) == 2 and shape[1] == one[0][1] for one in shapes for shape in one)
+        return cls(there) if matrices else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[experts, outputs, inputs]."""
+        first = self.parts[0]
+        return len(self.parts), sum(part.shape[0] for part in first), first[0].shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which they can be read: theirs if all have one."""
+        kinds = {part.dtype for expert in self.parts for part in expert}
+        return kinds.pop() if len(kinds) == 1 else torch.float32
+
+    def read(self, rows: slice = ALL) -> torch.Tensor:
+        """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
+        experts = self.parts[rows]
+        made = torch.empty(len(experts), *self.shape[1:], dtype=self.dtype)
+        for expert, to in zip(experts, made, strict=True):
+            torch.cat([whole(part.read()).to(made.dtype) for part in expert], out=to)
+        return made
+
+
+class Reader:
+    """Reads the weights of a model.
+
+    Args:
+        model: with parameters on `meta`.
+        places: of its parameters, by their names.
+        dtype: which numbers get that a file has as such; None leaves them as they are.
+    """
+
+    def __init__(self, model: nn.Module, places: Mapping[str, Lying], dtype: torch.dtype | None = None) -> None:
+        self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
+        self._dtype = dtype
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weights as they are read."""
+        return sum(
+            place.size if isinstance(place, Place) and self._dtype is None else parameter.numel() * place.dtype.itemsize
+            for parameter, place in self._places.items()
+        )
+
+    def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
+        """The weight of a parameter, or some consecutive rows of it."""
+        place = self._places[parameter]
+        weight = place.read(rows)
+        return weight.to(self._dtype) if isinstance(weight, torch.Tensor) and _is_plain(place) else weight
+
+
+def _is_plain(place: Lying) -> bool:
+    """Whether a file has the numbers themselves."""
+    parts = [part for expert in place.parts for part in expert] if isinstance(place, Stack) else [place]
+    return all(isinstance(part, Place) for part in parts)
+
+
+def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:
+    """Give a model its weights, in memory and in that number format; None leaves those in which they are read."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in made:
+                made[parameter] = nn.Parameter(taken(module, read(parameter)).to(dtype), requires_grad=False)
+            setattr(module, name, made[parameter])
+
+
+def without_weights(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """A decoder whose parameters are on `meta`, and have that number format; its buffers are there."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()  # which making them empty undoes
+    return model

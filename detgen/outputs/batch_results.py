@@ -1,0 +1,211 @@
+"""Results as the OpenAI batch API writes them: a line for each request, made of its lines of `outputs.jsonl`.
+
+A function of these lines, the prompts and the profile. Ids are digests, and there are no times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from detgen.engine.pieces import Piece, Pieces
+from detgen.engine.request import NOT_FINITE, Request
+from detgen.errors import OutputError
+from detgen.outputs.directory import write_all, writing
+from detgen.outputs.finished import Line, beside, output_lines
+from detgen.outputs.folder import OUTPUTS, OutputFolder
+from detgen.outputs.identity import fingerprint
+from detgen.outputs.lines import dump
+from detgen.outputs.manifest import RESULTS
+from detgen.prompts import BadLine
+
+_BLOCK = 1 << 20
+_IMPOSSIBLE = -9999.0  # in place of the logarithm of 0, as the API has it
+
+
+class Results:
+    """Makes the lines of a run's results.
+
+    Args:
+        profile: of the run, as its manifest has it.
+        pieces: of the model's tokenizer; used where there are log-probabilities.
+    """
+
+    def __init__(self, profile: dict[str, Any], pieces: Pieces) -> None:
+        self._model = profile["target"]["name"]
+        self._fingerprint = f"fp_{fingerprint(profile)}"
+        self._pieces = pieces
+
+    def line(self, item: Request | BadLine, lines: list[Line]) -> bytes:
+        """The line of a request.
+
+        Args:
+            item: the request, or why there is none.
+            lines: its lines of `outputs.jsonl`.
+
+        Raises:
+            EngineError: the tokenizer is needed and cannot be loaded.
+            KeyError, TypeError, ValueError: the lines are not those of a run.
+        """
+        digest = hashlib.blake2b(dump(lines).encode(), digest_size=16).hexdigest()
+        error = next((line["error"] for line in lines if "error" in line), None)
+        if error is None:
+            if not isinstance(item, Request):
+                raise ValueError(item.error)
+            status, body = 200, self._body(item, lines, digest)
+        else:
+            status = 500 if NOT_FINITE in error else 400
+            kind = "server_error" if status == 500 else "invalid_request_error"
+            body = {"error": {"message": error, "type": kind, "param": None, "code": None}}
+        result = {
+            "id": f"batch_req_{digest}",
+            "custom_id": str(item.id),
+            "response": {"status_code": status, "request_id": f"req_{digest}", "body": body},
+            "error": None if error is None else {"code": kind, "message": error},
+        }
+        return dump(result).encode() + b"\n"
+
+    def _body(self, request: Request, lines: list[Line], digest: str) -> dict[str, Any]:
+        for line in lines:
+            if not isinstance(line["text"], str) or line["finish_reason"] not in ("stop", "length"):
+                raise TypeError("a text without a text, or without an end")
+        chat = request.messages is not None
+        prompt = lines[0]["prompt_tokens"]
+        completion = sum(line["completion_tokens"] for line in lines)
+        return {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{digest}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": 0,
+            "model": self._model,
+            "choices": [self._chat_choice(line) if chat else self._text_choice(line) for line in lines],
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+            },
+            "system_fingerprint": self._fingerprint,
+        }
+
+    def _chat_choice(self, line: Line) -> dict[str, Any]:
+        logprobs = None
+        if "logprobs" in line:
+            entries = [
+                {
+                    **self._chat_token(entry["token"], entry["logprob"]),
+                    "top_logprobs": [self._chat_token(token, logprob) for token, logprob in entry["top"]],
+                }
+                for entry in line["logprobs"]
+            ]
+            logprobs = {"content": entries, "refusal": None}
+        return {
+            "index": line["sample"],
+            "message": {"role": "assistant", "content": line["text"], "refusal": None},
+            "logprobs": logprobs,
+            "finish_reason": line["finish_reason"],
+        }
+
+    def _chat_token(self, token: int, logprob: float | None) -> dict[str, Any]:
+        piece = self._pieces.of(token)
+        return {"token": piece.text, "logprob": _possible(logprob), "bytes": list(piece.data)}
+
+    def _text_choice(self, line: Line) -> dict[str, Any]:
+        logprobs = None
+        if "logprobs" in line:
+            entries = line["logprobs"]
+            pieces = [self._pieces.of(entry["token"]) for entry in entries]
+            logprobs = {
+                "tokens": [_name(piece) for piece in pieces],
+                "token_logprobs": [_possible(entry["logprob"]) for entry in entries],
+                "top_logprobs": [self._top(entry) for entry in entries],
+                "text_offset": list(_offsets(pieces)),
+            }
+        return {
+            "index": line["sample"],
+            "text": line["text"],
+            "logprobs": logprobs,
+            "finish_reason": line["finish_reason"],
+        }
+
+    def _top(self, entry: dict[str, Any]) -> dict[str, float]:
+        """Log-probabilities of the chosen token and the most likely ones; of equal names the first one counts."""
+        found: dict[str, float] = {}
+        for token, logprob in ((entry["token"], entry["logprob"]), *entry["top"]):
+            found.setdefault(_name(self._pieces.of(token)), _possible(logprob))
+        return found
+
+
+def result_lines(
+    profile: dict[str, Any], items: Iterable[Request | BadLine], lines: Iterable[Line], pieces: Pieces
+) -> Iterator[bytes]:
+    """The lines of a run's results.
+
+    Args:
+        profile: of the run, as its manifest has it.
+        items: its prompts.
+        lines: of its `outputs.jsonl`.
+        pieces: as `Results` takes them.
+
+    Raises:
+        OutputError: the lines are not those of these prompts.
+        EngineError: the tokenizer is needed and cannot be loaded.
+        PromptsError: the prompts cannot be read.
+    """
+    results = Results(profile, pieces)
+    for item, own in beside(items, lines):
+        try:
+            yield results.line(item, own)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise OutputError(f"{OUTPUTS}: the lines of prompt {item.index + 1} are not those of a run") from error
+
+
+def write_results(
+    folder: OutputFolder, manifest: dict[str, Any], sha256: str, items: Iterable[Request | BadLine], pieces: Pieces
+) -> dict[str, Any]:
+    """Write `results.jsonl` of a run whose `outputs.jsonl` is complete; whoever reads it finds all of it, or none.
+
+    Args:
+        folder: the run's.
+        manifest: the run's.
+        sha256: digest of `outputs.jsonl`.
+        items: the prompts.
+        pieces: as `Results` takes them.
+
+    Returns:
+        "sha256" and "bytes".
+
+    Raises:
+        OutputError: it cannot be written.
+        EngineError, PromptsError: as `result_lines`.
+    """
+    folder.check()
+    digest, size, block = hashlib.sha256(), 0, bytearray()
+    directory = folder.directory
+    with writing(folder.path / RESULTS), directory.reader(OUTPUTS) as outputs, directory.draft(RESULTS) as file:
+        for line in result_lines(manifest["profile"], items, output_lines(outputs, folder.outputs, sha256), pieces):
+            block += line
+            digest.update(line)
+            size += len(line)
+            if len(block) >= _BLOCK:
+                write_all(file, block)
+                block.clear()
+        write_all(file, block)
+    return {"sha256": digest.hexdigest(), "bytes": size}
+
+
+def _possible(logprob: float | None) -> float:
+    return _IMPOSSIBLE if logprob is None else logprob
+
+
+def _name(piece: Piece) -> str:
+    """A token as the API calls it where it has no list of bytes."""
+    return piece.text if piece.whole else f"bytes:{piece.text}"
+
+
+def _offsets(pieces: list[Piece]) -> Iterator[int]:
+    """Where each token begins in the text, in characters; one that is part of a character begins where that does."""
+    decoder, at = getincrementaldecoder("utf-8")("ignore"), 0
+    for piece in pieces:
+        yield at
+        at += len(decoder.decode(piece.data))

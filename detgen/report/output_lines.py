@@ -1,0 +1,184 @@
+"""The output lines of a run: totals, errors, thoughts, and where each line is, so that a few can be read again."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from detgen.report.log import Key, key_of
+from detgen.report.streaming import Faults, Fields, blocks, open_file, parse, records
+
+_ERRORS = 50  # lines that are kept
+_KINDS = 1000  # different errors, or thoughts, that are counted apart
+
+
+@dataclass(slots=True)
+class Places:
+    """Where the lines of `outputs.jsonl` are: 24 bytes a line. In the order of the file, which is that of the keys."""
+
+    path: Path
+    indexes: array[int] = field(default_factory=lambda: array("q"))
+    samples: array[int] = field(default_factory=lambda: array("q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, key: Key, offset: int) -> None:
+        """Remember a line."""
+        self.indexes.append(key[0])
+        self.samples.append(key[1])
+        self.offsets.append(offset)
+
+    def read(self, key: Key) -> Fields | None:
+        """The line of a sample; None if there is none."""
+        at = bisect_left(self.indexes, key[0])
+        while at < len(self.indexes) and self.indexes[at] == key[0]:
+            if self.samples[at] == key[1]:
+                with open_file(self.path) as file:
+                    file.seek(self.offsets[at])
+                    return parse(file.readline())
+            at += 1
+        return None
+
+
+@dataclass(slots=True)
+class Thoughts:
+    """What a thinking model thought over a run.
+
+    Attributes:
+        samples: that have any thought.
+        prompt: thoughts after chunks that begin in a prompt.
+        completion: after the other chunks.
+        texts: how often each of the first thousand different ones was thought.
+        most: the sample with the most of them, and how many.
+    """
+
+    samples: int = 0
+    prompt: int = 0
+    completion: int = 0
+    texts: Counter[str] = field(default_factory=Counter)
+    most: tuple[Key, int] = ((-1, -1), 0)
+
+
+@dataclass(slots=True)
+class Lines:
+    """What the output lines say.
+
+    Attributes:
+        places: where they are.
+        prompts: different ones.
+        samples: those that have a text.
+        failed: prompts with an error.
+        tokens, prompt_tokens: as `Totals` counts them.
+        reasons: samples by the reason why they ended.
+        errors: the first lines with an error.
+        error_lines: all of them.
+        kinds: how often each error occurs, without its place in the input.
+        asked: the keys of the ids that were asked for, by id.
+        thoughts: None if the model does not think.
+    """
+
+    places: Places
+    prompts: int = 0
+    samples: int = 0
+    failed: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    errors: list[Fields] = field(default_factory=list)
+    error_lines: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    asked: dict[str, list[Key]] = field(default_factory=dict)
+    thoughts: Thoughts | None = None
+
+
+def read_lines(folder: Path, manifest: Fields, asked: Collection[str], faults: Faults) -> Lines:
+    """Read the output lines of a run.
+
+    Args:
+        folder: the output folder.
+        manifest: of the run.
+        asked: ids of requests that are wanted.
+        faults: takes what no run writes.
+
+    Raises:
+        OutputError: they cannot be read.
+    """
+    path = folder / "outputs.jsonl"
+    found = Lines(Places(path))
+    latest, failed = (-1, -1), -1
+    for block in blocks(path, manifest, faults):
+        offset = block.start
+        raws = block.raw.removesuffix(b"\n").split(b"\n")
+        lines = records(block, path.name, faults)
+        offsets = []
+        for raw in raws:
+            offsets.append(offset)
+            offset += len(raw) + 1
+        if len(lines) < len(raws):  # those that are none of a run are not among them
+            offsets = [at for at, raw in zip(offsets, raws, strict=True) if parse(raw) is not None]
+        for at, line in zip(offsets, lines, strict=True):
+            key = key_of(line)
+            if key <= latest:
+                faults.add(f"{path.name}: prompt {key[0]}, sample {key[1]} is out of order")
+                continue
+            if "error" in line:
+                found.failed += failed != key[0]
+                failed = key[0]
+            if _add(found, line, key, new=key[0] != latest[0]):
+                found.places.add(key, at)
+                if asked and str(line.get("id")) in asked:
+                    found.asked.setdefault(str(line["id"]), []).append(key)
+            else:
+                faults.add(f"{path.name}: prompt {key[0]}, sample {key[1]} has neither a text nor an error")
+            latest = key
+    return found
+
+
+def _add(found: Lines, line: Fields, key: Key, *, new: bool) -> bool:
+    """Count a line; False if it is none of a run."""
+    found.prompts += new
+    if isinstance(error := line.get("error"), str):
+        found.error_lines += 1
+        if len(found.errors) < _ERRORS:
+            found.errors.append(line)
+        if len(found.kinds) < _KINDS or kind_of(error) in found.kinds:
+            found.kinds[kind_of(error)] += 1
+        return True
+    tokens, text, prompt_tokens = (line.get(name) for name in ("token_ids", "text", "prompt_tokens"))
+    if not isinstance(tokens, list) or not isinstance(text, str) or type(prompt_tokens) is not int:
+        return False
+    found.samples += 1
+    found.tokens += len(tokens)
+    found.prompt_tokens += prompt_tokens if key[1] == 0 else 0
+    found.reasons[str(line.get("finish_reason"))] += 1
+    if "thoughts" in line:
+        found.thoughts = found.thoughts or Thoughts()
+        _add_thoughts(found.thoughts, thoughts_of(line), prompt_tokens, key)
+    return True
+
+
+def _add_thoughts(found: Thoughts, thoughts: list[tuple[int, str]], prompt_tokens: int, key: Key) -> None:
+    found.samples += bool(thoughts)
+    if len(thoughts) > found.most[1]:
+        found.most = key, len(thoughts)
+    for first, text in thoughts:
+        found.prompt += first < prompt_tokens
+        found.completion += first >= prompt_tokens
+        if len(found.texts) < _KINDS or text in found.texts:
+            found.texts[text] += 1
+
+
+def thoughts_of(line: Fields) -> list[tuple[int, str]]:
+    """The thoughts of an output line: the first position of the chunk, and the text. What is none is left out."""
+    given = line.get("thoughts")
+    pairs = [t for t in given if isinstance(t, list) and len(t) == 2] if isinstance(given, list) else []
+    return [(first, text) for first, text in pairs if type(first) is int and isinstance(text, str)]
+
+
+def kind_of(error: str) -> str:
+    """An error without its place in the input: `prompts.jsonl:7: ` is left out."""
+    place, colon, rest = error.partition(": ")
+    return rest if colon and place.rpartition(":")[2].isdigit() else error

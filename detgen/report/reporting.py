@@ -1,0 +1,161 @@
+"""A report from beginning to end: read the folder once, choose what to show, keep what the page needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from detgen.errors import OutputError
+from detgen.outputs import read_entries, read_manifest_of_texts
+from detgen.report.counting import Counts
+from detgen.report.log import Key, read_log
+from detgen.report.output_lines import Lines, read_lines
+from detgen.report.run_comparison import Comparison, compare
+from detgen.report.selection import Choosing
+from detgen.report.streaming import Faults, Fields
+from detgen.report.texts import Texts
+from detgen.report.window_life import Round, rounds_of
+
+_COUNTED = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A sample that is shown window by window.
+
+    Attributes:
+        key: whose it is.
+        why: the rules that chose it, in words.
+        line: its output line.
+        rounds: its rounds; none where it ended with an error.
+        prompt: the tokens of its prompt; None if the folder does not tell.
+    """
+
+    key: Key
+    why: list[str]
+    line: Fields
+    rounds: list[Round]
+    prompt: list[int] | None
+
+
+@dataclass(slots=True)
+class Report:
+    """What the page shows.
+
+    Attributes:
+        folder: as it was given.
+        manifest: of the run.
+        lines: what the output lines say.
+        counts: what the acceptance log says.
+        shown: samples that are shown window by window.
+        texts: of tokens.
+        faults: what is not as the run wrote it.
+        kept: entries of the journal of a run that has not finished; None if it has.
+        other: the folder that it is compared with, and what differs.
+    """
+
+    folder: Path
+    manifest: Fields
+    lines: Lines
+    counts: Counts
+    texts: Texts
+    shown: list[Shown] = field(default_factory=list)
+    faults: Faults = field(default_factory=Faults)
+    kept: int | None = None
+    other: tuple[Path, Fields, Comparison] | None = None
+
+
+def read_report(folder: Path, asked: Sequence[str] = (), against: Path | None = None) -> Report:
+    """Read an output folder for a report.
+
+    Args:
+        folder: the output folder.
+        asked: ids of the requests to show window by window; none lets rules choose.
+        against: another output folder to compare it with.
+
+    Raises:
+        OutputError: a folder holds no run, cannot be read, or has no request of such an id.
+    """
+    manifest = read_manifest_of_texts(folder)
+    faults = Faults()
+    theirs = None if against is None else read_manifest_of_texts(against)
+    lines = read_lines(folder, manifest, frozenset(asked), faults)
+    if missing := [name for name in asked if name not in lines.asked]:
+        raise OutputError(f"{lines.places.path} has no request with the id {missing[0]!r}; name one that it has")
+    comparison, others = None, Faults()
+    if against is not None and theirs is not None:
+        comparison = compare((folder, against), (manifest, theirs), others)
+    report = Report(folder, manifest, lines, Counts(), Texts(manifest), faults=faults)
+    thoughtful = lines.thoughts.most[0] if lines.thoughts is not None and lines.thoughts.most[1] else None
+    choosing = Choosing([key for name in asked for key in lines.asked[name]], thoughtful)
+    for entries in read_log(folder, manifest, faults):
+        report.counts.add(entries)
+        choosing.see(entries)
+        if comparison is not None:
+            comparison.see(0, entries)
+    if comparison is not None and against is not None and theirs is not None:
+        for entries in read_log(against, theirs, others):
+            comparison.see(1, entries)
+        faults.take(others, str(against))
+        report.other = against, theirs, comparison
+    _check_totals(report)
+    _show(report, choosing)
+    if manifest["status"] != "finished":
+        report.kept = _journal(folder)
+    return report
+
+
+def _show(report: Report, choosing: Choosing) -> None:
+    """Put together the samples that are shown, and the first error."""
+    found = [(c, report.lines.places.read(c.key)) for c in choosing.chosen()]
+    for _, line in found:
+        if line is not None and "token_ids" in line:
+            report.texts.check(line)
+    whole = report.manifest["status"] == "finished"  # else one file may be ahead of the other
+    for chosen, line in found:
+        if line is None:
+            if whole:
+                report.faults.add(f"acceptance.jsonl: prompt {chosen.key[0]} has entries, but no output line")
+            continue
+        if whole and "error" not in line:
+            tokens = [record["token"] for record in chosen.records if record["token"] is not None]
+            if tokens != line["token_ids"]:
+                report.faults.add(f"acceptance.jsonl: the tokens of prompt {chosen.key[0]} are not the output's")
+        rounds = rounds_of(chosen.records, report.texts)
+        report.shown.append(Shown(chosen.key, chosen.why, line, rounds, _prompt(line, report.texts)))
+
+
+def _prompt(line: Fields, texts: Texts) -> list[int] | None:
+    """The tokens of a prompt that the output line repeats; None if they are not known."""
+    ids, prompt = line.get("prompt_token_ids"), line.get("prompt")
+    if isinstance(prompt, str):
+        ids = texts.encode(prompt)
+    if isinstance(ids, list) and len(ids) == line.get("prompt_tokens"):
+        return ids
+    return None
+
+
+def _check_totals(report: Report) -> None:
+    """Compare the manifest's totals with those of the lines, which a run that was stopped may not all have written."""
+    said = report.manifest.get("summary")
+    if said is None:
+        return
+    lines = report.lines
+    given = (lines.prompts, lines.samples, lines.failed, lines.tokens, lines.prompt_tokens)
+    for name, value in zip(_COUNTED, given, strict=True):
+        if said[name] != value:
+            report.faults.add(f"manifest.json: {name} is {said[name]:,}, the lines give {value:,}")
+    drafts = report.counts.drafts()
+    for name in sorted({*said["drafters"], *drafts}):
+        counts = {key: getattr(drafts[name], key) for key in drafts[name].__slots__}
+        if said["drafters"].get(name) != counts:
+            report.faults.add(f"manifest.json: the counts of drafter {name} are not those of the log")
+
+
+def _journal(folder: Path) -> int:
+    """Samples in the journal of a run that has not finished."""
+    try:
+        return sum(1 for _ in read_entries(folder / "journal.jsonl"))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return 0

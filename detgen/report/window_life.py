@@ -1,0 +1,190 @@
+"""The life of a sample's windows, from its acceptance log: what each round drafted, chose, kept and rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+from detgen.report.streaming import Fields
+from detgen.report.texts import Texts, counted, visible
+
+# What became of a token, as the page shows it: a sign, and a word.
+SIGNS = {
+    "accepted": ("✓", "accepted"),
+    "corrected": ("≠", "corrected"),
+    "bonus": ("+", "bonus"),
+    "plain": ("•", "plain"),
+    "rolled_back": ("✗", "rolled back"),
+    "unverified": ("~", "unverified"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One entry of the log: a place in the window.
+
+    Attributes:
+        position: index in the completion.
+        status: as the log has it.
+        token, drafted: ids; None if none was committed, or none drafted.
+        text, guess: their texts, in which nothing is hidden; the id behind `#` where the text is not known.
+        margin, logprob: of the committed token.
+    """
+
+    position: int
+    status: str
+    token: int | None
+    drafted: int | None
+    text: str
+    guess: str
+    margin: float | None
+    logprob: float | None
+
+    @property
+    def sign(self) -> str:
+        """A sign for the status."""
+        return SIGNS[self.status][0]
+
+    @property
+    def word(self) -> str:
+        """The status in words."""
+        return SIGNS[self.status][1]
+
+    @property
+    def title(self) -> str:
+        """All of it in a line."""
+        if self.status == "rolled_back":
+            return f"position {self.position}: {self.guess} was drafted and rolled back"
+        said = f"position {self.position}: {self.text}, {self.word}"
+        if self.status == "corrected":
+            said += f" (drafted: {self.guess})"
+        return said if self.margin is None else f"{said}, margin {self.margin:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of a sample.
+
+    Attributes:
+        number: from 0.
+        drafter: who drafted.
+        cells: its entries.
+        before: the text of the last committed token before it; empty at the beginning.
+    """
+
+    number: int
+    drafter: str
+    cells: list[Cell]
+    before: str
+
+    @property
+    def drafted(self) -> list[Cell]:
+        """The cells that were drafted."""
+        return [cell for cell in self.cells if cell.drafted is not None]
+
+    @property
+    def committed(self) -> list[Cell]:
+        """The cells that stand."""
+        return [cell for cell in self.cells if cell.token is not None]
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens stand."""
+        return sum(cell.status == "accepted" for cell in self.cells)
+
+    @property
+    def wrong(self) -> Cell | None:
+        """The cell whose draft was wrong; None if none was."""
+        return next((cell for cell in self.cells if cell.status == "corrected"), None)
+
+    @property
+    def behind(self) -> list[Cell]:
+        """The cells that were rolled back behind the wrong token, or behind the end."""
+        return [cell for cell in self.cells if cell.status == "rolled_back"]
+
+    def said(self) -> str:
+        """What happened, as a sentence for a person who does not know detgen."""
+        drafted, wrong, behind = len(self.drafted), self.wrong, self.behind
+        if not drafted:
+            only = self.cells[0]
+            if only.status == "unverified":
+                return f"The pass chose {only.text}; nothing is promised of it."
+            return f"Nobody drafted. The canonical pass chose {only.text}."
+        drafts = f"The drafter {self.drafter} proposed {_tokens(drafted)}."
+        if wrong is not None:
+            right = f" {_first(self.accepted)}." if self.accepted else ""
+            thrown = f", and {_tokens(len(behind))} drafted behind it {_are(behind)} rolled back" if behind else ""
+            return (
+                f"{drafts}{right} At position {wrong.position} the draft had {wrong.guess}, but the canonical pass"
+                f" chose {wrong.text}{_lead(wrong)}: that is committed instead{thrown}."
+            )
+        if not self.committed:
+            return f"{drafts} What became of it is missing from the log."
+        if behind:
+            return (
+                f"{drafts} The text ends with {self.committed[-1].text}; {_tokens(len(behind))} drafted behind the end"
+                f" {_are(behind)} rolled back."
+            )
+        all_stand = "It stands" if drafted == 1 else "All of them stand"
+        if self.cells[-1].status == "bonus":
+            return f"{drafts} {all_stand}, and the pass added {self.cells[-1].text} of its own: the bonus."
+        return f"{drafts} {all_stand}, and the text ends there."
+
+
+def rounds_of(records: Iterable[Fields], texts: Texts) -> list[Round]:
+    """The rounds of a sample.
+
+    Args:
+        records: its entries in the acceptance log.
+        texts: of tokens.
+    """
+    found: list[Round] = []
+    before = ""
+    for number, own in groupby(records, key=itemgetter("round")):
+        entries = list(own)
+        found.append(Round(number, entries[0]["drafter"], [_cell(entry, texts) for entry in entries], before))
+        cells = found[-1].cells
+        before = next((cell.text for cell in reversed(cells) if cell.token is not None), before)
+    return found
+
+
+def shown(token: object, texts: Texts) -> str:
+    """A token as the page shows it: its text in quotes, or its number."""
+    if token is None:
+        return ""
+    if type(token) is not int:
+        return visible(str(token))  # of a damaged line
+    text = texts.of(token)
+    return f"#{token}" if text is None else f"“{visible(text)}”"
+
+
+def _cell(record: Fields, texts: Texts) -> Cell:
+    token, drafted = record["token"], record["drafted"]
+    return Cell(
+        position=record["position"],
+        status=record["status"],
+        token=token,
+        drafted=drafted,
+        text=shown(token, texts),
+        guess=shown(drafted, texts),
+        margin=record["margin"],
+        logprob=record["logprob"],
+    )
+
+
+def _tokens(count: int) -> str:
+    return counted(count, "token")
+
+
+def _are(cells: list[Cell]) -> str:
+    return "is" if len(cells) == 1 else "are"
+
+
+def _first(count: int) -> str:
+    return "The first one stands" if count == 1 else f"The first {count:,} stand"
+
+
+def _lead(cell: Cell) -> str:
+    return "" if cell.margin is None else f", by a margin of {cell.margin:.3g}"

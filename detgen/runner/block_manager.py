@@ -1,0 +1,386 @@
+"""Pages of a KV cache: which sequence has which, and which of them hold the beginning of a prompt.
+
+A page is one key block, 64 positions. A slot has a table of pages; truncation gives whole pages back, and nothing is
+moved. Prefixes are shared: whole blocks, known by a chained hash of their tokens (as in vLLM's automatic prefix
+caching), by reference; the first positions of a block, known by comparing tokens, as a copy. Pages that nobody uses any
+more stay findable until they are reused, the least recently used first.
+
+Every operation takes time proportional to the pages it is about. Knows no tensors and no requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from detgen.kernels.attention import BLOCK
+from detgen.runner.prefix_index import WORTH_COPYING, PrefixIndex
+
+PAGE = BLOCK  # positions of a page
+
+_ROOT = b""  # the key before the first block
+
+Tokens = Sequence[int] | np.ndarray
+
+
+class Prefix(NamedTuple):
+    """What of a prompt the cache holds.
+
+    Attributes:
+        pages: whole pages, shared by reference.
+        partial: a page whose first positions are shared too, by copying; -1 for none.
+        shared: positions shared in all.
+        pending: whether a slot is still reading the next block, or the whole rest, of this prompt, so that waiting for
+            it pays.
+    """
+
+    pages: list[int]
+    partial: int
+    shared: int
+    pending: bool
+
+    def cut(self, multiple: int) -> Prefix:
+        """As much of it as is a multiple of so many positions; what is cut off a whole page makes it a partial one."""
+        shared = self.shared - self.shared % multiple
+        whole, rest = divmod(shared, PAGE)
+        source = self.pages[whole] if whole < len(self.pages) else self.partial
+        return Prefix(self.pages[:whole], source if rest else -1, shared, self.pending)
+
+
+class BlockManager:
+    """The pages of one or more KV caches that hold the same positions of the same sequences.
+
+    A page that more than one slot refers to, or that can be found as a whole block, is never to be written: its
+    positions lie below the cached length of every slot that has it.
+
+    Args:
+        count: number of pages. They take no memory until they are used.
+        kept: once that many unused pages hold something, at least 1, they are reused before any fresh page is, so that
+            no more pages are ever touched than the most in use at a time and `kept`; None for any number.
+
+    Attributes:
+        count: number of pages; also the number of the scratch page, which is none of them.
+        kept: as above.
+        tables: int64 [slots, blocks], C-contiguous: the page of each block of a slot, the scratch page where there is
+            none. Reallocated as more slots or blocks come into use.
+        held: int64 [slots], how many pages each slot has.
+        drafted: int64 [count + 1], how many leading positions of a page the draft model's cache holds too. Set to 0
+            when a page is taken for new content; otherwise the draft model's drafter writes it.
+        references: int64 [count], how many slots refer to each page.
+    """
+
+    def __init__(self, count: int, kept: int | None = None) -> None:
+        self.count = count
+        self.kept = kept
+        self.tables = np.full((1, 1), count, dtype=np.int64)
+        self.held = np.zeros(1, dtype=np.int64)
+        self.drafted = np.zeros(count + 1, dtype=np.int64)
+        self.references = np.zeros(count, dtype=np.int64)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget everything; all pages are fresh."""
+        self._laid_out = False
+        self._fresh = 0  # pages from here on have never been used
+        self._empty: list[int] = []  # used before, holding nothing
+        self._retained: OrderedDict[int, None] = OrderedDict()  # findable but unused, least recently used first
+        self._contents = PrefixIndex()
+        self._filled: dict[int, int] = {}  # leading blocks of a slot that are findable or shared
+        self._promised: dict[bytes, int] = {}  # key of a block that is being read: the slot
+        self._promises: dict[int, deque[tuple[int, bytes]]] = {}  # by slot: end position and key, last one first
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken: fresh, empty, or holding something that nobody uses."""
+        if self._laid_out:
+            return self.count
+        return self.count - self._fresh + len(self._empty) + len(self._retained)
+
+    @property
+    def used(self) -> int:
+        """Pages that slots refer to, a shared one counted once."""
+        return self.count - self.available
+
+    def keys(self, tokens: Tokens, known: Sequence[bytes] = ()) -> list[bytes]:
+        """The keys of the whole blocks of `tokens`: each a hash of the key before and of the block's tokens.
+
+        Args:
+            tokens: of a sequence.
+            known: keys of its first blocks.
+        """
+        blocks = len(tokens) // PAGE
+        found = list(known[:blocks])
+        data = _bytes(tokens[len(found) * PAGE : blocks * PAGE])
+        key = found[-1] if found else _ROOT
+        for at in range(0, len(data), 8 * PAGE):
+            key = _key(key, data[at : at + 8 * PAGE])
+            found.append(key)
+        return found
+
+    def find(self, tokens: Tokens, keys: Sequence[bytes]) -> Prefix:
+        """What the cache holds of a prompt, without its last token, which always goes through a pass for its logits.
+
+        Args:
+            tokens: of the sequence.
+            keys: of all its whole blocks.
+
+        Returns:
+            What `take` may share, as long as no other method is called in between.
+        """
+        limit = len(tokens) - 1
+        pages: list[int] = []
+        for key in keys[: max(limit, 0) // PAGE]:
+            page = self._contents.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        block = len(pages)
+        room = min(limit - block * PAGE, PAGE)
+        if room < WORTH_COPYING:
+            return Prefix(pages, -1, block * PAGE, False)
+        before = keys[block - 1] if block else _ROOT
+        data = _bytes(tokens[block * PAGE : (block + 1) * PAGE])
+        key = keys[block] if block < len(keys) else _key(before, data)
+        page = self._contents.get(key)
+        if page is not None:
+            return Prefix(pages, page, block * PAGE + room, False)
+        page, shared = self._contents.most_alike(before, data[: 8 * room])
+        return Prefix(pages, page, block * PAGE + shared, key in self._promised)
+
+    def need(self, blocks: int, prefix: Prefix | None = None) -> int:
+        """How many of the available pages `take` would use up; shared ones that nobody uses now count too."""
+        if prefix is None:
+            return blocks
+        return blocks - sum(1 for page in prefix.pages if self.references[page])
+
+    def take(
+        self,
+        slot: int,
+        blocks: int,
+        prefix: Prefix | None = None,
+        tokens: Tokens = (),
+        keys: Sequence[bytes] = (),
+    ) -> tuple[int, int, int] | None:
+        """Give an empty slot its first pages: those of a prefix by reference, the others its own.
+
+        Args:
+            slot: the slot.
+            blocks: how many pages, at least those that the prefix shares.
+            prefix: what was found just before.
+            tokens: that the slot will read, so that `find` says `pending` for them until `fill` or `release`.
+            keys: of all their whole blocks.
+
+        Returns:
+            (source page, target page, positions): what the caller copies in the caches at once; or None.
+
+        Raises:
+            ValueError: if there are not enough pages, or the slot has some.
+        """
+        if self._laid_out:
+            self._reset()
+        prefix = prefix or Prefix([], -1, 0, False)
+        whole, copied = len(prefix.pages), prefix.shared - PAGE * len(prefix.pages)
+        self._reach(slot, blocks)
+        if self.held[slot] or blocks < whole + (prefix.partial >= 0) or self.need(blocks, prefix) > self.available:
+            raise ValueError(f"slot {slot}, which has {self.held[slot]} pages, cannot take {blocks} more")
+        for page in prefix.pages:
+            self._retained.pop(page, None)
+        source = prefix.partial
+        unused = source in self._retained
+        if unused:
+            del self._retained[source]  # not to be evicted by what follows
+        own = [self._next() for _ in range(blocks - whole - unused)]
+        copy = None
+        if unused and not len(self._empty) + len(self._retained) + self.count - self._fresh:
+            # The source is the last page there is: it becomes the slot's own as it is.
+            self._contents.drop(source)
+            own.insert(0, source)
+            self.drafted[source] = min(copied, self.drafted[source])
+        elif source >= 0:
+            if unused:
+                own.append(self._next())
+                self._retained[source] = None
+            self._contents.use(source)
+            copy = source, own[0], copied
+            self.drafted[own[0]] = min(copied, self.drafted[source])
+        pages = prefix.pages + own
+        self.tables[slot, :blocks] = pages
+        self.held[slot] = blocks
+        self.references[pages] += 1
+        self._filled[slot] = whole
+        self._promise(slot, whole, tokens, keys)
+        return copy
+
+    def _promise(self, slot: int, first: int, tokens: Tokens, keys: Sequence[bytes]) -> None:
+        """Note that a slot will read the blocks of `tokens` from block `first` on, unless others do already."""
+        ends = [((i + 1) * PAGE, keys[i]) for i in range(first, len(keys))]
+        if len(tokens) > len(keys) * PAGE:
+            before = keys[-1] if keys else _ROOT
+            ends.append((len(tokens), _key(before, _bytes(tokens[len(keys) * PAGE :]))))
+        mine = [(end, key) for end, key in ends if self._contents.get(key) is None and key not in self._promised]
+        self._promised.update((key, slot) for _, key in mine)
+        self._promises[slot] = deque(reversed(mine))
+
+    def grow(self, slot: int, blocks: int) -> bool:
+        """Give a slot pages up to `blocks`; False, and nothing changed, if there are not enough."""
+        first = int(self.held[slot])
+        missing = blocks - first
+        if missing > self.available:
+            return False
+        if missing > 0:
+            self._reach(slot, blocks)
+            pages = [self._next() for _ in range(missing)]
+            self.tables[slot, first:blocks] = pages
+            self.held[slot] = blocks
+            self.references[pages] = 1
+        return True
+
+    def truncate(self, slot: int, blocks: int) -> None:
+        """Give the pages behind a slot's first `blocks` back."""
+        promises = self._promises.get(slot)
+        while promises and promises[0][0] > blocks * PAGE:
+            del self._promised[promises.popleft()[1]]
+        last = int(self.held[slot])
+        if blocks >= last:
+            return
+        pages = self.tables[slot, blocks:last].tolist()
+        self.tables[slot, blocks:last] = self.count
+        self.held[slot] = blocks
+        self._filled[slot] = min(self._filled.get(slot, 0), blocks)
+        self.references[pages] -= 1
+        for page in reversed(pages):  # so that the roots of prefixes live longest
+            if not self.references[page]:
+                if page in self._contents:
+                    self._retained[page] = None
+                else:
+                    self._empty.append(page)
+
+    def fill(self, slot: int, tokens: Tokens, cached: int, keys: Sequence[bytes]) -> None:
+        """Make findable what a slot holds; called when a block fills, when a prompt has been read, before `release`.
+
+        Args:
+            slot: the slot.
+            tokens: of its sequence, at least the first `cached`.
+            cached: how many positions hold canonical entries of these tokens and will not be written again.
+            keys: of the whole blocks among them, or more.
+
+        Raises:
+            ValueError: if the slot has not as many pages.
+        """
+        if cached > self.held[slot] * PAGE:
+            raise ValueError(f"slot {slot} has {self.held[slot]} pages, fewer than {cached} positions take")
+        table = self.tables[slot]
+        whole = cached // PAGE
+        first = self._filled.get(slot, 0)
+        if whole > first:
+            data = _bytes(tokens[first * PAGE : whole * PAGE])
+            for block in range(first, whole):
+                at = 8 * PAGE * (block - first)
+                before = keys[block - 1] if block else _ROOT
+                self._contents.add(int(table[block]), keys[block], before, data[at : at + 8 * PAGE])
+            self._filled[slot] = whole
+        if cached > whole * PAGE:
+            before = keys[whole - 1] if whole else _ROOT
+            data = _bytes(tokens[whole * PAGE : cached])
+            self._contents.add(int(table[whole]), _key(before, data), before, data)
+        promises = self._promises.get(slot)
+        while promises and promises[-1][0] <= cached:
+            end, key = promises.pop()
+            del self._promised[key]
+            self._contents.add_key(int(table[(end - 1) // PAGE]), key)  # a prompt's rest, read with more behind it
+
+    def release(self, slot: int) -> None:
+        """Give all pages of a slot back; those that hold something findable stay so until they are reused."""
+        if slot < len(self.held):
+            self.truncate(slot, 0)
+
+    def forget(self) -> None:
+        """Make nothing findable any more; slots keep their pages. Where none has any, all pages are fresh again."""
+        if not self.held.any():
+            self._reset()
+            return
+        self._empty += self._retained
+        self._retained.clear()
+        self._contents = PrefixIndex()
+
+    def lay_out(self, slots: int, positions: int) -> None:
+        """Forget everything and give slots 0 to `slots` - 1 contiguous pages for `positions` positions each.
+
+        For comparisons, audits and benchmarks; the next `take` or `lay_out` drops this layout, so all pages are
+        available.
+
+        Raises:
+            ValueError: if they do not fit.
+        """
+        blocks = -(-positions // PAGE)
+        pages = slots * blocks
+        if pages > self.count:
+            raise ValueError(f"{slots} slots of {positions} positions exceed the {self.count} pages of the KV cache")
+        self._reset()
+        if pages:
+            self._reach(slots - 1, blocks)
+            self.tables[:slots, :blocks] = np.arange(pages).reshape(slots, blocks)
+            self.held[:slots] = blocks
+            self.references[:pages] = 1
+            self.drafted[:pages] = 0
+        self._fresh = pages
+        self._laid_out = True
+
+    def lay_out_one(self, pages: Sequence[int]) -> None:
+        """Likewise, but slot 0 alone has pages, these ones, some of them perhaps more than once."""
+        self.lay_out(1, PAGE * (max(pages) + 1))
+        self._reach(0, len(pages))
+        self.tables[0, : len(pages)] = pages
+        self.held[0] = len(pages)
+
+    def _reset(self) -> None:
+        self.tables.fill(self.count)
+        self.held.fill(0)
+        self.references[: self._fresh] = 0
+        self._clear()
+
+    def _reach(self, slot: int, blocks: int) -> None:
+        """Let the tables have this slot with that many blocks."""
+        slots, width = self.tables.shape
+        if slot < slots and blocks <= width:
+            return
+        while slots <= slot:
+            slots *= 2
+        while width < blocks:
+            width *= 2
+        tables = np.full((slots, width), self.count, dtype=np.int64)
+        tables[: self.tables.shape[0], : self.tables.shape[1]] = self.tables
+        held = np.zeros(slots, dtype=np.int64)
+        held[: len(self.held)] = self.held
+        self.tables, self.held = tables, held
+
+    def _next(self) -> int:
+        """A page for new content: empty, fresh, or the least recently used of those that nobody uses."""
+        enough = self.kept is not None and len(self._retained) >= self.kept
+        if self._empty:
+            page = self._empty.pop()
+        elif self._fresh < self.count and not enough:
+            page = self._fresh
+            self._fresh += 1
+        else:
+            page = self._evict()
+        self.drafted[page] = 0
+        return page
+
+    def _evict(self) -> int:
+        page, _ = self._retained.popitem(last=False)
+        self._contents.drop(page)
+        return page
+
+
+def _bytes(tokens: Tokens) -> bytes:
+    return np.array(tokens, dtype=np.int64).tobytes()
+
+
+def _key(before: bytes, data: bytes) -> bytes:
+    """The key of a block with these tokens after the block with key `before`."""
+    return blake2b(before + data, digest_size=16).digest()

@@ -1,0 +1,101 @@
+"""The KV cache: allocated once, read and written through tables of pages.
+
+One KV buffer per layer, made of pages that nothing ever moves. On a CPU a buffer takes the memory that was written to,
+not its size. Knows no requests and no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from detgen.models.memory import zeros
+from detgen.program.finite import bounded
+from detgen.runner.block_manager import PAGE, BlockManager
+
+
+class KVCache:
+    """Values of all layers, [positions + PAGE, kv_heads, head_size] each, and keys.
+
+    The keys of a page stand side by side: [pages + 1, kv_heads, head_size, PAGE].
+
+    Position p of slot s is at `pages.tables[s, p // PAGE] * PAGE + p % PAGE`. The last page is scratch: padding rows
+    write there and nothing reads it unmasked. All entries are finite: the buffers start as zeros, and what is written
+    is bounded. So an entry that overflowed harms nobody who has it masked, be it another request that gets the page or
+    an earlier row of the same pass.
+
+    Args:
+        shapes: (kv_heads, key head size, value head size) of each layer.
+        pages: which slot has which pages; the caches of a target and of its draft model have the same.
+        dtype: of the entries.
+        device: of the buffers.
+
+    Attributes:
+        keys: a tensor for each layer.
+        values: likewise.
+        positions: size of a KV buffer in token positions, without the scratch page.
+    """
+
+    def __init__(
+        self,
+        shapes: list[tuple[int, int, int]],
+        pages: BlockManager,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.pages = pages
+        self.positions = pages.count * PAGE
+        total = self.positions + PAGE
+        self.keys = [zeros((total // PAGE, h, d, PAGE), dtype, device) for h, d, _ in shapes]
+        self.values = [zeros((total, h, d), dtype, device) for h, _, d in shapes]
+
+    @property
+    def scratch(self) -> int:
+        """The first position of the scratch page."""
+        return self.positions
+
+    @staticmethod
+    def position_bytes(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> int:
+        """Bytes per position, all layers together."""
+        return sum(h * (dk + dv) for h, dk, dv in shapes) * dtype.itemsize
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of a position, all layers together."""
+        return sum(v[0].nbytes + k.nbytes // v.shape[0] for k, v in zip(self.keys, self.values, strict=True))
+
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows], bounded."""
+        self.keys[layer][positions // PAGE, :, :, positions % PAGE] = bounded(k)
+        self.values[layer].index_copy_(0, positions, bounded(v))
+
+    def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""
+        return self.keys[layer][positions // PAGE, :, :, positions % PAGE], self.values[layer][positions]
+
+    def copy(self, source: int, target: int, positions: int) -> None:
+        """Copy the first `positions` positions of page `source` to page `target`."""
+        at, to = source * PAGE, target * PAGE
+        for values in self.values:
+            values[to : to + positions] = values[at : at + positions]
+        for keys in self.keys:
+            keys[target, :, :, :positions] = keys[source, :, :, :positions]
+
+    def entries(self, slot: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each.
+
+        Where layers have heads of other sizes, zeros fill up what the smaller ones lack.
+        """
+        table = torch.from_numpy(self.pages.tables[slot])
+        positions = torch.arange(first, last)
+        at = (table[positions // PAGE] * PAGE + positions % PAGE).to(self.keys[0].device)
+        keys, values = zip(*(self.read(layer, at) for layer in range(len(self.keys))), strict=True)
+        return _stacked(keys), _stacked(values)
+
+
+def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    rows = [layer.flatten(1) for layer in layers]
+    most = max(row.shape[1] for row in rows)
+    return torch.stack([F.pad(row, (0, most - row.shape[1])) for row in rows])

@@ -1,0 +1,220 @@
+"""One pass of a model over a packed bag of windows.
+
+Prefill, plain decode, verification and the draft model all run here; they differ in their rows. Knows token ids, slots
+and positions; knows no requests and no files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, overload
+
+import numpy as np
+import torch
+
+from detgen.kernels.attention import BLOCK
+from detgen.kernels.c.library import Ends
+from detgen.kernels.decoder import Chaining, Decoder
+from detgen.kernels.exchange import Exchange
+from detgen.kernels.input_batch import InputBatch, Window, Windows, pack
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.pass_cost import PassCost
+from detgen.kernels.sampling import Choice, Choices
+from detgen.runner.kv_cache import KVCache
+
+_Found = TypeVar("_Found")
+_MOST_TIMED = 256  # rows of passes that are only timed
+
+
+class Exchanging(Protocol):
+    """Knows the states of slots, for the passes of a thinking model."""
+
+    def exchange(self, windows: Windows) -> Exchange:
+        """What the rows of a pass bring."""
+        ...
+
+    def note(self, windows: Windows, hidden: torch.Tensor) -> None:
+        """Hold what T reads, float32 [tokens, hidden], of the rows of a pass."""
+        ...
+
+
+class ModelRunner:
+    """Runs packed passes of one model over one KV cache.
+
+    Args:
+        decoder: the back end with the model.
+        cache: its KV cache.
+        group: query heads per KV head.
+
+    Attributes:
+        passes: passes run so far.
+        rows: rows of these passes.
+        cost: cost of the passes and of choosing their tokens.
+        thinking: brings the states of rows that bring none themselves; None if the model does not think.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache, group: int) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.device = cache.keys[0].device
+        self.cost = PassCost()
+        self.passes = self.rows = 0
+        self.thinking: Exchanging | None = None
+        self._group = group
+
+    def counting(self) -> ModelRunner:
+        """The same model, cache, cost and states with counters of its own."""
+        other = ModelRunner(self.decoder, self.cache, self._group)
+        other.cost, other.thinking = self.cost, self.thinking
+        return other
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether several threads may run passes at a time: nobody holds state during a pass."""
+        return self.thinking is None and self.decoder.concurrent
+
+    @property
+    def chaining(self) -> Chaining | None:
+        """Runs several passes in one call; None where that cannot be done now."""
+        return None if self.thinking is not None else self.decoder.chaining
+
+    def pack(self, windows: Windows) -> InputBatch:
+        """The rows of a pass."""
+        return pack(windows, self.cache.pages.tables, self._group)
+
+    def learn_cost(self, slots: int) -> None:
+        """Time passes of one row and of `slots` rows, a few hundred at most, to know the cost before it is needed.
+
+        Clears the cache.
+        """
+        slots = min(slots, _MOST_TIMED, self.cache.pages.count)
+        self.cache.pages.lay_out(slots, BLOCK)
+        for timed in range(4):
+            for rows in (1, slots):
+                self.run([Window(slot, 0, [0], 1) for slot in range(rows)])
+            if not timed:
+                self.cost = PassCost()  # the first passes include one-time work
+
+    @overload
+    def run(
+        self,
+        windows: Windows | Sequence[Window],
+        broken: list[int] | None = None,
+        exchange: Exchange | None = None,
+    ) -> torch.Tensor: ...
+
+    @overload
+    def run(
+        self, windows: Windows | Sequence[Window], broken: list[int] | None = None, *, scored: bool
+    ) -> torch.Tensor | Scores: ...
+
+    def run(
+        self,
+        windows: Windows | Sequence[Window],
+        broken: list[int] | None = None,
+        exchange: Exchange | None = None,
+        *,
+        scored: bool = False,
+    ) -> torch.Tensor | Scores:
+        """Run one pass: write the windows' KV entries and return the logits they want.
+
+        Args:
+            windows: at most one per slot.
+            broken: takes the rows whose hidden states before the last layer are not finite, ascending; known by the
+                keys that the last layer makes of them. What the last layer itself breaks shows in the logits.
+            exchange: brings a state for each token of the windows, and takes their hidden states.
+            scored: whether only the largest logits are asked for.
+
+        Returns:
+            float32 [sum of the windows' `logits`, vocabulary], in the order of the windows; where only the largest are
+            asked for and the decoder can tell without storing all, the rows' scores.
+        """
+        started = time.perf_counter()
+        if not isinstance(windows, Windows):
+            windows = Windows.of(windows)
+        batch = self.pack(windows)
+        self.passes += 1
+        self.rows += len(batch.ids)
+        with torch.inference_mode():
+            if exchange is None and self.thinking is not None:
+                exchange = self.thinking.exchange(windows)
+            results = self.decoder.run(batch, exchange, broken, scored=scored)
+            if exchange is not None and exchange.hidden is not None and self.thinking is not None:
+                self.thinking.note(windows, exchange.hidden)
+        self.cost.update(len(batch.ids), time.perf_counter() - started, float(batch.area))
+        return results
+
+    def chain(self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None) -> tuple[np.ndarray, Scores]:
+        """Run passes one after the other in one call: each sequence goes on with its largest logit.
+
+        What `run` with `scored` gives for the same rows. Entries are written for all but a sequence's last token.
+
+        Args:
+            windows: those of the first pass, which want one row each.
+            lengths: int64 [windows], passes that each takes part in, at least 1; lowered where results are not finite,
+                and where a sequence ends. The pages of its slot must reach to the last of them.
+            ends: where they do; None for nowhere.
+
+        Returns:
+            The token that each row read, the last one of the window or what the row before chose, int64 [sum of
+            lengths], in the order of the windows, and the rows' scores. A row is not finite, either, whose last keys
+            are not.
+        """
+        scores = self._chained(windows, lengths, lambda of, batch: of.chain(batch, lengths, ends))
+        return _read(windows, lengths, scores.tokens), scores
+
+    def sample(
+        self, windows: Windows, lengths: np.ndarray, choices: Choices, ends: Ends | None = None
+    ) -> tuple[np.ndarray, torch.Tensor | Scores, list[int]]:
+        """Run passes one after the other in one call: each sequence goes on with what it is likely to choose.
+
+        Where it chooses something else in truth, the rows behind have read a token that is not there.
+
+        Args:
+            windows: see `chain`, like ends.
+            lengths: lowered where nobody can tell what is chosen, too.
+            choices: how the first token of each is chosen; the next ones likewise, at the positions behind it.
+            ends: where sequences end.
+
+        Returns:
+            The token that each row read, int64 [sum of lengths], in the order of the windows, the rows' logits, or
+            their scores where there is no more to tell, and the rows whose last keys are not finite.
+        """
+        chosen, rows, broken = self._chained(
+            windows, lengths, lambda of, batch: of.sample(batch, lengths, choices, ends)
+        )
+        return _read(windows, lengths, chosen), rows, broken
+
+    def draft(self, windows: Windows, lengths: np.ndarray, choices: Sequence[Choice]) -> list[list[int]]:
+        """What each sequence is likely to choose next; arguments as those of `sample`."""
+        return self._chained(windows, lengths, lambda of, batch: of.draft(batch, lengths, Choices.of(choices)))
+
+    def _chained(self, windows: Windows, lengths: np.ndarray, call: Callable[[Chaining, InputBatch], _Found]) -> _Found:
+        """What a call that runs several passes gives; they are counted as far as `lengths` stand behind it."""
+        chaining = self.chaining
+        assert chaining is not None, "asked before"
+        started = time.perf_counter()
+        batch = self.pack(windows)
+        with torch.inference_mode():
+            found = call(chaining, batch)
+        self._count(batch, lengths, time.perf_counter() - started)
+        return found
+
+    def _count(self, batch: InputBatch, lengths: np.ndarray, seconds: float) -> None:
+        """Count the passes of one call, and learn what they cost; `lengths` as `chain` leaves them."""
+        rows = (lengths > np.arange(lengths.max())[:, None]).sum(1)
+        rows[0] = len(batch.windows.tokens)
+        self.passes += len(rows)
+        total, first, area = int(rows.sum()), int(rows[0]), float(batch.area)
+        self.rows += total
+        for count in rows.tolist():
+            self.cost.update(count, seconds * count / total, area * count / first)
+
+
+def _read(windows: Windows, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """What the rows of passes one after the other read: the last token of a window, or what the row before chose."""
+    tokens = np.empty_like(chosen)
+    tokens[1:] = chosen[:-1]
+    tokens[lengths.cumsum() - lengths] = windows.tokens[windows.lengths.cumsum() - 1]
+    return tokens

@@ -1,0 +1,248 @@
+"""Prepares models for packed passes: rewrites them, allocates their caches, compares them with themselves.
+
+This is the slow part, done once: several engines can share prepared models, one generating at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from detgen.errors import EngineError
+from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.generic.generic_decoder import GenericDecoder
+from detgen.kernels.triton.replaying import replaying
+from detgen.models.attaching import Layout, attach
+from detgen.models.description import has_description
+from detgen.models.explained import explained
+from detgen.models.loading import LoadedModel
+from detgen.models.memory import check_room, free_memory
+from detgen.models.program_builder import ProgramBuilder
+from detgen.models.refusing import refusing
+from detgen.models.replacing import replace_modules
+from detgen.models.stored import Reader
+from detgen.program.operands import GROUP
+from detgen.progress import Observer, Unobserved
+from detgen.runner.block_manager import PAGE, BlockManager
+from detgen.runner.census import take_census
+from detgen.runner.depth import check_depth, depth_of
+from detgen.runner.kv_cache import KVCache
+from detgen.runner.model_runner import ModelRunner
+from detgen.runner.reference import check_reference, reference_logits
+from detgen.runner.slot_thoughts import Thinking
+from detgen.runner.thinker import SLOTS, Block, Thinker, one_layer
+from detgen.thinking.modeling import ThinkingStatesForCausalLM
+
+_ROOM = 384  # MiB that libraries take while a small model is prepared, KV buffers included
+_LEAST_POSITIONS = 6 * PAGE  # `check_depth` needs them
+# On a CPU, pages that hold something but that nobody uses, 16,384 positions: what was touched stays taken from the
+# machine, and memory must not grow with the number of prompts.
+_KEPT_PAGES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What an engine is built on.
+
+    Attributes:
+        target: the target model.
+        draft: the draft model, if there is one.
+        passes: those of the target, then those of the draft model.
+        pages: the pages of their caches.
+        thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
+            else None.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    passes: tuple[ModelRunner, ...]
+    pages: BlockManager
+    thinking: Thinking | None = None
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of a position in all caches together."""
+        return sum(p.cache.entry_bytes for p in self.passes)
+
+
+def prepare(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    device: torch.device,
+    *,
+    batch_size: int,
+    kv_memory: int | None,
+    observer: Observer | None = None,
+) -> Prepared:
+    """Rewrite models for packed passes, in place, allocate their caches, compare the target with its own forward.
+
+    Args:
+        target: the target model.
+        draft: the draft model, if there is one.
+        device: of both.
+        batch_size: most requests at a time; the draft model's passes are timed with that many rows.
+        kv_memory: bytes for the KV caches; None takes a share of the free memory.
+        observer: is told what is being done.
+
+    Raises:
+        EngineError: if a model is not supported, the target is not row-invariant, or the memory is too small.
+    """
+    observer = observer or Unobserved()
+    models = [target] + ([draft] if draft else [])
+    check_room(_ROOM, "prepare a model")
+    observer.stage(f"preparing {target.name}")
+    backbones = [_backbone(m.model) for m in models]
+    # Some settings turn out to be impossible in a model's first pass only.
+    with explained(target.name):
+        reference = reference_logits(backbones[0], target.vocabulary, target.dtype, target.bits, target.read)
+    layouts = []
+    for loaded, model in zip(models, backbones, strict=True):
+        with explained(loaded.name):
+            layouts.append(attach(model, loaded.name))
+    with explained(target.name):
+        depth = depth_of(target, backbones[0], layouts[0])
+    held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in zip(models, layouts, strict=True))
+    weights = sum(map(_weight_bytes, models)) if device.type == "cuda" else 0
+    pages = BlockManager(
+        _page_count(device, kv_memory, held, weights), kept=_KEPT_PAGES if device.type == "cpu" else None
+    )
+    passes = tuple(
+        _passes(m, model, layout, pages, device, drafts=m is not target)
+        for m, model, layout in zip(models, backbones, layouts, strict=True)
+    )
+    with refusing(_kind(target.name, backbones[0])):
+        check_reference(passes[0], reference, target.vocabulary, target.dtype)
+        if depth is not None:
+            check_depth(passes[0], depth, target.dtype)
+    thinking = None
+    if isinstance(target.model, ThinkingStatesForCausalLM):
+        blocks = (
+            _block(target, part, letter, device)
+            for part, letter in ((target.model.thinker, "T"), (target.model.compressor, "C"))
+        )
+        thinking = passes[0].thinking = Thinking(Thinker(target.model.config, *blocks), pages, device)
+    if draft:
+        observer.stage(f"timing {draft.name}")
+        with refusing(_kind(draft.name, backbones[1])):
+            passes[1].learn_cost(batch_size)
+    return Prepared(target, draft, passes, pages, thinking)
+
+
+def _kind(name: str, model: PreTrainedModel) -> str:
+    return f"{name} ({type(model).__name__})"
+
+
+def _backbone(model: PreTrainedModel) -> PreTrainedModel:
+    """The decoder of a thinking model; any other model itself."""
+    if not isinstance(model, ThinkingStatesForCausalLM):
+        return model
+    backbone: PreTrainedModel = model.backbone
+    return backbone
+
+
+def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) -> Block:
+    """T or C of a thinking model, given as its part of that and by its letter.
+
+    Raises:
+        EngineError: if it is not row-invariant.
+    """
+    name = f"{letter} of {target.name}"
+    with explained(name):
+        decoder = one_layer(target.model, part)
+        reference = reference_logits(decoder, target.vocabulary, target.dtype, target.bits)
+        layout = attach(decoder, name)
+    forward = _passes(target, decoder, layout, BlockManager(SLOTS), device)
+    check_reference(forward, reference, target.vocabulary, target.dtype)
+    return Block(forward)
+
+
+def _passes(
+    loaded: LoadedModel,
+    model: PreTrainedModel,
+    layout: Layout,
+    pages: BlockManager,
+    device: torch.device,
+    *,
+    drafts: bool = False,
+) -> ModelRunner:
+    """The passes of a decoder, of a loaded model, whose attention is attached; its modules are replaced.
+
+    Those of a decoder that drafts need not be row-invariant.
+
+    Raises:
+        EngineError: if it is not row-invariant, there are no kernels for it, or too little memory.
+    """
+    if device.type == "cuda":
+        return _on_cuda(loaded, model, layout, pages, device)
+    cache = KVCache(layout.cached, pages, loaded.dtype, device)
+    if has_description(model):
+        programs = ProgramBuilder(model, cache, layout.traits, loaded.bits, loaded.read)
+        return ModelRunner(CDecoder(programs), cache, layout.group)
+    kind = _kind(loaded.name, model)
+    with refusing(kind):
+        replace_modules(model, layout.uncalled)
+        decoder = GenericDecoder(model, cache)
+        forward = ModelRunner(decoder, cache, layout.group)
+        decoder.census = take_census(decoder, forward, loaded.vocabulary)
+    if why := decoder.census.refused:
+        raise EngineError(
+            f"{kind} is not row-invariant by its own forward: {why}. Its outputs would depend on the batch"
+        )
+    return forward
+
+
+def _on_cuda(
+    loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: BlockManager, device: torch.device
+) -> ModelRunner:
+    """The passes of a decoder by kernels in Triton, which take its weights to the device.
+
+    Raises:
+        EngineError: if it has no description, there is no Triton, or the device has too little memory.
+    """
+    if not has_description(model):
+        raise EngineError(
+            f"{_kind(loaded.name, model)} has no description yet, so CUDA cannot run it; use --device cpu"
+        )
+    try:
+        from detgen.kernels.triton.triton_decoder import TritonDecoder
+    except ImportError as error:
+        raise EngineError(
+            f"detgen computes on CUDA by Triton, which cannot be imported here ({error}): install triton, or use"
+            " --device cpu"
+        ) from error
+    try:
+        cache = KVCache(layout.cached, pages, torch.float32, device)
+        programs = ProgramBuilder(model, cache, layout.traits, loaded.bits, loaded.read, lambda x: x.to(device))
+        decoder = TritonDecoder(programs, cache.scratch, device, replaying(device))
+    except torch.OutOfMemoryError as error:
+        message = "does not fit the device's memory; give less --kv-memory, --target-quant q8, or --device cpu"
+        raise EngineError(f"{loaded.name} {message}") from error
+    return ModelRunner(decoder, cache, layout.group)
+
+
+def _weight_bytes(loaded: LoadedModel) -> int:
+    """About what a model's weights take once they are packed."""
+    if isinstance(loaded.read, Reader) and not loaded.bits:
+        return loaded.read.size
+    few = loaded.bits / 8 + 4 / GROUP  # bytes of a weight and its share of a scale
+    each = (p.numel() * (few if loaded.bits and p.ndim > 1 else p.element_size()) for p in loaded.model.parameters())
+    return int(sum(each))
+
+
+def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int, weights: int) -> int:
+    """How many pages fit the memory, beside the scratch page and so many bytes of weights that are not there yet.
+
+    Raises:
+        EngineError: if `kv_memory` is too small.
+    """
+    memory = max(free_memory(device, _ROOM) - weights, 0) if kv_memory is None else kv_memory
+    held = memory // position_bytes
+    if kv_memory is not None and held < _LEAST_POSITIONS:
+        raise EngineError(
+            f"--kv-memory {kv_memory} bytes holds {held} positions of {position_bytes} bytes; "
+            f"give at least {_LEAST_POSITIONS * position_bytes} bytes"
+        )
+    return max(held, _LEAST_POSITIONS) // PAGE

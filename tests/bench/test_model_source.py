@@ -1,0 +1,48 @@
+"""Models as the peers take them: in memory for detgen, on the device and in one number format for transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from detgen.bench.model_source import loaded, own_forward
+from detgen.bench.peer_interface import ModelSource
+
+IDS = torch.arange(5, 25)[None]
+
+
+@pytest.fixture
+def embedded(source: ModelSource) -> ModelSource:
+    return replace(source, random_weights=None, engine=replace(source.engine, dtype="bfloat16"))
+
+
+def test_transformers_runs_its_model_in_the_number_format_of_the_benchmark(
+    embedded: ModelSource, demo_models: Any
+) -> None:
+    model = own_forward(embedded, "target")
+    with torch.inference_mode():
+        found = model(IDS).logits
+        wanted = AutoModelForCausalLM.from_pretrained(demo_models.target, dtype=torch.bfloat16)(IDS).logits
+    assert torch.equal(found, wanted)
+
+
+def test_weights_in_few_bits_are_widened_to_that_format(embedded: ModelSource) -> None:
+    source = replace(embedded, engine=replace(embedded.engine, target_quant="nf4"))
+    model, plain = own_forward(source, "target"), own_forward(embedded, "target")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    with torch.inference_mode():
+        found, wanted = model(IDS).logits, plain(IDS).logits
+    assert found.isfinite().all()
+    assert not torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_only_what_transformers_runs_is_taken_to_the_device(embedded: ModelSource, role: str) -> None:
+    """The device is torch's `meta` here, which every machine has."""
+    elsewhere = replace(embedded, engine=replace(embedded.engine, device="meta"))
+    assert own_forward(elsewhere, role).device.type == "meta"
+    assert loaded(elsewhere, role).whole().device.type == "cpu"

@@ -1,0 +1,134 @@
+"""One pass of each family on every kind of processor: the same bits, with each way to store weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers.replaying import Arm, build_arm
+from helpers.small_models import STORED
+
+from detgen.errors import QuantName
+from detgen.kernels.bits import same_bits
+from detgen.kernels.c import c_decoder
+from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.c.library import BUILDS, build
+from detgen.kernels.input_batch import InputBatch, Window, Windows
+from detgen.kernels.logprobs import Scores
+from detgen.models.attaching import attach
+from detgen.models.bitsandbytes_weights import Quantizing
+from detgen.models.program_builder import ProgramBuilder
+from detgen.models.stored import held
+from detgen.runner.block_manager import BlockManager
+from detgen.runner.kv_cache import KVCache
+from detgen.runner.model_runner import ModelRunner
+
+LLAMA = STORED | {"vocab_size": 97}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**LLAMA),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **LLAMA, head_dim=20, sliding_window=9, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "gemma2": lambda: hf.Gemma2Config(**LLAMA, head_dim=16, sliding_window=9),
+    "cohere": lambda: hf.CohereConfig(**LLAMA, use_qk_norm=True),
+    "opt": lambda: hf.OPTConfig(
+        vocab_size=97, hidden_size=64, ffn_dim=90, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
+    ),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=256),
+    "qwen2_moe": lambda: hf.Qwen2MoeConfig(**LLAMA, **EXPERTS, shared_expert_intermediate_size=40),
+}
+WINDOWS = [Window(0, 0, list(range(1, 71)), 3), Window(1, 3, [5], 1), Window(2, 0, [9, 8, 7, 6], 4)]
+
+
+class Case:
+    """A model's passes over a cache of its own.
+
+    Args:
+        family: of the model, with random weights.
+        dtype: of them.
+        quant: how they are quantized: to 8 or 4 bits, 0 for not at all, or as bitsandbytes does.
+    """
+
+    def __init__(self, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
+        torch.manual_seed(3)
+        model = hf.AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)  # and not the frequencies
+        layout = attach(model, family)
+        pages = BlockManager(8)
+        self.cache = KVCache(layout.cached, pages, torch.float32, torch.device("cpu"))
+        if isinstance(quant, int):
+            self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, quant))
+        else:
+            read = Quantizing(model, held, quant)
+            self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, read=read))
+        self.forward = ModelRunner(self.decoder, self.cache, layout.group)
+        pages.lay_out(3, 128)
+        self.kept = [*self.cache.keys, *self.cache.values]
+
+    @property
+    def packed(self) -> InputBatch:
+        """The windows."""
+        return self.forward.pack(Windows.of(WINDOWS))
+
+    def run(self, *, scored: bool) -> list[torch.Tensor]:
+        """Logits or their scores, keys and values of the windows."""
+        for entries in self.kept:
+            entries.zero_()
+        results = self.decoder.run(self.packed, scored=scored)
+        return [*told(results), *(entries.clone() for entries in self.kept)]
+
+
+def told(results: torch.Tensor | Scores) -> list[torch.Tensor]:
+    """Results as tensors."""
+    return [results] if isinstance(results, torch.Tensor) else [torch.from_numpy(values) for values in results]
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Arm:
+    return build_arm(tmp_path_factory.mktemp("arm"))
+
+
+STORED = pytest.mark.parametrize(
+    ("dtype", "quant"),
+    [
+        *((torch.float32, 0), (torch.bfloat16, 0), (torch.float16, 0), (torch.float32, 8), (torch.bfloat16, 4)),
+        *((torch.float32, "nf4"), (torch.float32, "int8")),
+    ],
+    ids=["float32", "bfloat16", "float16", "q8", "q4", "nf4", "int8"],
+)
+
+
+@STORED
+@pytest.mark.parametrize("family", FAMILIES)
+def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
+    found = []
+    for name in BUILDS:
+        library_found = build(name)
+        if library_found is not None:
+            monkeypatch.setattr(c_decoder, "best_build", lambda one=library_found: one)
+            case = Case(family, dtype, quant)
+            found.append([*case.run(scored=False), *case.run(scored=True)])
+    assert len(found) > 1 or build("avx2") is None
+    for other in found[1:]:
+        assert all(same_bits(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@STORED
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
+    case = Case(family, dtype, quant)
+    for scored in (False, True):
+        want = case.run(scored=scored)
+        for entries in case.kept:
+            entries.zero_()
+        packed = case.packed
+        runner = case.decoder._runner(None, 128, scored)
+        out = torch.zeros(len(packed.wanted), runner.program.steps[-1].writes.width)
+        arm.run(runner, packed.rows, {runner.program.steps[-1].writes: out}, case.kept)
+        for mine, theirs in zip([*told(Scores.of(out) if scored else out), *case.kept], want, strict=True):
+            assert same_bits(mine, theirs)

@@ -1,0 +1,102 @@
+"""Each kind of step, in each build, gives the bits of the interpreter, whatever the rows and the threads are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers.examples import examples
+from helpers.steps import CASES, Case, differences, numbers, scored
+from helpers.threads import using
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen.kernels.bits import same_bits
+from detgen.kernels.c.library import BUILDS, Runner, build
+from detgen.kernels.c.panels import panels
+from detgen.kernels.logprobs import Scores
+from detgen.program import steps
+from detgen.program.interpreter import Interpreter
+from detgen.program.operands import PAGE, SCORED, Buffer, Cache, Into, Step
+from detgen.program.program import Program
+from detgen.program.rows import Rows
+from detgen.program.steps import STEPS
+
+LIBRARIES = {name: library for name in BUILDS if (library := build(name)) is not None}
+
+
+@pytest.mark.parametrize("kind", STEPS, ids=lambda kind: kind.__name__)
+def test_it_gives_the_bits_of_the_interpreter(kind: type[Step]) -> None:
+    """Buffers, caches and broken rows."""
+    cases, count = CASES[kind]
+
+    @examples(count)
+    @given(case=cases, threads=st.integers(1, 3))
+    def agree(case: Case, threads: int) -> None:
+        wanted = case.after(Interpreter(case.program).run)
+        for name, library in LIBRARIES.items():
+            with using(threads):
+                found = case.after(Runner(library, case.program).run)
+            assert not differences(found, wanted), name
+
+    agree()
+
+
+@examples(20)
+@given(case=st.sampled_from([torch.nan, torch.inf]).flatmap(scored))
+def test_scores_say_what_is_not_finite(case: Case) -> None:
+    """Rows with such logits are told from the others, which have their scores."""
+    to = f"to[{SCORED}]"
+    wanted = case.after(Interpreter(case.program).run)[to]
+    finite = Scores.of(wanted).finite
+    for library in LIBRARIES.values():
+        found = case.after(Runner(library, case.program).run)[to]
+        assert np.array_equal(Scores.of(found).finite, finite)
+        assert same_bits(found[finite], wanted[finite])
+
+
+def test_each_kind_of_step_is_tried() -> None:
+    assert CASES.keys() == set(STEPS)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_linear_of_any_rows(name: str) -> None:
+    """Every row count gives a row the same bits."""
+    x, to = Buffer("x", 40), Buffer("to", 64)
+    program = Program(x)
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=panels([numbers(2, 64, 40)])))
+    runner, read = Runner(LIBRARIES[name], program), numbers(1, 512, 40)
+
+    def results(rows: int) -> torch.Tensor:
+        out, along = torch.empty(rows, 64), torch.arange(rows)
+        runner.run(Rows(*[along] * 4, *[torch.zeros(0, 4, dtype=torch.int64)] * 2), {x: read[512 - rows :], to: out})
+        return out
+
+    with using(2):
+        want = results(512)
+    for rows in range(1, 512):
+        assert same_bits(results(rows), want[512 - rows :])
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_is_not_finite_stays_in_its_row(name: str) -> None:
+    """Keys and values are stored bounded, and a row whose keys are broken is named."""
+    keys, kept = torch.zeros(1, 1, 16, PAGE), torch.zeros(PAGE, 1, 16)
+    qkv, to = Buffer("qkv", 48), Buffer("to", 16)
+    cache = Cache(heads=1, kv_heads=1, size=16, values=16, keys=keys, kept=kept)
+    made = Program(qkv)
+    made.add(steps.Rotate(name="rotated", qkv=qkv, cache=cache, last=True))
+    made.add(steps.Attend(name="attended", qkv=qkv, cache=cache, to=to, scale=0.25))
+    x = numbers(1, 5, 48)
+    sound = x.clone()
+    x[2, 17], x[2, 18], x[2, 40], x[4, 47] = torch.nan, torch.inf, -torch.inf, torch.nan
+    out, want = torch.empty(5, 16), torch.empty(5, 16)
+    along, table = torch.arange(5), torch.zeros(1, 1, dtype=torch.int64)
+    pieces = torch.tensor([[0, 0, 5, 0]])
+    broken = Runner(LIBRARIES[name], made).run(Rows(along, along, along, along, table, pieces), {qkv: x, to: out})
+    assert broken.tolist() == [False, False, True, False, False]
+    assert keys.isfinite().all()
+    assert kept.isfinite().all()
+    Runner(LIBRARIES[name], made).run(Rows(along, along, along, along, table, pieces), {qkv: sound, to: want})
+    assert same_bits(out[:2], want[:2])
+    assert out[:2].isfinite().all()

@@ -1,0 +1,102 @@
+"""Choosing and judging take their kernels where logits are on CUDA, with the bits of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
+
+from helpers.examples import examples
+
+import detgen.kernels.logprobs as judging
+from detgen.kernels import sampling
+from detgen.kernels.bits import same_bits
+from detgen.kernels.logprobs import Judged, judge_rows
+from detgen.kernels.penalties import Adjustment
+from detgen.kernels.sampling import Choice, Chosen, choose
+from detgen.kernels.triton.given_logprobs import logprobs
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture
+def as_on_cuda() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def on_cuda(patch: pytest.MonkeyPatch) -> None:
+    for module in (sampling, judging):
+        patch.setattr(module, "has_kernels", lambda logits: True)
+
+
+def both(
+    patch: pytest.MonkeyPatch, logits: torch.Tensor, choices: list[Choice] | None, rows: np.ndarray | None, full: bool
+) -> list[tuple[Chosen, Judged]]:
+    """By a CPU's functions, then by kernels."""
+    found = []
+    for device in (False, True):
+        if device:
+            on_cuda(patch)
+        own = logits.clone()
+        picked = choose(own, choices)
+        found.append((picked, judge_rows(own, picked, rows, full)))
+    return found
+
+
+@examples(8)
+@given(
+    rows=st.integers(1, 4),
+    vocabulary=st.sampled_from([5, 300, 1001]),
+    full=st.booleans(),
+    some=st.booleans(),
+    kind=st.sampled_from(["greedy", "sampled", "adjusted"]),
+    seed=st.integers(0, 99),
+)
+def test_the_same_as_on_a_cpu(rows: int, vocabulary: int, full: bool, some: bool, kind: str, seed: int) -> None:
+    logits = 4 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))
+    terms = np.array([[0.5, 0.0], [1.0, 1.3], [0.0, 0.7], [0.0, 0.2], [np.inf, np.inf]], np.float32)
+    adjustment = Adjustment(np.array([1, 3]), terms)
+    choices = None
+    if kind != "greedy":
+        choices = [
+            Choice(0.9 * (i % 2), top_p=0.9, seed=seed, sample=i, adjustment=adjustment if kind == "adjusted" else None)
+            for i in range(rows)
+        ]
+    with pytest.MonkeyPatch.context() as patch:
+        (picked, judged), (theirs, other) = both(patch, logits, choices, np.arange(0, rows, 2) if some else None, full)
+    assert same_bits(picked.tokens, theirs.tokens)
+    assert judged.chosen.tobytes() == other.chosen.tobytes()
+    assert judged.margins.tobytes() == other.margins.tobytes()
+    assert (judged.logprobs is None) == (other.logprobs is None)
+    if judged.logprobs is not None and other.logprobs is not None:
+        assert same_bits(judged.logprobs, other.logprobs)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_shows_in_the_chosen_logit(value: float, as_on_cuda: pytest.MonkeyPatch) -> None:
+    on_cuda(as_on_cuda)
+    logits = torch.zeros(3, 40)
+    logits[1, 7] = value
+    picked = choose(logits, None)
+    finite = logits.gather(-1, picked.tokens[:, None])[:, 0].isfinite()
+    assert finite.tolist() == [True, False, True]
+
+
+def test_tokens_that_were_given(device: str, as_on_cuda: pytest.MonkeyPatch) -> None:
+    logits = 4 * torch.randn(5, 700, generator=torch.Generator().manual_seed(1))
+    tokens = torch.tensor([0, 699, 3, 350, 12])
+    wanted = judge_rows(logits, Chosen(tokens, np.zeros(5))).chosen
+    found = logprobs(logits.to(device), tokens.to(device)).cpu().numpy()
+    assert found.tobytes() == wanted.tobytes()
+    (alone,) = logprobs(logits[3:4].to(device), tokens[3:4].to(device)).cpu().numpy()
+    assert alone == found[3]
+    on_cuda(as_on_cuda)
+    judged = judge_rows(logits.to(device), Chosen(tokens.to(device), np.zeros(5)))
+    assert judged.chosen.tobytes() == wanted.tobytes()

@@ -1,0 +1,282 @@
+"""The decoder of CUDA has the bits of the one on a CPU; without a GPU, its kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
+
+import transformers as hf
+from helpers import small_models
+from helpers.examples import examples
+from helpers.small_models import made
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detgen.errors import EngineError
+from detgen.kernels.bits import same_bits
+from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.c.library import Ends
+from detgen.kernels.exchange import Exchange
+from detgen.kernels.input_batch import Window, Windows
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.sampling import Choice, Choices
+from detgen.kernels.triton.replaying import replaying
+from detgen.kernels.triton.sampling_kernels import choose_by, unpack
+from detgen.kernels.triton.triton_decoder import TritonDecoder
+from detgen.models.attaching import attach
+from detgen.models.program_builder import ProgramBuilder
+from detgen.runner.block_manager import BlockManager
+from detgen.runner.kv_cache import KVCache
+from detgen.runner.model_runner import ModelRunner
+from detgen.runner.preparing import _on_cuda
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SIZES = small_models.SIZES | {
+    "vocab_size": 140, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
+}  # fmt: skip
+TINY = SIZES | {"num_hidden_layers": 1}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+GPT2 = {"vocab_size": 140, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama 3": lambda: hf.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "mistral, a window": lambda: hf.MistralConfig(**SIZES, sliding_window=5),
+    "qwen2, biases": lambda: hf.Qwen2Config(**SIZES),
+    "qwen3, norms of heads": lambda: hf.Qwen3Config(**SIZES, head_dim=16),
+    "qwen3, experts": lambda: hf.Qwen3MoeConfig(
+        **SIZES, head_dim=8, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20
+    ),
+    "gemma2, caps": lambda: hf.Gemma2Config(**SIZES, head_dim=8, sliding_window=5),
+    "gemma3, two rotations": lambda: hf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=5),
+    "gpt2, positions": lambda: hf.GPT2Config(**GPT2),
+    "cohere, in parallel": lambda: hf.CohereConfig(**SIZES),
+    "granite, factors": lambda: hf.GraniteConfig(**SIZES, residual_multiplier=0.3, embedding_multiplier=3.0),
+}
+
+
+def both(config: Any, bits: int = 0, dtype: torch.dtype = torch.float32) -> list[ModelRunner]:
+    """Passes of a random model by kernels in Triton, and by the compiled library."""
+    found = []
+    for device in (DEVICE, torch.device("cpu")):
+        model = made(config, dtype)
+        layout = attach(model, "model")
+        cache = KVCache(layout.cached, BlockManager(20), torch.float32, device)
+        cache.pages.lay_out(5, 128)
+        decoder: Any = (
+            CDecoder(ProgramBuilder(model, cache, layout.traits, bits))
+            if found
+            else TritonDecoder(
+                ProgramBuilder(model, cache, layout.traits, bits, keep=lambda x: x.to(DEVICE)),
+                cache.scratch,
+                DEVICE,
+                replaying(DEVICE),
+            )
+        )
+        found.append(ModelRunner(decoder, cache, layout.group))
+    return found
+
+
+def drawn(count: int, seed: int) -> list[int]:
+    tokens: list[int] = torch.randint(0, 140, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return tokens
+
+
+def read_by_both(config: Any, bits: int = 0, dtype: torch.dtype = torch.float32) -> None:
+    """Compares logits and entries of passes of several windows, some of which go on where others ended."""
+    passes = (
+        [Window(0, 0, drawn(6, 2), 1), Window(1, 0, drawn(3, 1), 3)],
+        [Window(1, 3, drawn(2, 3), 2), Window(0, 6, [7], 1), Window(2, 0, [9], 1)],
+    )
+    forwards = both(config, bits, dtype)
+    for windows in passes:
+        found, wanted = (forward.run(windows).cpu() for forward in forwards)
+        assert wanted.isfinite().all()
+        assert same_bits(found, wanted)
+    for slot, count in ((0, 7), (1, 5), (2, 1)):
+        mine, theirs = (forward.cache.entries(slot, 0, count) for forward in forwards)
+        assert all(same_bits(one.cpu(), other) for one, other in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_has_the_bits_of_a_cpu(family: str) -> None:
+    read_by_both(FAMILIES[family]())
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(8, torch.float32), (4, torch.float32), (0, torch.bfloat16)])
+def test_weights_in_fewer_bits(bits: int, dtype: torch.dtype) -> None:
+    read_by_both(hf.LlamaConfig(**TINY | {"hidden_size": 32, "intermediate_size": 64}), bits, dtype)
+
+
+def test_far_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Angles of positions that were not there when passes of the same shape were recorded."""
+    monkeypatch.setattr("detgen.models.layer_steps._POSITIONS", 64)
+    forwards = both(hf.LlamaConfig(**TINY))
+    for at in (0, 1, 2, 70, 3):
+        found, wanted = (forward.run([Window(0, at, [at], 1)]).cpu() for forward in forwards)
+        assert same_bits(found, wanted)
+
+
+@pytest.fixture(scope="module")
+def forward() -> ModelRunner:
+    return both(hf.LlamaConfig(**TINY))[0]
+
+
+@examples(4)
+@given(data=st.data())
+def test_a_row_is_the_same_in_every_pass(forward: ModelRunner, data: st.DataObject) -> None:
+    """Alone, beside others, in a larger window; in a pass that is recorded, replayed, or neither."""
+    tokens = drawn(12, 3)
+    start = data.draw(st.integers(0, 11))
+    forward.run([Window(1, 0, tokens[: start + 1], 0)])
+    (alone,) = forward.run([Window(1, start, tokens[start : start + 1], 1)])
+    entries = forward.cache.entries(1, start, start + 1)
+    width = data.draw(st.integers(1, min(12 - start, 6)))
+    others = [
+        Window(slot, 0, drawn(data.draw(st.integers(1, 4)), slot), 1)
+        for slot in data.draw(st.lists(st.sampled_from([0, 2, 3]), unique=True))
+    ]
+    windows = data.draw(st.permutations([*others, Window(1, start, tokens[start : start + width], width)]))
+    found = forward.run(windows)
+    at = sum(w.logits for w in windows[: next(i for i, w in enumerate(windows) if w.slot == 1)])
+    assert same_bits(found[at], alone)
+    again = forward.cache.entries(1, start, start + 1)
+    assert all(same_bits(a, b) for a, b in zip(entries, again, strict=True))
+
+
+def test_passes_are_recorded_at_their_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = both(hf.LlamaConfig(**TINY))[0]
+    model = forward.decoder
+    assert isinstance(model, TritonDecoder)
+    calls: list[str] = []
+    compute, record = model._compute, model._replaying.record
+    monkeypatch.setattr(model, "_compute", lambda *a: calls.append("computed") or compute(*a))
+
+    def recorded(work: Callable[[], None]) -> Callable[[], None]:
+        replay = record(work)
+        calls.append("recorded")
+        return lambda: calls.append("replayed") or replay()
+
+    monkeypatch.setattr(model._replaying, "record", recorded)
+    results = [forward.run([Window(0, i, [5 + i], 1)]) for i in range(4)]
+    assert calls[:4] == ["computed", "computed", "computed", "recorded"]
+    assert calls[4] == "replayed"
+    calls.clear()
+    with model.telling(lambda name, output: None):
+        assert same_bits(forward.run([Window(0, 3, [8], 1)]), results[3])
+    assert calls == ["computed"], "who looks into passes has them computed"
+
+
+@examples(4)
+@given(data=st.data(), sampled=st.booleans(), spoiled=st.booleans())
+def test_passes_are_launched_one_after_the_other(
+    forward: ModelRunner, data: st.DataObject, sampled: bool, spoiled: bool
+) -> None:
+    """What the same passes give one by one, to the bit; who ends, or is not finite, has no more rows."""
+    slots = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True))
+    reads = [drawn(data.draw(st.integers(1, 5)), slot) for slot in slots]
+    lengths = np.array([data.draw(st.integers(1, 3)) for _ in slots])
+    windows = Windows.of(map(Window, slots, [0] * 9, reads, [1] * 9))
+    choices = Choices.of([Choice(0.9 * (i % 3 > 0), 0.95, seed=slots[i], position=3 * i) for i in range(len(slots))])
+    ends = Ends(np.array(data.draw(st.lists(st.integers(0, 139), max_size=60))), np.arange(len(slots)) % 2 > 0)
+    asked = lengths.copy()
+    broken = forward.decoder.breaking(data.draw(st.integers(0, 139))) if spoiled else nullcontext()
+    with broken:
+        if sampled:
+            read, scores, named = forward.sample(windows, asked, choices, ends)
+            assert not named
+        else:
+            read, scores = forward.chain(windows, asked, ends)
+        assert isinstance(scores, Scores)
+        assert len(read) == len(scores.tokens) == asked.sum()
+        spans = [(slot, 0, len(r) + n - 1) for slot, r, n in zip(slots, reads, asked, strict=True)]
+        entries = [forward.cache.entries(*span) for span in spans]
+        at = 0
+        for i, window in enumerate(windows):
+            for step in range(int(asked[i])):
+                found: list[int] = []
+                logits = forward.run([window], found)
+                how = replace(choices[i], position=3 * i + step) if sampled else Choice()
+                wanted = unpack(choose_by(logits, Choices.of([how])).cpu())
+                finite = bool(wanted.finite[0]) and len(window.tokens) - 1 not in found
+                assert read[at] == window.tokens[-1]
+                assert scores.finite[at] == finite
+                if finite:
+                    assert [x[at].tobytes() for x in scores[:3]] == [x[0].tobytes() for x in wanted[:3]]
+                token = int(wanted.tokens[0])
+                over = not finite or (token in ends.tokens and ends.to_end[i])
+                assert (step + 1 == asked[i]) == (over or step + 1 == lengths[i])
+                window = Window(window.slot, window.start + len(window.tokens), [max(token, 0)], 1)
+                at += 1
+        for span, kept in zip(spans, entries, strict=True):
+            again = forward.cache.entries(*span)
+            assert all(same_bits(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def test_drafts_are_launched_likewise(forward: ModelRunner) -> None:
+    windows = Windows.of([Window(0, 0, [5, 6], 1), Window(1, 0, [7], 1)])
+    choices = [Choice(0.8, seed=3), Choice()]
+    drafts = forward.draft(windows, np.array([4, 2]), choices)
+    assert [len(draft) for draft in drafts] == [4, 2]
+    _, scores, _ = forward.sample(windows, np.array([4, 2]), Choices.of(choices))
+    assert isinstance(scores, Scores)
+    assert [token for draft in drafts for token in draft] == scores.tokens.tolist()
+    with forward.decoder.breaking(drafts[0][1]):  # a draft ends where logits are not finite
+        cut, _ = forward.draft(windows, np.array([4, 2]), choices)
+    assert cut == drafts[0][: drafts[0].index(drafts[0][1]) + 1]
+
+
+def test_what_is_broken_is_named() -> None:
+    """The same rows as on a CPU, and the others keep their bits."""
+    windows = [Window(0, 0, [1, 9, 2], 1), Window(1, 0, [3, 4], 1)]
+    named = []
+    for forward in both(hf.LlamaConfig(**SIZES)):
+        sound, broken = forward.run(windows), list[int]()
+        with forward.decoder.breaking(9):
+            found = forward.run(windows, broken)
+        assert same_bits(found[1], sound[1])
+        named.append(broken)
+    assert named[0] == named[1] == [1]
+
+
+def test_steps_are_seen() -> None:
+    """What each step gives is what it gives on a CPU."""
+    seen: list[dict[str, Any]] = []
+    for forward in both(hf.LlamaConfig(**TINY)):
+        steps: dict[str, Any] = {}
+        with forward.decoder.telling(lambda name, output, steps=steps: steps.update({name: output.clone().cpu()})):
+            forward.run([Window(0, 0, [1, 2], 1)])
+        seen.append(steps)
+    assert seen[0].keys() == seen[1].keys()
+    assert all(same_bits(x, seen[1][name]) for name, x in seen[0].items())
+    assert "lm_head" in seen[0]
+
+
+def test_states_are_added_and_taken() -> None:
+    windows = [Window(0, 0, [1, 2, 3], 3)]
+    given = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    results = []
+    for forward in both(hf.LlamaConfig(**SIZES)):
+        exchange = Exchange(1, 0, given.to(forward.device))
+        logits = forward.run(windows, exchange=exchange)
+        assert exchange.hidden is not None
+        results.append((logits.cpu(), exchange.hidden.cpu(), forward.run(windows).cpu()))
+    assert all(same_bits(one, other) for one, other in zip(*results, strict=True))
+    assert not same_bits(results[0][0], results[0][2])
+
+
+def test_a_model_without_a_description_is_refused() -> None:
+    model = made(hf.OlmoConfig(**TINY))
+    loaded: Any = SimpleNamespace(name="the model")
+    with pytest.raises(EngineError, match=r"the model \(OlmoForCausalLM\) has no description yet, so CUDA .* --device"):
+        _on_cuda(loaded, model, attach(model, "model"), BlockManager(1), torch.device("cuda"))

@@ -1,0 +1,94 @@
+"""Families with something of their own: they give transformers' logits, or are refused by what they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers.small_models import SIZES
+from torch import nn
+
+from detgen import Engine, EngineError
+from detgen.models.refusing import refusing
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import families
+import tiny_families
+
+GPT2 = ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "scale_attn_weights")
+
+
+def found(folder: Path, family: str, **others: Any) -> dict[str, Any]:
+    tiny_families.save(tiny_families.tiny_config(family, **others), folder)
+    return families.run(folder)
+
+
+@pytest.mark.parametrize("setting", [{}, {GPT2[0]: True}, {GPT2[1]: True}, {GPT2[2]: False}])
+def test_gpt2_with_a_padding_token(tmp_path: Path, setting: dict[str, bool]) -> None:
+    assert found(tmp_path, "gpt2", pad_token_id=4000, **setting)["status"] == families.WHOLE
+
+
+def test_a_padding_token_behind_the_probed_ones(tmp_path: Path) -> None:
+    """The embedding of Phi-3 knows it; while weights are read a few rows at a time, it is outside the table."""
+    assert found(tmp_path, "phi3", pad_token_id=4000)["status"] == families.WHOLE
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma4_text",  # heads of other sizes in some layers
+        "cohere_compass_text",  # three positions a token
+        "whisper",  # more decoder layers than `num_hidden_layers`, and no choice of rows
+    ],
+)
+def test_it_runs_by_its_own_forward(tmp_path: Path, family: str) -> None:
+    others = {
+        "gemma4_text": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+        "whisper": {"encoder_layers": 1, "num_hidden_layers": 1},
+    }
+    assert found(tmp_path, family, **others.get(family, {}))["status"] == families.OWN
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("deepseek_v32", "it computes with the mask of its attention"),
+        ("roberta", "it does not count positions from 0"),
+        ("longcat_flash", "not row-invariant by its own forward"),
+    ],
+)
+def test_refused_by_what_it_is(tmp_path: Path, family: str, reason: str) -> None:
+    result = found(tmp_path, family)
+    assert result["status"] == families.REFUSED
+    assert reason in result["says"]
+
+
+class Strange(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[self.missing]  # type: ignore[index]
+
+
+def test_what_a_module_raises_is_a_refusal_and_what_we_raise_is_not() -> None:
+    said = r"model \(X\) is not supported: its Strange does not .*at `return x\[self"
+    with pytest.raises(EngineError, match=said), refusing("model (X)"):
+        nn.Sequential(Strange())(torch.zeros(3))
+    with pytest.raises(ZeroDivisionError), refusing("model (X)"):
+        _ = 1 / 0
+
+
+def test_a_setting_that_a_module_stumbles_over(random_model: Callable[..., Path]) -> None:
+    """The message says where."""
+    folder = random_model(hf.HunYuanDenseV1Config(**SMALL, head_dim=16))
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"head_dim": 16', '"head_dim": null'))
+    with pytest.raises(EngineError, match=r"in its HunYuanDenseV1Attention, at `self.scaling = self.head_dim\*\*-0.5`"):
+        Engine(target=folder, drafter="none", kv_memory=16 << 20)
+
+
+SMALL = SIZES | {"vocab_size": 320}

@@ -1,0 +1,396 @@
+"""GGUF files: the bits of the weights that they hold, what runs make of them, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import struct
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from helpers.commands import invoke
+from helpers.gguf_files import made, plain_model, plain_tokenizer
+from helpers.small_models import STORED
+from safetensors.torch import load_file, save_file
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from detgen.engine.config import EngineConfig
+from detgen.engine.pieces import pieces_of
+from detgen.engine.request import SamplingParams
+from detgen.errors import EngineError
+from detgen.kernels.bits import same_bits
+from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.input_batch import Window
+from detgen.models.folders import model_files
+from detgen.models.gguf_header import check_gguf, read_header
+from detgen.models.gguf_quickly import QuickReader, quick_gguf
+from detgen.models.loading import LoadedModel, load_model, load_tokenizer
+from detgen.models.stored import Place, whole
+from detgen.progress import Progress, Unobserved
+from detgen.run import RunConfig, run, work
+from detgen.runner.preparing import prepare
+
+CPU = torch.device("cpu")
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**STORED),
+    "llama, tied": lambda: hf.LlamaConfig(**STORED, tie_word_embeddings=True),
+    "qwen2": lambda: hf.Qwen2Config(**STORED),
+    "qwen3": lambda: hf.Qwen3Config(**STORED, head_dim=32),
+}
+LINES = (
+    {"prompt": "def add(a, b):\n", "max_tokens": 12},
+    {"messages": [{"role": "user", "content": "Name three rivers."}], "temperature": 0.9, "logprobs": 2},
+)
+
+
+def bits_of(loaded: LoadedModel) -> torch.Tensor:
+    """Logits of a pass of two windows."""
+    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).passes[0]
+    forward.cache.pages.lay_out(2, 128)
+    windows = [Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]
+    return forward.run(windows).clone()
+
+
+def loaded(path: Path) -> LoadedModel:
+    return load_model(path, path.name, CPU, "auto", "none")
+
+
+@pytest.fixture(scope="module")
+def folder(demo_models: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded draft model, with a tokenizer that a GGUF file can hold."""
+    return plain_model(demo_models.draft, tmp_path_factory.mktemp("plain") / "model")
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path) -> Path:
+    return made(folder, folder.with_name("model.gguf"))
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs a few lines with a model, into a folder of the given name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+
+    def go(model: Path, output: str, *options: str) -> Any:
+        return invoke("run", "prompts.jsonl", "--target", str(model), "-o", output, *options)
+
+    return go
+
+
+def test_the_tokenizer_is_loaded_alone(folder: Path, file: Path) -> None:
+    """The pieces of a text are its bytes, whether the tokenizer comes from a file or from a folder."""
+    text = "def f(x):\n        return '\u00e9\u20ac'"
+    for place in (folder, file):
+        tokenizer = load_tokenizer(place, place.name)
+        pieces = pieces_of(place)
+        tokens = tokenizer(text, add_special_tokens=False).input_ids
+        assert b"".join(pieces.of(token).data for token in tokens) == text.encode()
+        assert pieces.of(0).text == tokenizer.eos_token
+    with pytest.raises(EngineError, match="cannot load the model no: there is no such folder"):
+        load_tokenizer(Path("no"), "no")
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"])
+def test_each_type_of_tensor(tmp_path: Path, kind: str) -> None:
+    """What is read, widened, has the bits that the gguf package gives; of Q6_K it is whole numbers times a scale."""
+    random = np.random.default_rng(1)
+    type_ = gguf.GGMLQuantizationType[kind]
+    if kind == "Q6_K":
+        blocks = random.integers(0, 256, (6, 210), dtype=np.uint8)
+        blocks[:, 208:] = random.standard_normal((6, 1)).astype(np.float16).view(np.uint8)
+        data = blocks.reshape(3, 420)
+    else:
+        data = gguf.quants.quantize(random.standard_normal((3, 512)).astype(np.float32), type_)
+    path = tmp_path / "weights"
+    path.write_bytes(b"before" + data.tobytes() + b"behind")
+    for order in (None, np.array([2, 0, 1])):
+        found = Place(path, kind, (3, 512), 6, order).read()
+        want = gguf.dequantize(data, type_)[slice(None) if order is None else order]
+        assert same_bits(whole(found).float(), torch.from_numpy(want))
+        assert isinstance(found, Quantized) == (kind in ("Q8_0", "Q4_0"))
+    if kind == "Q6_K":
+        scales = np.ascontiguousarray(data.reshape(3, 2, 210)[order, :, 208:]).view(np.float16)
+        numbers = want.reshape(3, 2, 256).astype(np.float64) / scales.astype(np.float64)
+        assert np.array_equal(numbers, np.round(numbers))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_gives_the_bits_of_the_folder(family: str, random_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Rows in llama.cpp's order, heads of another size, biases, a tied output layer."""
+    model = plain_tokenizer(random_model(FAMILIES[family]()))
+    file = loaded(made(model, tmp_path / "model.gguf"))
+    folder = loaded(model)
+    assert file.tokenizer.get_vocab() == folder.tokenizer.get_vocab()
+    assert (file.context, file.eos, file.vocabulary) == (folder.context, folder.eos, folder.vocabulary)
+    assert same_bits(bits_of(file), bits_of(folder))
+
+
+@pytest.mark.parametrize("kinds", [("Q8_0",), ("Q4_0",), ("F16",), ("BF16",), ("Q8_0", "Q4_0", "F32", "F16", "BF16")])
+def test_stored_weights_give_the_bits_of_what_they_stand_for(
+    kinds: tuple[str, ...], random_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Those of a folder in float32 with the weights that the gguf package makes of the file's."""
+    model = plain_tokenizer(random_model(FAMILIES["llama"]()))
+    given: dict[str, str] = {}
+
+    def kind_of(name: str) -> str:
+        return given.setdefault(name, kinds[len(given) % len(kinds)])
+
+    path = made(model, tmp_path / "model.gguf", kind_of)
+    tensors = load_file(model / "model.safetensors")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, weight in tensors.items():
+        kind = given.get(str(names.get_name(name, try_suffixes=(".weight",))), "F32")
+        type_ = gguf.GGMLQuantizationType[kind]
+        tensors[name] = torch.from_numpy(gguf.dequantize(gguf.quants.quantize(weight.numpy(), type_), type_).copy())
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    assert same_bits(bits_of(loaded(path)), bits_of(loaded(model)))
+
+
+def test_kept_in_another_number_format(folder: Path, tmp_path: Path) -> None:
+    """Where that is asked for, plain numbers are rounded to it: other bits, about the same logits."""
+    finer = Path(shutil.copytree(folder, tmp_path / "finer"))
+    weights = {name: 1.001 * weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+    save_file(weights, finer / "model.safetensors", metadata={"format": "pt"})
+    file = made(finer, tmp_path / "model.gguf", lambda _: "F32")
+    stored, rounded = bits_of(loaded(file)), bits_of(load_model(file, "file", CPU, "bfloat16", "none"))
+    assert not same_bits(stored, rounded)
+    torch.testing.assert_close(rounded, stored, rtol=0.05, atol=0.05)
+
+
+def test_a_stretched_rotary_embedding(file: Path, folder: Path, tmp_path: Path) -> None:
+    """The factors of Llama 3.1's frequencies are a tensor of the file; the folder has what they are made from."""
+    stretched = Path(shutil.copytree(folder, tmp_path / "model"))
+    content = json.loads((stretched / "config.json").read_text())
+    content["rope_parameters"] |= {
+        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 64,
+    }
+    (stretched / "config.json").write_text(json.dumps(content))
+    settings = load_model(stretched, "stretched", CPU, "auto", "none").model.model.rotary_emb
+    plain = load_model(folder, "plain", CPU, "auto", "none").model.model.rotary_emb
+    factors = (plain.inv_freq / settings.inv_freq).numpy()
+    assert factors.max() > 7
+    path = made(folder, tmp_path / "model.gguf", more=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
+    found, want = bits_of(loaded(path)), bits_of(loaded(stretched))
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found, bits_of(loaded(file)), rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_writes_what_it_writes_with_the_folder(
+    folder: Path, file: Path, go: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Byte for byte, texts and chats; it is known again, is audited, and drafts for others."""
+    assert go(folder, "ours").exit_code == 0
+    done = go(file, "out", "--draft", str(file), "--drafter", "model")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "out/outputs.jsonl").read_bytes() == (tmp_path / "ours/outputs.jsonl").read_bytes()
+    assert "text" in (tmp_path / "out/outputs.jsonl").read_text()
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    with file.open("rb") as content:
+        assert manifest["profile"]["target"]["digest"] == hashlib.file_digest(content, "sha256").hexdigest()
+    again = go(file, "out", "--draft", str(file), "--drafter", "model")
+    assert "already" in again.stderr + again.stdout
+    audited = invoke("audit", "out")
+    assert (audited.exit_code, "nothing differs" in audited.stdout) == (0, True), audited.output
+    other = go(folder, "out")
+    assert (other.exit_code, "digest" in other.stderr) == (2, True), other.output
+
+
+def test_an_interrupted_run_is_resumed(
+    file: Path, go: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopping(Unobserved):
+        def progress(self, progress: Progress) -> None:
+            if progress.done and not stopped:
+                stopped.append(True)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    stopped: list[bool] = []
+    engine = EngineConfig(target=str(file), drafter="none", batch_size=1, kv_memory=8 << 20)
+    assert go(file, "whole").exit_code == 0
+    monkeypatch.setattr(work, "_REPORT_SECONDS", 0.0)  # else both may be done before the first report
+    config = RunConfig("prompts.jsonl", tmp_path / "out", SamplingParams(), engine)
+    assert run(config, Stopping()).status == "interrupted"
+    finished = run(config, Unobserved())
+    assert (finished.status, finished.resumed > 0) == ("finished", True)
+    assert (tmp_path / "out/outputs.jsonl").read_bytes() == (tmp_path / "whole/outputs.jsonl").read_bytes()
+
+
+def test_quantizing_it_again_is_refused(file: Path, go: Callable[..., Any]) -> None:
+    for quant in ("q8", "nf4"):
+        refused = go(file, "out", "--target-quant", quant)
+        assert (refused.exit_code, "are taken as they are" in refused.stderr) == (2, True), refused.output
+
+
+def damaged(content: bytes, what: str) -> bytes:
+    """A file in which something is wrong."""
+    name = b"blk.0.attn_q.weight"
+    at = content.index(name) + len(name)  # behind it: its dimensions, its sizes, its type and its place
+    if what == "type":
+        return content[: at + 20] + struct.pack("<I", 12) + content[at + 24 :]
+    if what == "unknown type":
+        return content[: at + 20] + struct.pack("<I", 999) + content[at + 24 :]
+    if what == "sizes":
+        return content[: at + 4] + struct.pack("<Q", 2**40) + content[at + 12 :]
+    if what == "name":
+        return content.replace(name, b"blk.0.attn_x.weight")
+    if what == "another name":
+        return content.replace(b"blk.0.attn_q.weight", b"blk.9.attn_q.weight")
+    if what == "version":
+        return content[:4] + struct.pack("<I", 1) + content[8:]
+    if what == "architecture":
+        key = b"general.architecture" + struct.pack("<IQ", 8, 5)
+        return content.replace(key + b"llama", key + b"lama2").replace(b"llama.block_count", b"lama2.block_count")
+    if what == "layers":
+        key = b"llama.block_count"
+        at = content.index(key) + len(key) + 4
+        return content[:at] + struct.pack("<I", 2**31) + content[at + 4 :]
+    return {"end": content[:-1000], "header": content[:3000], "magic": b"GGML" + content[4:], "nothing": b""}[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("end", "cut short"),
+        ("header", "cut short"),
+        ("magic", "no GGUF file"),
+        ("nothing", "no GGUF file"),
+        ("version", "GGUF 1"),
+        ("type", "type Q4_K"),
+        ("unknown type", "type 999"),
+        ("sizes", "sizes that make no sense"),
+        ("name", "describe no such weights as blk.0.attn_x.weight"),
+        ("another name", "describe no such weights as blk.9.attn_q.weight"),
+        ("architecture", "lama2"),
+        ("layers", "block_count"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path, what: str, said: str) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(damaged(file.read_bytes(), what))
+    with pytest.raises(EngineError) as refusal:
+        load_model(path, "bad", CPU, "auto", "none")
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_settings_that_are_not_understood(folder: Path, tmp_path: Path) -> None:
+    """A file whose frequencies are stretched as nothing here is told would give other outputs than llama.cpp's."""
+
+    def stretched(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+
+    path = made(folder, tmp_path / "model.gguf", more=stretched)
+    with pytest.raises(EngineError, match=r"llama\.rope\.scaling\.type = yarn is not understood"):
+        loaded(path)
+    path = made(folder, tmp_path / "model.gguf", more=lambda writer: writer.add_uint16("split.count", 3))
+    with pytest.raises(EngineError, match="one of several parts"):
+        loaded(path)
+
+
+def test_nothing_beside_the_file_has_a_say(folder: Path, file: Path, tmp_path: Path) -> None:
+    """A tokenizer in the same folder is another model's."""
+    path = Path(shutil.copy(file, tmp_path / "model.gguf"))
+    for other in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        (tmp_path / other).write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("nonsense")
+    (tmp_path / "chat_template.jinja").write_text("nonsense")
+    found, want = loaded(path), loaded(file)
+    assert found.tokenizer.chat_template == want.tokenizer.chat_template != "nonsense"
+    assert found.digest == want.digest
+    ids = [one.tokenizer("def f(").input_ids for one in (found, want, loaded(folder))]
+    assert ids[0] == ids[1] == ids[2]
+
+
+def test_the_header_is_read_without_the_weights(file: Path) -> None:
+    header = read_header(file, "x")
+    assert header == check_gguf(file, "x", "none")
+    assert header.architecture == "llama"
+    assert header.settings["tokenizer.ggml.tokens"] == range(4096)
+    assert header.tensors["blk.0.attn_norm.weight"].kind == "F32"
+    ends = [entry.at + entry.size for entry in header.tensors.values()]
+    assert 0 <= file.stat().st_size - max(ends) < 32
+
+
+def test_each_thing_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of names, for all modules of a model; the header, whose lists are no arrays of numpy, for settings."""
+    made, read, parts = [], [], []
+
+    class Names(gguf.TensorNameMap):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(arguments)
+            super().__init__(*arguments)
+
+    class Reader(QuickReader):
+        def _build_fields(self, *arguments: Any) -> int:
+            read.append(self)
+            return super()._build_fields(*arguments)
+
+        def _get(self, *arguments: Any, **named: Any) -> Any:
+            parts.append(arguments)
+            return super()._get(*arguments, **named)
+
+    monkeypatch.setattr("gguf.tensor_mapping.TensorNameMap", Names)
+    monkeypatch.setattr("detgen.models.gguf_quickly.QuickReader", Reader)
+    former = gguf.GGUFReader, gguf.get_tensor_name_map
+    loaded(file)
+    assert (len(made), len(read)) == (1, 1)
+    assert len(parts) < 1000  # there are 4,096 tokens, and more merges
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == former
+
+
+def test_quickly_is_as_slowly(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings, tokenizer and weights are those that transformers makes of what the gguf package reads."""
+
+    def more(writer: Any) -> None:
+        writer.add_token_scores([0.1 * i for i in range(4096)])
+        writer.add_array("general.tags", ["\u00e9", ""])
+        writer.add_array("general.numbers", [1, 2])
+        writer.add_array("general.nothing", [])
+
+    path = made(folder, tmp_path / "model.gguf", more=more)
+    quick, checkpoint = loaded(path), load_gguf_checkpoint(str(path))
+    with quick_gguf():
+        assert load_gguf_checkpoint(str(path)) == checkpoint
+    monkeypatch.setattr("detgen.models.gguf_models.quick_gguf", nullcontext)
+    slow = loaded(path)
+    assert quick.model.config.to_diff_dict() == slow.model.config.to_diff_dict()
+    assert quick.tokenizer.backend_tokenizer.to_str() == slow.tokenizer.backend_tokenizer.to_str()
+    assert quick.tokenizer.init_kwargs.keys() == slow.tokenizer.init_kwargs.keys()
+    assert same_bits(bits_of(quick), bits_of(slow))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_long_load_says_how_far_it_is(
+    file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    """In megabytes of what is read, of a file as of a folder; a short one says nothing."""
+
+    class Watching(Unobserved):
+        def progress(self, progress: Progress) -> None:
+            seen.append(progress)
+
+    monkeypatch.setattr("detgen.models.loading.has_description", lambda _: native)
+    for place in (file, folder):
+        seen: list[Progress] = []
+        load_model(place, "x", CPU, "auto", "none", observer=Watching())
+        assert not seen
+        with monkeypatch.context() as patched:
+            patched.setattr("detgen.models.digest._SOON", 0.0)
+            load_model(place, "x", CPU, "auto", "none", observer=Watching())
+        size = sum(path.stat().st_size for path in (model_files(place, trusted=False) if place is folder else [place]))
+        assert {progress.total for progress in seen} == {round(size / 1e6)}
+        done = [progress.done for progress in seen]
+        assert (done[0] < done[-1] == seen[-1].total, seen[-1].unit, seen[-1].left) == (True, "MB", 0.0)

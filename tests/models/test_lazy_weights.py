@@ -1,0 +1,211 @@
+"""Models that are read while they are packed: the bits of those that transformers loads, and memory for little more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers.small_models import STORED
+from safetensors.torch import load_file, save_file
+
+from detgen.errors import DTypeName, EngineError, QuantName
+from detgen.kernels.bits import same_bits
+from detgen.kernels.input_batch import Window
+from detgen.models import lazy_weights
+from detgen.models.loading import load_model
+from detgen.runner.preparing import prepare
+
+CPU = torch.device("cpu")
+SIZES = STORED | {"vocab_size": 320}
+MIXTURE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**SIZES),
+    "llama, tied": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "gemma3": lambda: hf.Gemma3TextConfig(**SIZES, head_dim=16),
+    "phi3": lambda: hf.Phi3Config(**SIZES),
+    "cohere": lambda: hf.CohereConfig(**SIZES),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=256),
+    "gpt-neox": lambda: hf.GPTNeoXConfig(**{n: SIZES[n] for n in SIZES if n != "num_key_value_heads"}),
+    "mixtral": lambda: hf.MixtralConfig(**SIZES, num_local_experts=3),
+    "qwen2-moe": lambda: hf.Qwen2MoeConfig(**SIZES, **MIXTURE, shared_expert_intermediate_size=80),
+    "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SIZES, **MIXTURE, head_dim=16),
+    "opt": lambda: hf.OPTConfig(
+        vocab_size=320, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
+    ),
+}
+MEASURED = """
+import sys
+from pathlib import Path
+import torch
+from detgen.models.loading import load_model
+from detgen.runner.preparing import prepare
+
+def kibibytes(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+def prepared(folder, quant):
+    cpu = torch.device("cpu")
+    loaded = load_model(Path(folder), folder, cpu, "auto", quant)
+    return prepare(loaded, None, cpu, batch_size=1, kv_memory=32 << 20)
+
+prepared(sys.argv[1], "none")
+before = kibibytes("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+kept = prepared(sys.argv[2], sys.argv[3])
+print(kibibytes("VmHWM") - before)
+"""
+
+
+def bits_of(folder: Path, dtype: DTypeName = "auto", quant: QuantName = "none") -> torch.Tensor:
+    """Logits of a pass of two windows."""
+    loaded = load_model(folder, folder.name, CPU, dtype, quant)
+    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).passes[0]
+    forward.cache.pages.lay_out(2, 128)
+    return forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]).clone()
+
+
+def is_lazy(folder: Path) -> bool:
+    return bool(load_model(folder, folder.name, CPU, "auto", "none").model.device.type == "meta")
+
+
+def by_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_weights, "empty_model", lambda *_: None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bits_of_what_transformers_loads(
+    family: str, random_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = random_model(FAMILIES[family]())
+    kinds: tuple[QuantName, ...] = ("none", "q8", "q4")
+    assert is_lazy(folder)
+    found = [bits_of(folder, quant=quant) for quant in kinds]
+    by_transformers(monkeypatch)
+    assert not is_lazy(folder)
+    assert all(same_bits(a, bits_of(folder, quant=quant)) for a, quant in zip(found, kinds, strict=True))
+
+
+def change(folder: Path, changed: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Other weights in the same file."""
+    tensors = load_file(folder / "model.safetensors")
+    changed(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def halved(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.update({name: tensor.bfloat16() for name, tensor in tensors.items()})
+
+
+def halved_matrices(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.update({name: tensor.half() for name, tensor in tensors.items() if tensor.dim() > 1})
+
+
+@pytest.mark.parametrize("changed", [halved, halved_matrices])
+def test_weights_in_16_bits(
+    changed: Callable[[dict[str, torch.Tensor]], Any],
+    random_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As they are, or widened where the formats are mixed or `--dtype float32` asks for it."""
+    folder = random_model(FAMILIES["llama, tied"]())
+    change(folder, changed)
+    wanted: tuple[tuple[DTypeName, QuantName], ...] = (("auto", "none"), ("float32", "none"), ("auto", "q8"))
+    found = [bits_of(folder, *how) for how in wanted]
+    by_transformers(monkeypatch)
+    assert all(same_bits(a, bits_of(folder, *how)) for a, how in zip(found, wanted, strict=True))
+
+
+def test_several_files(random_model: Callable[..., Path]) -> None:
+    folder = random_model(FAMILIES["llama"]())
+    want = bits_of(folder)
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    files = {name: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({n: tensors[n] for n in names if files[n] == file}, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert is_lazy(folder)
+    assert same_bits(bits_of(folder), want)
+
+
+def test_what_transformers_has_to_load(random_model: Callable[..., Path]) -> None:
+    """A tied weight that is there twice."""
+    folder = random_model(FAMILIES["llama, tied"]())
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    assert not is_lazy(folder)
+
+
+def test_experts_that_do_not_fit_together(random_model: Callable[..., Path]) -> None:
+    """One is missing, or another size: transformers says so, as of any other weight."""
+    gate = "model.layers.1.block_sparse_moe.experts.1.w1.weight"
+    for changed in (lambda tensors: tensors.pop(gate), lambda tensors: tensors.update({gate: torch.ones(90, 64)})):
+        folder = random_model(FAMILIES["mixtral"]())
+        change(folder, changed)
+        with pytest.raises(EngineError, match="cannot load the model"):
+            is_lazy(folder)
+
+
+def test_a_place_that_two_tensors_have(random_model: Callable[..., Path]) -> None:
+    """Under the old name and the new one, or by numbers that mean the same expert: transformers takes one of them."""
+    folder = random_model(FAMILIES["gpt-neox"]())
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(320, 64)}))
+    assert not is_lazy(folder)
+
+
+def test_what_old_files_have_besides(random_model: Callable[..., Path]) -> None:
+    """Masks that transformers reads over."""
+    folder = random_model(FAMILIES["gpt-neox"]())
+    want = bits_of(folder)
+    mask = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 9, 9).bool()}
+    change(folder, lambda tensors: tensors.update(mask))
+    assert is_lazy(folder)
+    assert same_bits(bits_of(folder), want)
+
+
+def test_ends_come_from_the_generation_settings(random_model: Callable[..., Path]) -> None:
+    folder = random_model(FAMILIES["llama"]())
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    loaded = load_model(folder, "x", CPU, "auto", "none")
+    assert loaded.model.device.type == "meta"
+    assert {5, 7} <= loaded.eos
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak of memory")
+@pytest.mark.parametrize(
+    ("family", "quant", "bytes_of"), [("llama", "none", 2), ("llama", "q4", 0.625), ("mixtral", "none", 2)]
+)
+def test_memory(demo_models: Any, tmp_path: Path, family: str, quant: str, bytes_of: float) -> None:
+    """At most 1.2 times what is stored, and 24 MiB for passes and libraries, which do not grow with a model.
+
+    What an allocator happens to keep comes on top, some MiB or none: the least of a few times counts.
+    """
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
+    sizes |= {"num_key_value_heads": 4, "vocab_size": 4096}
+    config = hf.LlamaConfig(**SIZES | sizes, tie_word_embeddings=True)
+    if family == "mixtral":
+        config = hf.MixtralConfig(**SIZES | sizes | {"intermediate_size": 768}, num_local_experts=4)
+    with torch.device("meta"):
+        model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    for parameter in model.parameters():
+        parameter.data.uniform_(-0.02, 0.02)
+    model.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_models.target / name, tmp_path / name)
+    embedding = model.get_input_embeddings().weight.numel()
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    stored = embedding * 2 + matrices * bytes_of
+    del model
+    command = [sys.executable, "-c", MEASURED, str(demo_models.draft), str(tmp_path), quant]
+    tries = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(3))
+    assert any(int(said.split()[-1]) * 1024 <= 1.2 * stored + (24 << 20) for said in tries)

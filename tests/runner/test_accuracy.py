@@ -1,0 +1,78 @@
+"""The arithmetic `detgen-1` is about as far from exact logits as transformers' own float32 is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers.engine_inputs import code
+from torch.overrides import TorchFunctionMode
+
+from detgen.kernels.input_batch import Window
+from detgen.models.loading import load_model
+from detgen.runner.preparing import prepare
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 320,
+    "intermediate_size": 864,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 5,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
+GROUPED = SIZES | {"num_key_value_heads": 1}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: hf.LlamaConfig(**GROUPED),
+    "gemma2": lambda: hf.Gemma2Config(**GROUPED, head_dim=64, sliding_window=50),
+    "phi": lambda: hf.PhiConfig(**SIZES),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=4096, n_embd=320, n_layer=4, n_head=5, n_positions=512),
+    "mixtral": lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4),
+}
+
+
+class _Exact(TorchFunctionMode):
+    """Lets a forward in float64 stay there where it asks for float32."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        doubles = bool(args) and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64
+        if doubles and function is torch.Tensor.float:
+            return args[0]
+        if doubles and function is torch.Tensor.to:
+            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        if kwargs.get("dtype") is torch.float32:
+            kwargs = kwargs | {"dtype": torch.float64}
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("family", ["embedded", *FAMILIES])
+def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[..., Path]) -> None:
+    """Of real text by trained weights, and by random ones of several families: at most twice transformers' own."""
+    folder = demo_models.target if family == "embedded" else random_model(FAMILIES[family]())
+    ids = hf.AutoTokenizer.from_pretrained(folder)("".join(code(8))).input_ids[:300]
+    loaded = load_model(folder, family, CPU, "float32", "none")
+    prepared = prepare(loaded, None, CPU, batch_size=1, kv_memory=16 << 20)
+    forward = prepared.passes[0]
+    forward.cache.pages.lay_out(1, len(ids) + 1)
+    own = forward.run([Window(0, 0, ids, len(ids))])
+    plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if family == "mixtral":
+        plain["experts_implementation"] = "eager"
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, **plain)
+    with torch.inference_mode():
+        theirs = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+        for buffer in model.buffers():
+            buffer.data = buffer.data.double() if buffer.is_floating_point() else buffer.data
+        with _Exact():
+            exact = model.double()(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    assert exact.dtype == torch.float64
+    error, known = ((logits.double() - exact).square().mean().sqrt() for logits in (own, theirs))
+    assert 0 < error <= 2 * known
+    most, most_known = ((logits.double() - exact).abs().max() for logits in (own, theirs))
+    assert most <= 2 * most_known
