@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from detgen.engine.config import EngineConfig
+from detgen.models.bitsandbytes_weights import QUANTS
 from detgen.runner.preparing import Prepared
 
 
 def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     """As `Engine.profile`."""
     target = prepared.target
-    return {
+    profile = {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
         "dtype": str(target.rounded or torch.float32).removeprefix("torch."),
         **prepared.passes[0].decoder.profile(),
     }
+    if config.target_quant in QUANTS:  # its quantizer decides the weights
+        profile["versions"] = {**profile.get("versions", {}), "bitsandbytes": version("bitsandbytes")}
+    return profile
 
 
 def draft(prepared: Prepared, config: EngineConfig) -> dict[str, Any] | None:

@@ -101,7 +101,11 @@ def model_stamp(config: EngineConfig) -> str | None:
         files = _cached(str(config.target))
     if not files:
         return None
-    versions = [importlib.metadata.version(package) for package in ("torch", "transformers", "tokenizers")]
+    packages = ["torch", "transformers", "tokenizers", *["bitsandbytes"] * (config.target_quant in ("nf4", "int8"))]
+    try:
+        versions = [importlib.metadata.version(package) for package in packages]
+    except importlib.metadata.PackageNotFoundError:  # whoever loads the model says it
+        return None
     asked = (config.device, config.dtype, config.target_quant, config.trust_remote_code)
     facts = (detgen.__version__, platform.node(), *versions, *asked, files)
     return hashlib.sha256(repr(facts).encode()).hexdigest()

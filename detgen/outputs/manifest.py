@@ -290,7 +290,7 @@ _TORCH: dict[str, Rule] = {  # what torch's arithmetic depends on besides
             "triton": _text,
         }
     ),
-    "versions": _record({"transformers": _text}, {"torch": _text, "triton": _text}),
+    "versions": _record({}, dict.fromkeys(("transformers", "torch", "triton", "bitsandbytes"), _text)),
     "operators": _list(_text),
 }
 _SUMMARY: dict[str, Rule] = {

@@ -52,10 +52,11 @@ def guarantee(report: Report) -> tuple[str, list[str]]:
         " the canonical pass, in which a token's result does not depend on what else is computed beside it."
     ]
     if "versions" in profile:
-        named = ", ".join(f"{name} {version}" for name, version in profile["versions"].items())
+        named = [f"{name} {version}" for name, version in profile["versions"].items()]
+        named += [f"the device {profile['device']}"] if "device" in profile else []
         said.append(
-            f"This holds for the profile of the run, to which {named} and the device ({profile.get('device', 'cpu')})"
-            " belong: elsewhere, other rounding may choose another token where two are nearly tied."
+            f"This holds for the profile of the run, which names {', '.join(named)}: elsewhere, other rounding may"
+            " choose another token where two are nearly tied."
         )
     else:
         said.append(

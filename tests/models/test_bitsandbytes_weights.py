@@ -224,7 +224,16 @@ def test_runs(demo_models: Any, tmp_path: Path, quant: str) -> None:
     assert outputs[0] == outputs[1]
     profile = json.loads((out / "manifest.json").read_text())["profile"]
     assert (profile["arithmetic"], profile["target"]["quant"]) == ("detgen-1", quant)
-    assert "versions" not in profile
+    assert profile["versions"] == {"bitsandbytes": bnb.__version__}, "whose quantizer decides the weights"
+
+
+def test_whose_quantizer_the_profile_names(stored: Path, random_model: Callable[..., Path]) -> None:
+    """bitsandbytes where it quantizes, by whatever forward the model runs; of a checkpoint it decides nothing more."""
+    own_forward = random_model(FAMILIES["gemma, own forward"]())
+    few, own = (Engine(target=t, target_quant="nf4", kv_memory=8 << 20) for t in (random_model(LLAMA), own_forward))
+    assert few.profile()["versions"] == {"bitsandbytes": bnb.__version__}
+    assert own.profile()["versions"] == {"bitsandbytes": bnb.__version__, "transformers": hf.__version__}
+    assert "versions" not in Engine(target=stored, kv_memory=8 << 20).profile()
 
 
 NAME = "model.layers.1.mlp.up_proj.weight"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,25 @@ def test_a_model_stamp_notices_a_change_without_reading_the_weights(tmp_path: Pa
     stat = weights.stat()
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert model_stamp(config) != before
+
+
+def test_a_model_stamp_notices_another_quantizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bitsandbytes quantizes the target, and only there."""
+    installed: dict[str, str] = {}
+
+    def version(package: str) -> str:
+        if package == "bitsandbytes" and package not in installed:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return installed.get(package, "1")
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert model_stamp(EngineConfig(target_quant="nf4")) is None
+    stamps = []
+    for found in ("0.50", "0.51"):
+        installed["bitsandbytes"] = found
+        stamps.append([model_stamp(EngineConfig(target_quant=quant)) for quant in ("none", "q8", "nf4", "int8")])
+    assert None not in stamps[0] + stamps[1]
+    assert [one == other for one, other in zip(*stamps, strict=True)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("target", ["somebody/never-downloaded", "/missing/folder"])
