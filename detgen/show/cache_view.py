@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from detgen.cache.pruning import PrefixIndex, Pruned
+from detgen.cache.pruning import Contents, Pruned
 from detgen.show.screen import open_output, size
 
 
-def show_contents(path: Path, contents: PrefixIndex) -> None:
+def show_contents(path: Path, contents: Contents) -> None:
     """A label and a value per line."""
     rows = list(_rows(path, contents))
     width = max(len(label) for label, _ in rows)
@@ -27,7 +27,7 @@ def show_pruned(path: Path, pruned: Pruned) -> None:
     open_output().print(Text(line), soft_wrap=True)
 
 
-def _rows(path: Path, contents: PrefixIndex) -> Iterator[tuple[str, str]]:
+def _rows(path: Path, contents: Contents) -> Iterator[tuple[str, str]]:
     yield "cache", str(path)
     yield "size", size(contents.size)
     yield "completions", f"{contents.completions:,}"
