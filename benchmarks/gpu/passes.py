@@ -77,7 +77,7 @@ def build(asked: Asked, slots: int) -> Built:
         position = KVCache.position_bytes(layout.cached, torch.float32)
         pages = min(pages, (torch.cuda.mem_get_info(device)[0] - _SPARE) // (position * PAGE))
     pages = max(pages, least)
-    loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset(), dtype)
+    loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset())
     forward = preparing._on_cuda(loaded, model, layout, BlockManager(pages), device)
     for buffer in (*forward.cache.keys, *forward.cache.values):
         buffer.normal_()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from detgen.engine.config import EngineConfig
 from detgen.engine.sources import uses_draft
 from detgen.errors import DEMO, QuantName
@@ -14,7 +12,6 @@ from detgen.models.memory import check_room
 from detgen.progress import Observer
 
 _ROOM = 512  # MiB that transformers and small models take
-_MEMORY = torch.device("cpu")  # where weights are until programs take them
 
 
 def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, LoadedModel | None]:
@@ -29,7 +26,7 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
             return source
         trusted, name = config.trust_remote_code, str(source or f"embedded:{role}")
         place = source or DEMO / role
-        return load_model(place, name, _MEMORY, config.dtype, quant, trusted=trusted, observer=observer)
+        return load_model(place, name, config.dtype, quant, trusted=trusted, observer=observer)
 
     check_room(_ROOM, "load a model")
     target = load(config.target, "target", config.target_quant)

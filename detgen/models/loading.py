@@ -48,7 +48,6 @@ class LoadedModel:
         digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
         context: most positions of a sequence.
         eos: token ids that end a sequence.
-        dtype: of the arithmetic, float32.
         bits: that the native pass keeps of weights, 8 or 4; 0 keeps them as they are.
         read: gives the weight of a parameter.
         rounded: number format that weights were rounded to when they were read; None for none.
@@ -61,7 +60,6 @@ class LoadedModel:
     digest: str
     context: int
     eos: frozenset[int]
-    dtype: torch.dtype
     bits: int = 0
     read: Read = held
     rounded: torch.dtype | None = None
@@ -102,7 +100,6 @@ def pick_device(name: str) -> torch.device:
 def load_model(
     source: str | Path,
     name: str,
-    device: torch.device,
     dtype: DTypeName,
     quant: QuantName,
     *,
@@ -114,7 +111,6 @@ def load_model(
     Args:
         source: folder in the Hugging Face layout, GGUF file, or a hub name.
         name: its name in messages and in the manifest.
-        device: of the memory that weights are kept in, a CPU.
         dtype: number format in which weights are kept; auto is the checkpoint's own. The arithmetic's is float32.
         quant: quantization of its linear layers.
         trusted: whether the model's own code may run (`--trust-remote-code`).
@@ -175,7 +171,7 @@ def load_model(
         context = context_of(model.config.get_text_config())
         eos = ends_of(model, tokenizer)
         digest = _digest(folder, observer, trusted=trusted)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, torch.float32, bits, read, _HALVES.get(dtype))
+    return LoadedModel(name, model, tokenizer, digest, context, eos, bits, read, _HALVES.get(dtype))
 
 
 def _load_gguf(path: Path, name: str, dtype: DTypeName, quant: QuantName, observer: Observer) -> LoadedModel:
@@ -192,7 +188,7 @@ def _load_gguf(path: Path, name: str, dtype: DTypeName, quant: QuantName, observ
         model.eval().requires_grad_(False)
         digest = _digest(path, observer, trusted=False)
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, torch.float32, read=read, rounded=rounded)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, read=read, rounded=rounded)
 
 
 def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:

@@ -7,7 +7,6 @@ of positions takes a pass of a few rows.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -90,12 +89,12 @@ def depth_of(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> Dep
     made = {}
     for shape in set(layout.cached):
         entries = (torch.cat([page[n] for n in pages])[:at] for page in _entries(shape))
-        made[shape] = [x.to(device, loaded.dtype).transpose(0, 1)[None] for x in entries]
+        made[shape] = [x.to(device).transpose(0, 1)[None] for x in entries]
     before = Cache(layers=[_Before(*made[shape]) for shape in layout.cached])
     ids, positions = torch.tensor([tokens], device=device), torch.arange(at, at + _ROWS, device=device)[None]
     model.set_attn_implementation("eager")
     try:
-        with widened(model, loaded.read, loaded.bits) if loaded.dtype == torch.float32 else nullcontext():
+        with widened(model, loaded.read, loaded.bits):
             out = model(input_ids=ids, position_ids=positions, past_key_values=before, use_cache=True)
     except _OtherEntriesError:
         return None
@@ -123,13 +122,12 @@ def _entries(shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values + 2 * torch.randn(_PAGES, 1, heads, sizes[1], generator=maker)
 
 
-def check_depth(forward: ModelRunner, depth: Depth, dtype: torch.dtype) -> None:
+def check_depth(forward: ModelRunner, depth: Depth) -> None:
     """Compare packed rows with what the model's own forward gives; clears the cache.
 
     Args:
         forward: the model's passes.
         depth: what its own forward gives.
-        dtype: of the model's arithmetic.
 
     Raises:
         EngineError: if they differ by more than rounding explains.
@@ -142,4 +140,4 @@ def check_depth(forward: ModelRunner, depth: Depth, dtype: torch.dtype) -> None:
         made = (torch.cat([x, x[cut:][:1]]) for x in _entries((values.shape[1], keys.shape[2], values.shape[2])))
         cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in made))
     found = forward.run([Window(0, depth.at, depth.tokens, _ROWS)])
-    check_logits(forward, found, depth.logits, dtype, f" at position {depth.at:,}")
+    check_logits(forward, found, depth.logits, f" at position {depth.at:,}")

@@ -97,26 +97,25 @@ def prepare(
     backbones = [_backbone(m.model) for m in models]
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(target.name):
-        reference = reference_logits(backbones[0], target.vocabulary, target.dtype, target.bits, target.read)
+        reference = reference_logits(backbones[0], target.vocabulary, target.bits, target.read)
     layouts = []
     for loaded, model in zip(models, backbones, strict=True):
         with explained(loaded.name):
             layouts.append(attach(model, loaded.name))
     with explained(target.name):
         depth = depth_of(target, backbones[0], layouts[0])
-    held = sum(KVCache.position_bytes(layout.cached, m.dtype) for m, layout in zip(models, layouts, strict=True))
+    held = sum(KVCache.position_bytes(layout.cached, torch.float32) for layout in layouts)
     weights = sum(map(_weight_bytes, models)) if device.type == "cuda" else 0
-    pages = BlockManager(
-        _page_count(device, kv_memory, held, weights), kept=_KEPT_PAGES if device.type == "cpu" else None
-    )
+    kept = _KEPT_PAGES if device.type == "cpu" else None
+    pages = BlockManager(_page_count(device, kv_memory, held, weights), kept=kept)
     passes = tuple(
         _passes(m, model, layout, pages, device, drafts=m is not target)
         for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     with refusing(_kind(target.name, backbones[0])):
-        check_reference(passes[0], reference, target.vocabulary, target.dtype)
+        check_reference(passes[0], reference, target.vocabulary)
         if depth is not None:
-            check_depth(passes[0], depth, target.dtype)
+            check_depth(passes[0], depth)
     thinking = None
     if isinstance(target.model, ThinkingStatesForCausalLM):
         blocks = (
@@ -152,10 +151,10 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) ->
     name = f"{letter} of {target.name}"
     with explained(name):
         decoder = one_layer(target.model, part)
-        reference = reference_logits(decoder, target.vocabulary, target.dtype, target.bits)
+        reference = reference_logits(decoder, target.vocabulary, target.bits)
         layout = attach(decoder, name)
     forward = _passes(target, decoder, layout, BlockManager(SLOTS), device)
-    check_reference(forward, reference, target.vocabulary, target.dtype)
+    check_reference(forward, reference, target.vocabulary)
     return Block(forward)
 
 
@@ -177,20 +176,21 @@ def _passes(
     """
     if device.type == "cuda":
         return _on_cuda(loaded, model, layout, pages, device)
-    cache = KVCache(layout.cached, pages, loaded.dtype, device)
+    cache = KVCache(layout.cached, pages, torch.float32, device)
     if has_description(model):
         programs = ProgramBuilder(model, cache, layout.traits, loaded.bits, loaded.read)
         return ModelRunner(CDecoder(programs), cache, layout.group)
-    kind = _kind(loaded.name, model)
-    with refusing(kind):
+    with refusing(_kind(loaded.name, model)):
         replace_modules(model, layout.uncalled)
-        decoder = GenericDecoder(model, cache)
-        forward = ModelRunner(decoder, cache, layout.group)
-        decoder.census = take_census(decoder, forward, loaded.vocabulary)
-    if why := decoder.census.refused:
-        raise EngineError(
-            f"{kind} is not row-invariant by its own forward: {why}. Its outputs would depend on the batch"
-        )
+    decoder = GenericDecoder(model, cache)
+    forward = ModelRunner(decoder, cache, layout.group)
+    if not drafts:
+        with refusing(_kind(loaded.name, model)):
+            decoder.census = take_census(decoder, forward, loaded.vocabulary)
+        if why := decoder.census.refused:
+            raise EngineError(
+                f"{loaded.name} is not row-invariant by its own forward: {why}. Its outputs would depend on the batch"
+            )
     return forward
 
 

@@ -6,8 +6,6 @@ through its own eager forward, before anything in it is replaced, and through on
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from transformers import PreTrainedModel
 
@@ -18,7 +16,7 @@ from detgen.models.stored import Read, held
 from detgen.runner.model_runner import ModelRunner
 
 _TOKENS = 24
-_EXACT, _ROUNDED = 1e-3, 0.1  # of the largest logit, by how much others may differ: in float32, and in 16 bits
+_EXACT = 1e-3  # of the largest logit, by how much others may differ
 
 
 def _tokens(vocabulary: int) -> list[int]:
@@ -28,15 +26,12 @@ def _tokens(vocabulary: int) -> list[int]:
 
 
 @torch.inference_mode()
-def reference_logits(
-    model: PreTrainedModel, vocabulary: int, dtype: torch.dtype, bits: int = 0, read: Read = held
-) -> torch.Tensor:
+def reference_logits(model: PreTrainedModel, vocabulary: int, bits: int = 0, read: Read = held) -> torch.Tensor:
     """Logits of a few tokens by the model's own eager forward; call it before replacing any module.
 
     Args:
         model: as it was loaded.
         vocabulary: token ids that it reads.
-        dtype: of its arithmetic.
         bits: see `LoadedModel`.
         read: likewise.
 
@@ -46,45 +41,41 @@ def reference_logits(
     device = "cpu" if model.device.type == "meta" else model.device
     ids = torch.tensor([_tokens(vocabulary)], device=device)
     model.set_attn_implementation("eager")
-    with widened(model, read, bits) if dtype == torch.float32 else nullcontext():
+    with widened(model, read, bits):
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
     return logits
 
 
-def check_reference(forward: ModelRunner, reference: torch.Tensor, vocabulary: int, dtype: torch.dtype) -> None:
+def check_reference(forward: ModelRunner, reference: torch.Tensor, vocabulary: int) -> None:
     """Compare a packed pass with the model's own forward; clears the cache.
 
     Args:
         forward: the model's passes.
         reference: the result of `reference_logits`.
         vocabulary: token ids that it reads.
-        dtype: of its arithmetic.
 
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
     """
     forward.cache.pages.lay_out(1, _TOKENS)
     packed = forward.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
-    check_logits(forward, packed, reference, dtype)
+    check_logits(forward, packed, reference)
 
 
-def check_logits(
-    forward: ModelRunner, packed: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, where: str = ""
-) -> None:
+def check_logits(forward: ModelRunner, packed: torch.Tensor, reference: torch.Tensor, where: str = "") -> None:
     """Compare packed logits with the model's own.
 
     Args:
         forward: the passes that they come from.
         packed: float32 [rows, vocabulary].
         reference: likewise, of the model's own forward.
-        dtype: of the arithmetic.
         where: the rows are, for the message.
 
     Raises:
         EngineError: if the difference is larger than rounding explains.
     """
     error = float((reference - packed.to(reference.device)).abs().max() / reference.abs().max().clamp_min(1e-6))
-    if error <= (_EXACT if dtype == torch.float32 else _ROUNDED):
+    if error <= _EXACT:
         return
     decoder = forward.decoder
     why = decoder.explain_difference() or (

@@ -99,7 +99,7 @@ def prepared(made: Any, context: int = CONTEXT) -> Prepared:
     Raises:
         EngineError: if it is not supported.
     """
-    loaded = LoadedModel("it", made, None, "", context, frozenset(), torch.float32)
+    loaded = LoadedModel("it", made, None, "", context, frozenset())
     kwargs: dict[str, Any] = {"batch_size": 1, "kv_memory": 64 << 20}
     return prepare(loaded, None, torch.device("cpu"), **kwargs)
 

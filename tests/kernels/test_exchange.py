@@ -56,7 +56,7 @@ def prepared(kind: str) -> Model:
     model = random_model()
     own = copy.deepcopy(model)
     with decoders(kind):
-        loaded = LoadedModel("a model", model, None, "", 512, frozenset({0}), torch.float32)
+        loaded = LoadedModel("a model", model, None, "", 512, frozenset({0}))
         settings: dict[str, Any] = {"batch_size": 4, "kv_memory": 8 << 20}
         found = prepare(loaded, None, torch.device("cpu"), **settings)
     found.passes[0].thinking = None  # which would bring states to a pass without an exchange

@@ -102,7 +102,7 @@ def widened(folder: Path, to: Path) -> Path:
 
 def bits_of(folder: Path, quant: QuantName = "none", dtype: Any = "auto") -> list[torch.Tensor]:
     """Logits of a pass of two windows, and the entries of the cache."""
-    loaded = load_model(folder, folder.name, CPU, dtype, quant)
+    loaded = load_model(folder, folder.name, dtype, quant)
     forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).passes[0]
     forward.cache.pages.lay_out(2, 128)
     logits = forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)])
@@ -165,7 +165,7 @@ def test_how_weights_are_kept(random_model: Callable[..., Path], tmp_path: Path)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "bitsandbytes", None)
             with pytest.raises(EngineError, match="pip install bitsandbytes"):
-                load_model(plain, "plain", CPU, "auto", kind)  # type: ignore[arg-type]
+                load_model(plain, "plain", "auto", kind)  # type: ignore[arg-type]
             assert storages(folder) == {**want, "o_proj": Storage.FLOAT, "lm_head": few}
 
 
@@ -182,8 +182,7 @@ def test_other_weights_in_16_bits(random_model: Callable[..., Path], tmp_path: P
     tensors |= {name: t.bfloat16() for name, t in tensors.items() if name.endswith(plain)}
     save_file(tensors, path, metadata={"format": "pt"})
     want = bits_of(widened(folder, tmp_path / "wide"), dtype="float32")
-    loaded = load_model(folder, "few", CPU, "bfloat16", "none")
-    assert loaded.dtype == torch.float32
+    loaded = load_model(folder, "few", "bfloat16", "none")
     assert loaded.read(loaded.model.lm_head.weight).dtype == torch.bfloat16  # type: ignore[union-attr]
     for dtype in ("auto", "bfloat16", "float32"):
         assert agree(bits_of(folder, dtype=dtype), want)
@@ -323,7 +322,7 @@ def test_damaged_files(stored: Path, tmp_path: Path, damage: str) -> None:
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(EngineError, match=message.replace("[", r"\[")) as error:
-        load_model(folder, "damaged", CPU, "auto", "none")
+        load_model(folder, "damaged", "auto", "none")
     assert str(error.value).startswith("cannot load the model damaged: ")
     assert "\n" not in str(error.value)
 
@@ -343,14 +342,14 @@ def test_damaged_int8(random_model: Callable[..., Path], tmp_path: Path) -> None
         put(name, tensor)(tensors)
         save_file(tensors, path, metadata={"format": "pt"})
         with pytest.raises(EngineError, match=message):
-            load_model(folder, "damaged", CPU, "auto", "none")
+            load_model(folder, "damaged", "auto", "none")
 
 
 def test_what_is_refused(stored: Path) -> None:
     """Quantizing what is quantized."""
     for quant in ("nf4", "q8"):
         with pytest.raises(EngineError, match=f"has quantized its weights.*not quantized to {quant}; leave out"):
-            load_model(stored, "stored", CPU, "auto", quant)  # type: ignore[arg-type]
+            load_model(stored, "stored", "auto", quant)  # type: ignore[arg-type]
 
 
 def test_older_configurations() -> None:

@@ -59,7 +59,7 @@ def test_bad_folders(folder: Path, tmp_path: Path, name: str, monkeypatch: pytes
     case.damage(folder, tmp_path / "canary")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     with pytest.raises(EngineError) as refusal:
-        load_model(folder, "bad", torch.device("cpu"), "auto", "none")
+        load_model(folder, "bad", "auto", "none")
     assert case.said in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "canary").exists()
@@ -107,7 +107,7 @@ def test_other_parts_of_a_checkpoint_are_left_out(folder: Path) -> None:
     tensors["vision_tower.layers.0.weight"] = torch.zeros(3)
     tensors["vision_tower.position_ids"] = torch.arange(3)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    load_model(folder, "good", torch.device("cpu"), "auto", "none")
+    load_model(folder, "good", "auto", "none")
 
 
 def test_a_weight_is_in_one_file(folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_more_memory_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     monkeypatch.setattr("psutil.swap_memory", lambda: memory)
     with pytest.raises(EngineError, match=r"parameters take 0\.0 GiB as bfloat16, and there are 0\.0 GiB of memory"):
-        load_model(folder, "large", torch.device("cpu"), "auto", "none")
+        load_model(folder, "large", "auto", "none")
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def bits_of(loaded: LoadedModel) -> torch.Tensor:
 
 
 def loaded(path: Path) -> LoadedModel:
-    return load_model(path, path.name, CPU, "auto", "none")
+    return load_model(path, path.name, "auto", "none")
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_kept_in_another_number_format(folder: Path, tmp_path: Path) -> None:
     weights = {name: 1.001 * weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
     save_file(weights, finer / "model.safetensors", metadata={"format": "pt"})
     file = made(finer, tmp_path / "model.gguf", lambda _: "F32")
-    stored, rounded = bits_of(loaded(file)), bits_of(load_model(file, "file", CPU, "bfloat16", "none"))
+    stored, rounded = bits_of(loaded(file)), bits_of(load_model(file, "file", "bfloat16", "none"))
     assert not same_bits(stored, rounded)
     torch.testing.assert_close(rounded, stored, rtol=0.05, atol=0.05)
 
@@ -178,8 +178,8 @@ def test_a_stretched_rotary_embedding(file: Path, folder: Path, tmp_path: Path) 
         "original_max_position_embeddings": 64,
     }
     (stretched / "config.json").write_text(json.dumps(content))
-    settings = load_model(stretched, "stretched", CPU, "auto", "none").model.model.rotary_emb
-    plain = load_model(folder, "plain", CPU, "auto", "none").model.model.rotary_emb
+    settings = load_model(stretched, "stretched", "auto", "none").model.model.rotary_emb
+    plain = load_model(folder, "plain", "auto", "none").model.model.rotary_emb
     factors = (plain.inv_freq / settings.inv_freq).numpy()
     assert factors.max() > 7
     path = made(folder, tmp_path / "model.gguf", more=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
@@ -281,7 +281,7 @@ def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path, what: str
     path = tmp_path / "bad.gguf"
     path.write_bytes(damaged(file.read_bytes(), what))
     with pytest.raises(EngineError) as refusal:
-        load_model(path, "bad", CPU, "auto", "none")
+        load_model(path, "bad", "auto", "none")
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -385,11 +385,11 @@ def test_a_long_load_says_how_far_it_is(
     monkeypatch.setattr("detgen.models.loading.has_description", lambda _: native)
     for place in (file, folder):
         seen: list[Progress] = []
-        load_model(place, "x", CPU, "auto", "none", observer=Watching())
+        load_model(place, "x", "auto", "none", observer=Watching())
         assert not seen
         with monkeypatch.context() as patched:
             patched.setattr("detgen.models.digest._SOON", 0.0)
-            load_model(place, "x", CPU, "auto", "none", observer=Watching())
+            load_model(place, "x", "auto", "none", observer=Watching())
         size = sum(path.stat().st_size for path in (model_files(place, trusted=False) if place is folder else [place]))
         assert {progress.total for progress in seen} == {round(size / 1e6)}
         done = [progress.done for progress in seen]

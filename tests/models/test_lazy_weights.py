@@ -53,7 +53,7 @@ def kibibytes(name):
 
 def prepared(folder, quant):
     cpu = torch.device("cpu")
-    loaded = load_model(Path(folder), folder, cpu, "auto", quant)
+    loaded = load_model(Path(folder), folder, "auto", quant)
     return prepare(loaded, None, cpu, batch_size=1, kv_memory=32 << 20)
 
 prepared(sys.argv[1], "none")
@@ -66,14 +66,14 @@ print(kibibytes("VmHWM") - before)
 
 def bits_of(folder: Path, dtype: DTypeName = "auto", quant: QuantName = "none") -> torch.Tensor:
     """Logits of a pass of two windows."""
-    loaded = load_model(folder, folder.name, CPU, dtype, quant)
+    loaded = load_model(folder, folder.name, dtype, quant)
     forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).passes[0]
     forward.cache.pages.lay_out(2, 128)
     return forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]).clone()
 
 
 def is_lazy(folder: Path) -> bool:
-    return bool(load_model(folder, folder.name, CPU, "auto", "none").model.device.type == "meta")
+    return bool(load_model(folder, folder.name, "auto", "none").model.device.type == "meta")
 
 
 def by_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_what_old_files_have_besides(random_model: Callable[..., Path]) -> None:
 def test_ends_come_from_the_generation_settings(random_model: Callable[..., Path]) -> None:
     folder = random_model(FAMILIES["llama"]())
     (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    loaded = load_model(folder, "x", CPU, "auto", "none")
+    loaded = load_model(folder, "x", "auto", "none")
     assert loaded.model.device.type == "meta"
     assert {5, 7} <= loaded.eos
 

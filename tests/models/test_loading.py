@@ -50,24 +50,22 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def test_what_is_loaded(small: Path) -> None:
-    """Evaluation mode, no gradients, float32 on the CPU, the context and all end-of-sequence ids."""
-    loaded = load_model(small, "small", CPU, "auto", "none")
+    """Evaluation mode, no gradients, the context, all end-of-sequence ids, and how weights are rounded."""
+    loaded = load_model(small, "small", "auto", "none")
     assert loaded.name == "small"
-    assert loaded.dtype == torch.float32
     assert loaded.context == 256
     assert loaded.vocabulary == 4096
     assert loaded.eos == {0, 5}
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
-    assert load_model(small, "small", CPU, "bfloat16", "none").dtype == torch.float32
+    assert load_model(small, "small", "bfloat16", "none").rounded == torch.bfloat16
 
 
 def test_the_embedded_models(demo_models: Any) -> None:
-    """float32 on the CPU whatever the checkpoint is stored in, one vocabulary, small files."""
-    target = load_model(demo_models.target, "target", CPU, "auto", "none")
-    draft = load_model(demo_models.draft, "draft", CPU, "auto", "none")
+    """One vocabulary, small files."""
+    target = load_model(demo_models.target, "target", "auto", "none")
+    draft = load_model(demo_models.draft, "draft", "auto", "none")
     check_vocabularies(target, draft)
-    assert target.dtype == draft.dtype == torch.float32
     assert target.vocabulary == draft.vocabulary == 4096
     assert target.tokenizer.chat_template
     assert (demo_models.target / "model.safetensors").stat().st_size <= 16e6
@@ -78,9 +76,9 @@ def test_the_digest_sees_what_decides_an_output(copy: Path, small: Path) -> None
     """One weight, one setting, one token or the template changes it; names of folders and notes do not."""
 
     def digest() -> str:
-        return load_model(copy, "x", CPU, "auto", "none").digest
+        return load_model(copy, "x", "auto", "none").digest
 
-    seen = [load_model(small, "small", CPU, "auto", "none").digest]
+    seen = [load_model(small, "small", "auto", "none").digest]
 
     def changed() -> bool:
         seen.append(digest())
@@ -115,9 +113,9 @@ def test_a_draft_of_another_vocabulary(copy: Path, small: Path) -> None:
         vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
 
     edit(copy / "tokenizer.json", swap)
-    target = load_model(small, "target", CPU, "auto", "none")
+    target = load_model(small, "target", "auto", "none")
     with pytest.raises(EngineError) as refusal:
-        check_vocabularies(target, replace(load_model(copy, "draft", CPU, "auto", "none"), name="the-draft"))
+        check_vocabularies(target, replace(load_model(copy, "draft", "auto", "none"), name="the-draft"))
     message = str(refusal.value)
     for part in ("the-draft", "target", "2 have other ids", "1000 and 2000", "2000 and 1000", "--drafter ngram"):
         assert part in message, message
@@ -146,15 +144,15 @@ def test_more_logits_than_tokens(random_model: Callable[..., Path], small: Path)
 def test_folders_that_are_no_models(tmp_path: Path, copy: Path) -> None:
     """Unknown names, empty folders, broken settings and missing weights: named, with the reason."""
     with pytest.raises(EngineError, match=r"no/such/model.*not a name on the hub"):
-        load_model("no/such/model", "no/such/model", CPU, "auto", "none")
+        load_model("no/such/model", "no/such/model", "auto", "none")
     with pytest.raises(EngineError, match=r"no config\.json"):
-        load_model(tmp_path, "empty", CPU, "auto", "none")
+        load_model(tmp_path, "empty", "auto", "none")
     (copy / "model.safetensors").unlink()
     with pytest.raises(EngineError, match="cannot load the model broken"):
-        load_model(copy, "broken", CPU, "auto", "none")
+        load_model(copy, "broken", "auto", "none")
     (copy / "config.json").write_text("{")
     with pytest.raises(EngineError, match="cannot load the model broken"):
-        load_model(copy, "broken", CPU, "auto", "none")
+        load_model(copy, "broken", "auto", "none")
 
 
 def test_weights_cut_short(copy: Path) -> None:
@@ -162,13 +160,13 @@ def test_weights_cut_short(copy: Path) -> None:
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(EngineError, match="cannot load the model broken"):
-        load_model(copy, "broken", CPU, "auto", "none")
+        load_model(copy, "broken", "auto", "none")
 
 
 def test_a_model_that_is_no_decoder(copy: Path) -> None:
     edit(copy / "config.json", lambda c: c.update(model_type="vit", architectures=["ViTModel"]))
     with pytest.raises(EngineError, match="cannot load the model picture"):
-        load_model(copy, "picture", CPU, "auto", "none")
+        load_model(copy, "picture", "auto", "none")
 
 
 def test_devices() -> None:
@@ -186,7 +184,7 @@ def test_devices() -> None:
 def test_other_methods_of_quantizing_are_refused(copy: Path) -> None:
     edit(copy / "config.json", lambda c: c.update(quantization_config={"quant_method": "gptq", "bits": 4}))
     with pytest.raises(EngineError, match="its weights are quantized by gptq, which is not read yet"):
-        load_model(copy, "copy", CPU, "auto", "none")
+        load_model(copy, "copy", "auto", "none")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -207,7 +205,7 @@ def test_a_number_format_is_how_weights_are_kept(
         (found,) = engine.generate([request])
         return [record.logprob for record in found.records], engine.profile()["dtype"]
 
-    assert load_model(model, "model", CPU, dtype, "none").dtype == torch.float32
+    assert load_model(model, "model", dtype, "none").rounded == getattr(torch, dtype)
     kept, plain = bits(model, dtype), bits(model, "auto")
     assert kept[0] == bits(rounded, "auto")[0] == bits(rounded, "float32")[0]
     assert kept[1] == dtype
@@ -219,14 +217,14 @@ def test_what_cannot_be_loaded(copy: Path) -> None:
     """Weights of another shape, no tokenizer, no folder: each is one message that names the remedy or the reason."""
     edit(copy / "config.json", lambda c: c.update(hidden_size=2 * c["hidden_size"]))
     with pytest.raises(EngineError, match="cannot load the model"):
-        load_model(copy, "copy", CPU, "auto", "none")
+        load_model(copy, "copy", "auto", "none")
     edit(copy / "config.json", lambda c: c.update(hidden_size=c["hidden_size"] // 2))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copy / name).unlink(missing_ok=True)
     with pytest.raises(EngineError, match=r"tokenizer\.json"):
-        load_model(copy, "copy", CPU, "auto", "none")
+        load_model(copy, "copy", "auto", "none")
     with pytest.raises(EngineError, match="no such folder"):
-        load_model("./nowhere", "./nowhere", CPU, "auto", "none")
+        load_model("./nowhere", "./nowhere", "auto", "none")
 
 
 def test_context_of_stretched_rotary_embeddings(copy: Path) -> None:
@@ -235,7 +233,7 @@ def test_context_of_stretched_rotary_embeddings(copy: Path) -> None:
         rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
         rope |= {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16} if kind == "longrope" else {}
         edit(copy / "config.json", lambda c, rope=rope: c.update(rope_parameters=rope))
-        loaded = load_model(copy, "copy", CPU, "auto", "none")
+        loaded = load_model(copy, "copy", "auto", "none")
         assert loaded.context == (256 if kind == "linear" else 64)
 
 
@@ -266,7 +264,7 @@ def test_context_by_what_a_configuration_calls_it(name: str) -> None:
 def test_absurd_rotary_settings_are_refused_without_a_warning(copy: Path, rope: dict[str, Any], runs: bool) -> None:
     edit(copy / "config.json", lambda config: config.update(rope_parameters=rope))
     if runs:
-        assert load_model(copy, "copy", CPU, "auto", "none").context
+        assert load_model(copy, "copy", "auto", "none").context
         return
     with pytest.raises(EngineError, match="copy: its rotary embedding has frequencies that are not finite, or too"):
-        load_model(copy, "copy", CPU, "auto", "none")
+        load_model(copy, "copy", "auto", "none")

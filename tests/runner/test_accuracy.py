@@ -56,7 +56,7 @@ def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[
     """Of real text by trained weights, and by random ones of several families: at most twice transformers' own."""
     folder = demo_models.target if family == "embedded" else random_model(FAMILIES[family]())
     ids = hf.AutoTokenizer.from_pretrained(folder)("".join(code(8))).input_ids[:300]
-    loaded = load_model(folder, family, CPU, "float32", "none")
+    loaded = load_model(folder, family, "float32", "none")
     prepared = prepare(loaded, None, CPU, batch_size=1, kv_memory=16 << 20)
     forward = prepared.passes[0]
     forward.cache.pages.lay_out(1, len(ids) + 1)

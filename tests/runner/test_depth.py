@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 import transformers as hf
 from helpers import windowed
 from helpers.small_models import SIZES, made
@@ -74,7 +73,7 @@ def depth(config: Any, context: int) -> int | None:
     """Where the first row of the comparison is."""
     model = made(config)
     layout = preparing.attach(model, "it")
-    found = depth_of(LoadedModel("it", model, None, "", context, frozenset(), torch.float32), model, layout)
+    found = depth_of(LoadedModel("it", model, None, "", context, frozenset()), model, layout)
     return None if found is None else found.at
 
 

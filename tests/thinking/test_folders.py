@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
 def loading(folder: Path) -> str:
     """The error of loading a folder."""
     with pytest.raises(EngineError) as caught:
-        load_model(folder, "mine", torch.device("cpu"), "float32", "none")
+        load_model(folder, "mine", "float32", "none")
     return str(caught.value)
 
 

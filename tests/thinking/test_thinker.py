@@ -43,7 +43,7 @@ def random_model(thinks: Any = "sometimes", backbone: Any = None, **settings: An
 
 
 def prepared(model: ThinkingStatesForCausalLM) -> Prepared:
-    loaded = LoadedModel("a model", model, None, "", 512, frozenset({END}), model.dtype)
+    loaded = LoadedModel("a model", model, None, "", 512, frozenset({END}))
     return prepare(loaded, None, CPU, batch_size=4, kv_memory=8 << 20)
 
 
