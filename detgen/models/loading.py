@@ -25,7 +25,8 @@ from detgen.models.folders import check_folder, local_place, model_files
 from detgen.models.gguf_header import check_gguf
 from detgen.models.hub import fetched
 from detgen.models.settings import context_of, ends_of, load_settings
-from detgen.models.stored import ALL, Read, Weight, fill, held
+from detgen.models.stored import ALL, Read, Reader, Weight, fill, held
+from detgen.program.operands import GROUP
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
@@ -68,6 +69,26 @@ class LoadedModel:
     def __post_init__(self) -> None:
         # Asking the configuration takes microseconds, each time.
         object.__setattr__(self, "vocabulary", int(self.model.config.get_text_config().vocab_size))
+
+    @property
+    def thinking(self) -> ThinkingStatesForCausalLM | None:
+        """The model, if it is one that thinks."""
+        return self.model if isinstance(self.model, ThinkingStatesForCausalLM) else None
+
+    @property
+    def backbone(self) -> PreTrainedModel:
+        """The decoder of a model that thinks; any other model itself."""
+        found: PreTrainedModel = self.model if self.thinking is None else self.thinking.backbone
+        return found
+
+    @property
+    def packed_bytes(self) -> int:
+        """About what its weights take once they are packed."""
+        if isinstance(self.read, Reader) and not self.bits:
+            return self.read.size
+        few = self.bits / 8 + 4 / GROUP  # bytes of a weight and its share of a scale
+        each = (p.numel() * (few if self.bits and p.ndim > 1 else p.element_size()) for p in self.model.parameters())
+        return int(sum(each))
 
     def whole(self) -> PreTrainedModel:
         """The model with its weights in memory, for those who run it by transformers."""

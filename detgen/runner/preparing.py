@@ -23,8 +23,6 @@ from detgen.models.memory import check_room, free_memory
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
 from detgen.models.replacing import replace_modules
-from detgen.models.stored import Reader
-from detgen.program.operands import GROUP
 from detgen.progress import Observer, Unobserved
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.census import take_census
@@ -34,7 +32,6 @@ from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_reference, reference_logits
 from detgen.runner.slot_thoughts import Thinking
 from detgen.runner.thinker import SLOTS, Block, Thinker, one_layer
-from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
 _ROOM = 384  # MiB that libraries take while a small model is prepared, KV buffers included
 _LEAST_POSITIONS = 6 * PAGE  # `check_depth` needs them
@@ -94,7 +91,7 @@ def prepare(
     models = [target] + ([draft] if draft else [])
     check_room(_ROOM, "prepare a model")
     observer.stage(f"preparing {target.name}")
-    backbones = [_backbone(m.model) for m in models]
+    backbones = [m.backbone for m in models]
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(target.name):
         reference = reference_logits(backbones[0], target.vocabulary, target.bits, target.read)
@@ -105,7 +102,7 @@ def prepare(
     with explained(target.name):
         depth = depth_of(target, backbones[0], layouts[0])
     held = sum(KVCache.position_bytes(layout.cached, torch.float32) for layout in layouts)
-    weights = sum(map(_weight_bytes, models)) if device.type == "cuda" else 0
+    weights = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
     kept = _KEPT_PAGES if device.type == "cpu" else None
     pages = BlockManager(_page_count(device, kv_memory, held, weights), kept=kept)
     passes = tuple(
@@ -117,12 +114,11 @@ def prepare(
         if depth is not None:
             check_depth(passes[0], depth)
     thinking = None
-    if isinstance(target.model, ThinkingStatesForCausalLM):
+    if (model := target.thinking) is not None:
         blocks = (
-            _block(target, part, letter, device)
-            for part, letter in ((target.model.thinker, "T"), (target.model.compressor, "C"))
+            _block(target, part, letter, device) for part, letter in ((model.thinker, "T"), (model.compressor, "C"))
         )
-        thinking = passes[0].thinking = Thinking(Thinker(target.model.config, *blocks), pages, device)
+        thinking = passes[0].thinking = Thinking(Thinker(model.config, *blocks), pages, device)
     if draft:
         observer.stage(f"timing {draft.name}")
         with refusing(_kind(draft.name, backbones[1])):
@@ -132,14 +128,6 @@ def prepare(
 
 def _kind(name: str, model: PreTrainedModel) -> str:
     return f"{name} ({type(model).__name__})"
-
-
-def _backbone(model: PreTrainedModel) -> PreTrainedModel:
-    """The decoder of a thinking model; any other model itself."""
-    if not isinstance(model, ThinkingStatesForCausalLM):
-        return model
-    backbone: PreTrainedModel = model.backbone
-    return backbone
 
 
 def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) -> Block:
@@ -221,15 +209,6 @@ def _on_cuda(
         message = "does not fit the device's memory; give less --kv-memory, --target-quant q8, or --device cpu"
         raise EngineError(f"{loaded.name} {message}") from error
     return ModelRunner(decoder, cache, layout.group)
-
-
-def _weight_bytes(loaded: LoadedModel) -> int:
-    """About what a model's weights take once they are packed."""
-    if isinstance(loaded.read, Reader) and not loaded.bits:
-        return loaded.read.size
-    few = loaded.bits / 8 + 4 / GROUP  # bytes of a weight and its share of a scale
-    each = (p.numel() * (few if loaded.bits and p.ndim > 1 else p.element_size()) for p in loaded.model.parameters())
-    return int(sum(each))
 
 
 def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int, weights: int) -> int:
