@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from detgen.drafters.protocol import Drafter
-from detgen.engine.output_processing import OutputProcessor, Ran, Rows
+from detgen.engine.output_processing import OutputProcessor
+from detgen.engine.pass_results import Ran, WantedRows
 from detgen.engine.policy import Policy
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.scheduler import Scheduler
@@ -184,6 +185,6 @@ class Decoding:
         if plain:
             tokens, results = self._target.chain(windows, lengths, ends)
         else:
-            choices = self.committing.choices(Rows.of(windows))
+            choices = self.committing.choices(WantedRows.of(windows))
             tokens, results, broken = self._target.sample(windows, lengths, choices, ends)
         return Ran(Windows(slots, windows.starts, lengths, lengths, tokens), results, broken, chained=True)

@@ -7,13 +7,14 @@ more than most: stop strings, penalties, log-probabilities, drafts. Knows no fil
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from detgen.drafters.protocol import Drafter
+from detgen.engine.pass_results import Ran, Verified, WantedRows
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.records import CODES, NONE, Log, count_statuses
 from detgen.engine.scheduler import Scheduler
@@ -26,7 +27,7 @@ from detgen.kernels.input_batch import Windows
 from detgen.kernels.logprobs import Judged, Scores, judge_rows
 from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.penalties import Adjustment
-from detgen.kernels.sampling import Choices, Chosen, choose, scored
+from detgen.kernels.sampling import Choices, choose, scored
 from detgen.runner.kv_cache import KVCache
 
 _BROKEN = -2  # in place of the token that a row chooses which is not finite
@@ -49,109 +50,6 @@ class Trace(Protocol):
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
         """KV entries [layers, cached positions, kv_heads * head_size] of a finished sequence."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a pass whose logits are wanted, and their windows; windows without such rows are left out.
-
-    Attributes:
-        slots: int64 [windows].
-        counts: int64 [windows], rows of each.
-        firsts: int64 [windows], the first row of each.
-        positions: int64 [windows], the position of that row in its sequence.
-        owner: int64 [rows], the window of each row.
-        depth: int64 [rows], its place among the window's.
-        drafted: int64 [rows], the token that was drafted after it; NONE for the last of each window.
-    """
-
-    slots: np.ndarray
-    counts: np.ndarray
-    firsts: np.ndarray
-    positions: np.ndarray
-    owner: np.ndarray
-    depth: np.ndarray
-    drafted: np.ndarray
-
-    @property
-    def single(self) -> bool:
-        """Whether every window has one row."""
-        return len(self.owner) == len(self.slots)
-
-    def rows_of_pass(self, windows: Windows) -> np.ndarray:
-        """The rows among all of the pass with these windows, int64 [rows]."""
-        ends = windows.lengths.cumsum()[windows.logits > 0]
-        found: np.ndarray = (ends - self.counts)[self.owner] + self.depth
-        return found
-
-    @classmethod
-    def of(cls, windows: Windows) -> Rows:
-        """Those of these windows."""
-        if len(windows.tokens) == len(windows) == windows.logits.sum():
-            every, ones = np.arange(len(windows)), np.ones(len(windows), np.int64)
-            drafted = np.full(len(windows), NONE)
-            return cls(windows.slots, ones, every, windows.starts, every, ones - 1, drafted)
-        asked = windows.logits > 0
-        slots, counts, ends = windows.slots[asked], windows.logits[asked], windows.lengths.cumsum()[asked]
-        firsts = counts.cumsum() - counts
-        owner = np.repeat(np.arange(len(slots)), counts)
-        depth = np.arange(len(owner)) - firsts[owner]
-        drafted = np.append(windows.tokens, NONE)[(ends - counts)[owner] + depth + 1]
-        drafted[firsts + counts - 1] = NONE
-        return cls(slots, counts, firsts, (windows.starts + windows.lengths)[asked] - counts, owner, depth, drafted)
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A canonical pass, or a chain of them in one call, and what it gave.
-
-    Attributes:
-        windows: what went through it.
-        results: logits, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their scores, if these
-            windows are `plain`.
-        broken: rows whose hidden states are not finite.
-        drafters: whose drafts they are, int64 [slots]; None if there are none.
-        chained: whether each row is that of a pass of its own, and read what the row before chose.
-    """
-
-    windows: Windows
-    results: torch.Tensor | Scores
-    broken: list[int]
-    drafters: np.ndarray | None = None
-    chained: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What stands of a pass.
-
-    Attributes:
-        rows: those whose logits were wanted.
-        results: see `Ran`.
-        picked: what was chosen of logits; None of scores.
-        chosen: int64 [rows], the token after each.
-        produced: int64 [rows], tokens of the completion up to that one.
-        stopped: bool [rows], whether that one is an end-of-sequence token which ends its sequence.
-        ends: bool [rows], whether its sequence ends with it.
-        accepted: int64 [windows], draft tokens that stand.
-        committed: int64 [windows], tokens that do.
-        read: int64 [n], slots that have read their last token, and now have the one after it.
-        drafters: int64 [windows], whose drafts they are; places in the log's names.
-        chained: see `Ran`.
-    """
-
-    rows: Rows
-    results: torch.Tensor | Scores
-    picked: Chosen | None
-    chosen: np.ndarray
-    produced: np.ndarray
-    stopped: np.ndarray
-    ends: np.ndarray
-    accepted: np.ndarray
-    committed: np.ndarray
-    read: np.ndarray
-    drafters: np.ndarray
-    chained: bool
 
 
 class OutputProcessor:
@@ -217,7 +115,7 @@ class OutputProcessor:
         if self._ahead is not None:
             windows, results, broken = self._ahead.settle(live, windows, results, broken, self._stats)
         self._read(windows, broken)
-        rows = Rows.of(windows)
+        rows = WantedRows.of(windows)
         if not len(rows.owner):
             return None
         slots = rows.slots[rows.owner]
@@ -335,7 +233,7 @@ class OutputProcessor:
             else:
                 self._scheduler.share(slot)
 
-    def choices(self, rows: Rows) -> Choices:
+    def choices(self, rows: WantedRows) -> Choices:
         """How the token after each row is chosen."""
         live, slots = self._scheduler.live, rows.slots[rows.owner]
         adjustments: list[Adjustment | None] | None = None
@@ -348,7 +246,7 @@ class OutputProcessor:
         how = {name: values[slots] for name, values in live.how.items()}
         return Choices(**how, position=position, adjustments=adjustments)
 
-    def _sound(self, rows: Rows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
+    def _sound(self, rows: WantedRows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
         """How many tokens of each window are committed, int64 [windows], stop strings and broken rows considered.
 
         A sequence ends with an error, and nothing is committed, where a broken row comes before the end.
@@ -374,7 +272,7 @@ class OutputProcessor:
                     break
         return committed
 
-    def _note_logprobs(self, rows: Rows, committed: np.ndarray, judged: Judged) -> None:
+    def _note_logprobs(self, rows: WantedRows, committed: np.ndarray, judged: Judged) -> None:
         """Keep the log-probabilities of the samples that ask for them."""
         assert judged.logprobs is not None
         live, ends = self._scheduler.live, committed.cumsum()

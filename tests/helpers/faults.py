@@ -21,6 +21,7 @@ from detgen.check import resuming
 from detgen.engine import engine, output_processing, verification
 from detgen.engine.decoding import Decoding
 from detgen.engine.output_processing import OutputProcessor
+from detgen.engine.pass_results import Ran, Verified, WantedRows
 from detgen.engine.records import NONE
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
@@ -95,7 +96,7 @@ def chain_skips_an_entry(patch: Patch) -> None:
     """The second pass of a chain leaves its position of the cache as it is."""
     verify = OutputProcessor.verify
 
-    def faulty(self: OutputProcessor, ran: output_processing.Ran) -> output_processing.Verified | None:
+    def faulty(self: OutputProcessor, ran: Ran) -> Verified | None:
         if ran.chained:
             tables = self._cache.pages.tables
             places = [(w.slot, w.start + 1) for w in ran.windows if len(w.tokens) > 1]
@@ -111,7 +112,7 @@ def noise_keyed_by_slot(patch: Patch) -> None:
     """The sampling noise depends on the place in the batch."""
     choices = OutputProcessor.choices
 
-    def faulty(self: OutputProcessor, rows: output_processing.Rows) -> Choices:
+    def faulty(self: OutputProcessor, rows: WantedRows) -> Choices:
         found = choices(self, rows)
         return replace(found, seed=found.seed + rows.slots[rows.owner].astype(np.uint64))
 

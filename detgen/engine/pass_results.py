@@ -1,0 +1,116 @@
+"""The rows of a pass, what it gave, and what stands of it, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from detgen.engine.records import NONE
+from detgen.kernels.input_batch import Windows
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.sampling import Chosen
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """The rows of a pass whose logits are wanted, and their windows; windows without such rows are left out.
+
+    Attributes:
+        slots: int64 [windows].
+        counts: int64 [windows], rows of each.
+        firsts: int64 [windows], the first row of each.
+        positions: int64 [windows], the position of that row in its sequence.
+        owner: int64 [rows], the window of each row.
+        depth: int64 [rows], its place among the window's.
+        drafted: int64 [rows], the token that was drafted after it; NONE for the last of each window.
+    """
+
+    slots: np.ndarray
+    counts: np.ndarray
+    firsts: np.ndarray
+    positions: np.ndarray
+    owner: np.ndarray
+    depth: np.ndarray
+    drafted: np.ndarray
+
+    @property
+    def single(self) -> bool:
+        """Whether every window has one row."""
+        return len(self.owner) == len(self.slots)
+
+    def rows_of_pass(self, windows: Windows) -> np.ndarray:
+        """The rows among all of the pass with these windows, int64 [rows]."""
+        ends = windows.lengths.cumsum()[windows.logits > 0]
+        found: np.ndarray = (ends - self.counts)[self.owner] + self.depth
+        return found
+
+    @classmethod
+    def of(cls, windows: Windows) -> WantedRows:
+        """Those of these windows."""
+        if len(windows.tokens) == len(windows) == windows.logits.sum():
+            every, ones = np.arange(len(windows)), np.ones(len(windows), np.int64)
+            drafted = np.full(len(windows), NONE)
+            return cls(windows.slots, ones, every, windows.starts, every, ones - 1, drafted)
+        asked = windows.logits > 0
+        slots, counts, ends = windows.slots[asked], windows.logits[asked], windows.lengths.cumsum()[asked]
+        firsts = counts.cumsum() - counts
+        owner = np.repeat(np.arange(len(slots)), counts)
+        depth = np.arange(len(owner)) - firsts[owner]
+        drafted = np.append(windows.tokens, NONE)[(ends - counts)[owner] + depth + 1]
+        drafted[firsts + counts - 1] = NONE
+        return cls(slots, counts, firsts, (windows.starts + windows.lengths)[asked] - counts, owner, depth, drafted)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A canonical pass, or a chain of them in one call, and what it gave.
+
+    Attributes:
+        windows: what went through it.
+        results: logits, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their scores, if these
+            windows are `plain`.
+        broken: rows whose hidden states are not finite.
+        drafters: whose drafts they are, int64 [slots]; None if there are none.
+        chained: whether each row is that of a pass of its own, and read what the row before chose.
+    """
+
+    windows: Windows
+    results: torch.Tensor | Scores
+    broken: list[int]
+    drafters: np.ndarray | None = None
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What stands of a pass.
+
+    Attributes:
+        rows: those whose logits were wanted.
+        results: see `Ran`.
+        picked: what was chosen of logits; None of scores.
+        chosen: int64 [rows], the token after each.
+        produced: int64 [rows], tokens of the completion up to that one.
+        stopped: bool [rows], whether that one is an end-of-sequence token which ends its sequence.
+        ends: bool [rows], whether its sequence ends with it.
+        accepted: int64 [windows], draft tokens that stand.
+        committed: int64 [windows], tokens that do.
+        read: int64 [n], slots that have read their last token, and now have the one after it.
+        drafters: int64 [windows], whose drafts they are; places in the log's names.
+        chained: see `Ran`.
+    """
+
+    rows: WantedRows
+    results: torch.Tensor | Scores
+    picked: Chosen | None
+    chosen: np.ndarray
+    produced: np.ndarray
+    stopped: np.ndarray
+    ends: np.ndarray
+    accepted: np.ndarray
+    committed: np.ndarray
+    read: np.ndarray
+    drafters: np.ndarray
+    chained: bool
