@@ -311,9 +311,9 @@ from detgen.kernels.c.call import Call
 from detgen.kernels.c.panels import panels
 from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.runner.kv_cache import KVCache
-from detgen.kernels.generic.paged_attention import NativeAttention
+from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import Window, Windows, pack
-from detgen.runner.block_manager import Pages
+from detgen.runner.block_manager import BlockManager
 from detgen.models.stored import Place
 from detgen.program.arithmetic import linear
 from detgen.program.interpreter import Interpreter
@@ -339,12 +339,12 @@ scores = torch.cat([torch.einsum("shrd,skhd->shrk", q, k), torch.full((2, 2, 6, 
 want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1)[..., :-1], v)
 torch.testing.assert_close(attend_blocks(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
 
-cache = KVCache([(2, 16, 16)], Pages(2), torch.float32, torch.device("cpu"))
+cache = KVCache([(2, 16, 16)], BlockManager(2), torch.float32, torch.device("cpu"))
 cache.pages.lay_out(1, 64)
 packed = pack(Windows.of([Window(0, 0, [0] * 64, 0)]), cache.pages.tables, 1)
 last = q[0, :, :1].transpose(0, 1)
 rows = torch.cat([torch.zeros(63, 2, 16), last])
-out = NativeAttention(cache).attend(0, rows, k[0], v[0], packed, AttentionTraits(1.0, sink=3.0))
+out = PagedAttention(cache).attend(0, rows, k[0], v[0], packed, AttentionTraits(1.0, sink=3.0))
 torch.testing.assert_close(out[63], want[0, :, 0])
 heads = Cache(heads=2, kv_heads=2, size=16, values=16, keys=cache.keys[0], kept=cache.values[0])
 program, out = Program(Buffer("qkv", 96)), torch.empty(64, 32)
@@ -383,7 +383,7 @@ assert torch.equal(Call(program, (read,), (to,))(x)[0], linear(x, want.T))
 
 if importlib.util.find_spec("triton") is None:
     raise SystemExit
-from detgen.kernels.triton import sampling
+from detgen.kernels.triton import sampling_kernels as sampling
 from detgen.kernels.triton.runner import TritonRunner
 
 program, rows, x = bounded

@@ -117,7 +117,7 @@ def test_number_formats_have_one_name_behind_the_command_line(run_with: RunWith,
 
 def test_every_engine_and_sampling_setting_has_an_option() -> None:
     """All but one that is no text for a command line, and one that no output and no speed is better for."""
-    names = set(inspect.signature(cli.run.run_command).parameters)
+    names = set(inspect.signature(cli.run_command.run_command).parameters)
     settings = {*SamplingParams.__slots__, *EngineConfig.__slots__}
     assert settings - names == {"logit_bias", "prefill_chunk"}
 

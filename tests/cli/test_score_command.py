@@ -76,7 +76,7 @@ def test_every_option_arrives(score_with: Any) -> None:
 def test_the_help(score_with: Any) -> None:
     result = invoke("score", "--help")
     assert result.exit_code == 0
-    for option in inspect.signature(cli.score.score_command).parameters:
+    for option in inspect.signature(cli.score_command.score_command).parameters:
         assert option == "prompts" or f"--{option.replace('_', '-')}" in result.stdout
     assert "  detgen score questions.jsonl" in result.stdout
 

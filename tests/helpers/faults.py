@@ -31,6 +31,7 @@ from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choices
 from detgen.outputs.journal import Journal
+from detgen.program.steps import Rotate
 from detgen.runner import block_manager, kv_cache
 from detgen.runner.block_manager import PAGE, BlockManager, Prefix
 from detgen.runner.kv_cache import KVCache
@@ -261,8 +262,10 @@ def broken_entry_stays(patch: Patch) -> None:
 
     def change(decoder: CDecoder, packed: InputBatch, name: str, out: torch.Tensor) -> None:
         if name.endswith("rotated"):
-            layer, at = int(name.split(".")[1].split(",")[0]), packed.kv_positions
-            keys, values = decoder.cache.keys[layer], decoder.cache.values[layer]
+            cache = next(
+                step.cache for step in decoder.program().steps if isinstance(step, Rotate) and step.name == name
+            )
+            keys, values, at = cache.keys, cache.kept, packed.kv_positions
             heads, size = values.shape[1:]
             k, v = out[:, -2 * heads * size :].view(len(out), 2, heads, size).unbind(1)
             keys[at // PAGE, :, :, at % PAGE] = k

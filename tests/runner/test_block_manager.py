@@ -308,10 +308,10 @@ def test_tables_grow() -> None:
 
 MANY = """
 import psutil
-from detgen.runner.block_manager import Pages
+from detgen.runner.block_manager import BlockManager
 
 before = psutil.Process().memory_info().rss
-pages = Pages(10_000_000, 256)
+pages = BlockManager(10_000_000, 256)
 pages.take(0, 1000)
 pages.release(0)
 pages.forget()

@@ -38,7 +38,7 @@ def test_memory_for_whole_pages() -> None:
 
 def test_cuda_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "detgen.kernels.triton.triton_decoder", None)
-    monkeypatch.setattr(preparing, "describe", lambda _: True)
+    monkeypatch.setattr(preparing, "has_description", lambda _: True)
     nothing: Any = None
     with pytest.raises(EngineError, match=r"computes on CUDA by Triton, .* install triton, or use --device cpu"):
         preparing._on_cuda(nothing, nothing, nothing, nothing, nothing)
