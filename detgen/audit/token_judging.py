@@ -63,9 +63,9 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
 
     A thread with passes of its own never waits for the others between two operators.
     """
-    forward = engine.canonical
+    runner = engine.canonical
     threads = torch.get_num_threads()
-    workers = threads if forward.concurrent and len(samples) >= threads else 1
+    workers = threads if runner.concurrent and len(samples) >= threads else 1
     shares = []
     slot = 0
     for i in range(workers):  # the slots of a share are neighbours
@@ -78,12 +78,12 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
         _judge_thinking(engine, engine.thinking, shares[0])
         return
     if workers == 1:
-        _judge(forward, side_by_side(shares[0], MOST_ROWS), stopped)
+        _judge(runner, side_by_side(shares[0], MOST_ROWS), stopped)
         return
 
     def work(share: list[Reading]) -> None:
         torch.set_num_threads(1)
-        _judge(forward.counting(), side_by_side(share, MOST_ROWS), stopped)
+        _judge(runner.counting(), side_by_side(share, MOST_ROWS), stopped)
 
     try:
         with ThreadPoolExecutor(workers) as pool:
@@ -95,22 +95,22 @@ def _share(engine: Engine, samples: list[Audited]) -> None:
         torch.set_num_threads(threads)
 
 
-def _judge(forward: ModelRunner, passes: Iterable[Pass], stopped: Event) -> None:
+def _judge(runner: ModelRunner, passes: Iterable[Pass], stopped: Event) -> None:
     """Run passes until somebody stops them."""
     for read in passes:
         if stopped.is_set():
             return
-        _pass(forward, read)
+        _pass(runner, read)
 
 
 def _judge_thinking(engine: Engine, thinking: Thinking, readings: list[Reading]) -> None:
     """Read samples of a model that thinks, and compare their thoughts."""
-    forward = engine.canonical
+    runner = engine.canonical
     for reading in readings:
         thinking.start(reading.slot, 0)
         reading.pauses = sorted(first + thinking.chunk for first, _ in reading.audited.thoughts or ())
     for read in up_to_thoughts(readings, MOST_ROWS):
-        _pass(forward, read, thinking)
+        _pass(runner, read, thinking)
     for reading in readings:
         if (claims := reading.audited.thoughts) is not None:
             thoughts = enumerate(thinking.thoughts[reading.slot])
@@ -119,14 +119,14 @@ def _judge_thinking(engine: Engine, thinking: Thinking, readings: list[Reading])
 
 
 @torch.inference_mode()
-def _pass(forward: ModelRunner, read: Pass, thinking: Thinking | None = None) -> None:
+def _pass(runner: ModelRunner, read: Pass, thinking: Thinking | None = None) -> None:
     """One pass, and what its logits give beside what was written."""
     broken: list[int] = []
     windows = Windows.of(w for _, w in read)
-    results = forward.run(windows, broken, scored=all(_plain(r.audited) for r, w in read if w.logits))
+    results = runner.run(windows, broken, scored=all(_plain(r.audited) for r, w in read if w.logits))
     if isinstance(results, Scores) and not (results.finite & (results.tokens == _committed(read))).all():
         broken.clear()
-        results = forward.run(windows, broken)  # how far off a token is, the logits tell
+        results = runner.run(windows, broken)  # how far off a token is, the logits tell
     if thinking is not None:
         ends = thinking.keep(windows.slots, windows.starts + windows.lengths)
         windows, results, broken = cut(windows, ends - windows.starts, results, broken)

@@ -28,31 +28,31 @@ class ModelDrafter(Drafter):
     """Drafts with a draft model.
 
     Args:
-        forward: passes of the draft model, which are unconstrained.
+        runner: passes of the draft model, which are unconstrained.
         vocabulary: entries of the target's logits.
         context: most positions of the draft model.
     """
 
     name = "model"
 
-    def __init__(self, forward: ModelRunner, vocabulary: int, context: int) -> None:
-        self.forward = forward
+    def __init__(self, runner: ModelRunner, vocabulary: int, context: int) -> None:
+        self.runner = runner
         self._vocabulary = vocabulary
         self._context = context
-        self._chains = forward.chaining is not None and forward.chaining.outputs == vocabulary
+        self._chains = runner.chaining is not None and runner.chaining.outputs == vocabulary
         self._held: dict[int, list[int]] = {}
 
     @property
     def cost(self) -> PassCost:
         """Cost of a pass of the draft model and of choosing its tokens."""
-        return self.forward.cost
+        return self.runner.cost
 
     def start(self, slot: int, tokens: list[int], cached: int) -> None:
         """Note that a sequence takes `slot`, whose first `cached` positions are shared with others.
 
         Of these the draft model has read the tokens whose pages say so.
         """
-        pages = self.forward.cache.pages
+        pages = self.runner.cache.pages
         held = 0
         for page in pages.tables[slot, : -(-cached // PAGE)].tolist():
             read = int(pages.drafted[page])
@@ -115,9 +115,9 @@ class ModelDrafter(Drafter):
         going = [i for i, n in enumerate(lengths) if n > 0]
         wanted = np.array([lengths[i] for i in going], np.int64)
         if any(choice.temperature for choice in choices):
-            written = self.forward.draft(Windows.of(reads), wanted, [choices[i] for i in going])
+            written = self.runner.draft(Windows.of(reads), wanted, [choices[i] for i in going])
         else:
-            _, scores = self.forward.chain(Windows.of(reads), wanted)
+            _, scores = self.runner.chain(Windows.of(reads), wanted)
             written = [tokens.tolist() for tokens in np.split(scores.tokens, wanted.cumsum()[:-1])]
         for i, tokens in zip(going, written, strict=True):
             for token in tokens:
@@ -176,7 +176,7 @@ class ModelDrafter(Drafter):
 
     def _mark(self, slot: int, first: int, end: int) -> None:
         """Note in the pages that committed tokens were read, for other sequences that share them."""
-        pages = self.forward.cache.pages
+        pages = self.runner.cache.pages
         # From the block before on, which accepted drafts may have filled.
         for block in range(max(first // PAGE - 1, 0), -(-end // PAGE)):
             pages.drafted[pages.tables[slot, block]] = min(end - block * PAGE, PAGE)
@@ -185,7 +185,7 @@ class ModelDrafter(Drafter):
         windows = list(windows)
         for w in windows:
             self._held[w.slot][w.start :] = w.tokens
-        return self.forward.run(windows)
+        return self.runner.run(windows)
 
 
 def make(parts: Parts) -> Drafter:

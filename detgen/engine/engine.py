@@ -143,7 +143,7 @@ class Engine:
             self._turns.give_back(turn)
 
     def __repr__(self) -> str:
-        draft, device = self._prepared.draft, str(self._forward.device)
+        draft, device = self._prepared.draft, str(self._runner.device)
         shown = {"target": self._target.name, "draft": draft and draft.name, "device": device}
         own = self.config.drafter
         drafter = own if isinstance(own, str) else "custom"
@@ -162,15 +162,15 @@ class Engine:
         self.stats = EngineStats()
         self.stopping = Stopping(target.tokenizer)
         self._prepared, self._target = prepared, target
-        self._forward, *drafting = [p.counting() for p in prepared.passes]
+        self._runner, *drafting = [p.counting() for p in prepared.runners]
         ahead = None
         if thinking is not None:
-            ahead = ReadingAhead(config.speculative_prefill, thinking, self._forward.cost)
+            ahead = ReadingAhead(config.speculative_prefill, thinking, self._runner.cost)
         self._model = None
         if draft:
             self._model = ModelDrafter(drafting[0], target.vocabulary, draft.context)
         self._scheduler = Scheduler(
-            [p.cache for p in prepared.passes],
+            [p.cache for p in prepared.runners],
             config.batch_size,
             self._model.start if self._model else lambda *_: None,
             config.prefill_chunk,
@@ -180,10 +180,10 @@ class Engine:
         )
         self._encoder = Encoder(target, self._scheduler)
         self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
-        self._scoring = Scoring(self._forward, self._scheduler, self.stats, ahead)
-        parts = Parts(self._model, self._forward.cost, MOST_ROWS, config.draft_tokens)
+        self._scoring = Scoring(self._runner, self._scheduler, self.stats, ahead)
+        parts = Parts(self._model, self._runner.cost, MOST_ROWS, config.draft_tokens)
         self._decoding = Decoding(
-            *(self._forward, self._scheduler, self.stopping, self.stats),
+            *(self._runner, self._scheduler, self.stopping, self.stats),
             *(drafter_of(config.drafter, parts), config.draft_tokens or _DRAFT_TOKENS, target.vocabulary, ahead),
         )
 
@@ -237,7 +237,7 @@ class Engine:
     @property
     def canonical(self) -> ModelRunner:
         """The target's passes; for proofs and benchmarks."""
-        return self._forward
+        return self._runner
 
     @property
     def live(self) -> RunningBatch:
@@ -376,9 +376,9 @@ class Engine:
                 self._turns.give_back(turn)
 
     def _update_stats(self) -> None:
-        s, f = self.stats, self._forward
+        s, f = self.stats, self._runner
         s.target_passes, s.rows = f.passes, f.rows
-        s.draft_passes = self._model.forward.passes if self._model else 0
+        s.draft_passes = self._model.runner.passes if self._model else 0
         s.reused_tokens, s.preemptions = self._scheduler.reused, self._scheduler.preemptions
 
     def sequences(self, request: Request) -> Iterator[Sequence]:

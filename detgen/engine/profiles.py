@@ -18,7 +18,7 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     profile = {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
         "dtype": str(target.rounded or torch.float32).removeprefix("torch."),
-        **prepared.passes[0].decoder.profile(),
+        **prepared.runners[0].decoder.profile(),
     }
     if config.target_quant in QUANTS:  # its quantizer decides the weights
         profile["versions"] = {**profile.get("versions", {}), "bitsandbytes": version("bitsandbytes")}

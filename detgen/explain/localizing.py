@@ -127,8 +127,8 @@ class Recording:
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
-        forward = self._engine.canonical
-        run = forward.run
+        runner = self._engine.canonical
+        run = runner.run
 
         def run_recorded(windows: Windows, broken: list[int] | None = None, **scored: bool) -> object:
             self._begin(windows)
@@ -137,10 +137,10 @@ class Recording:
             finally:
                 self._now = None  # the next pass may be one that does not compute the position
 
-        instance: Any = forward
+        instance: Any = runner
         instance.run = run_recorded
         try:
-            with forward.decoder.telling(self._take_output), self._states_taken():
+            with runner.decoder.telling(self._take_output), self._states_taken():
                 yield
         finally:
             del instance.run

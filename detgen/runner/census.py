@@ -32,22 +32,22 @@ _PASSES = (
 _POSITIONS = 64
 
 
-def take_census(decoder: GenericDecoder, forward: ModelRunner, vocabulary: int) -> Census:
+def take_census(decoder: GenericDecoder, runner: ModelRunner, vocabulary: int) -> Census:
     """Watch a model's passes; where operators are left that need it, functions that they come from are replaced too.
 
     Args:
         decoder: whose modules were replaced.
-        forward: its passes, whose cache is cleared.
+        runner: its passes, whose cache is cleared.
         vocabulary: token ids that it reads.
     """
     try:
-        if not _samples(decoder, forward, vocabulary):
+        if not _samples(decoder, runner, vocabulary):
             return Census((), "")
     except RefusedError:
         pass  # perhaps it is replaced in a moment
     decoder.functions = NativeFunctions()
     try:
-        samples = _samples(decoder, forward, vocabulary)
+        samples = _samples(decoder, runner, vocabulary)
         for sample in samples:
             _prove(sample)
     except RefusedError as error:
@@ -63,13 +63,13 @@ def _prove(sample: Sample) -> None:
 
 
 @torch.no_grad()
-def _samples(decoder: GenericDecoder, forward: ModelRunner, vocabulary: int) -> list[Sample]:
+def _samples(decoder: GenericDecoder, runner: ModelRunner, vocabulary: int) -> list[Sample]:
     """What must be proved.
 
     Raises:
         RefusedError: if rows are mixed, or the forward takes other ways at other row counts.
     """
-    pages = forward.cache.pages
+    pages = runner.cache.pages
     pages.lay_out(3, _POSITIONS)
     random = torch.Generator().manual_seed(5)
     passes: list[Watched] = []
@@ -78,7 +78,7 @@ def _samples(decoder: GenericDecoder, forward: ModelRunner, vocabulary: int) -> 
             Window(slot, start, torch.randint(vocabulary, (count,), generator=random).tolist(), wanted)
             for slot, start, count, wanted in spans
         ]
-        batch = forward.pack(Windows.of(windows))
+        batch = runner.pack(Windows.of(windows))
         if not i:  # what is made once is made before anything is watched
             decoder.run(batch)
             continue

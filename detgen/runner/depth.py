@@ -122,22 +122,22 @@ def _entries(shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values + 2 * torch.randn(_PAGES, 1, heads, sizes[1], generator=maker)
 
 
-def check_depth(forward: ModelRunner, depth: Depth) -> None:
+def check_depth(runner: ModelRunner, depth: Depth) -> None:
     """Compare packed rows with what the model's own forward gives; clears the cache.
 
     Args:
-        forward: the model's passes.
+        runner: the model's passes.
         depth: what its own forward gives.
 
     Raises:
         EngineError: if they differ by more than rounding explains.
     """
-    cache = forward.cache
+    cache = runner.cache
     *whole, cut = depth.pages
     cache.pages.lay_out_one([*whole, _PAGES, _PAGES + 1])  # what is written to is no page that stands elsewhere, too
-    at = torch.arange((_PAGES + 1) * PAGE, device=forward.device)
+    at = torch.arange((_PAGES + 1) * PAGE, device=runner.device)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         made = (torch.cat([x, x[cut:][:1]]) for x in _entries((values.shape[1], keys.shape[2], values.shape[2])))
         cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in made))
-    found = forward.run([Window(0, depth.at, depth.tokens, _ROWS)])
-    check_logits(forward, found, depth.logits, f" at position {depth.at:,}")
+    found = runner.run([Window(0, depth.at, depth.tokens, _ROWS)])
+    check_logits(runner, found, depth.logits, f" at position {depth.at:,}")

@@ -47,7 +47,7 @@ class Prepared:
     Attributes:
         target: the target model.
         draft: the draft model, if there is one.
-        passes: those of the target, then those of the draft model.
+        runners: the target's, then the draft model's.
         pages: the pages of their caches.
         thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
             else None.
@@ -55,14 +55,14 @@ class Prepared:
 
     target: LoadedModel
     draft: LoadedModel | None
-    passes: tuple[ModelRunner, ...]
+    runners: tuple[ModelRunner, ...]
     pages: BlockManager
     thinking: Thinking | None = None
 
     @property
     def position_bytes(self) -> int:
         """Bytes of a position in all caches together."""
-        return sum(p.cache.entry_bytes for p in self.passes)
+        return sum(p.cache.entry_bytes for p in self.runners)
 
 
 def prepare(
@@ -105,25 +105,25 @@ def prepare(
     weights = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
     kept = _KEPT_PAGES if device.type == "cpu" else None
     pages = BlockManager(_page_count(device, kv_memory, held, weights), kept=kept)
-    passes = tuple(
-        _passes(m, model, layout, pages, device, drafts=m is not target)
+    runners = tuple(
+        _runner(m, model, layout, pages, device, drafts=m is not target)
         for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     with refusing(_kind(target.name, backbones[0])):
-        check_reference(passes[0], reference, target.vocabulary)
+        check_reference(runners[0], reference, target.vocabulary)
         if depth is not None:
-            check_depth(passes[0], depth)
+            check_depth(runners[0], depth)
     thinking = None
     if (model := target.thinking) is not None:
         blocks = (
             _block(target, part, letter, device) for part, letter in ((model.thinker, "T"), (model.compressor, "C"))
         )
-        thinking = passes[0].thinking = Thinking(Thinker(model.config, *blocks), pages, device)
+        thinking = runners[0].thinking = Thinking(Thinker(model.config, *blocks), pages, device)
     if draft:
         observer.stage(f"timing {draft.name}")
         with refusing(_kind(draft.name, backbones[1])):
-            passes[1].learn_cost(batch_size)
-    return Prepared(target, draft, passes, pages, thinking)
+            runners[1].learn_cost(batch_size)
+    return Prepared(target, draft, runners, pages, thinking)
 
 
 def _kind(name: str, model: PreTrainedModel) -> str:
@@ -141,12 +141,12 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) ->
         decoder = one_layer(target.model, part)
         reference = reference_logits(decoder, target.vocabulary, target.bits)
         layout = attach(decoder, name)
-    forward = _passes(target, decoder, layout, BlockManager(SLOTS), device)
-    check_reference(forward, reference, target.vocabulary)
-    return Block(forward)
+    runner = _runner(target, decoder, layout, BlockManager(SLOTS), device)
+    check_reference(runner, reference, target.vocabulary)
+    return Block(runner)
 
 
-def _passes(
+def _runner(
     loaded: LoadedModel,
     model: PreTrainedModel,
     layout: Layout,
@@ -171,15 +171,15 @@ def _passes(
     with refusing(_kind(loaded.name, model)):
         replace_modules(model, layout.uncalled)
     decoder = GenericDecoder(model, cache)
-    forward = ModelRunner(decoder, cache, layout.group)
+    runner = ModelRunner(decoder, cache, layout.group)
     if not drafts:
         with refusing(_kind(loaded.name, model)):
-            decoder.census = take_census(decoder, forward, loaded.vocabulary)
+            decoder.census = take_census(decoder, runner, loaded.vocabulary)
         if why := decoder.census.refused:
             raise EngineError(
                 f"{loaded.name} is not row-invariant by its own forward: {why}. Its outputs would depend on the batch"
             )
-    return forward
+    return runner
 
 
 def _on_cuda(

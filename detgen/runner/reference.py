@@ -46,27 +46,27 @@ def reference_logits(model: PreTrainedModel, vocabulary: int, bits: int = 0, rea
     return logits
 
 
-def check_reference(forward: ModelRunner, reference: torch.Tensor, vocabulary: int) -> None:
+def check_reference(runner: ModelRunner, reference: torch.Tensor, vocabulary: int) -> None:
     """Compare a packed pass with the model's own forward; clears the cache.
 
     Args:
-        forward: the model's passes.
+        runner: the model's passes.
         reference: the result of `reference_logits`.
         vocabulary: token ids that it reads.
 
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
     """
-    forward.cache.pages.lay_out(1, _TOKENS)
-    packed = forward.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
-    check_logits(forward, packed, reference)
+    runner.cache.pages.lay_out(1, _TOKENS)
+    packed = runner.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
+    check_logits(runner, packed, reference)
 
 
-def check_logits(forward: ModelRunner, packed: torch.Tensor, reference: torch.Tensor, where: str = "") -> None:
+def check_logits(runner: ModelRunner, packed: torch.Tensor, reference: torch.Tensor, where: str = "") -> None:
     """Compare packed logits with the model's own.
 
     Args:
-        forward: the passes that they come from.
+        runner: the passes that they come from.
         packed: float32 [rows, vocabulary].
         reference: likewise, of the model's own forward.
         where: the rows are, for the message.
@@ -77,7 +77,7 @@ def check_logits(forward: ModelRunner, packed: torch.Tensor, reference: torch.Te
     error = float((reference - packed.to(reference.device)).abs().max() / reference.abs().max().clamp_min(1e-6))
     if error <= _EXACT:
         return
-    decoder = forward.decoder
+    decoder = runner.decoder
     why = decoder.explain_difference() or (
         f"packed rows{where} give other logits than the model's own forward "
         f"(largest difference {error:.1e} of the largest logit)"

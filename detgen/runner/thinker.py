@@ -37,10 +37,10 @@ class Block(NamedTuple):
     """T or C.
 
     Attributes:
-        forward: its passes.
+        runner: its passes.
     """
 
-    forward: ModelRunner
+    runner: ModelRunner
 
     def run(self, windows: Windows, rows: torch.Tensor | None = None) -> torch.Tensor:
         """The logits that windows want, in as few passes as possible.
@@ -56,7 +56,7 @@ class Block(NamedTuple):
         for part in _parts(windows, MOST_ROWS):
             last = first + len(part.tokens)
             exchange = None if rows is None else Exchange(0, -1, rows[first:last])
-            found.append(self.forward.run(part, exchange=exchange))
+            found.append(self.runner.run(part, exchange=exchange))
             first = last
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -138,11 +138,11 @@ class Thinker:
         self.inject, self.extract = config.inject_layer, config.extract_index
         self.writer, self.compressor = writer, compressor
         self._end = config.thought_end
-        self._device = writer.forward.device
+        self._device = writer.runner.device
         self._states: OrderedDict[Thought, torch.Tensor] = OrderedDict()  # the least recently used first
         self._kept = max(min(_REMEMBERED, _MEMORY // (4 * self.chunk * self.hidden)), 1)
         for block in (writer, compressor):
-            block.forward.cache.pages.lay_out(SLOTS, PAGE)  # for good: no row sees what another chunk left behind it
+            block.runner.cache.pages.lay_out(SLOTS, PAGE)  # for good: no row sees what another chunk left behind it
 
     def think(self, chunks: torch.Tensor, owners: np.ndarray) -> list[Thought | None]:
         """What T thinks about chunks: greedy, ties to the lowest id.

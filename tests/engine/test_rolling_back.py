@@ -53,7 +53,7 @@ def test_truncation_allocates_nothing(
 ) -> None:
     """Through hundreds of roll-backs the cache's tensors stay where they are, and none of their size is made."""
     engine = large.with_settings(drafter=drafter, draft_tokens=6)
-    caches = [passes.cache for passes in engine._prepared.passes]
+    caches = [passes.cache for passes in engine._prepared.runners]
     tensors = [x for cache in caches for x in (*cache.keys, *cache.values)]
     identities = [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in tensors]
     some = [

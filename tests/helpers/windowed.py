@@ -114,7 +114,7 @@ def own(made: Any, ids: list[int]) -> torch.Tensor:
 
 def packed(passes: Prepared, ids: list[int]) -> torch.Tensor:
     """The same by packed passes."""
-    forward = passes.passes[0]
+    forward = passes.runners[0]
     forward.cache.pages.lay_out(1, len(ids))
     parts = [(at, ids[at : at + _READ]) for at in range(0, len(ids), _READ)]
     return torch.cat([forward.run([Window(0, at, part, len(part))]) for at, part in parts])

@@ -40,7 +40,7 @@ class Model(NamedTuple):
 
     @property
     def forward(self) -> ModelRunner:
-        return self.prepared.passes[0]
+        return self.prepared.runners[0]
 
     def run(self, windows: list[tuple[int, int, int]], exchange: Exchange | None = None) -> torch.Tensor:
         """The logits of all rows of windows (slot, start, end) of the sequences."""
@@ -59,7 +59,7 @@ def prepared(kind: str) -> Model:
         loaded = LoadedModel("a model", model, None, "", 512, frozenset({0}))
         settings: dict[str, Any] = {"batch_size": 4, "kv_memory": 8 << 20}
         found = prepare(loaded, None, torch.device("cpu"), **settings)
-    found.passes[0].thinking = None  # which would bring states to a pass without an exchange
+    found.runners[0].thinking = None  # which would bring states to a pass without an exchange
     return Model(found, own)
 
 

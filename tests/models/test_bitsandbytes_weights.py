@@ -103,7 +103,7 @@ def widened(folder: Path, to: Path) -> Path:
 def bits_of(folder: Path, quant: QuantName = "none", dtype: Any = "auto") -> list[torch.Tensor]:
     """Logits of a pass of two windows, and the entries of the cache."""
     loaded = load_model(folder, folder.name, dtype, quant)
-    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).passes[0]
+    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
     forward.cache.pages.lay_out(2, 128)
     logits = forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)])
     at = torch.tensor([*range(40), *range(128, 131)])
@@ -151,7 +151,7 @@ def test_experts_one_by_one(random_model: Callable[..., Path], tmp_path: Path) -
 
 def storages(folder: Path, quant: QuantName = "none") -> dict[str, Storage]:
     engine = Engine(target=folder, target_quant=quant, kv_memory=8 << 20)
-    steps = engine._prepared.passes[0].decoder.program().steps  # type: ignore[union-attr]
+    steps = engine._prepared.runners[0].decoder.program().steps  # type: ignore[union-attr]
     return {step.name.split(".")[-1]: step.weight.storage for step in steps if isinstance(step, Linear)}
 
 

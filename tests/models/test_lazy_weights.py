@@ -67,7 +67,7 @@ print(kibibytes("VmHWM") - before)
 def bits_of(folder: Path, dtype: DTypeName = "auto", quant: QuantName = "none") -> torch.Tensor:
     """Logits of a pass of two windows."""
     loaded = load_model(folder, folder.name, dtype, quant)
-    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).passes[0]
+    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
     forward.cache.pages.lay_out(2, 128)
     return forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]).clone()
 

@@ -120,7 +120,7 @@ def test_logits_are_the_models_own(kind: str, window: int) -> None:
 def test_a_row_is_the_same_alone_and_among_others(kind: str) -> None:
     """Bit for bit, on both sides of the bounds of chunks and windows of 24."""
     passes = windowed.prepared(windowed.model(kind, 24))
-    forward = passes.passes[0]
+    forward = passes.runners[0]
     forward.cache.pages.lay_out(2, 128)
     words = [random.Random(2).randrange(3, windowed.VOCABULARY) for _ in range(80)]
     alone = torch.cat([forward.run([Window(0, at, [word], 1)]) for at, word in enumerate(words)])

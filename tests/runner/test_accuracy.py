@@ -58,7 +58,7 @@ def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[
     ids = hf.AutoTokenizer.from_pretrained(folder)("".join(code(8))).input_ids[:300]
     loaded = load_model(folder, family, "float32", "none")
     prepared = prepare(loaded, None, CPU, batch_size=1, kv_memory=16 << 20)
-    forward = prepared.passes[0]
+    forward = prepared.runners[0]
     forward.cache.pages.lay_out(1, len(ids) + 1)
     own = forward.run([Window(0, 0, ids, len(ids))])
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}

@@ -17,7 +17,7 @@ def test_pages_are_what_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> Non
     """Neither the batch size nor the context has a say; a draft model's cache has the target's pages."""
     asked = []
     monkeypatch.setattr(preparing, "free_memory", lambda device, besides: asked.append(besides) or 1 << 30)
-    caches = [forward.cache for forward in Engine(drafter="model", batch_size=1)._prepared.passes]
+    caches = [forward.cache for forward in Engine(drafter="model", batch_size=1)._prepared.runners]
     pages = caches[0].pages
     assert [cache.pages for cache in caches] == [pages, pages]
     position = sum(x.nbytes for cache in caches for x in (*cache.keys, *cache.values)) // (pages.count + 1) // PAGE

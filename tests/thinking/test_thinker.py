@@ -61,7 +61,7 @@ class Model(NamedTuple):
     @property
     def name(self) -> str:
         """Its key in `models`."""
-        return kind_of(self.thinker.writer.forward.decoder)
+        return kind_of(self.thinker.writer.runner.decoder)
 
     @classmethod
     def of(cls, model: ThinkingStatesForCausalLM) -> Model:
@@ -82,7 +82,7 @@ def models() -> dict[str, Model]:
 def model(request: pytest.FixtureRequest, models: dict[str, Model]) -> Model:
     found = models[request.param]
     for block in (found.thinker.writer, found.thinker.compressor):
-        assert kind_of(block.forward.decoder) == request.param
+        assert kind_of(block.runner.decoder) == request.param
     return found
 
 
@@ -283,7 +283,7 @@ def test_endless_thoughts() -> None:
 def test_remembered_states(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
     """C reads a thought once; those that were not used for long are forgotten, and come out the same again."""
     found = models["c"].thinker
-    passes = found.compressor.forward
+    passes = found.compressor.runner
     monkeypatch.setattr(found, "_kept", 3)
     found._states.clear()
     a, b, c, d = THOUGHTS[:4]
