@@ -1,6 +1,7 @@
 """Two checkouts of detgen against each other: the same generations in turns, each checkout in a process of its own.
 
     .venv/bin/python benchmarks/two_trees.py ../before
+    .venv/bin/python benchmarks/two_trees.py ../before --target FOLDER --quant q8 --only equal
     .venv/bin/python benchmarks/two_trees.py --only shared    # this checkout alone
 
 The other checkout must have its compiled library (`make demo` there), and an environment of its own if it needs one. A
@@ -15,7 +16,8 @@ compared, too. Three kinds of jobs:
   generate 16 tokens, in this checkout with its prefix cache and without; the ratio is that of the times, wanted is at
   most 0.4.
 
-Memory is what each checkout takes by default. Only `shared` shares prefixes.
+Without a target it is the embedded pair; another target has no draft model. Memory is what each checkout takes by
+default. Only `shared` shares prefixes.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ class Job(NamedTuple):
 
 JOBS = (
     Job("equal", "none", 1, 3, 48),
+    Job("equal", "ngram", 1, 4, 64),
     Job("equal", "auto", 1, 4, 64),
     Job("equal", "none", 16, 16, 48),
     Job("equal", "ngram", 16, 16, 64),
@@ -78,12 +81,12 @@ class Answer(NamedTuple):
     outputs: list[list[int]]
 
 
-def serve() -> None:
+def serve(target: str | None, quant: str) -> None:
     """Generate what standard input asks for, a line a job and turn."""
     from detgen import Engine, EngineConfig
 
     setting = "prefix_cache" if "prefix_cache" in EngineConfig.__slots__ else "prefix_reuse"
-    base = Engine(drafter="auto", batch_size=16)
+    base = Engine(target=target, target_quant=quant, drafter="auto", batch_size=16)
     lines = (HERE / "sample_prompts" / "code.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [base.tokenizer(json.loads(line)["prompt"]).input_ids for line in lines]
     for line in sys.stdin:
@@ -125,10 +128,10 @@ def make_requests(job: Job, turn: int, prompts: list[list[int]]) -> list[Any]:
 class Tree:
     """A checkout, served by its own interpreter."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, asked: list[str]) -> None:
         own = folder / ".venv" / "bin" / "python"
         self._process = subprocess.Popen(
-            [own if own.exists() else sys.executable, __file__, "--serve"],
+            [own if own.exists() else sys.executable, __file__, "--serve", *asked],
             env={**os.environ, "PYTHONPATH": str(folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -163,14 +166,17 @@ def main() -> None:
     parser.add_argument("other", type=Path, nargs="?", help="the other checkout")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="", help="equal, mixed or shared")
+    parser.add_argument("--target", help="a model's folder")
+    parser.add_argument("--quant", default="none", help="of the target")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve()
+        serve(args.target, args.quant)
         return
     jobs = [job for job in JOBS if args.only in job.kind]
-    this = Tree(HERE)
-    other = Tree(args.other.resolve()) if args.other else None
+    asked = [*(["--target", args.target] if args.target else []), "--quant", args.quant]
+    this = Tree(HERE, asked)
+    other = Tree(args.other.resolve(), asked) if args.other else None
     answers: dict[Job, list[dict[str, Answer]]] = {job: [] for job in jobs}
     for turn in range(args.rounds + 1):
         for job in jobs:
