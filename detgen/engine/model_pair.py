@@ -22,8 +22,8 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
     """
 
     def load(source: str | Path | LoadedModel | None, role: str, quant: QuantName) -> LoadedModel:
-        if isinstance(source, LoadedModel):
-            return source
+        if source is not None and not isinstance(source, str | Path):
+            return source  # loaded already
         trusted, name = config.trust_remote_code, str(source or f"embedded:{role}")
         place = source or DEMO / role
         return load_model(place, name, config.dtype, quant, trusted=trusted, observer=observer)

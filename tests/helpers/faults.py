@@ -6,6 +6,7 @@ it starts: workers import the main module again, and the runs that the check kil
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choices
 from detgen.outputs.journal import Journal
+from detgen.program.operands import Cache
 from detgen.program.steps import Rotate
 from detgen.runner import block_manager, kv_cache
 from detgen.runner.block_manager import PAGE, BlockManager, Prefix
@@ -257,14 +259,18 @@ def resume_loses_a_token(patch: Patch) -> None:
     patch.setattr(Journal, "read", faulty)
 
 
+@functools.cache
+def _kept_by(decoder: CDecoder) -> dict[str, Cache]:
+    """Where the steps of a decoder store keys and values."""
+    return {step.name: step.cache for step in decoder.program().steps if isinstance(step, Rotate)}
+
+
 def broken_entry_stays(patch: Patch) -> None:
     """Entries that are not finite are stored as they are."""
 
     def change(decoder: CDecoder, packed: InputBatch, name: str, out: torch.Tensor) -> None:
         if name.endswith("rotated"):
-            cache = next(
-                step.cache for step in decoder.program().steps if isinstance(step, Rotate) and step.name == name
-            )
+            cache = _kept_by(decoder)[name]
             keys, values, at = cache.keys, cache.kept, packed.kv_positions
             heads, size = values.shape[1:]
             k, v = out[:, -2 * heads * size :].view(len(out), 2, heads, size).unbind(1)
