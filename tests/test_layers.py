@@ -130,7 +130,7 @@ def may_import(name: str) -> set[str]:
         return {name}
     at = next(i for i, layer in enumerate(LAYERS) if name in layer)
     below = {lower for layer in LAYERS[at + 1 :] for lower in layer}
-    base = {"errors", "machine"} if name in ("thinking", "kernels", "program") else BASE
+    base = {"errors"} if name in ("thinking", "kernels", "program") else BASE
     return {name, "detgen"} | BESIDE.get(name, set()) | below | base  # "detgen" for its version
 
 
@@ -194,9 +194,7 @@ def test_only_the_display_uses_rich() -> None:
 
 
 def test_kernels_know_no_models() -> None:
-    """But for the one that runs transformers' own forward."""
-    knowing = {m for m, all_ in FOUND.items() for i in all_ if i.module == "transformers" and home(m) == "kernels"}
-    assert knowing == {"detgen.kernels.generic.generic_decoder"}
+    assert "kernels" not in users("transformers")
 
 
 def test_what_setup_reads_needs_no_library() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from detgen.engine.config import EngineConfig
+from detgen.machine import cpu_name
 from detgen.models.bitsandbytes_weights import QUANTS
 from detgen.runner.preparing import Prepared
 
@@ -15,11 +16,13 @@ from detgen.runner.preparing import Prepared
 def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     """As `Engine.profile`."""
     target = prepared.target
-    profile = {
+    profile: dict[str, Any] = {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
         "dtype": str(target.rounded or torch.float32).removeprefix("torch."),
         **prepared.runners[0].decoder.profile(),
     }
+    if "operators" in profile:  # torch's kernels for them depend on the processor
+        profile |= {"device": cpu_name(), "capability": torch.backends.cpu.get_cpu_capability()}
     if config.target_quant in QUANTS:  # its quantizer decides the weights
         profile["versions"] = {**profile.get("versions", {}), "bitsandbytes": version("bitsandbytes")}
     return profile

@@ -44,10 +44,12 @@ class Chaining(Protocol):
     Attributes:
         outputs: entries of a row of logits, or of hidden states where there is no output layer.
         kept: entries of logits that `sample` leaves behind for each row; 0 where it leaves scores alone.
+        stops: whether a sequence has no passes behind its end; else they are computed for nothing.
     """
 
     outputs: int
     kept: int
+    stops: bool
 
     def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> Scores:
         """Each sequence goes on with its largest logit; a row is not finite, either, whose last keys are not."""

@@ -191,18 +191,18 @@ class ModelRunner:
         return self._chained(windows, lengths, lambda of, batch: of.draft(batch, lengths, Choices.of(choices)))
 
     def _chained(self, windows: Windows, lengths: np.ndarray, call: Callable[[Chaining, InputBatch], _Found]) -> _Found:
-        """What a call that runs several passes gives; they are counted as far as `lengths` stand behind it."""
+        """What a call that runs several passes gives; all that ran are counted."""
         chaining = self.chaining
         assert chaining is not None, "asked before"
-        started = time.perf_counter()
+        started, asked = time.perf_counter(), lengths.copy()
         batch = self.pack(windows)
         with torch.inference_mode():
             found = call(chaining, batch)
-        self._count(batch, lengths, time.perf_counter() - started)
+        self._count(batch, lengths if chaining.stops else asked, time.perf_counter() - started)
         return found
 
     def _count(self, batch: InputBatch, lengths: np.ndarray, seconds: float) -> None:
-        """Count the passes of one call, and learn what they cost; `lengths` as `chain` leaves them."""
+        """Count the passes of one call, and learn what they cost; `lengths` are those that ran."""
         rows = (lengths > np.arange(lengths.max())[:, None]).sum(1)
         rows[0] = len(batch.windows.tokens)
         self.passes += len(rows)

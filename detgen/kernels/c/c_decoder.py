@@ -32,9 +32,10 @@ class CDecoder(ProgramDecoder):
     Attributes:
         concurrent: see `Decoder`; it holds no state during a pass.
         kept: see `Chaining`.
+        stops: likewise.
     """
 
-    concurrent = True
+    concurrent = stops = True
 
     def __init__(self, programs: Programs) -> None:
         super().__init__(programs)

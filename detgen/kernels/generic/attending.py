@@ -11,9 +11,9 @@ import torch
 
 from detgen.kernels.attention import AttentionTraits
 
-# Attention of the pass in progress: called with layer, q, k, v and the layer's traits; see `PagedAttention.attend`.
+# Called with layer, q, k, v and the layer's traits; see `PagedAttention.attend`.
 AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
-# Attention of the pass in progress: not every model passes unknown keyword arguments on to its attention.
+# Not every model passes unknown keyword arguments on to its attention.
 _current: ContextVar[AttendRows] = ContextVar("detgen_pass")
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
-import transformers
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedModel
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.decoder import ARITHMETIC, KVBuffers
@@ -21,7 +20,6 @@ from detgen.kernels.generic.attending import attending
 from detgen.kernels.generic.hooks import hooked
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import InputBatch
-from detgen.machine import cpu_name
 
 _PROMPT = 16  # tokens
 
@@ -43,7 +41,7 @@ class GenericDecoder:
     """A transformers decoder in place.
 
     Args:
-        model: whose modules were replaced by native ones.
+        model: a transformers decoder whose modules were replaced by native ones.
         cache: where its keys and values are stored.
 
     Attributes:
@@ -58,7 +56,7 @@ class GenericDecoder:
     concurrent = False
     chaining = None
 
-    def __init__(self, model: PreTrainedModel, cache: KVBuffers) -> None:
+    def __init__(self, model: Any, cache: KVBuffers) -> None:
         self.kind = type(model).__name__
         self.model = model
         self.functions: TorchFunctionMode | None = None
@@ -141,14 +139,12 @@ class GenericDecoder:
 
     def profile(self) -> dict[str, Any]:
         """See `Decoder`: the model's own forward says in which order functions are called."""
-        versions = {"transformers": transformers.__version__}
+        versions = {"transformers": version("transformers")}
         proved = self.census.proved if self.census else ()
         if not proved:
             return {"versions": versions, "arithmetic": ARITHMETIC}
         return {
             "versions": {**versions, "torch": torch.__version__},
-            "device": cpu_name(),
-            "capability": torch.backends.cpu.get_cpu_capability(),
             "arithmetic": f"{ARITHMETIC} and torch",
             "operators": list(proved),
         }

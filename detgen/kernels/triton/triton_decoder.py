@@ -100,9 +100,10 @@ class TritonDecoder(ProgramDecoder):
     Attributes:
         concurrent: see `Decoder`; its buffers hold one pass.
         kept: see `Chaining`.
+        stops: likewise.
     """
 
-    concurrent = False
+    concurrent = stops = False
     kept = 0
 
     def __init__(self, programs: Programs, scratch: int, device: torch.device, replaying: Replaying) -> None:

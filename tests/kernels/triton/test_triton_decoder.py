@@ -190,6 +190,7 @@ def test_passes_are_launched_one_after_the_other(
     choices = Choices.of([Choice(0.9 * (i % 3 > 0), 0.95, seed=slots[i], position=3 * i) for i in range(len(slots))])
     ends = Ends(np.array(data.draw(st.lists(st.integers(0, 139), max_size=60))), np.arange(len(slots)) % 2 > 0)
     asked = lengths.copy()
+    before = forward.passes
     broken = forward.decoder.breaking(data.draw(st.integers(0, 139))) if spoiled else nullcontext()
     with broken:
         if sampled:
@@ -198,6 +199,7 @@ def test_passes_are_launched_one_after_the_other(
         else:
             read, scores = forward.chain(windows, asked, ends)
         assert isinstance(scores, Scores)
+        assert forward.passes == before + lengths.max(), "what lies behind an end runs, too"
         assert len(read) == len(scores.tokens) == asked.sum()
         spans = [(slot, 0, len(r) + n - 1) for slot, r, n in zip(slots, reads, asked, strict=True)]
         entries = [forward.cache.entries(*span) for span in spans]
