@@ -22,8 +22,7 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.kernels.c.library import Ends
-from detgen.kernels.input_batch import Windows
+from detgen.kernels.input_batch import Ends, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.runner.model_runner import ModelRunner
 

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from detgen.kernels.c.library import Ends
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.input_batch import InputBatch
+from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choices
 

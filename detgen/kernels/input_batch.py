@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -150,6 +151,18 @@ class InputBatch:
         w, ones = self.windows, np.ones(len(there), np.int64)
         starts = (w.starts + w.lengths - 1)[there] + passes
         return pack(Windows(w.slots[there], starts, ones, ones, 0 * ones), self._tables, self._group)
+
+
+class Ends(NamedTuple):
+    """Where sequences end.
+
+    Attributes:
+        tokens: int64 [n], ids behind which nothing comes.
+        to_end: bool [sequences], whether these hold for it.
+    """
+
+    tokens: np.ndarray
+    to_end: np.ndarray
 
 
 def pack(windows: Windows, tables: np.ndarray, group: int) -> InputBatch:

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from detgen.kernels.attention import BLOCK
-from detgen.kernels.c.library import Ends
 from detgen.kernels.decoder import Chaining, Decoder
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.input_batch import InputBatch, Window, Windows, pack
+from detgen.kernels.input_batch import Ends, InputBatch, Window, Windows, pack
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.sampling import Choice, Choices

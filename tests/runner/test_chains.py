@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
-from detgen.kernels.c.library import Ends
-from detgen.kernels.input_batch import Window, Windows
+from detgen.kernels.input_batch import Ends, Window, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.models.attaching import attach

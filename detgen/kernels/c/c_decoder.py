@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from detgen.kernels import choosing
-from detgen.kernels.c.library import Ends, Runner, best_build
+from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.decoder import ARITHMETIC
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.input_batch import InputBatch
+from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import ProgramDecoder, Programs
 from detgen.kernels.sampling import Choices

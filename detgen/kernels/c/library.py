@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ import torch
 from detgen.errors import EngineError
 from detgen.kernels.c import layout
 from detgen.kernels.c.layout import Chain, LaidOut, Pass
+from detgen.kernels.input_batch import Ends
 from detgen.program.experts import ExpertLinear, Sort
 from detgen.program.finite import most
 from detgen.program.operands import SCORED, Buffer
@@ -70,18 +70,6 @@ def best_build() -> ctypes.CDLL:
         if (found := build(name)) is not None:
             return found
     raise EngineError(f"detgen's compiled library is missing, or not of this version or for this system: {REINSTALL}")
-
-
-class Ends(NamedTuple):
-    """Where sequences end.
-
-    Attributes:
-        tokens: int64 [n], ids behind which nothing comes.
-        to_end: bool [sequences], whether these hold for it.
-    """
-
-    tokens: np.ndarray
-    to_end: np.ndarray
 
 
 class Runner:

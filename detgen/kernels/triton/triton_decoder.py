@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from detgen.kernels.attention import BLOCK, SHARING
-from detgen.kernels.c.library import Ends
 from detgen.kernels.decoder import ARITHMETIC
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.input_batch import InputBatch
+from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import ProgramDecoder, Programs
 from detgen.kernels.sampling import Choices
