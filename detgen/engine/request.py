@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+
+from pydantic import Field
 
 from detgen.engine.showing import brief, call
 from detgen.engine.stats import DraftCounts
@@ -248,30 +250,32 @@ class Request:
 
 
 class TokenRecord(NamedTuple):
-    """One line of the acceptance log: a committed token, or a draft token that was rolled back.
+    """A committed token, or a draft token that was rolled back: the figures of a line of the acceptance log."""
 
-    Attributes:
-        position: index in the completion, from 0.
-        round: which round of the sample it comes from, from 0.
-        token: the committed token; None if rolled back.
-        drafter: the drafter of the round ("model", "ngram", "none").
-        drafted: the token drafted for this position; None if there was none.
-        status: accepted (the draft token was right), corrected (it was wrong; the verifier's own token is committed),
-            bonus (the verifier's token after a wholly accepted draft), plain (nothing was drafted),
-            rolled_back (drafted after a correction or an end), unverified (from an unverified request).
-        logprob: natural log-probability of the token under the model (temperature 1); None if rolled back.
-        margin: the token's lead over the runner-up, in the scores that decided (logits at temperature 0, else
-            perturbed log-probabilities); None if rolled back or if there was no other candidate.
-    """
-
-    position: int
-    round: int
-    token: int | None
-    drafter: str
-    drafted: int | None
-    status: Status
-    logprob: float | None
-    margin: float | None
+    position: Annotated[int, Field(ge=0, description="place in the completion, from 0")]
+    round: Annotated[int, Field(ge=0, description="round of the sample, from 0")]
+    token: Annotated[int | None, Field(ge=0, description="the committed token; null if rolled back")]
+    drafter: Annotated[str, Field(description="who drafted in the round: `model`, `ngram` or `none`")]
+    drafted: Annotated[int | None, Field(ge=0, description="the token drafted for this position; null for none")]
+    status: Annotated[
+        Status,
+        Field(
+            description="`accepted` (the draft token was right), `corrected` (it was wrong; the verifier's own is"
+            " committed), `bonus` (the verifier's token after a wholly accepted draft), `plain` (nothing was drafted),"
+            " `rolled_back` (drafted after a correction or an end), `unverified` (of an unverified request)"
+        ),
+    ]
+    logprob: Annotated[
+        float | None,
+        Field(description="natural log-probability of the token under the model (temperature 1); null if rolled back"),
+    ]
+    margin: Annotated[
+        float | None,
+        Field(
+            description="the token's lead over the runner-up in the scores that decided: logits at temperature 0, else"
+            " perturbed log-probabilities; null if rolled back or without a runner-up"
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

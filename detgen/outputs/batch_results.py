@@ -14,11 +14,12 @@ from detgen.engine.pieces import Piece, Pieces
 from detgen.engine.request import NOT_FINITE, Request
 from detgen.errors import OutputError
 from detgen.outputs.directory import write_all, writing
-from detgen.outputs.finished import Line, beside, output_lines
+from detgen.outputs.finished import beside, output_lines
 from detgen.outputs.folder import OUTPUTS, OutputFolder
 from detgen.outputs.identity import fingerprint
 from detgen.outputs.lines import dump
 from detgen.outputs.manifest import RESULTS
+from detgen.outputs.records import Line
 from detgen.prompts import BadLine
 
 _BLOCK = 1 << 20
@@ -68,9 +69,6 @@ class Results:
         return dump(result).encode() + b"\n"
 
     def _body(self, request: Request, lines: list[Line], digest: str) -> dict[str, Any]:
-        for line in lines:
-            if not isinstance(line["text"], str) or line["finish_reason"] not in ("stop", "length"):
-                raise TypeError("a text without a text, or without an end")
         chat = request.messages is not None
         prompt = lines[0]["prompt_tokens"]
         completion = sum(line["completion_tokens"] for line in lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -14,9 +13,8 @@ from detgen.engine.request import Request
 from detgen.errors import OutputError
 from detgen.outputs.folder import OUTPUTS, SPOOL
 from detgen.outputs.manifest import sampling_params
+from detgen.outputs.records import Line, parse_line
 from detgen.prompts import BadLine, Prompts, open_prompts, spooled_prompts
-
-Line = dict[str, Any]  # of `outputs.jsonl`
 
 
 def prompts_of(folder: Path, manifest: dict[str, Any], given: str | None) -> Prompts:
@@ -78,19 +76,11 @@ def output_lines(file: BinaryIO, path: Path, sha256: str) -> Iterator[Line]:
     digest = hashlib.sha256()
     for number, raw in enumerate(file, 1):
         digest.update(raw)
-        yield _parse(raw, f"{path}:{number}")
+        if (line := parse_line(raw)) is None:
+            raise OutputError(f"{path}:{number} is not a line of a run; restore the file, or run again")
+        yield line
     if digest.hexdigest() != sha256:
         raise OutputError(f"{path} is not what the run wrote: its SHA-256 is another; restore the file, or run again")
-
-
-def _parse(raw: bytes, where: str) -> Line:
-    try:
-        line = json.loads(raw.decode())
-    except (ValueError, RecursionError):
-        line = None
-    if not isinstance(line, dict) or not type(line.get("index")) is type(line.get("sample")) is int:
-        raise OutputError(f"{where} is not a line of a run; restore the file, or run again")
-    return line
 
 
 def beside(items: Iterable[Request | BadLine], lines: Iterable[Line]) -> Iterator[tuple[Request | BadLine, list[Line]]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from detgen.engine.request import Completion, Request, SamplingParams
 from detgen.engine.score_requests import Score, ScoreRequest
+from detgen.outputs.records import ErrorLine, ScoreLine, TextLine, in_order
 from detgen.prompts import BadLine
 
 _CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
@@ -35,9 +36,7 @@ def output_line(completion: Completion | Score) -> str:
     if isinstance(completion, Score):
         return _score_line(completion)
     line: dict[str, Any] = {
-        "id": request.id,
-        "index": request.index,
-        "sample": completion.sample,
+        **_head(completion),
         **echoed(request),
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -53,18 +52,14 @@ def output_line(completion: Completion | Score) -> str:
             {"token": token, "logprob": entry.logprob, "top": entry.top}
             for token, entry in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
-    if request.metadata:
-        line["metadata"] = request.metadata
-    return dump(line) + "\n"
+    return _line(TextLine, line, request.metadata)
 
 
 def _score_line(score: Score) -> str:
     """The line of a score."""
     request = score.request
     line: dict[str, Any] = {
-        "id": request.id,
-        "index": request.index,
-        "sample": score.sample,
+        **_head(score),
         **scored(score),
         "logprob": score.logprob,
         "is_greedy": score.is_greedy,
@@ -76,9 +71,7 @@ def _score_line(score: Score) -> str:
             for token, logprob, greedy in zip(score.token_ids, score.logprobs, score.greedy, strict=True)
         ],
     }
-    if request.metadata:
-        line["metadata"] = request.metadata
-    return dump(line) + "\n"
+    return _line(ScoreLine, line, request.metadata)
 
 
 def scored(score: Score) -> dict[str, Any]:
@@ -102,8 +95,7 @@ def bad_line(bad: BadLine) -> str:
 
 def acceptance_lines(completion: Completion) -> str:
     """The lines of `acceptance.jsonl` of a sample."""
-    request = completion.request
-    head = {"id": request.id, "index": request.index, "sample": completion.sample}
+    head = _head(completion)
     return "".join(dump({**head, **record._asdict()}) + "\n" for record in completion.records)
 
 
@@ -145,10 +137,15 @@ def request_line(index: int, content: str | None) -> bytes:
 
 
 def _error_line(id: str | int, index: int, sample: int, error: str, metadata: dict[str, Any]) -> str:
-    line: dict[str, Any] = {"id": id, "index": index, "sample": sample, "error": error}
-    if metadata:
-        line["metadata"] = metadata
-    return dump(line) + "\n"
+    return _line(ErrorLine, {"id": id, "index": index, "sample": sample, "error": error}, metadata)
+
+
+def _head(completion: Completion | Score) -> dict[str, Any]:
+    return {"id": completion.request.id, "index": completion.request.index, "sample": completion.sample}
+
+
+def _line(kind: type, values: dict[str, Any], metadata: dict[str, Any]) -> str:
+    return dump(in_order(kind, {**values, "metadata": metadata} if metadata else values)) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from detgen.engine.chunks import chunks_of
 from detgen.engine.request import SamplingParams
 from detgen.report.counting import Counts
-from detgen.report.output_lines import thoughts_of
 from detgen.report.reporting import Report, Shown
 from detgen.report.streaming import Fields
 from detgen.report.texts import Texts, counted, harmless, visible
@@ -171,8 +170,13 @@ def chunks(shown: Shown, texts: Texts) -> list[tuple[str, ...]]:
     if shown.prompt is None or texts.chunk is None:
         return []
     tokens = [*shown.prompt, *shown.line["token_ids"]]
+    thoughts = dict(shown.line.get("thoughts", ()))
     found = chunks_of(
-        tokens, dict(thoughts_of(shown.line)), texts.chunk, lambda part: texts.of_all(part) or "", keeps=texts.keeps
+        tokens,
+        thoughts,
+        texts.chunk,
+        lambda part: texts.of_all(part) or "",
+        keeps=texts.keeps,
     )
     return [
         (f"{c.first}–{c.end - 1}", visible(c.text), *("–" if t is None else visible(t) for t in (c.state, c.thought)))
@@ -183,7 +187,7 @@ def chunks(shown: Shown, texts: Texts) -> list[tuple[str, ...]]:
 def thoughts(line: Fields) -> list[tuple[int, str, str]]:
     """The thoughts of a sample: where their chunks begin, in the prompt or behind it, and what was thought."""
     behind = line["prompt_tokens"]
-    return [(first, "prompt" if first < behind else "completion", visible(t)) for first, t in thoughts_of(line)]
+    return [(first, "prompt" if first < behind else "completion", visible(t)) for first, t in line.get("thoughts", ())]
 
 
 def share(part: float, whole: float) -> str:

@@ -21,15 +21,17 @@ from pyarrow import json as arrow_json
 
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import Status
-from detgen.report.streaming import Faults, Fields, blocks, parse
+from detgen.outputs.records import AcceptanceLine, is_acceptance, keys_of
+from detgen.report.streaming import Faults, Fields, blocks
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 NAMES = tuple(name for name in DRAFTERS if name != "auto")  # of drafters, as a log has them
 NONE = -1  # in place of a token: none was committed, or none drafted
 
-_WHOLE = ("index", "sample", "position", "round")
-_OR_NULL = ("token", "drafted")
-_SCORES = ("margin", "logprob")
+_TYPES = {name: key.type for name, key in keys_of(AcceptanceLine).items() if name != "id"}
+_WHOLE = tuple(name for name, type_ in _TYPES.items() if type_ is int)
+_OR_NULL = tuple(name for name, type_ in _TYPES.items() if type_ == int | None)
+_SCORES = tuple(name for name, type_ in _TYPES.items() if type_ == float | None)
 _CODES = {"drafter": pa.array(NAMES), "status": pa.array(STATUSES)}
 _SCHEMA = pa.schema(
     [(name, pa.int64()) for name in (*_WHOLE, *_OR_NULL)]
@@ -37,7 +39,6 @@ _SCHEMA = pa.schema(
     + [(name, pa.float64()) for name in _SCORES]
 )
 _PARSING = arrow_json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="ignore")
-_KEYS = frozenset(_SCHEMA.names)
 _COLUMNS = (*_WHOLE, *_OR_NULL, *_CODES, *_SCORES)
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -175,8 +176,7 @@ def _entries(lines: list[bytes], first: int, name: str, faults: Faults) -> Entri
 
 def _is_entry(line: bytes) -> bool:
     """Whether a line spells an entry."""
-    fields = parse(line)
-    if fields is None or not fields.keys() >= _KEYS:
+    if not is_acceptance(line):
         return False
     try:
         _columns([line])

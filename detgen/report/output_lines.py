@@ -9,8 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from detgen.outputs.records import parse_line
 from detgen.report.log import Key, key_of
-from detgen.report.streaming import Faults, Fields, blocks, open_file, parse, records
+from detgen.report.streaming import Faults, Fields, blocks, open_file, records
 
 _ERRORS = 50  # lines that are kept
 _KINDS = 1000  # different errors, or thoughts, that are counted apart
@@ -38,7 +39,7 @@ class Places:
             if self.samples[at] == key[1]:
                 with open_file(self.path) as file:
                     file.seek(self.offsets[at])
-                    return parse(file.readline())
+                    return parse_line(file.readline())
             at += 1
         return None
 
@@ -110,16 +111,7 @@ def read_lines(folder: Path, manifest: Fields, asked: Collection[str], faults: F
     found = Lines(Places(path))
     latest, failed = (-1, -1), -1
     for block in blocks(path, manifest, faults):
-        offset = block.start
-        raws = block.raw.removesuffix(b"\n").split(b"\n")
-        lines = records(block, path.name, faults)
-        offsets = []
-        for raw in raws:
-            offsets.append(offset)
-            offset += len(raw) + 1
-        if len(lines) < len(raws):  # those that are none of a run are not among them
-            offsets = [at for at, raw in zip(offsets, raws, strict=True) if parse(raw) is not None]
-        for at, line in zip(offsets, lines, strict=True):
+        for at, line in records(block, path.name, faults):
             key = key_of(line)
             if key <= latest:
                 faults.add(f"{path.name}: prompt {key[0]}, sample {key[1]} is out of order")
@@ -127,37 +119,32 @@ def read_lines(folder: Path, manifest: Fields, asked: Collection[str], faults: F
             if "error" in line:
                 found.failed += failed != key[0]
                 failed = key[0]
-            if _add(found, line, key, new=key[0] != latest[0]):
-                found.places.add(key, at)
-                if asked and str(line.get("id")) in asked:
-                    found.asked.setdefault(str(line["id"]), []).append(key)
-            else:
-                faults.add(f"{path.name}: prompt {key[0]}, sample {key[1]} has neither a text nor an error")
+            found.prompts += key[0] != latest[0]
+            _add(found, line, key)
+            found.places.add(key, at)
+            if str(line["id"]) in asked:
+                found.asked.setdefault(str(line["id"]), []).append(key)
             latest = key
     return found
 
 
-def _add(found: Lines, line: Fields, key: Key, *, new: bool) -> bool:
-    """Count a line; False if it is none of a run."""
-    found.prompts += new
-    if isinstance(error := line.get("error"), str):
+def _add(found: Lines, line: Fields, key: Key) -> None:
+    """Count a line."""
+    if "error" in line:
+        error = line["error"]
         found.error_lines += 1
         if len(found.errors) < _ERRORS:
             found.errors.append(line)
         if len(found.kinds) < _KINDS or kind_of(error) in found.kinds:
             found.kinds[kind_of(error)] += 1
-        return True
-    tokens, text, prompt_tokens = (line.get(name) for name in ("token_ids", "text", "prompt_tokens"))
-    if not isinstance(tokens, list) or not isinstance(text, str) or type(prompt_tokens) is not int:
-        return False
+        return
     found.samples += 1
-    found.tokens += len(tokens)
-    found.prompt_tokens += prompt_tokens if key[1] == 0 else 0
-    found.reasons[str(line.get("finish_reason"))] += 1
+    found.tokens += len(line["token_ids"])
+    found.prompt_tokens += line["prompt_tokens"] if key[1] == 0 else 0
+    found.reasons[line["finish_reason"]] += 1
     if "thoughts" in line:
         found.thoughts = found.thoughts or Thoughts()
-        _add_thoughts(found.thoughts, thoughts_of(line), prompt_tokens, key)
-    return True
+        _add_thoughts(found.thoughts, line["thoughts"], line["prompt_tokens"], key)
 
 
 def _add_thoughts(found: Thoughts, thoughts: list[tuple[int, str]], prompt_tokens: int, key: Key) -> None:
@@ -169,13 +156,6 @@ def _add_thoughts(found: Thoughts, thoughts: list[tuple[int, str]], prompt_token
         found.completion += first >= prompt_tokens
         if len(found.texts) < _KINDS or text in found.texts:
             found.texts[text] += 1
-
-
-def thoughts_of(line: Fields) -> list[tuple[int, str]]:
-    """The thoughts of an output line: the first position of the chunk, and the text. What is none is left out."""
-    given = line.get("thoughts")
-    pairs = [t for t in given if isinstance(t, list) and len(t) == 2] if isinstance(given, list) else []
-    return [(first, text) for first, text in pairs if type(first) is int and isinstance(text, str)]
 
 
 def kind_of(error: str) -> str:

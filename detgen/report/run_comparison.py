@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from detgen.outputs import differences
+from detgen.outputs.records import parse_line
 from detgen.report.log import Entries, Key, key_of
-from detgen.report.streaming import Faults, Fields, blocks, open_file, parse, records
+from detgen.report.streaming import Faults, Fields, blocks, open_file, records
 
 _KEPT = 50  # differences that are shown
 _AROUND = 80  # characters of a text that are shown on either side
@@ -105,20 +106,17 @@ def compare(folders: tuple[Path, Path], manifests: tuple[Fields, Fields], faults
     places = _places(path, manifests[1], faults)
     with open_file(path) as file:
         for block in blocks(folders[0] / "outputs.jsonl", manifests[0], Faults()):
-            for line in records(block, "outputs.jsonl", Faults()):
+            for _, line in records(block, "outputs.jsonl", Faults()):
                 name = _name(line)
-                offset = places.pop(name, None)
-                if offset is None:
+                other = None
+                if (offset := places.pop(name, None)) is not None:
+                    file.seek(offset)
+                    other = parse_line(file.readline())
+                if other is None:
                     _note(found, Difference(name, "is only in the first run", (key_of(line), None)))
                     continue
-                file.seek(offset)
-                other = parse(file.readline()) or {}
                 found.samples += 1
-                try:
-                    difference = _difference(name, line, other)
-                except (KeyError, TypeError):
-                    difference = Difference(name, "has a line that no run writes", (key_of(line), None))
-                if difference is None:
+                if (difference := _difference(name, line, other)) is None:
                     found.equal += 1
                 else:
                     _note(found, difference)
@@ -131,19 +129,12 @@ def _places(path: Path, manifest: Fields, faults: Faults) -> dict[Name, int]:
     """Where the lines of a file are."""
     found: dict[Name, int] = {}
     for block in blocks(path, manifest, faults):
-        at = block.start
-        for number, raw in enumerate(block.raw.removesuffix(b"\n").split(b"\n"), start=block.line):
-            if (line := parse(raw)) is not None:
-                found[_name(line)] = at
-            else:
-                faults.add(f"{path.name}:{number}: is not a line of a run")
-            at += len(raw) + 1
+        found |= {_name(line): at for at, line in records(block, path.name, faults)}
     return found
 
 
 def _name(line: Fields) -> Name:
-    given = line.get("id")
-    return (given if isinstance(given, str | int) else repr(given)), line["sample"]
+    return line["id"], line["sample"]
 
 
 def _note(found: Comparison, difference: Difference) -> None:

@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 from detgen.errors import OutputError
 from detgen.outputs import open_plain
+from detgen.outputs.records import is_line, parse_line
 
 _BLOCK = 4 << 20  # bytes
 _SHOWN = 20  # faults that are kept
-_LARGEST = 2**62  # of numbers of prompts and samples
 
 Fields = dict[str, Any]
 
@@ -102,42 +102,26 @@ def blocks(path: Path, manifest: Fields, faults: Faults) -> Iterator[Block]:
         faults.add(f"{path.name}: its size or SHA-256 is not what the manifest says; it was changed after the run")
 
 
-def records(block: Block, name: str, faults: Faults) -> list[Fields]:
-    """The objects of a block that say whose they are; lines that do not are faults.
+def records(block: Block, name: str, faults: Faults) -> list[tuple[int, Fields]]:
+    """The output lines of a block, each with its first byte in the file; lines that no run writes are faults.
 
     Args:
         block: the lines.
         name: of the file, for messages.
         faults: takes the other lines.
     """
-    lines = block.raw.removesuffix(b"\n").split(b"\n")
+    raws = block.raw.removesuffix(b"\n").split(b"\n")
     try:  # all at once is twice as fast as one by one
-        found = json.loads((b"[" + b",".join(lines) + b"]").decode())
-        if len(found) == len(lines) and all(map(_keyed, found)):
-            return list(found)
+        found = json.loads((b"[" + b",".join(raws) + b"]").decode())
+        if len(found) != len(raws) or not all(map(is_line, found)):
+            found = map(parse_line, raws)
     except (ValueError, RecursionError):
-        pass
-    kept = []
-    for number, raw in enumerate(lines, start=block.line):
-        if (fields := parse(raw)) is None:
+        found = map(parse_line, raws)
+    kept, at = [], block.start
+    for number, (raw, line) in enumerate(zip(raws, found, strict=True), start=block.line):
+        if line is None:
             faults.add(f"{name}:{number}: is not a line of a run")
         else:
-            kept.append(fields)
+            kept.append((at, line))
+        at += len(raw) + 1
     return kept
-
-
-def parse(raw: bytes) -> Fields | None:
-    """The object of a line that says whose it is; None if there is none."""
-    try:
-        fields = json.loads(raw.decode())
-    except (ValueError, RecursionError):
-        return None
-    return fields if _keyed(fields) else None
-
-
-def _keyed(fields: Any) -> bool:
-    """Whether it says whose it is, in numbers that fit an int64."""
-    if type(fields) is not dict:
-        return False
-    index, sample = fields.get("index"), fields.get("sample")
-    return type(index) is type(sample) is int and 0 <= index <= _LARGEST and 0 <= sample <= _LARGEST

@@ -200,7 +200,7 @@ REFUSED: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (
         lambda out: (edit_lines(out / "outputs.jsonl", lambda ls: ls[0].update(text=5)), renew(out)),
-        r"outputs\.jsonl: the lines? of prompt 1",
+        r"outputs\.jsonl:1 is not a line of a run; restore",
     ),
     (
         lambda out: (edit_lines(out / "outputs.jsonl", lambda ls: ls.pop()), renew(out)),

@@ -122,7 +122,8 @@ def test_what_else_may_differ(finished: Path, out: Path, rewrite: Any) -> None:
                     case "too long":
                         line["error"] += "!"
                     case "broken<i>":
-                        line.update(text="x", token_ids=[1], prompt_tokens=1)
+                        line.update(text="x", token_ids=[1], finish_reason="stop")
+                        line.update(prompt_tokens=1, completion_tokens=1, seed=0)
                         del line["error"]
             if line["id"] == "unverified":
                 line["id"] = "new"
@@ -151,7 +152,7 @@ def test_lines_that_no_run_writes_are_faults_of_their_folder(finished: Path, out
     lines[1] = "{"
     path.write_text("\n".join(lines) + "\n")
     report = read_report(finished, against=out)
-    assert report.faults.first[0] == f"{out}: outputs.jsonl:2: is not a line of a run"
+    assert report.faults.first[:2] == [f"{out}: outputs.jsonl:{n}: is not a line of a run" for n in (1, 2)]
     report = read_report(out, against=finished)
     assert report.faults.count
     read_page(render(report))

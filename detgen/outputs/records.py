@@ -1,0 +1,287 @@
+"""What a run writes, declared once: a line of outputs, of a score, of an error, of the acceptance log, and a result.
+
+The writer builds these objects, in this order of keys; `parse_line` checks them; the report and the audit read them; a
+column of an export is a key that is marked as one; docs/lines.md has their tables (`table`). A key is added here and
+where it is filled.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    TypeGuard,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError, with_config
+from pydantic.fields import FieldInfo
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
+
+from detgen.engine.request import TokenRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Marks a key that is a column of an export.
+
+    Attributes:
+        place: among the columns.
+        type: of its values, as Arrow calls it; [type] is a list of them.
+    """
+
+    place: int
+    type: str | list[str]
+
+
+_declared = with_config(ConfigDict(extra="forbid", strict=True))
+
+_T = TypeVar("_T")
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Place = Annotated[int, Field(ge=0, le=2**62)]
+_Pair = Annotated[tuple[_Count, _T], Strict(False)]  # a list, as JSON has it
+_Metadata = Annotated[dict[str, Any], Column(10, "string"), Field(description="the line's other keys, if it has any")]
+
+
+@_declared
+class Head(TypedDict):
+    """Whose a line is."""
+
+    id: Annotated[str | int, Column(0, "string"), Field(description="the prompt's `id`, else its line number")]
+    index: Annotated[_Place, Column(1, "int64"), Field(description="place of the prompt in the input, from 0")]
+    sample: Annotated[_Place, Column(2, "int64"), Field(description="which of the prompt's samples, from 0")]
+
+
+@_declared
+class Echo(TypedDict):
+    """What `--echo` repeats of the prompt: one of the keys, or none."""
+
+    prompt: NotRequired[Annotated[str, Column(3, "string"), Field(description="with `--echo`: the prompt")]]
+    messages: NotRequired[Annotated[list[dict[str, Any]], Field(description="with `--echo`: a chat")]]
+    prompt_token_ids: NotRequired[Annotated[list[_Count], Field(description="with `--echo`: a prompt of token ids")]]
+
+
+@_declared
+class TokenEntry(TypedDict):
+    """The log-probabilities at one position."""
+
+    token: Annotated[_Count, Field(description="the chosen token's id")]
+    logprob: Annotated[float | None, Field(description="its natural log-probability")]
+    top: Annotated[list[_Pair[float | None]], Field(description="id and log-probability of the most likely ones")]
+
+
+@_declared
+class TextLine(Head, Echo):
+    """A line of `outputs.jsonl`: a sample that is a text."""
+
+    text: Annotated[str, Column(4, "string"), Field(description="the text, cut before a stop string")]
+    token_ids: Annotated[list[_Count], Column(11, ["int64"]), Field(description="its tokens, the end included")]
+    finish_reason: Annotated[
+        Literal["stop", "length"],
+        Column(5, "string"),
+        Field(description="`stop` (it ended, or was stopped) or `length`"),
+    ]
+    prompt_tokens: Annotated[_Count, Column(6, "int64"), Field(description="tokens of the prompt")]
+    completion_tokens: Annotated[_Count, Column(7, "int64"), Field(description="tokens of the text")]
+    seed: Annotated[_Count, Column(8, "int64"), Field(description="key of the sampling noise")]
+    thoughts: NotRequired[
+        Annotated[list[_Pair[str]], Field(description="of a model that thinks: first position and text of each")]
+    ]
+    logprobs: NotRequired[
+        Annotated[list[TokenEntry], Column(12, ["float64"]), Field(description="with `logprobs`: an object per token")]
+    ]
+    metadata: NotRequired[_Metadata]
+
+
+@_declared
+class ErrorLine(Head):
+    """A line of `outputs.jsonl`: a prompt that could not run, or a sample that ended with an error."""
+
+    error: Annotated[str, Column(9, "string"), Field(description="file, line and reason")]
+    metadata: NotRequired[_Metadata]
+
+
+@_declared
+class ScoredToken(TypedDict):
+    """One token of a score."""
+
+    token: Annotated[_Count, Field(description="its id")]
+    logprob: Annotated[float | None, Field(description="its natural log-probability")]
+    greedy: Annotated[bool, Field(description="whether it is the most likely one")]
+
+
+@_declared
+class ScoreLine(Head, Echo):
+    """A line of `outputs.jsonl` of `detgen score`: a completion, or a text as a whole."""
+
+    completion: NotRequired[Annotated[str | list[_Count], Field(description="with `--echo`: the completion")]]
+    text: NotRequired[Annotated[str, Field(description="with `--echo`: a text that is scored as a whole")]]
+    logprob: Annotated[float | None, Field(description="the sum of its tokens' log-probabilities")]
+    is_greedy: Annotated[bool, Field(description="whether greedy generation gives it")]
+    token_ids: Annotated[list[_Count], Field(description="its tokens")]
+    prompt_tokens: Annotated[_Count, Field(description="tokens of the prompt; 0 of a text as a whole")]
+    completion_tokens: Annotated[_Count, Field(description="tokens of the completion")]
+    logprobs: Annotated[list[ScoredToken], Field(description="an object per token")]
+    metadata: NotRequired[_Metadata]
+
+
+# A line of `acceptance.jsonl`: a committed token, or a drafted one that was rolled back.
+AcceptanceLine = TypedDict(  # type: ignore[misc]
+    "AcceptanceLine",
+    get_type_hints(Head, include_extras=True) | get_type_hints(TokenRecord, include_extras=True),
+)
+
+
+class ResultError(TypedDict):
+    """Why a request has no result."""
+
+    code: str
+    message: str
+
+
+class ResponseError(TypedDict):
+    """The body of a response that is an error."""
+
+    message: str
+    type: str
+    param: None
+    code: None
+
+
+class Usage(TypedDict):
+    """How many tokens a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Body(TypedDict):
+    """The body of a response: a chat completion or a completion, as the OpenAI API has it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[dict[str, Any]]
+    usage: Usage
+    system_fingerprint: str
+
+
+class Response(TypedDict):
+    """What a request was answered."""
+
+    status_code: int
+    request_id: str
+    body: Body | dict[str, ResponseError]
+
+
+class ResultLine(TypedDict):
+    """A line of `results.jsonl`: a request, as the OpenAI batch API answers it."""
+
+    id: str
+    custom_id: str
+    response: Response
+    error: ResultError | None
+
+
+Line = dict[str, Any]  # of `outputs.jsonl`: a TextLine, ErrorLine or ScoreLine
+
+
+def parse_line(raw: bytes) -> Line | None:
+    """The line of `outputs.jsonl` that bytes spell; None if it is none that detgen writes."""
+    try:
+        found = json.loads(raw.decode())  # of bytes it would guess the encoding
+    except (ValueError, RecursionError):
+        return None
+    return found if is_line(found) else None
+
+
+def is_line(found: object) -> TypeGuard[Line]:
+    """Whether an object is a line of `outputs.jsonl`."""
+    if not isinstance(found, dict):
+        return False
+    return _is(ErrorLine if "error" in found else ScoreLine if "is_greedy" in found else TextLine, found)
+
+
+def is_acceptance(raw: bytes) -> bool:
+    """Whether bytes spell a line of the acceptance log."""
+    try:
+        return _is(AcceptanceLine, json.loads(raw.decode()))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is(kind: type, found: object) -> bool:
+    try:
+        _checked(kind).validate_python(found)
+    except ValidationError as error:
+        # A string may hold half of a surrogate pair, which JSON can spell and pydantic cannot.
+        return all(each["type"] == "string_unicode" for each in error.errors(include_url=False))
+    except RecursionError:
+        return False
+    return True
+
+
+@cache
+def _checked(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def in_order(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Keys and values of a line in the order of its declaration.
+
+    Raises:
+        KeyError: one of the keys is not declared.
+    """
+    found = {name: values[name] for name in _names(kind) if name in values}
+    if len(found) < len(values):
+        raise KeyError(*(values.keys() - found.keys()))
+    return found
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(get_type_hints(kind))
+
+
+class Key(NamedTuple):
+    """A key of a declaration: the type of its values, what they are, and whether it is a column of an export."""
+
+    type: Any
+    text: str
+    column: Column | None
+
+
+def keys_of(kind: type) -> dict[str, Key]:
+    """The keys of one of the declarations, in order."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is NotRequired:
+            (hint,) = get_args(hint)
+        type_, *marks = get_args(hint)
+        text = next(mark.description for mark in marks if isinstance(mark, FieldInfo) and mark.description)
+        found[name] = Key(type_, text, next((mark for mark in marks if isinstance(mark, Column)), None))
+    return found
+
+
+def columns() -> dict[str, str | list[str]]:
+    """The columns of an export and the types of their values, in order."""
+    keys = keys_of(TextLine) | keys_of(ErrorLine)
+    marked = {name: key.column for name, key in keys.items() if key.column is not None}
+    return {name: column.type for name, column in sorted(marked.items(), key=lambda each: each[1].place)}
+
+
+def table(kind: type) -> str:
+    """The table of a declaration's keys, in Markdown."""
+    rows = (f"| `{name}` | {key.text} |" for name, key in keys_of(kind).items())
+    return "\n".join(("| key | contents |", "| --- | --- |", *rows))

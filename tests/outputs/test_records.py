@@ -1,0 +1,100 @@
+"""The declarations of what a run writes: what the writer writes is a line, anything else is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.completions import completion, records, request
+
+from detgen.engine.request import Completion, Thought, TokenLogprobs
+from detgen.engine.score_requests import Score, ScoreRequest
+from detgen.outputs.lines import acceptance_lines, output_line
+from detgen.outputs.records import (
+    AcceptanceLine,
+    ErrorLine,
+    ScoreLine,
+    TextLine,
+    columns,
+    in_order,
+    is_line,
+    keys_of,
+    parse_line,
+    table,
+)
+
+DOCS = Path(__file__).parents[2] / "docs" / "lines.md"
+
+
+def whole() -> Completion:
+    """With everything that a line may have."""
+    asked = replace(request(4, metadata={"k": [1]}), echo=True)
+    logprobs = (TokenLogprobs(-0.25, ((5, -0.25), (6, -2.0))), TokenLogprobs(float("-inf"), ()))
+    return Completion(asked, 2, "text", (5, 7), "stop", 3, logprobs, thoughts=(Thought(0, (1,), "x"),))
+
+
+def score() -> Score:
+    return Score(ScoreRequest(0, "a", prompt="p", completions=("q",), echo=True), 0, (3,), (-1.5,), (False,), 2)
+
+
+def lines() -> list[str]:
+    failed = Completion(request(3, metadata={"k": 1}), error="too long")
+    return [output_line(each) for each in (whole(), completion(request(0)), failed, score())]
+
+
+@pytest.mark.parametrize("raw", lines())
+def test_what_is_written_is_a_line_in_its_declared_order(raw: str) -> None:
+    line = parse_line(raw.encode())
+    assert line == json.loads(raw)
+    kind = ErrorLine if "error" in line else ScoreLine if "is_greedy" in line else TextLine
+    declared = list(keys_of(kind))
+    assert list(line) == [name for name in declared if name in line]
+
+
+def test_a_line_with_everything_has_all_keys_but_other_prompts() -> None:
+    assert set(keys_of(TextLine)) - set(json.loads(output_line(whole()))) == {"messages", "prompt_token_ids"}
+
+
+@pytest.mark.parametrize("raw", lines())
+def test_anything_else_is_none(raw: str) -> None:
+    line: dict[str, Any] = json.loads(raw)
+    assert not is_line({**line, "extra": 1})
+    assert not is_line([line])
+    for name in line.keys() - {"prompt", "text", "metadata", "thoughts", "logprobs", "completion"}:
+        assert not is_line({key: value for key, value in line.items() if key != name}), name
+    for name in line.keys() - {"id", "logprob"}:
+        assert not is_line({**line, name: None}), name
+    for name in ("id", "sample", "index"):
+        assert not is_line({**line, name: 1.5}), name
+    assert parse_line(raw.encode()[:-3]) is None
+    assert parse_line(b"\xff" + raw.encode()) is None
+    assert parse_line(b"[" * 100_000) is None
+
+
+def test_half_of_a_surrogate_pair_is_a_string_and_nothing_more() -> None:
+    raw = output_line(replace(whole(), text="a \ud83d"))
+    assert parse_line(raw.encode()) is not None
+    assert parse_line(raw.replace('"seed":0', '"seed":"\\ud83d"').encode()) is None
+
+
+def test_a_key_that_is_not_declared_is_not_written() -> None:
+    with pytest.raises(KeyError, match="extra"):
+        in_order(ErrorLine, {"id": 1, "index": 0, "sample": 0, "error": "e", "extra": 1})
+
+
+def test_a_line_of_the_acceptance_log_has_the_declared_keys() -> None:
+    for raw in acceptance_lines(replace(completion(request(0)), records=tuple(records(3)))).splitlines():
+        assert list(json.loads(raw)) == list(keys_of(AcceptanceLine))
+
+
+def test_columns_are_declared_keys() -> None:
+    assert list(columns())[:3] == ["id", "index", "sample"]
+    assert set(columns()) <= {*keys_of(TextLine), *keys_of(ErrorLine)}
+
+
+@pytest.mark.parametrize("kind", [TextLine, AcceptanceLine, ScoreLine])
+def test_the_docs_have_the_tables(kind: Any) -> None:
+    assert table(kind) in DOCS.read_text()
