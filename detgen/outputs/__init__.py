@@ -15,8 +15,7 @@ from detgen.outputs.folder import OutputFolder
 from detgen.outputs.holding import FolderLostError
 from detgen.outputs.identity import changes, differences, model_stamp
 from detgen.outputs.lines import dump, echoed
-from detgen.outputs.manifest import parse_manifest, sampling_params
-from detgen.outputs.manifest_reading import read_manifest, read_manifest_of_texts
+from detgen.outputs.manifest_reading import parse_manifest, read_manifest, read_manifest_of_texts, sampling_params
 from detgen.outputs.writer import Totals, Writer
 
 __all__ = [

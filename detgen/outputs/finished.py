@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from detgen.engine.request import Request
 from detgen.errors import OutputError
 from detgen.outputs.folder import OUTPUTS, SPOOL
-from detgen.outputs.manifest import sampling_params
+from detgen.outputs.manifest_reading import sampling_params
 from detgen.outputs.records import Line, parse_line
 from detgen.prompts import BadLine, Prompts, open_prompts, spooled_prompts
 

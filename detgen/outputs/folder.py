@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 from detgen.errors import OutputError
 from detgen.outputs.directory import Directory, copy, digest, free_folder, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
-from detgen.outputs.manifest import REQUESTS, RESULTS, parse_manifest
+from detgen.outputs.manifest import REQUESTS, RESULTS
+from detgen.outputs.manifest_reading import parse_manifest
 
 _ELSEWHERE = "choose another folder with -o"
 

@@ -1,14 +1,123 @@
-"""A run's manifest, read by a command that did not write it."""
+"""Reads manifests. One may come from a damaged disk or from a stranger, so nothing of it is used before it is checked.
+
+That of another version of detgen is only checked as far as saying so needs.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
 import detgen
-from detgen.errors import OutputError
+from detgen.engine.request import SamplingParams
+from detgen.errors import OutputError, RequestError
 from detgen.outputs.directory import open_plain
-from detgen.outputs.manifest import parse_manifest
+from detgen.outputs.manifest import OtherManifest, RunManifest, ScoreManifest
+from detgen.prompts.record_values import kind
+
+_SHOWN = 60  # characters of a wrong value in a message
+_NEEDED = {  # by the type of pydantic's error; {} is what it knows of it
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "greater_than_equal": "at least {ge:.20g}",
+    "less_than": "below {lt}",
+}
+
+
+class _SchemaError(ValueError):
+    """What is wrong with a manifest, and where."""
+
+
+def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
+    """The manifest that a file holds: a `RunManifest` or a `ScoreManifest`; of another version, an `OtherManifest`.
+
+    Args:
+        data: the file's bytes.
+        path: its name in messages.
+
+    Raises:
+        OutputError: it is not a manifest of detgen; one line names the file, the key and the reason.
+    """
+    try:
+        manifest = _decode(data)
+        _check(manifest)
+    except _SchemaError as error:
+        what = f"{path}: {error}; detgen writes no such manifest"
+        raise OutputError(f"{what}: restore the file, or use another folder") from None
+    return manifest
+
+
+def sampling_params(parameters: dict[str, Any]) -> SamplingParams:
+    """The defaults of a run from the `parameters` of its manifest.
+
+    Raises:
+        RequestError: one is out of range.
+    """
+    return SamplingParams(**{field.name: parameters[field.name] for field in fields(SamplingParams)})
+
+
+def _check(manifest: dict[str, Any]) -> None:
+    version = manifest.get("detgen")
+    if isinstance(version, str) and version != detgen.__version__:
+        _validate(OtherManifest, manifest)
+        return
+    scores = manifest.get("command") == "score"
+    _validate(ScoreManifest if scores else RunManifest, manifest)
+    if not scores:
+        try:
+            sampling_params(manifest["parameters"])
+        except RequestError as error:  # it begins with the name of the parameter
+            raise _SchemaError(f"parameters.{ascii(str(error))[1:-1][: 3 * _SHOWN]}") from None
+    status = manifest["status"]
+    for name, needed in {"summary": status != "running", "files": status == "finished"}.items():
+        if needed and name not in manifest:
+            raise _SchemaError(f"{name} is missing, though the status is {status}")
+        if not needed and name in manifest:
+            raise _SchemaError(f"{name} is given, though the status is {status}")
+
+
+@cache
+def _checked(declared: type) -> TypeAdapter[Any]:
+    return TypeAdapter(declared)
+
+
+def _validate(declared: type, manifest: dict[str, Any]) -> None:
+    try:
+        _checked(declared).validate_python(manifest)
+    except ValidationError as error:
+        # A string may hold half of a surrogate pair, such as a path that is no UTF-8, and pydantic's cannot.
+        wrong = [each for each in error.errors(include_url=False) if each["type"] != "string_unicode"]
+        if wrong:
+            unknown = (each for each in wrong if each["type"] == "extra_forbidden")
+            raise _SchemaError(_in_words(next(unknown, wrong[0]))) from None
+
+
+def _in_words(error: ErrorDetails) -> str:
+    """What is wrong; what detgen did not write is shown escaped and cut."""
+    place = ""
+    for part in error["loc"]:
+        if isinstance(part, int):
+            place += f"[{part}]"
+            continue
+        shown = part if part.isidentifier() and part.isascii() else ascii(part)[:_SHOWN]
+        place += f".{shown}" if place else shown
+    if error["type"] in ("missing", "extra_forbidden"):
+        return f"{place} is {'missing' if error['type'] == 'missing' else 'unknown'}"
+    needed = _NEEDED.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    value = error["input"]
+    shown = kind(value) if isinstance(value, dict | list) or value is None else ascii(value)[:_SHOWN]
+    return f"{place} must be {needed}, got {shown}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -43,3 +152,32 @@ def read_manifest_of_texts(folder: Path) -> dict[str, Any]:
     if manifest.get("command") == "score":
         raise OutputError(f"{folder} holds scores, and this is for generated texts; read its outputs.jsonl instead")
     return manifest
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    """The object that the bytes spell."""
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
+    except UnicodeDecodeError:
+        raise _SchemaError("it is not UTF-8") from None
+    except RecursionError:
+        raise _SchemaError("it is nested too deep") from None
+    except _SchemaError:
+        raise
+    except ValueError as error:
+        raise _SchemaError(f"it is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise _SchemaError(f"it must be an object, got {kind(value)}")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _SchemaError(f"{ascii(next(n for n in names if names.count(n) > 1))[1:-1][:_SHOWN]} is given twice")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise _SchemaError(f"{name} is not a number of JSON")
