@@ -12,9 +12,9 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from detgen.drafters.registry import DRAFTERS
-from detgen.engine.request import SamplingParams
 from detgen.engine.stats import DrafterStats
 from detgen.errors import QuantName
+from detgen.params import PARAMETERS
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")
@@ -165,8 +165,7 @@ class File(TypedDict):
 # Of a run: its defaults, whose ranges `SamplingParams` knows, and what else is the same for all prompts.
 _Parameters = _keyed(
     "Parameters",
-    dict.fromkeys((field.name for field in fields(SamplingParams)), Any)
-    | {"limit": _Positive | None, "seed_per_line": bool, "echo": bool},
+    dict.fromkeys(PARAMETERS, Any) | {"limit": _Positive | None, "seed_per_line": bool, "echo": bool},
 )
 _Files = _keyed("Files", {**dict.fromkeys(FILES, File), REQUESTS: NotRequired[File], RESULTS: NotRequired[File]})
 _ScoreFiles = _keyed("ScoreFiles", {FILES[0]: File})

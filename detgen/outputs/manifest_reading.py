@@ -6,7 +6,6 @@ That of another version of detgen is only checked as far as saying so needs.
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 import detgen
-from detgen.engine.request import SamplingParams
 from detgen.errors import OutputError, RequestError
 from detgen.outputs.directory import open_plain
 from detgen.outputs.manifest import OtherManifest, RunManifest, ScoreManifest
+from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts.record_values import kind
 
 _SHOWN = 60  # characters of a wrong value in a message
@@ -64,7 +63,7 @@ def sampling_params(parameters: dict[str, Any]) -> SamplingParams:
     Raises:
         RequestError: one is out of range.
     """
-    return SamplingParams(**{field.name: parameters[field.name] for field in fields(SamplingParams)})
+    return SamplingParams(**{name: parameters[name] for name in PARAMETERS})
 
 
 def _check(manifest: dict[str, Any]) -> None:
