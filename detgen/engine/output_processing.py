@@ -330,7 +330,7 @@ class OutputProcessor:
             self._drafter.learn(seq, name, int(accepted[i]), int(tried[i]))
 
     def _end(self, seq: Sequence) -> None:
-        seq.text = self._stopping.text(seq)
+        seq.text, seq.stop_reason = self._stopping.text(seq), self._stopping.reason(seq)
         if self._thinking is not None:
             seq.thoughts = self._thinking.thoughts[seq.slot]
             self._stats.chunks += len(seq.thoughts)

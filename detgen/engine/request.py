@@ -154,6 +154,7 @@ class Completion:
         logprobs: one entry per token if the request asked for them, else None.
         records: the sample's part of the acceptance log, by round and position.
         drafts: the counts of the records, by drafter.
+        stop_reason: which of `stop` (a string) or `stop_token_ids` (an id) ended it; None if the model did, or nothing.
         thoughts: of the chunks of prompt and completion that thought, in order; None if the model does not think.
         error: why the request could not run or the sample ended; None if it is a text.
     """
@@ -169,6 +170,7 @@ class Completion:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     thoughts: tuple[Thought, ...] | None = None
     error: str | None = None
+    stop_reason: str | int | None = None
 
     @property
     def refused(self) -> bool:

@@ -41,6 +41,7 @@ class Sequence:
         logprobs: one entry per committed token if the request asks for them.
         finish_reason: None while it runs.
         text: the completion's text, set when it finishes.
+        stop_reason: which stop ended it, set when it finishes; see `Completion`.
         error: why it ended, if the finish reason is "error".
     """
 
@@ -64,6 +65,7 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     text: str = ""
+    stop_reason: str | int | None = None
     error: str | None = None
     _adjuster: Adjuster | None = field(init=False, repr=False)
     _first: Choice = field(init=False, repr=False)  # how its first token is chosen, adjustments aside

@@ -45,7 +45,7 @@ class Stopping:
         completion = seq.tokens[seq.prompt_length :] + pending
         tail = [t for t in completion if t not in self._special][-reach:]
         near = self.decode(tail)
-        return any(s in near for s in stop) and self._cut(seq, completion)[1]
+        return any(s in near for s in stop) and self._cut(seq, completion)[1] is not None
 
     def text(self, seq: Sequence) -> str:
         """The completion's text, without special tokens and a stop token, cut before the first stop string."""
@@ -54,8 +54,19 @@ class Stopping:
             del completion[-1]
         return self._cut(seq, completion)[0]
 
-    def _cut(self, seq: Sequence, completion: list[int]) -> tuple[str, bool]:
-        """The text of a completion up to the first stop string, and whether there is one.
+    def reason(self, seq: Sequence) -> str | int | None:
+        """Which of `stop_token_ids` or `stop` ended it; of strings at one place, the first one given.
+
+        None if the model ended it, or nothing has.
+        """
+        params = seq.request.params
+        if seq.finish_reason != "stop":
+            return None
+        completion = seq.tokens[seq.prompt_length :]
+        return completion[-1] if completion[-1] in params.stop_token_ids else self._cut(seq, completion)[1]
+
+    def _cut(self, seq: Sequence, completion: list[int]) -> tuple[str, str | None]:
+        """The text of a completion up to the first stop string, and that string if there is one.
 
         One that ends within the text of the first `min_tokens` tokens is none.
         """
@@ -63,9 +74,9 @@ class Stopping:
         held = 0
         if params.stop and params.min_tokens:  # a character whose bytes are not all there yet does not count
             held = len(self.decode(completion[: params.min_tokens]).rstrip("\ufffd"))
-        cuts = [text.find(s, max(held - len(s) + 1, 0)) for s in params.stop]
-        cut = min((c for c in cuts if c >= 0), default=None)
-        return text[:cut], cut is not None
+        cuts = [(text.find(s, max(held - len(s) + 1, 0)), i) for i, s in enumerate(params.stop)]
+        cut, i = min((found for found in cuts if found[0] >= 0), default=(None, -1))
+        return text[:cut], None if cut is None else params.stop[i]
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """The text of token ids, without special tokens."""

@@ -28,6 +28,8 @@ def row_of(line: Line, item: Request | BadLine | None) -> dict[str, Any]:
     """
     row: dict[str, Any] = {name: line.get(name) for name in COLUMNS}
     row["id"], row["prompt"] = str(line["id"]), _prompt(line, item)
+    if line.get("stop_reason") is not None:
+        row["stop_reason"] = str(line["stop_reason"])
     row["metadata"] = dump(line["metadata"]) if "metadata" in line else None
     if "logprobs" in line:
         row["logprobs"] = [entry["logprob"] for entry in line["logprobs"]]

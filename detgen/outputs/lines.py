@@ -43,6 +43,7 @@ def output_line(completion: Completion | Score) -> str:
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": len(completion.token_ids),
         "seed": request.params.seed,
+        "stop_reason": completion.stop_reason,
     }
     if completion.thoughts is not None:
         line["thoughts"] = [(thought.first, thought.text) for thought in completion.thoughts]

@@ -100,6 +100,11 @@ class TextLine(Head, Echo):
         Annotated[list[TokenEntry], Column(12, ["float64"]), Field(description="with `logprobs`: an object per token")]
     ]
     metadata: NotRequired[_Metadata]
+    stop_reason: Annotated[
+        str | _Count | None,
+        Column(13, "string"),
+        Field(description="the stop string or the id of the stop token that ended it; null if neither did"),
+    ]
 
 
 @_declared

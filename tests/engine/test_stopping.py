@@ -46,7 +46,7 @@ def feed(stopping: Stopping, seq: Sequence, tokens: list[int], widths: list[int]
         seq.tokens += pending
         at += len(pending)
         turn += 1
-    seq.text = stopping.text(seq)
+    seq.text, seq.stop_reason = stopping.text(seq), stopping.reason(seq)
     return seq
 
 
@@ -70,7 +70,21 @@ def test_the_first_of_several(tokenizer: Any, stopping: Stopping) -> None:
     """Of several stop strings the text ends before the earliest, also if one token completes two."""
     ids = tokenizer("alpha beta gamma delta").input_ids
     assert feed(stopping, sequence(("delta", "gamma", "a b")), ids, [1]).text == "alph"
-    assert feed(stopping, sequence(("zzz", "gamma", "amm")), ids, [1]).text == "alpha beta "
+    seq = feed(stopping, sequence(("zzz", "gamma", "amm")), ids, [1])
+    assert (seq.text, seq.stop_reason) == ("alpha beta ", "gamma")
+    assert feed(stopping, sequence(("beta g", "beta")), ids, [9]).stop_reason in ("beta", "beta g")
+    assert feed(stopping, sequence(("beta", "bet")), ids, [1]).stop_reason == "beta"
+
+
+def test_what_stopped_it(tokenizer: Any, stopping: Stopping) -> None:
+    """A string or a token that was asked for; the model's own end and the length are none."""
+    ids = [*tokenizer("x = 1\n").input_ids, tokenizer.eos_token_id]
+    eos = frozenset({tokenizer.eos_token_id})
+    assert feed(stopping, sequence(("=",), eos=eos), ids, [1]).stop_reason == "="
+    assert feed(stopping, sequence(("y",), eos=eos), ids, [1]).stop_reason is None
+    assert feed(stopping, sequence(stop_token_ids=tuple(eos), eos=eos), ids, [1]).stop_reason == ids[-1]
+    assert feed(stopping, sequence(("=",), remaining=1, stop_token_ids=(ids[0],)), ids, [1]).stop_reason == ids[0]
+    assert feed(stopping, sequence(remaining=2), ids, [1]).stop_reason is None
 
 
 def test_a_stop_string_in_the_prompt_does_not_count(tokenizer: Any, stopping: Stopping) -> None:

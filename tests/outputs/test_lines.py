@@ -35,20 +35,20 @@ def test_an_output_line_has_its_keys_in_order() -> None:
         '{"id":5,"index":4,"sample":2,"text":"ein „Text“\\n","token_ids":[5,7],"finish_reason":"stop",'
         '"prompt_tokens":3,"completion_tokens":2,"seed":9,'
         '"logprobs":[{"token":5,"logprob":-0.25,"top":[[5,-0.25],[6,-2.0]]},'
-        '{"token":7,"logprob":-1.5,"top":[[8,-0.5],[7,-1.5]]}],"metadata":{"b":1,"a":"é"}}\n'
+        '{"token":7,"logprob":-1.5,"top":[[8,-0.5],[7,-1.5]]}],"metadata":{"b":1,"a":"é"},"stop_reason":null}\n'
     )
 
 
 def test_an_output_line_leaves_out_what_was_not_asked_for() -> None:
     keys = ["id", "index", "sample", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "seed"]
-    assert list(json.loads(output_line(completion(request(0))))) == keys
+    assert list(json.loads(output_line(completion(request(0))))) == [*keys, "stop_reason"]
 
 
 def test_an_output_line_has_the_thoughts_of_a_model_that_thinks() -> None:
     """The first token's position and the text of each, after the seed; an empty list if it thought nothing."""
     thoughts = (Thought(4, (7, 8), " heads"), Thought(12, (9,), "\u00e9"))
     line = output_line(replace(completion(request(0)), thoughts=thoughts))
-    assert line.endswith(',"seed":0,"thoughts":[[4," heads"],[12,"\u00e9"]]}\n')
+    assert line.endswith(',"seed":0,"thoughts":[[4," heads"],[12,"\u00e9"]],"stop_reason":null}\n')
     assert json.loads(output_line(replace(completion(request(0)), thoughts=())))["thoughts"] == []
 
 

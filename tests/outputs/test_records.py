@@ -65,7 +65,7 @@ def test_anything_else_is_none(raw: str) -> None:
     assert not is_line([line])
     for name in line.keys() - {"prompt", "text", "metadata", "thoughts", "logprobs", "completion"}:
         assert not is_line({key: value for key, value in line.items() if key != name}), name
-    for name in line.keys() - {"id", "logprob"}:
+    for name in line.keys() - {"id", "logprob", "stop_reason"}:
         assert not is_line({**line, name: None}), name
     for name in ("id", "sample", "index"):
         assert not is_line({**line, name: 1.5}), name
