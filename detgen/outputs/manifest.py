@@ -18,7 +18,6 @@ from detgen.params import PARAMETERS
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")
-REQUESTS = "requests.jsonl"  # of generated texts
 RESULTS = "results.jsonl"  # if they were asked for
 
 _declared = with_config(ConfigDict(extra="forbid", strict=True))
@@ -167,7 +166,7 @@ _Parameters = _keyed(
     "Parameters",
     dict.fromkeys(PARAMETERS, Any) | {"limit": _Positive | None, "seed_per_line": bool, "echo": bool},
 )
-_Files = _keyed("Files", {**dict.fromkeys(FILES, File), REQUESTS: NotRequired[File], RESULTS: NotRequired[File]})
+_Files = _keyed("Files", {**dict.fromkeys(FILES, File), RESULTS: NotRequired[File]})
 _ScoreFiles = _keyed("ScoreFiles", {FILES[0]: File})
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+from detgen.cache.packed_values import counts_of, pack, pack_lines, unpack
 from helpers.completions import completion, request
 from helpers.examples import examples
 from helpers.records import count_records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.cache.packed_values import counts_of, pack, pack_lines, unpack
 from detgen.engine.request import Completion, Status, Thought, TokenLogprobs, TokenRecord
 from detgen.outputs.lines import acceptance_lines, output_line
 

@@ -7,11 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from detgen.cache.store import New, Store, entry_key
 
 import detgen
 from detgen.cache.cache_folder import make_store
 from detgen.cache.pruning import contents, prune
-from detgen.cache.store import New, Store, entry_key
 
 A, B = "aa" * 16, "bb" * 16  # profiles
 

@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from detgen.cache.store import New, Store, entry_key, profile_digest, sound
 
 from detgen.cache.cache_folder import default_folder, make_store, open_store
-from detgen.cache.store import New, Store, entry_key, profile_digest, sound
 from detgen.errors import CacheError
 
 A = "aa" * 16  # a profile

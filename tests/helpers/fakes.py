@@ -21,7 +21,7 @@ from detgen.progress import Observer, Progress
 from detgen.run import RunConfig, RunSummary, run
 from helpers.records import count_records
 
-NAMES = ("outputs.jsonl", "acceptance.jsonl", "requests.jsonl", "manifest.json")
+NAMES = ("outputs.jsonl", "acceptance.jsonl", "samples.sqlite3", "manifest.json")
 
 
 class FakeEngine:

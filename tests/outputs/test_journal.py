@@ -9,18 +9,18 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import detgen.outputs.journal
 import pytest
+from detgen.outputs.entries import make_entry, read_entries
+from detgen.outputs.journal import Journal
 from helpers.completions import completion, request
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-import detgen.outputs.journal
 import detgen.outputs.writer
 from detgen.engine.request import Completion
 from detgen.outputs import OutputFolder
-from detgen.outputs.entries import make_entry, read_entries
-from detgen.outputs.journal import Journal
 
 MANIFEST = {
     "detgen": "1",

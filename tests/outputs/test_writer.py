@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import detgen.outputs.journal
 import pytest
 from helpers.completions import completion, lines_of, request
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-import detgen.outputs.journal
 import detgen.outputs.writer
 from detgen.engine.request import Completion, Request
 from detgen.errors import OutputError

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import detgen.outputs.journal
 import pytest
 from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, stopping_at
 
-import detgen.outputs.journal
 from detgen.engine.config import EngineConfig
 from detgen.errors import RunError
 from detgen.outputs import OutputFolder
