@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from detgen import outputs
 from detgen.audit.result import AuditResult
-from detgen.engine.pieces import Pieces
 from detgen.errors import CheckError, OutputError
 from detgen.outputs import Totals, differences, finished, open_plain
 from detgen.outputs.batch_results import result_lines
@@ -78,7 +77,7 @@ def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, r
 
 
 def check_results(
-    folder: Path, manifest: dict[str, Any], prompts: Prompts, pieces: Pieces, result: AuditResult
+    folder: Path, manifest: dict[str, Any], prompts: Prompts, result: AuditResult
 ) -> None:
     """`results.jsonl`, if the run has one, against what the other lines give, if these are right."""
     files = manifest.get("files", {})
@@ -88,7 +87,7 @@ def check_results(
     try:
         with open(open_plain(folder / OUTPUTS), "rb") as file:
             lines = finished.output_lines(file, folder / OUTPUTS, files[OUTPUTS]["sha256"])
-            for line in result_lines(manifest["profile"], finished.items_of(manifest, prompts), lines, pieces):
+            for line in result_lines(manifest["profile"], finished.items_of(manifest, prompts), lines):
                 digest.update(line)
     except OutputError as error:
         result.add(RESULTS, f"cannot be derived: {error}", "file")

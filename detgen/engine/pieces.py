@@ -31,6 +31,18 @@ class Piece(NamedTuple):
     data: bytes
     whole: bool
 
+    @property
+    def written(self) -> str | list[int]:
+        """As lines have it: its characters, or its bytes where they are no whole characters."""
+        return self.text if self.whole else list(self.data)
+
+    @classmethod
+    def of(cls, written: str | list[int]) -> Piece:
+        """The piece that a line has."""
+        if isinstance(written, str):
+            return cls(written, written.encode(), True)
+        return cls("".join(f"\\x{byte:02x}" for byte in written), bytes(written), False)
+
 
 class Pieces:
     """The pieces of a tokenizer, which is loaded on first use.
@@ -55,7 +67,7 @@ class Pieces:
             try:
                 found = Piece(data.decode(), data, True)
             except UnicodeDecodeError:
-                found = Piece("".join(f"\\x{byte:02x}" for byte in data), data, False)
+                found = Piece.of(list(data))
             self._known[token] = found
         return found
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from detgen.engine.pieces import pieces_of
-from detgen.errors import EngineError, OutputError, PromptsError
+from detgen.errors import OutputError, PromptsError
 from detgen.export import FORMS
 from detgen.export.placing import placed
 from detgen.export.table_rows import row_of
@@ -116,13 +115,10 @@ def _rows(file: BinaryIO, folder: Path, manifest: dict[str, Any], source: Prompt
 
 def _write_results(file: BinaryIO, folder: Path, manifest: dict[str, Any], source: Prompts, path: Path) -> int:
     lines = output_lines(file, folder / OUTPUTS, manifest["files"][OUTPUTS]["sha256"])
-    results = result_lines(manifest["profile"], items_of(manifest, source), lines, pieces_of(manifest["model"]))
+    results = result_lines(manifest["profile"], items_of(manifest, source), lines)
     count = 0
-    try:
-        with placed(path) as made, made.open("wb") as written:
-            for line in results:
-                written.write(line)
-                count += 1
-    except EngineError as error:
-        raise OutputError(f"log-probabilities need the model's tokenizer: {error}") from error
+    with placed(path) as made, made.open("wb") as written:
+        for line in results:
+            written.write(line)
+            count += 1
     return count

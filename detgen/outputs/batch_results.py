@@ -10,7 +10,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from detgen.engine.pieces import Piece, Pieces
+from detgen.engine.pieces import Piece
 from detgen.engine.request import NOT_FINITE, Request
 from detgen.errors import OutputError
 from detgen.outputs.directory import write_all, writing
@@ -31,13 +31,11 @@ class Results:
 
     Args:
         profile: of the run, as its manifest has it.
-        pieces: of the model's tokenizer; used where there are log-probabilities.
     """
 
-    def __init__(self, profile: dict[str, Any], pieces: Pieces) -> None:
+    def __init__(self, profile: dict[str, Any]) -> None:
         self._model = profile["target"]["name"]
         self._fingerprint = f"fp_{fingerprint(profile)}"
-        self._pieces = pieces
 
     def line(self, item: Request | BadLine, lines: list[Line]) -> bytes:
         """The line of a request.
@@ -47,10 +45,9 @@ class Results:
             lines: its lines of `outputs.jsonl`.
 
         Raises:
-            EngineError: the tokenizer is needed and cannot be loaded.
             KeyError, TypeError, ValueError: the lines are not those of a run.
         """
-        digest = hashlib.blake2b(dump(lines).encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(dump(list(map(_digested, lines))).encode(), digest_size=16).hexdigest()
         error = next((line["error"] for line in lines if "error" in line), None)
         if error is None:
             if not isinstance(item, Request):
@@ -91,8 +88,8 @@ class Results:
         if "logprobs" in line:
             entries = [
                 {
-                    **self._chat_token(entry["token"], entry["logprob"]),
-                    "top_logprobs": [self._chat_token(token, logprob) for token, logprob in entry["top"]],
+                    **_chat_token(entry["logprob"], entry["text"]),
+                    "top_logprobs": [_chat_token(logprob, text) for _, logprob, text in entry["top"]],
                 }
                 for entry in line["logprobs"]
             ]
@@ -104,19 +101,15 @@ class Results:
             "finish_reason": line["finish_reason"],
         }
 
-    def _chat_token(self, token: int, logprob: float | None) -> dict[str, Any]:
-        piece = self._pieces.of(token)
-        return {"token": piece.text, "logprob": _possible(logprob), "bytes": list(piece.data)}
-
     def _text_choice(self, line: Line) -> dict[str, Any]:
         logprobs = None
         if "logprobs" in line:
             entries = line["logprobs"]
-            pieces = [self._pieces.of(entry["token"]) for entry in entries]
+            pieces = [Piece.of(entry["text"]) for entry in entries]
             logprobs = {
                 "tokens": [_name(piece) for piece in pieces],
                 "token_logprobs": [_possible(entry["logprob"]) for entry in entries],
-                "top_logprobs": [self._top(entry) for entry in entries],
+                "top_logprobs": [_top(entry) for entry in entries],
                 "text_offset": list(_offsets(pieces)),
             }
         return {
@@ -126,16 +119,9 @@ class Results:
             "finish_reason": line["finish_reason"],
         }
 
-    def _top(self, entry: dict[str, Any]) -> dict[str, float]:
-        """Log-probabilities of the chosen token and the most likely ones; of equal names the first one counts."""
-        found: dict[str, float] = {}
-        for token, logprob in ((entry["token"], entry["logprob"]), *entry["top"]):
-            found.setdefault(_name(self._pieces.of(token)), _possible(logprob))
-        return found
-
 
 def result_lines(
-    profile: dict[str, Any], items: Iterable[Request | BadLine], lines: Iterable[Line], pieces: Pieces
+    profile: dict[str, Any], items: Iterable[Request | BadLine], lines: Iterable[Line]
 ) -> Iterator[bytes]:
     """The lines of a run's results.
 
@@ -143,14 +129,12 @@ def result_lines(
         profile: of the run, as its manifest has it.
         items: its prompts.
         lines: of its `outputs.jsonl`.
-        pieces: as `Results` takes them.
 
     Raises:
         OutputError: the lines are not those of these prompts.
-        EngineError: the tokenizer is needed and cannot be loaded.
         PromptsError: the prompts cannot be read.
     """
-    results = Results(profile, pieces)
+    results = Results(profile)
     for item, own in beside(items, lines):
         try:
             yield results.line(item, own)
@@ -159,7 +143,7 @@ def result_lines(
 
 
 def write_results(
-    folder: OutputFolder, manifest: dict[str, Any], sha256: str, items: Iterable[Request | BadLine], pieces: Pieces
+    folder: OutputFolder, manifest: dict[str, Any], sha256: str, items: Iterable[Request | BadLine]
 ) -> dict[str, Any]:
     """Write `results.jsonl` of a run whose `outputs.jsonl` is complete; whoever reads it finds all of it, or none.
 
@@ -168,20 +152,19 @@ def write_results(
         manifest: the run's.
         sha256: digest of `outputs.jsonl`.
         items: the prompts.
-        pieces: as `Results` takes them.
 
     Returns:
         "sha256" and "bytes".
 
     Raises:
         OutputError: it cannot be written.
-        EngineError, PromptsError: as `result_lines`.
+        PromptsError: as `result_lines`.
     """
     folder.check()
     digest, size, block = hashlib.sha256(), 0, bytearray()
     directory = folder.directory
     with writing(folder.path / RESULTS), directory.reader(OUTPUTS) as outputs, directory.draft(RESULTS) as file:
-        for line in result_lines(manifest["profile"], items, output_lines(outputs, folder.outputs, sha256), pieces):
+        for line in result_lines(manifest["profile"], items, output_lines(outputs, folder.outputs, sha256)):
             block += line
             digest.update(line)
             size += len(line)
@@ -190,6 +173,30 @@ def write_results(
                 block.clear()
         write_all(file, block)
     return {"sha256": digest.hexdigest(), "bytes": size}
+
+
+def _digested(line: Line) -> Line:
+    """What the ids of results are digests of: all but the keys that lines got later, so that ids stay what they were."""
+    kept = {name: value for name, value in line.items() if name != "stop_reason"}
+    if "logprobs" in line:
+        kept["logprobs"] = [
+            {"token": each["token"], "logprob": each["logprob"], "top": [pair[:2] for pair in each["top"]]}
+            for each in line["logprobs"]
+        ]
+    return kept
+
+
+def _chat_token(logprob: float | None, text: str | list[int]) -> dict[str, Any]:
+    piece = Piece.of(text)
+    return {"token": piece.text, "logprob": _possible(logprob), "bytes": list(piece.data)}
+
+
+def _top(entry: dict[str, Any]) -> dict[str, float]:
+    """Log-probabilities of the chosen token and the most likely ones; of equal names the first one counts."""
+    found: dict[str, float] = {}
+    for logprob, text in ((entry["logprob"], entry["text"]), *(each[1:] for each in entry["top"])):
+        found.setdefault(_name(Piece.of(text)), _possible(logprob))
+    return found
 
 
 def _possible(logprob: float | None) -> float:

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.outputs.records import ErrorLine, ScoreLine, TextLine, in_order
@@ -27,13 +28,18 @@ def dump(value: object) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def output_line(completion: Completion | Score) -> str:
-    """The line of `outputs.jsonl` of a sample, or of a request that could not run (which has sample 0)."""
+def output_line(completion: Completion | Score, pieces: Pieces) -> str:
+    """The line of `outputs.jsonl` of a sample, or of a request that could not run (which has sample 0).
+
+    Args:
+        completion: the sample.
+        pieces: of the target's tokenizer; used where there are log-probabilities.
+    """
     request = completion.request
     if completion.error is not None:
         return _error_line(request.id, request.index, completion.sample, completion.error, request.metadata)
     if isinstance(completion, Score):
-        return _score_line(completion)
+        return _score_line(completion, pieces)
     line: dict[str, Any] = {
         **_head(completion),
         **echoed(request),
@@ -49,13 +55,18 @@ def output_line(completion: Completion | Score) -> str:
         line["thoughts"] = [(thought.first, thought.text) for thought in completion.thoughts]
     if completion.logprobs is not None:
         line["logprobs"] = [
-            {"token": token, "logprob": entry.logprob, "top": entry.top}
+            {
+                "token": token,
+                "logprob": entry.logprob,
+                "top": [(other, logprob, pieces.of(other).written) for other, logprob in entry.top],
+                "text": pieces.of(token).written,
+            }
             for token, entry in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
     return _line(TextLine, line, request.metadata)
 
 
-def _score_line(score: Score) -> str:
+def _score_line(score: Score, pieces: Pieces) -> str:
     """The line of a score."""
     request = score.request
     line: dict[str, Any] = {
@@ -67,7 +78,7 @@ def _score_line(score: Score) -> str:
         "prompt_tokens": score.prompt_tokens,
         "completion_tokens": len(score.token_ids),
         "logprobs": [
-            {"token": token, "logprob": logprob, "greedy": greedy}
+            {"token": token, "logprob": logprob, "greedy": greedy, "text": pieces.of(token).written}
             for token, logprob, greedy in zip(score.token_ids, score.logprobs, score.greedy, strict=True)
         ],
     }

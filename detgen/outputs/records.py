@@ -48,8 +48,12 @@ _declared = with_config(ConfigDict(extra="forbid", strict=True))
 _T = TypeVar("_T")
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Place = Annotated[int, Field(ge=0, le=2**62)]
+_Byte = Annotated[int, Field(ge=0, lt=256)]
+_Text = str | list[_Byte]  # of a token: a list where its bytes are no whole characters
 _Pair = Annotated[tuple[_Count, _T], Strict(False)]  # a list, as JSON has it
 _Metadata = Annotated[dict[str, Any], Column(10, "string"), Field(description="the line's other keys, if it has any")]
+
+_Triple = Annotated[tuple[_Count, float | None, _Text], Strict(False)]
 
 
 @_declared
@@ -76,7 +80,10 @@ class TokenEntry(TypedDict):
 
     token: Annotated[_Count, Field(description="the chosen token's id")]
     logprob: Annotated[float | None, Field(description="its natural log-probability")]
-    top: Annotated[list[_Pair[float | None]], Field(description="id and log-probability of the most likely ones")]
+    top: Annotated[
+        list[_Triple], Field(description="id, log-probability and text of the most likely tokens, best first")
+    ]
+    text: Annotated[_Text, Field(description="the chosen token's text; a list of its bytes if it is half a character")]
 
 
 @_declared
@@ -122,6 +129,7 @@ class ScoredToken(TypedDict):
     token: Annotated[_Count, Field(description="its id")]
     logprob: Annotated[float | None, Field(description="its natural log-probability")]
     greedy: Annotated[bool, Field(description="whether it is the most likely one")]
+    text: Annotated[_Text, Field(description="its text; a list of its bytes if it is half a character")]
 
 
 @_declared

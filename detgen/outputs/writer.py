@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request
 from detgen.errors import OutputError
 from detgen.outputs.directory import digest, write_all, writing
@@ -81,9 +82,13 @@ class Writer:
         samples: Samples,
         say: Callable[[str], None] = lambda text: None,
         *,
+        pieces: Pieces,
         acceptance: bool = True,
     ) -> None:
-        """Open the files, the acceptance log only if there is to be one; `say` is told of them."""
+        """Open the files, the acceptance log only if there is to be one; `say` is told of them.
+
+        `pieces` are those of the target's tokenizer.
+        """
         assert samples.own is not None
         self.totals = Totals()
         self.fresh = Totals()
@@ -91,7 +96,7 @@ class Writer:
         self.errors = 0
         self.resumed = 0
         self.reused = 0
-        self._folder, self._say = folder, say
+        self._folder, self._say, self._pieces = folder, say, pieces
         self._samples, self._store = samples, samples.own
         self._store.begin()
         self._slots: dict[int, _Slot] = {}
@@ -150,7 +155,7 @@ class Writer:
         """Add a sample, or the error of a request that could not run; `flush` writes it."""
         slot = self._slots[sample.request.index]
         if sample.refused:
-            self._set_error(slot, output_line(sample))
+            self._set_error(slot, output_line(sample, self._pieces))
         elif slot.error is None:
             self._add(slot, sample)
             self.fresh.add(sample)
@@ -279,7 +284,7 @@ class Writer:
         assert slot.request is not None
         for number, entry in sorted(slot.entries.items()):
             made = slot.made.get(number) or self._samples.read(entry, slot.request, number)
-            self._outputs.write(output_line(made).encode())
+            self._outputs.write(output_line(made, self._pieces).encode())
             if self._acceptance is not None and isinstance(made, Completion) and made.error is None:
                 self._acceptance.write(acceptance_lines(made).encode())
             self.totals.add(made)

@@ -16,6 +16,7 @@ from typing import Any
 import detgen
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
+from detgen.engine.pieces import pieces_of
 from detgen.engine.request import Request
 from detgen.engine.sources import check_sources
 from detgen.engine.stats import DraftCounts, DrafterStats
@@ -164,9 +165,13 @@ def _generate(
 ) -> RunSummary:
     """Generate what no store has; again if the files are not what was written, which costs no token."""
     fresh, resumed, reused, seconds = None, 0, 0, 0.0
+    pieces = pieces_of(config.engine.target, trusted=config.engine.trust_remote_code)
     for _ in range(_ATTEMPTS):
         logged = isinstance(config, RunConfig)
-        with closing(Writer(folder, samples, observer.message, acceptance=logged)) as writer, writer.rescuing():
+        with (
+            closing(Writer(folder, samples, observer.message, pieces=pieces, acceptance=logged)) as writer,
+            writer.rescuing(),
+        ):
             work = Work(config, source, engine, writer, observer, inspection.prompts)
             finished = work.run()
             if finished:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from detgen.engine.pieces import pieces_of
 from detgen.outputs import OutputFolder
 from detgen.outputs.batch_results import write_results
 from detgen.outputs.finished import items_of
@@ -35,8 +34,7 @@ def make_results(
         EngineError: the tokenizer is needed and cannot be loaded.
         PromptsError: the prompts cannot be read, or changed.
     """
-    pieces = pieces_of(config.engine.target, trusted=config.engine.trust_remote_code)
-    found = write_results(folder, manifest, files[OUTPUTS]["sha256"], items_of(manifest, source), pieces)
+    found = write_results(folder, manifest, files[OUTPUTS]["sha256"], items_of(manifest, source))
     source.check_unchanged()
     return found
 
