@@ -40,8 +40,8 @@ from helpers.fakes import FakeEngine
 detgen.run.lifecycle._load_engine = FakeEngine
 """
 BROKEN_AUDIT = """
-import detgen.audit.early
-detgen.audit.early.check_early = lambda *_: 1 / 0
+import detgen.verify.replay.early
+detgen.verify.replay.early.check_early = lambda *_: 1 / 0
 """
 
 

@@ -26,7 +26,7 @@ ROOT = Path(detgen.__file__).parent
 LAYERS = (
     ("cli", "integrations"),
     ("show",),
-    ("run", "explain", "check", "audit", "export", "report", "bench"),
+    ("run", "verify", "export", "report", "bench"),
     ("cache", "workers"),
     ("outputs",),
     ("prompts",),
@@ -37,7 +37,6 @@ LAYERS = (
     ("thinking", "kernels"),
     ("program",),
 )
-BESIDE = {"explain": {"check"}}  # what a package may import on its own line
 BASE = {
     "errors",
     "params",
@@ -132,7 +131,7 @@ def may_import(name: str) -> set[str]:
     at = next(i for i, layer in enumerate(LAYERS) if name in layer)
     below = {lower for layer in LAYERS[at + 1 :] for lower in layer}
     base = {"kernels": {"errors", "params"}, "thinking": {"errors"}, "program": {"errors"}}.get(name, BASE)
-    return {name, "detgen"} | BESIDE.get(name, set()) | below | base  # "detgen" for its version
+    return {name, "detgen"} | below | base  # "detgen" for its version
 
 
 FOUND = {
@@ -234,7 +233,7 @@ def _changed(module: str, line: str) -> dict[str, list[Import]]:
         ("detgen.kernels.noise", "def f():\n    import detgen.runner.kv_cache"),
         ("detgen.kernels.noise", "if TYPE_CHECKING:\n    from detgen.engine.request import Request"),
         ("detgen.kernels.noise", "HOME = 'detgen.runner.kv_cache:KVCache'"),
-        ("detgen.check.axes", "from detgen.explain import shrinking"),
+        ("detgen.verify.perturb.axes", "from detgen.run import work"),
         ("detgen.run.work", "from detgen.bench import Row"),
         ("detgen.errors", "from detgen.progress import Progress"),
         ("detgen.engine.request", "from detgen import prompts"),

@@ -1,4 +1,4 @@
-"""`detgen audit`: judges a run that is already there. What it does is in `detgen.audit`."""
+"""`detgen audit`: judges a run that is already there. What it does is in `detgen.verify.replay`."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def audit_command(
     The number format and the quantization are the run's own unless given. On another kind of machine, or with other
     library versions, bit equality is not promised; a token within the rounding error then counts as a tie.
     """
-    from detgen.audit.early import check_early
     from detgen.engine.config import EngineConfig
     from detgen.show.progress_view import open_display
+    from detgen.verify.replay.early import check_early
 
     display = open_display(quiet=quiet)
     with errors_shown(display):
@@ -73,7 +73,7 @@ def audit_command(
             )
             check_early(out, config, prompts, display)
             load_torch(display)
-            from detgen.audit.audit import audit_run
+            from detgen.verify.replay.audit import audit_run
 
             result = audit_run(out, config, prompts, display)
         from detgen.show.audit_view import show_audit

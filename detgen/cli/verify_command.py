@@ -1,4 +1,4 @@
-"""`detgen verify-determinism`: tries to break the guarantee. What it does is in `detgen.check` and `detgen.explain`."""
+"""`detgen verify-determinism`: tries to break the guarantee. What it does is in `detgen.verify`."""
 
 from __future__ import annotations
 
@@ -189,9 +189,9 @@ def _check(
     config: EngineConfig, prompts: str | None, extent: dict[str, Any], save: Path, display: QuietDisplay
 ) -> dict[str, Any]:
     began = time.monotonic()
-    from detgen.check.plan import read_axes
     from detgen.engine.sources import check_sources
     from detgen.prompts import open_prompts
+    from detgen.verify.perturb.plan import read_axes
 
     with display:
         read_axes(extent["only"])
@@ -199,13 +199,13 @@ def _check(
             open_prompts(prompts)
         check_sources(config, display)
         load_torch(display)
-        from detgen.check.whole import run_check
-        from detgen.explain.explaining import explain
+        from detgen.verify.explain.explaining import explain
+        from detgen.verify.perturb.whole import run_check
 
         with run_check(config, prompts, display, **extent, began=began) as check:
             found = [explain(check, failure) for failure in check.result.failures[:1]]
-    from detgen.explain.replay import save_replay
     from detgen.show.check_view import show_check
+    from detgen.verify.explain.reproduction import save_replay
 
     show_check(check, found, [save_replay(save, explanation, check) for explanation in found])
     return {**check.as_dict(), "findings": [explanation.as_dict() for explanation in found]}
@@ -218,7 +218,7 @@ def _replay(path: Path, display: QuietDisplay, *, trusted: bool) -> dict[str, An
         if not path.exists():
             raise CheckError(f"cannot read {path}: there is no such file")
         load_torch(display)
-        from detgen.explain.replay import again
+        from detgen.verify.explain.reproduction import again
 
         found = again(path, display, trusted=trusted)
     from detgen.show.check_view import show_replay

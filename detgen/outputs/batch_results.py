@@ -120,9 +120,7 @@ class Results:
         }
 
 
-def result_lines(
-    profile: dict[str, Any], items: Iterable[Request | BadLine], lines: Iterable[Line]
-) -> Iterator[bytes]:
+def result_lines(profile: dict[str, Any], items: Iterable[Request | BadLine], lines: Iterable[Line]) -> Iterator[bytes]:
     """The lines of a run's results.
 
     Args:
@@ -176,7 +174,7 @@ def write_results(
 
 
 def _digested(line: Line) -> Line:
-    """What the ids of results are digests of: all but the keys that lines got later, so that ids stay what they were."""
+    """What the ids of results are digests of: lines without the keys that they got later."""
     kept = {name: value for name, value in line.items() if name != "stop_reason"}
     if "logprobs" in line:
         kept["logprobs"] = [

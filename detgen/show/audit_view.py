@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from detgen.audit.result import AuditResult
 from detgen.show.screen import open_output
+from detgen.verify.replay.result import AuditResult
 
 
 def show_audit(result: AuditResult, folder: Path) -> None:

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detgen.check.axes import TITLES, name_value
-from detgen.check.checking import Check
-from detgen.check.generation_digests import Tally
-from detgen.check.given_prompts import COPY
-from detgen.check.pool import Pool
-from detgen.explain.explaining import Explanation
 from detgen.show.screen import clock, open_output
+from detgen.verify.explain.explaining import Explanation
+from detgen.verify.perturb.axes import TITLES, name_value
+from detgen.verify.perturb.checking import Check
+from detgen.verify.perturb.generation_digests import Tally
+from detgen.verify.perturb.given_prompts import COPY
+from detgen.verify.perturb.pool import Pool
 
 
 def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None:

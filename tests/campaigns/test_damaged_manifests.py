@@ -22,9 +22,9 @@ from helpers.tampering import Changed
 from typer.testing import CliRunner, Result
 
 from detgen import Engine, EngineConfig, SamplingParams
-from detgen.audit import audit
 from detgen.cli import app
 from detgen.run import RunConfig, lifecycle, run
+from detgen.verify.replay import audit
 
 pytestmark = pytest.mark.slow
 

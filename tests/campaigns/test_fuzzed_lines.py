@@ -18,10 +18,10 @@ import pytest
 from helpers.checks import Silent
 
 from detgen import Engine, EngineConfig, RequestError, SamplingParams
-from detgen.audit.audit import Audit, read_manifest
 from detgen.prompts.keys import KEYS
 from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 from detgen.run import RunConfig, run
+from detgen.verify.replay.audit import Audit, read_manifest
 
 LINES = 2000
 TOGETHER = 50  # fuzzed lines of a run; every fifth line beside them is a good one

@@ -19,13 +19,13 @@ from helpers.checks import Silent
 from helpers.tampering import renew
 
 from detgen import Engine, EngineConfig, SamplingParams
-from detgen.audit.audit import Audit
-from detgen.audit.claims import read_manifest
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.stats import DraftCounts
 from detgen.errors import CheckError
 from detgen.outputs import sampling_params
 from detgen.run import RunConfig, run
+from detgen.verify.replay.audit import Audit
+from detgen.verify.replay.claims import read_manifest
 
 pytestmark = pytest.mark.slow
 

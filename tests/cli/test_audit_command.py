@@ -12,9 +12,9 @@ from helpers.checks import Silent
 from typer.testing import CliRunner
 
 from detgen import Engine, EngineConfig, SamplingParams
-from detgen.audit import audit
 from detgen.cli import app
 from detgen.run import RunConfig, run
+from detgen.verify.replay import audit
 
 RUNNER = CliRunner()
 PROMPTS = '{"prompt": "def add(a, b):\\n", "max_tokens": 8}\n{"prompt": "import os\\n", "max_tokens": 8}\n'

@@ -14,7 +14,7 @@ from helpers.tampering import edit_manifest
 # Runs command lines, each in a copy of a process that has loaded what all of them load.
 CODE = """
 import json, os, sys, time
-import detgen.audit.early, detgen.show.run_view, detgen.show.progress_view, rich.markup, typer.rich_utils
+import detgen.verify.replay.early, detgen.show.run_view, detgen.show.progress_view, rich.markup, typer.rich_utils
 from detgen.__main__ import main
 for name, arguments in json.load(sys.stdin).items():
     started = time.monotonic()

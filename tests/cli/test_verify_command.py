@@ -15,13 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from detgen import Engine
-from detgen.check import running
-from detgen.check.axes import TITLES
-from detgen.check.budget import Costs, OutOfTime
-from detgen.check.generation_digests import Watching
-from detgen.check.timing import Timing
 from detgen.cli import app
 from detgen.errors import DEMO
+from detgen.verify.perturb import running
+from detgen.verify.perturb.axes import TITLES
+from detgen.verify.perturb.budget import Costs, OutOfTime
+from detgen.verify.perturb.generation_digests import Watching
+from detgen.verify.perturb.timing import Timing
 
 RUNNER = CliRunner()
 PROMPTS = '{"prompt": "def add(a, b):\\n", "max_tokens": 8}\n{"prompt": "import os\\n", "max_tokens": 8}\n'

@@ -19,13 +19,13 @@ from helpers.tampering import edit_lines, edit_manifest, renew
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from detgen.audit.early import check_early
 from detgen.engine.config import EngineConfig
 from detgen.errors import OutputError, PromptsError
 from detgen.export import FORMS
 from detgen.export.exporting import Exported, export_run
 from detgen.export.table_rows import COLUMNS, row_of
 from detgen.export.tables import write_table
+from detgen.verify.replay.early import check_early
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 LINES: list[Any] = [

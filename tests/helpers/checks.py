@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from detgen import Engine, EngineConfig
-from detgen.check.axes import Axis, Setting, make_axes
-from detgen.check.checking import Check, Failure
-from detgen.check.pool import Pool, make_pool
-from detgen.check.running import Subject
 from detgen.engine.request import Request
 from detgen.errors import DEMO
 from detgen.progress import Progress
 from detgen.prompts import open_prompts
+from detgen.verify.perturb.axes import Axis, Setting, make_axes
+from detgen.verify.perturb.checking import Check, Failure
+from detgen.verify.perturb.pool import Pool, make_pool
+from detgen.verify.perturb.running import Subject
 
 
 class Silent:

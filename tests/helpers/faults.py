@@ -19,7 +19,6 @@ import pytest
 import torch
 from detgen.outputs.journal import Journal
 
-from detgen.check import resuming
 from detgen.engine import engine, output_processing, verification
 from detgen.engine.decoding import Decoding
 from detgen.engine.output_processing import OutputProcessor
@@ -38,6 +37,7 @@ from detgen.runner import block_manager, kv_cache
 from detgen.runner.block_manager import PAGE, BlockManager, Prefix
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
+from detgen.verify.perturb import resuming
 
 Patch = pytest.MonkeyPatch
 

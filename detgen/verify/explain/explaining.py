@@ -1,0 +1,144 @@
+"""From a failure to an explanation: the smallest setting, the token and its logits, the first module that differs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from detgen.verify.explain.localizing import Origin, Recording, locate
+from detgen.verify.explain.shrinking import shrink
+from detgen.verify.perturb.checking import Case, Check, Failure
+from detgen.verify.perturb.generation_digests import Difference
+
+_MINUTE = 44.0  # seconds of a check's first minute; the rest is for looking where a difference comes from
+_CHAINED = (
+    "nothing differs where each pass is a call of its own: the difference arises in chains, or in the scores of rows"
+)
+_LEAST, _MOST = 5.0, 20.0  # seconds for shrinking
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A difference, explained.
+
+    Attributes:
+        case: the smallest case found that differs.
+        first: the case that the check found.
+        difference: in the smallest case.
+        prompt: its text.
+        words: the two tokens, as text.
+        logits: of both tokens, in the reference and here; empty if not known.
+        origin: where it comes from; None if that could not be looked at.
+        error: what was raised, where that is the difference.
+    """
+
+    case: Case
+    first: Case
+    difference: Difference
+    prompt: str
+    words: tuple[str, str]
+    logits: tuple[tuple[float, float], ...]
+    origin: Origin | None
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "setting": self.case.setting.changed(),
+            "reference": self.case.setting.reference().changed(),
+            "first_setting": self.first.setting.changed(),
+            "requests": [r.id for r in self.case.watched],
+            "difference": asdict(self.difference),
+            "prompt": self.prompt,
+            "tokens": self.words,
+            "logits": self.logits,
+            "origin": None if self.origin is None else {**asdict(self.origin), "text": str(self.origin)},
+            "error": self.error,
+        }
+
+
+def explain(check: Check, failure: Failure, seconds: float | None = None) -> Explanation:
+    """Shrink a failure, and look where it comes from.
+
+    Args:
+        check: the check that found it.
+        failure: what it found.
+        seconds: about how long shrinking may take; None takes what is left of the check's first minute.
+    """
+    check.observer.message("something differs; looking for the smallest setting that does")
+    if seconds is None:
+        seconds = time_for_shrinking(time.monotonic() - check.started)
+    deadline = time.monotonic() + seconds
+
+    def differs(case: Case) -> bool:
+        found = check.attempt(case)
+        return found is not None and (found.error is None or failure.error is not None)
+
+    smallest = shrink(failure.case, check.axes, check.pool, differs, deadline)
+    for case in (smallest, failure.case):  # what depends on what ran before comes and goes
+        if (found := check.attempt(case)) is not None:
+            break
+    else:  # what was seen first is all there is to say
+        return _plain(failure, failure.case, failure.error or "it did not show again when repeated")
+    if found.error is not None:
+        return _plain(failure, case, found.error)
+    return _look(check, failure, case, found.difference)
+
+
+def time_for_shrinking(passed: float) -> float:
+    """Seconds for shrinking after so many of the check: what is left of a minute, within bounds."""
+    return min(max(_MINUTE - passed, _LEAST), _MOST) if passed < _MINUTE else _MOST
+
+
+def _plain(failure: Failure, case: Case, error: str) -> Explanation:
+    return Explanation(case, failure.case, failure.difference, "", ("", ""), (), None, error)
+
+
+def _look(check: Check, failure: Failure, case: Case, difference: Difference) -> Explanation:
+    """Generate reference and case again with hooks."""
+    engine = check.subject.engine(case.setting.quant)
+    request = next(r for r in case.watched if r.id == difference.id)
+    prompt = engine.tokenizer.decode(engine.encode(request))
+    words = [("" if t is None else repr(engine.tokenizer.decode([t]))) for t in difference.tokens]
+    origin: Origin | None = None
+    logits: tuple[tuple[float, float], ...] = ()
+    if case.setting.process != "fresh":
+        if difference.what == "missing":
+            origin = Origin(None, 0, 0, 0, (0, 0), _why_missing(check, case, difference))
+        else:
+            origin, logits = _where(check, case, difference)
+    return Explanation(case, failure.case, difference, prompt, (words[0], words[1]), logits, origin)
+
+
+def _where(check: Check, case: Case, difference: Difference) -> tuple[Origin, tuple[tuple[float, float], ...]]:
+    """The first module that differs, and the logits of the two tokens."""
+    if case.setting.chains and check.attempt(replace(case, setting=case.setting.turned("chains", False))) is None:
+        return Origin(None, 0, 0, 0, (0, 0), _CHAINED), ()
+    reference = check.reference_task(case)
+    mine = [r for r in reference.queue if r.id == difference.id]
+    with check.subject.configured(reference) as engine:
+        ours = Recording(engine, difference).run(mine)
+    task = check.task(case, check.reference(case))
+    with check.subject.configured(task) as engine:
+        theirs = Recording(engine, difference).run(task.queue)
+    return locate(ours, theirs), _logits(difference, [t.logits if t else None for t in (ours, theirs)])
+
+
+def _why_missing(check: Check, case: Case, difference: Difference) -> str:
+    """The error that a sample ends with, which the reference does not."""
+    task = check.task(case, check.reference(case))
+    with check.subject.configured(task) as engine:
+        done = [c for finished in engine.stream(task.queue) for c in finished]
+    errors = (c.error for c in done if (c.request.id, c.sample) == (difference.id, difference.sample))
+    return f"not looked for, since the sample ends with an error: {next(errors, None)}"
+
+
+def _logits(difference: Difference, seen: list[torch.Tensor | None]) -> tuple[tuple[float, float], ...]:
+    """Logits of the two tokens in the reference and here."""
+    a, b = difference.tokens
+    if a is None or b is None or any(x is None for x in seen):
+        return ()
+    return tuple((float(x[a]), float(x[b])) for x in seen if x is not None)

@@ -1,0 +1,248 @@
+"""Where a difference comes from: the first module whose output bits differ at the first row that differs.
+
+Both generations run again with hooks on all modules, whatever the model calls them, and on the attention. Of a sample
+that gave its pages back, several passes compute a position: where logits or a token differ, the pass that chose the
+token is the one; where entries differ, the last pass is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from detgen.engine import Engine
+from detgen.engine.request import Request
+from detgen.engine.sequence import Sequence
+from detgen.kernels.bits import same_bits
+from detgen.kernels.exchange import Exchange
+from detgen.kernels.input_batch import Windows
+from detgen.verify.perturb.generation_digests import Difference
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What happened to the wanted row in a pass.
+
+    Attributes:
+        outputs: each module, its output for that row, and how many rows it saw, in the order of the calls.
+        rows: rows of the pass.
+        row: the row's place among them.
+        logits: float32 [vocabulary] of the row, if computed.
+        entries: keys and values of the position when the sequence had finished.
+        thoughts: of a model that thinks: those of the chunks up to the row's own, as far as they are full.
+        chunk: tokens of a chunk; 0 if the model does not think.
+    """
+
+    outputs: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
+    rows: int = 0
+    row: int = 0
+    logits: torch.Tensor | None = None
+    entries: tuple[torch.Tensor, torch.Tensor] | None = None
+    thoughts: list[tuple[int, ...]] = field(default_factory=list)
+    chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The first module whose output differs.
+
+    Attributes:
+        module: its name; None if all modules agree.
+        row: the row's place in the failing pass.
+        ulp: largest distance, in representable numbers.
+        elements: elements of the row that differ.
+        rows: rows that the module saw in the reference and in the failing pass.
+        note: what there is to say if no module differs, or beside it.
+    """
+
+    module: str | None
+    row: int
+    ulp: int
+    elements: int
+    rows: tuple[int, int]
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.module is None:
+            return self.note
+        found = f"{self.module}: row {self.row}, {self.ulp:,} ulp in {self.elements:,} elements"
+        return f"{found}; shapes {self.rows[0]} and {self.rows[1]}" + (f"; {self.note}" if self.note else "")
+
+
+class Recording:
+    """Watches the passes of an engine for one position of one sample.
+
+    Args:
+        engine: whose passes.
+        difference: names sample and position.
+    """
+
+    chains = False  # modules are watched pass by pass
+
+    def __init__(self, engine: Engine, difference: Difference) -> None:
+        self._engine = engine
+        self._difference = difference
+        self._now: Recorded | None = None  # of the pass in progress, if it computes the position
+        self._last: Recorded | None = None  # of the last pass that did
+        self._chose: Recorded | None = None  # of the pass that chose the next token
+        self._rows = 0
+        self._asked = 0  # rows of the last layers
+        self._wanted: list[int] = []
+        self.found: Recorded | None = None
+        self._logits: torch.Tensor | None = None
+
+    def run(self, queue: list[Request]) -> Recorded | None:
+        """Generate the queue; None if the sample did not finish."""
+        with self._hooked():
+            for _ in self._engine.stream(queue, trace=self):
+                pass
+        return self.found
+
+    def _mine(self, seq: Sequence) -> bool:
+        return (seq.request.id, seq.sample) == (self._difference.id, self._difference.sample)
+
+    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+        """See `Trace`."""
+        at = self._difference.place - first
+        if self._mine(seq) and 0 <= at < len(logits):
+            self._logits = logits[at].clone()
+            self._chose = self._last
+
+    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """See `Trace`."""
+        if self._mine(seq):
+            self.found = (self._chose if self._difference.what in ("logits", "token") else self._last) or Recorded()
+            self.found.logits = self._logits
+            position = self._difference.position
+            if position < keys.shape[1]:
+                self.found.entries = keys[:, position].clone(), values[:, position].clone()
+            if (thinking := self._engine.thinking) is not None:
+                self.found.chunk = thinking.chunk
+                self.found.thoughts = seq.thoughts[: position // thinking.chunk + 1]
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        runner = self._engine.canonical
+        run = runner.run
+
+        def run_recorded(windows: Windows, broken: list[int] | None = None, **scored: bool) -> object:
+            self._begin(windows)
+            try:
+                return run(windows, broken, **scored)
+            finally:
+                self._now = None  # the next pass may be one that does not compute the position
+
+        instance: Any = runner
+        instance.run = run_recorded
+        try:
+            with runner.decoder.telling(self._take_output), self._states_taken():
+                yield
+        finally:
+            del instance.run
+
+    @contextmanager
+    def _states_taken(self) -> Iterator[None]:
+        """Keep the states that a thinking model's rows are given, too."""
+        thinking: Any = self._engine.thinking
+        if thinking is None:
+            yield
+            return
+        exchange = thinking.exchange
+
+        def exchange_recorded(windows: Windows) -> Exchange:
+            found: Exchange = exchange(windows)
+            if (now := self._now) is not None:
+                now.outputs.append(("the state that is added", found.states[now.row].clone(), len(found.states)))
+            return found
+
+        thinking.exchange = exchange_recorded
+        try:
+            yield
+        finally:
+            del thinking.exchange
+
+    def _take_output(self, name: str, output: object) -> None:
+        self._take(name, output[0] if isinstance(output, tuple) and output else output)
+
+    def _begin(self, windows: Windows) -> None:
+        """Find the sample's row of the pass at the wanted position; a pass without it is ignored."""
+        position, row = self._difference.position, 0
+        self._wanted = []
+        self._rows = len(windows.tokens)
+        for w in windows:
+            at = position - w.start
+            if 0 <= at < len(w.tokens) and self._mine(self._engine.live[w.slot]):
+                self._now = self._last = Recorded(rows=self._rows, row=row + at)
+            row += len(w.tokens)
+            self._wanted += range(row - w.logits, row)
+        self._asked = max(len(self._wanted), 1)
+
+    def _take(self, name: str, x: object) -> None:
+        """Keep the wanted row of an output: [rows, ...] or [1, rows, ...]."""
+        now = self._now
+        if now is None or not isinstance(x, torch.Tensor):
+            return
+        sizes = list(x.shape)
+        if self._rows in sizes[:-1] or sizes == [self._rows]:
+            dim, places = sizes.index(self._rows), list(range(self._rows))
+        elif len(sizes) >= 2 and sizes[-2] == self._asked:  # the last layers see the wanted rows alone
+            dim, places = len(sizes) - 2, self._wanted
+        else:
+            return
+        if now.row in places:
+            now.outputs.append((name, x.select(dim, places.index(now.row)).detach().clone(), sizes[dim]))
+
+
+def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
+    """Compare what happened to the row in the two generations."""
+    if reference is None or found is None:
+        return Origin(None, 0, 0, 0, (0, 0), "one of the two generations did not finish this sample")
+    rows = reference.rows, found.rows
+    if not found.outputs or not reference.outputs:
+        note = "no pass computed this position for this sample: another prompt with the same beginning did"
+        if apart := _thought_apart(reference, found):
+            note = f"{note}; {apart}"
+        return Origin(None, 0, 0, 0, rows, note)
+    for (name, a, few), (other, b, many) in zip(reference.outputs, found.outputs, strict=False):
+        if name == other and a.shape == b.shape and not same_bits(a, b):
+            return Origin(name, found.row, *_distance(a, b), (few, many), _thought_apart(reference, found))
+    pairs = zip(reference.entries or (), found.entries or (), strict=False)
+    if not all(same_bits(a, b) for a, b in pairs):
+        note = "every module agrees at this row, but its cached keys and values were changed after the pass"
+    elif reference.logits is not None and found.logits is not None and not same_bits(reference.logits, found.logits):
+        note = "every module agrees at this row, but other logits were handed on"
+    elif apart := _thought_apart(reference, found):
+        note = f"every module agrees at this row, but {apart}: it arises in T, or in the rows that T was given"
+    else:
+        note = "every module agrees at this row: the difference arises in choosing, committing or writing tokens"
+    return Origin(None, found.row, 0, 0, rows, note)
+
+
+def _thought_apart(reference: Recorded, found: Recorded) -> str:
+    """The first chunk, up to that of the row, about which something else was thought; nothing if there is none."""
+    for i, (ours, theirs) in enumerate(zip_longest(reference.thoughts, found.thoughts)):
+        if ours != theirs:
+            return f"the chunk at position {i * found.chunk} thought {theirs}, in the reference {ours}"
+    return ""
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
+    """Largest distance of two tensors in representable numbers, and how many elements differ."""
+    ours, theirs = _ordinals(a), _ordinals(b)
+    apart = (ours - theirs).abs()
+    return int(apart.max()), int((apart > 0).sum())
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+
+
+def _ordinals(x: torch.Tensor) -> torch.Tensor:
+    """The place of each number among those of its type, int64."""
+    width = x.element_size()
+    raw = x.contiguous().view(_INTEGERS[width]).long()
+    return torch.where(raw < 0, -(raw & ((1 << (8 * width - 1)) - 1)), raw)

@@ -1,0 +1,351 @@
+"""The check: a reference, the same again under each setting, compared bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Request
+from detgen.errors import CheckError
+from detgen.params import SamplingParams
+from detgen.progress import Observer, Progress
+from detgen.runner.block_manager import PAGE
+from detgen.verify.perturb.axes import Axis, Setting, Value, name_value
+from detgen.verify.perturb.budget import OutOfTime
+from detgen.verify.perturb.generation_digests import Comparison, Difference, Key, Observed, Tally, compare
+from detgen.verify.perturb.given_prompts import left_out, repeated, shortened
+from detgen.verify.perturb.plan import ordered
+from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.resuming import kill_and_resume
+from detgen.verify.perturb.running import FreshProcess, Subject, Task, breaking, known, refusal, short_of_memory, size
+from detgen.verify.perturb.timing import Timing
+
+_ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
+_MORE = 5.0  # seconds in which more of them are looked for once there is one
+_TOO_LONG = 50  # random settings in a row that do not fit into the time, after which no other one will
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A setting and the requests that are compared under it."""
+
+    setting: Setting
+    watched: list[Request]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A case in which something differs.
+
+    Attributes:
+        case: what was generated, and how.
+        difference: the first one.
+        error: what was raised, where that is the difference.
+    """
+
+    case: Case
+    difference: Difference
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """What a check found.
+
+    Attributes:
+        total: of all settings.
+        by_axis: of the settings that change an axis.
+        tried: values of each axis that were tried.
+        failures: the first few settings that differ.
+        kills: runs that were killed and resumed.
+        preemptions: sequences that gave their pages back and were replayed.
+        seconds: time taken.
+        pairs: pairwise settings that were selected; 0 if axes were to be changed alone.
+        selected: settings that were to be tried, random ones left out.
+        done: those of them that were.
+        planned: values of each axis that they have.
+        notes: what could not be tried, and why.
+    """
+
+    total: Tally = field(default_factory=Tally)
+    by_axis: dict[str, Tally] = field(default_factory=dict)
+    tried: dict[str, set[Value]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    kills: int = 0
+    preemptions: int = 0
+    seconds: float = 0.0
+    pairs: int = 0
+    selected: int = 0
+    done: int = 0
+    planned: dict[str, set[Value]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Check:
+    """Generates and compares. A context manager that ends its other process.
+
+    Args:
+        config: how to build the engine; its drafter must be "auto", so that a draft model is there if there can be.
+        pool: the prompts.
+        axes: what may change.
+        seed: of orders and adversaries.
+        observer: is told how it goes.
+        subject: the engine under test, built like that of `config`.
+
+    Attributes:
+        started: when it began, as `time.monotonic`.
+        result: what it has found so far.
+        fresh: the other process.
+        references: samples that settings are compared with, by quantization and sampling.
+    """
+
+    def __init__(
+        self, config: EngineConfig, pool: Pool, axes: list[Axis], seed: int, observer: Observer, subject: Subject
+    ) -> None:
+        self.subject, self.config = subject, config
+        self.pool, self.axes, self.seed = pool, axes, seed
+        self.observer = observer
+        self.started = time.monotonic()
+        self.result = CheckResult()
+        self.fresh = FreshProcess(config)
+        self.references: dict[tuple[str, str], dict[Key, Observed]] = {}
+        self._roomy = 0  # settings of a run whose cache was not too small
+        self._until: float | None = None  # when what is being generated is given up
+        self._timing: Timing | None = None  # where the time is limited
+
+    def __enter__(self) -> Check:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.fresh.close()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        r, engine = self.result, self.subject.engine()
+        return {
+            "equal": not r.failures,
+            "seed": self.seed,
+            "pairwise_settings": r.pairs,
+            "selected_settings": r.selected,
+            "selected_settings_tried": r.done,
+            "prompts": len(self.pool.requests),
+            "prompts_given": self.pool.given,
+            "left_out": self.left_out(),
+            "seconds": round(r.seconds, 3),
+            "kills": r.kills,
+            "preemptions": r.preemptions,
+            "total": self._counts(r.total),
+            "axes": {
+                a.name: {
+                    "tried": [name_value(a.name, v) for v in a.values if v in r.tried.get(a.name, ())],
+                    **(self._counts(r.by_axis[a.name]) if a.name in r.by_axis else {}),
+                }
+                for a in self.axes
+            },
+            "notes": r.notes,
+            "profile": engine.profile(),
+        }
+
+    def _counts(self, tally: Tally) -> dict[str, int]:
+        """A tally for JSON; chunks are those of models that think."""
+        counts = asdict(tally)
+        return counts if self.subject.engine().thinks else {n: c for n, c in counts.items() if "chunks" not in n}
+
+    def left_out(self) -> dict[str, list[str]]:
+        """The values of each axis, beside the reference's, that no setting had though some were to have them."""
+        r = self.result
+        missing = {a.name: r.planned.get(a.name, set()) - r.tried.get(a.name, set()) for a in self.axes}
+        found = {a.name: [v for v in a.values[1:] if v in missing[a.name]] for a in self.axes}
+        return {axis: [name_value(axis, v) for v in values] for axis, values in found.items() if values}
+
+    def learn(self, until: float | None = None, start: float = 0.0) -> None:
+        """Make the reference of the pool, which other requests are made of; prompts that cannot run leave the pool.
+
+        Args:
+            until: when the settings after it are to be done, as `time.monotonic`: the pool is shortened to leave them
+                time. None takes as long as it takes.
+            start: seconds that a process took to load the models.
+
+        Raises:
+            EngineError: as building the engine does.
+            CheckError: if no prompt can run; the message says why the first one cannot.
+            OutOfTime: there is no time for it.
+        """
+        engine, pool = self.subject.engine(), self.pool
+        self._until = until
+        try:
+            given = len(pool.requests) + len(pool.errors)
+            refusals = {r.id: refusal(engine, r) for r in pool.requests}
+            pool.errors += [f"{pool.name}:{r.line}: {refusals[r.id]}" for r in pool.requests if refusals[r.id]]
+            self.result.notes += left_out(pool.errors, given)
+            if not (runnable := [r for r in pool.requests if not refusals[r.id]]):
+                raise CheckError(refusals[pool.requests[0].id] or "no prompts")
+            pool.requests = repeated(self._fitting(runnable, until, start))
+            reference = self.reference(Case(Setting(), pool.requests))
+            if not reference:
+                raise CheckError(engine.generate(pool.requests[:1])[0].error or "no prompts")
+            while not self.reference(Case(Setting(), [pool.longest()])) and len(pool.long) > 1:
+                pool.long = pool.long[: len(pool.long) // 2]  # the model's context is shorter
+        finally:
+            self._until = None
+        prompts = {r.id: engine.encode(r) for r in pool.requests if (r.id, 0) in reference}
+        pool.learn(reference, prompts, lambda request: size(engine, request)[1], PAGE)
+
+    def _fitting(self, requests: list[Request], until: float | None, start: float) -> list[Request]:
+        """As many of the requests, with as many new tokens, as leave the settings time; says so if it is less."""
+        if until is None:
+            return requests
+        self._timing = Timing(self, requests[0], until, start)
+        count, most = self._timing.fitting(requests, until)
+        found = shortened(requests, count, most)
+        if found != requests:
+            fewer = f" with at most {most} new tokens each" if found != requests[:count] else ""
+            self.result.notes.append(f"shortened to leave time: {count} of {len(requests)} prompts{fewer}")
+        return found
+
+    def run(self, settings: list[Setting], more: Iterable[Setting] = (), deadline: float | None = None) -> CheckResult:
+        """Try settings until they end, the deadline (as `time.monotonic`) has come, or enough differ.
+
+        What is known to take longer than there is time is left out; what does all the same is given up, and not
+        counted.
+
+        Args:
+            settings: in an order in which another process can load the models of those ahead; where the time is
+                limited, those that bring most new values in it come first.
+            more: tried after these.
+            deadline: None takes as long as it takes.
+        """
+        started, self._until = time.monotonic(), deadline
+        self._roomy = too_long = 0
+        total = None if more else len(settings)
+        self.result.selected += len(settings)
+        for axis in self.axes:
+            self.result.planned.setdefault(axis.name, set()).update(getattr(s, axis.name) for s in settings)
+        if self._timing is not None:
+            settings = ordered(self._timing.quickest(settings), self.axes)
+        fresh = [s for s in reversed(settings) if s.process == "fresh"]  # the next one last
+        for i, setting in enumerate(itertools.chain(settings, more)):
+            passed = deadline is not None and time.monotonic() > deadline
+            if len(self.result.failures) >= _ENOUGH or passed or (i >= len(settings) and too_long >= _TOO_LONG):
+                break
+            timing, left = self._timing, math.inf if deadline is None else deadline - time.monotonic()
+            if fresh and (timing is None or timing.can_start(left)):
+                self.fresh.load(fresh[-1].quant)
+            if fresh and fresh[-1] is setting:
+                fresh.pop()
+            if timing is not None and timing.begin(setting) > left:
+                too_long += 1
+                continue
+            too_long = 0
+            try:
+                failure = self._try(setting)
+            except OutOfTime:
+                break
+            if timing is not None:
+                timing.end()
+            self.result.done += i < len(settings)
+            if failure is not None:
+                self.result.failures.append(failure)
+                deadline = min(deadline or math.inf, time.monotonic() + _MORE)
+            counts, seconds = self.result.total, time.monotonic() - self.started
+            positions = f"{counts.positions:,} positions"
+            self.observer.progress(Progress(counts.settings, total, "settings", seconds, figures=(positions,)))
+        self._until = None
+        self.result.seconds += time.monotonic() - started
+        if self._roomy:
+            self.result.notes.append(f"in {self._roomy} of the settings with preemption nobody had to be preempted")
+        return self.result
+
+    def _try(self, setting: Setting) -> Failure | None:
+        """Try a setting with its prompts, and count it."""
+        case = Case(setting, self.pool.watched(setting))
+        tally, preemptions = Tally(settings=1), self.result.preemptions
+        failure = self.attempt(case, tally)
+        if setting.preemption and failure is None and self.result.preemptions == preemptions:
+            self._roomy += 1
+        self.result.total.add(tally)
+        for axis in self.axes:
+            value = getattr(setting, axis.name)
+            self.result.tried.setdefault(axis.name, set()).add(value)
+            if value != axis.values[0]:
+                self.result.by_axis.setdefault(axis.name, Tally()).add(tally)
+        return failure
+
+    def attempt(self, case: Case, tally: Tally | None = None) -> Failure | None:
+        """Compare a case, where an error is a difference too; None if nothing differs.
+
+        Args:
+            case: what to generate.
+            tally: counts of the comparison are added to it.
+
+        Raises:
+            OutOfTime: the time of the settings is over.
+        """
+        try:
+            comparison = self.compare(case)
+        except OutOfTime:
+            raise
+        except Exception as error:
+            return Failure(case, Difference("", 0, "error", 0, 0), f"{type(error).__name__}: {error}")
+        if tally is not None:
+            tally.add(comparison.tally)
+        return Failure(case, comparison.differences[0]) if comparison.differences else None
+
+    def compare(self, case: Case) -> Comparison:
+        """Generate a case and compare it with its reference.
+
+        Raises:
+            Exception: whatever the engine raises.
+        """
+        reference = self.reference(case)
+        return compare(reference, self._generate(self.task(case, reference)))
+
+    def task(self, case: Case, reference: dict[Key, Observed]) -> Task:
+        """The case as plain data."""
+        setting = case.setting
+        needs = setting.drafter in ("oracle", "adversary")
+        ahead = known(case.watched, reference, self.subject.engine(setting.quant)) if needs else []
+        broken: tuple[int, ...] = ()
+        if setting.neighbours == "broken":
+            broken = breaking(case.watched, reference, self.subject.engine(setting.quant))
+        queue = self.pool.arranged(case.watched, setting, self.seed, broken)
+        before: list[Request] = []
+        if setting.prefix_cache == "warm":
+            before = [replace(r, params=SamplingParams(max_tokens=1)) for r in queue]
+        elif setting.prefix_cache == "shared":
+            engine = self.subject.engine(setting.quant)
+            prompts = {r.id: engine.encode(r) for r in case.watched if (r.id, 0) in reference}
+            before = self.pool.beginnings(case.watched, prompts)
+        thinks = self.subject.engine().thinks
+        return Task(setting, queue, ahead, self.seed, broken[0] if broken else None, before, thinks)
+
+    def reference_task(self, case: Case) -> Task:
+        """What the case is compared with: nothing drafted, one request at a time."""
+        return Task(case.setting.reference(), case.watched, [], self.seed, thinks=self.subject.engine().thinks)
+
+    def reference(self, case: Case) -> dict[Key, Observed]:
+        """The reference of the case's requests; each is generated once."""
+        setting = case.setting
+        made = self.references.setdefault((setting.quant, setting.sampling), {})
+        missing = [r for r in case.watched if (r.id, 0) not in made]
+        if missing:
+            made |= self.subject.generate(self.reference_task(replace(case, watched=missing)), self._until).samples
+        wanted = {(r.id, sample) for r in case.watched for sample in range(r.params.n)}
+        return {key: seen for key, seen in made.items() if key in wanted}
+
+    def _generate(self, task: Task) -> dict[Key, Observed]:
+        process = task.setting.process
+        if process == "resumed":
+            if short_of_memory():
+                self.fresh.close()
+            found, killed = kill_and_resume(task, self.config, self._until)
+            self.result.kills += killed
+            return found
+        generated = (self.fresh if process == "fresh" else self.subject).generate(task, self._until)
+        self.result.preemptions += generated.preemptions
+        return generated.samples

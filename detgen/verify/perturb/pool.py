@@ -1,0 +1,311 @@
+"""The requests that are generated: those that are compared, and their neighbours.
+
+Plain data: from prompts and a setting to requests.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+
+from detgen.engine.request import Request
+from detgen.params import SamplingParams
+from detgen.verify.perturb.axes import SAMPLING, Setting
+
+if TYPE_CHECKING:
+    from detgen.verify.perturb.generation_digests import Key, Observed
+
+_FEW = 4  # requests of the smallest batches
+_SURPLUS = 2  # more requests than slots, so that slots are used again
+_FILLED = 64  # tokens of a neighbour that breaks
+_SEVERAL = 8  # requests that have several samples, where the sampling asks for them
+_CROWD = 6  # requests for a cache that holds few of them at a time
+_GROWING = "growing"  # what the ids of requests begin with that outgrow such a cache together
+_MUSING, _MUSED = 3, 22  # requests that think while they generate, and their tokens: not whole chunks of four
+_WIDEST = Setting(batch="all", drafter="oracle", draft_tokens=64)  # requests of all kinds that such a cache holds
+_GROWTH = 20  # tokens that they generate: the first one to need a page is to be there when the second one needs it
+
+
+@dataclass(slots=True)
+class Pool:
+    """The prompts of a check.
+
+    Attributes:
+        requests: each with its own parameters.
+        long: a prompt as long as neighbours may have, as text.
+        name: of the user's input; empty for the embedded prompts.
+        given: how many prompts it has; None where that is not known.
+        errors: of those prompts that cannot be run, and so are not here.
+        stops: a stop string of each request, by its id; those of the kind "stop" end there.
+        tokens: the reference's completion of each request, by its id.
+        following: a prompt that continues another request's completion, once that is known.
+        variants: prompts of whole blocks that differ in one token of a block: its first, its last, one between, one of
+            the block before.
+        musing: of a thinking model, requests whose completions think: they repeat the tokens of a chunk that did.
+        growing: two prompts that together outgrow a cache made for the longest request.
+    """
+
+    requests: list[Request]
+    long: str
+    name: str = ""
+    given: int | None = None
+    errors: list[str] = field(default_factory=list)
+    stops: dict[str | int, str] = field(default_factory=dict)
+    tokens: dict[str | int, tuple[int, ...]] = field(default_factory=dict)
+    following: Request | None = None
+    variants: list[Request] = field(default_factory=list)
+    musing: list[Request] = field(default_factory=list)
+    growing: list[Request] = field(default_factory=list)
+
+    def watched(self, setting: Setting) -> list[Request]:
+        """The requests to compare under a setting: a few more than its slots."""
+        batch = len(self.requests) if setting.batch == "all" else int(setting.batch)
+        count = batch + _SURPLUS if batch > 1 else _FEW
+        if setting.preemption:
+            count = min(count, _CROWD)
+        chosen = self.requests[: max(count, _FEW)]
+        if self.following is not None:
+            chosen = [*chosen, self.following, *self.musing]
+        if setting.prefix_cache != "off" and not setting.preemption:
+            chosen = [*chosen, *self.variants]
+        if setting.preemption:
+            chosen = [*chosen, *(self._lengthened(r, setting.draft_tokens or 0) for r in self.growing)]
+        if (setting.draft_tokens or 0) > max(r.params.max_tokens for r in self.requests):
+            chosen = [self._lasting(setting.draft_tokens or 0), *chosen]
+        if setting.neighbours == "long":
+            chosen = [self.longest(), *chosen]
+        return [self._sampled(r, setting.sampling) for r in chosen]
+
+    def _lasting(self, window: int) -> Request:
+        """A request that fills a whole window, after the token that its prompt gives and before a last one."""
+        few = self.requests[min(2, len(self.requests) - 1)]
+        params = SamplingParams(max_tokens=window + 2)
+        return replace(few, index=len(self.requests) + 1, id="lasting", params=params)
+
+    def _lengthened(self, request: Request, window: int) -> Request:
+        """The same request, or another one that does not end with the first window either."""
+        if window < _GROWTH:
+            return request
+        return replace(request, id=f"{request.id}, long").with_params(max_tokens=window + 8, min_tokens=window + 8)
+
+    def longest(self) -> Request:
+        """The long neighbour, which is compared too: nobody else's positions reach as far."""
+        return Request(len(self.requests) + 2, "long", prompt=self.long, params=SamplingParams(max_tokens=4))
+
+    def resampled(self, watched: list[Request], kind: str) -> list[Request]:
+        """The same requests with another kind of sampling."""
+        own = {r.id: r for r in (*self.requests, *self.musing)}
+        plain = [replace(r, params=SamplingParams(max_tokens=r.params.max_tokens)) for r in watched]
+        return [self._sampled(own.get(r.id, r), kind) for r in plain]
+
+    def learn(
+        self,
+        reference: Mapping[Key, Observed],
+        prompts: Mapping[str | int, list[int]],
+        size: Callable[[Request], int],
+        page: int,
+    ) -> None:
+        """Keep the reference's texts, stop strings from their middles, and make the requests that consist of token ids.
+
+        Args:
+            reference: of the requests.
+            prompts: tokens of their prompts, by their ids.
+            size: most tokens that a request may have, with its completion; 0 if it cannot run.
+            page: positions of a page.
+        """
+        self.requests = [r for r in self.requests if (r.id, 0) in reference]  # the others cannot run
+        for (id, _), sample in reference.items():
+            half = len(sample.text) // 2
+            self.stops[id] = sample.text[half : half + 2] or "\n"
+            self.tokens[id] = sample.tokens
+        second = self.requests[min(1, len(self.requests) - 1)]
+        tokens = (*prompts[second.id], *reference[second.id, 0].tokens)
+        params = SamplingParams(max_tokens=8)
+        self.following = Request(len(self.requests), "following", token_ids=tokens + tokens[:3], params=params)
+        self.musing = self._musing(reference, prompts)
+        text = [token for request in self.requests for token in prompts[request.id]]
+        self.variants = self._variants(text, page)
+        others = self._neighbours(Setting(neighbours="others"))
+        self.growing = self._growing(text, page, max(map(size, [*self.watched(_WIDEST), *others])))
+
+    def _musing(self, reference: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> list[Request]:
+        """Prompts that thought, continued by the tokens of the last chunk that did, in any order.
+
+        A penalty for each use has them take turns.
+        """
+        made: list[Request] = []
+        for request in self.requests:
+            seen, tokens = reference[request.id, 0], prompts[request.id]
+            first = max((at for at, _ in seen.said or () if at + seen.chunk <= len(tokens)), default=None)
+            if first is not None and len(made) < _MUSING:
+                bias = tuple((token, 100.0) for token in sorted({*tokens[first : first + seen.chunk]}))
+                params = SamplingParams(max_tokens=_MUSED, ignore_eos=True, frequency_penalty=2.0, logit_bias=bias)
+                made.append(self._of_tokens(f"musing {len(made)}", tokens, params))
+        return made
+
+    def _variants(self, text: list[int], page: int) -> list[Request]:
+        """Prompts whose first two blocks are equal but for one token, or less."""
+        base, tokens = _repeated(text, 2 * page + 1), sorted(set(text))
+        prompts = [base]
+        for place, length in ((0, 2 * page + 1), (page - 1, page + 1), (page // 2, page + 1), (page + 7, 2 * page + 1)):
+            other = tokens[(tokens.index(base[place]) + 1) % len(tokens)]
+            prompts.append([*base[:place], other, *base[place + 1 : length]])
+        return [
+            self._of_tokens(f"variant {i}", prompt, SamplingParams(max_tokens=3)) for i, prompt in enumerate(prompts)
+        ]
+
+    def _growing(self, text: list[int], page: int, longest: int) -> list[Request]:
+        """Two prompts that nearly fill half the pages that the longest request needs, read backwards.
+
+        The younger one needs another page first, and has some tokens when the older one needs it, too.
+        """
+        half = -(-longest // (2 * page)) * page
+        prompts = [_repeated(text[::-1], half - 1), _repeated(text[-2::-1] or text, half)]
+        params = SamplingParams(max_tokens=_GROWTH, min_tokens=_GROWTH, ignore_eos=True)
+        return [self._of_tokens(f"{_GROWING} {i}", prompt, params) for i, prompt in enumerate(prompts)]
+
+    def _of_tokens(self, id: str, tokens: list[int], params: SamplingParams) -> Request:
+        return Request(len(self.requests) + _SEVERAL, id, token_ids=tuple(tokens), params=params)
+
+    def _sampled(self, request: Request, kind: str) -> Request:
+        changes = dict(SAMPLING[kind])
+        if request.index >= _SEVERAL:
+            changes.pop("n", None)
+        if kind == "stop":
+            changes["stop"] = (self.stops.get(request.id, "\n"),)
+        if "min_tokens" in changes:
+            common = [token for token, _ in Counter(self.tokens.get(request.id, (1, 2))).most_common(3)]
+            changes["min_tokens"] = min(changes["min_tokens"], request.params.max_tokens)
+            changes["stop_token_ids"] = common[-1:]
+            changes["logit_bias"] = dict.fromkeys(common, 1.0)
+        if "seed" in changes:
+            changes["seed"] += request.index
+        return request.with_params(**changes)
+
+    def arranged(
+        self, watched: list[Request], setting: Setting, seed: int, broken: tuple[int, ...] = ()
+    ) -> list[Request]:
+        """The watched requests in the setting's order, with neighbours and unverified requests among them.
+
+        `broken` are token ids for neighbours that break, the first of them that of the token with the broken embedding.
+        """
+        queue = list(watched)
+        if setting.order == "reversed":
+            queue.reverse()
+        elif setting.order != "file":
+            random.Random(f"{seed} {setting.order}").shuffle(queue)
+        turn = setting.slot % max(len(queue), 1)
+        queue = queue[-turn:] + queue[:-turn] if turn else queue
+        neighbours = self._neighbours(setting) + self._breaking(setting, broken) + self._unverified(setting)
+        for i, other in enumerate(neighbours):  # spread over the first slots, so that they run beside the longest
+            queue.insert(min(2 * i, len(queue)), other)
+        return sorted(queue, key=lambda request: not grows(request))  # at the same time, beside nobody else's pages
+
+    def beginnings(self, watched: list[Request], prompts: Mapping[str | int, list[int]]) -> list[Request]:
+        """Other requests that begin like the watched ones: longer, not verified, or with another token in the middle.
+
+        Args:
+            watched: as they are.
+            prompts: tokens of their prompts, by their ids; those that are not there cannot run.
+        """
+        made: list[Request] = []
+        for request in watched:
+            tokens = prompts.get(request.id, [])
+            if not tokens:
+                continue
+            middle, kind = len(tokens) // 2, request.index % 3
+            if kind == 0:
+                tokens = [*tokens, *tokens[:2]]
+            elif kind == 2:
+                tokens = [*tokens[:middle], tokens[middle - 1], *tokens[middle + 1 :]]
+            params = SamplingParams(max_tokens=8 if kind == 1 else 2, deterministic=kind != 1)
+            made.append(Request(len(made), f"beginning {len(made)}", token_ids=tuple(tokens), params=params))
+        return made
+
+    def _neighbours(self, setting: Setting) -> list[Request]:
+        kinds: dict[str, list[dict[str, Any]]] = {
+            "none": [],
+            "others": [{"max_tokens": 5, "temperature": 1.0, "seed": i} for i in range(3)],
+            "long": [],  # one of the watched
+            "broken": [],  # see `_breaking`
+            "early": [{"max_tokens": 1}, {"max_tokens": 2}, {"max_tokens": 1, "temperature": 1.5}],
+        }
+        made = []
+        for i, params in enumerate(kinds[setting.neighbours]):
+            made.append(Request(i, f"neighbour {i}", prompt=self._other(i), params=SamplingParams(**params)))
+        return made
+
+    def _breaking(self, setting: Setting, broken: tuple[int, ...]) -> list[Request]:
+        """Neighbours that break early in their prompts, which fill more of their pages than most others will."""
+        if setting.neighbours != "broken" or not broken:
+            return []
+        token, *others = broken
+        sound = (others * (_FILLED // len(others) + 1))[:_FILLED]
+        return [
+            Request(
+                i,
+                f"neighbour {i}",
+                token_ids=(*sound[: 5 * i], token, *sound),
+                params=SamplingParams(n=1 + i % 2, max_tokens=8),
+            )
+            for i in range(3)
+        ]
+
+    def _unverified(self, setting: Setting) -> list[Request]:
+        params = SamplingParams(max_tokens=5, temperature=0.8, deterministic=False)
+        return [
+            Request(i, f"unverified {i}", prompt=self._other(7 + i), params=params.with_(seed=i))
+            for i in range(setting.unverified)
+        ]
+
+    def _other(self, i: int) -> str:
+        """Some text that is not a prompt of the pool."""
+        start = (37 * i) % max(len(self.long) - 60, 1)
+        return self.long[start : start + 60]
+
+
+def grows(request: Request) -> bool:
+    """Whether it is one of the two that together outgrow a small cache."""
+    return str(request.id).startswith(_GROWING)
+
+
+def _repeated(tokens: list[int], length: int) -> list[int]:
+    """The tokens again and again, up to a length."""
+    return list(islice(cycle(tokens), length))
+
+
+def make_pool(requests: list[Request], lengths: tuple[tuple[int, int], ...], longest: int, cut: int | None) -> Pool:
+    """A pool of prompts.
+
+    Args:
+        requests: as they were read; their sampling parameters are replaced.
+        lengths: (how many requests, tokens to generate), for the first ones, the next ones and so on; the last
+            length is for all that are left.
+        longest: characters of a long neighbour.
+        cut: characters to which all prompts but the first are cut; None leaves them.
+    """
+    sizes = [n for count, n in lengths for _ in range(count)]
+    made = []
+    for i, request in enumerate(requests):
+        tokens = sizes[min(i, len(sizes) - 1)]
+        prompt = request.prompt[:cut] if request.prompt and cut and i else request.prompt
+        params = SamplingParams(max_tokens=tokens)
+        made.append(replace(request, index=i, id=i + 1, prompt=prompt, params=params, metadata={}))
+    return Pool(made, long_text(requests, longest))
+
+
+def long_text(requests: list[Request], longest: int) -> str:
+    """What requests say, again and again, up to so many characters."""
+    joined = "\n".join(filter(None, map(_said, requests))) or "text "
+    return (joined * (longest // len(joined) + 1))[:longest]
+
+
+def _said(request: Request) -> str:
+    """The text of a prompt, or of a chat's messages; nothing of token ids."""
+    contents = [m.get("content") for m in request.messages or []]
+    parts = [part for c in contents for part in (c if isinstance(c, list) else [{"text": c}]) if isinstance(part, dict)]
+    return request.prompt or "\n".join(text for part in parts if isinstance(text := part.get("text"), str))

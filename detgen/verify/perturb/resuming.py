@@ -1,0 +1,108 @@
+"""A `detgen run` that is killed in the middle and run again: the real command line, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from detgen.engine.config import EngineConfig
+from detgen.engine.request import Request
+from detgen.errors import CheckError
+from detgen.verify.perturb.budget import OutOfTime, check_time
+from detgen.verify.perturb.generation_digests import Key, Observed
+from detgen.verify.perturb.running import Task
+
+DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
+
+_LOOK_SECONDS = 0.005  # between two looks at the outputs
+
+
+def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> tuple[dict[Key, Observed], bool]:
+    """Run a task, kill it by SIGKILL when about half of its samples are finished, and run it again to the end.
+
+    Args:
+        task: its setting must be one that the command line has.
+        config: names the models.
+        until: when it must be done, as `time.monotonic`; None for whenever.
+
+    Returns:
+        What the run wrote, without digests, and whether it was killed before it had ended.
+
+    Raises:
+        CheckError: if a run fails; the message is its own.
+        OutOfTime: it is not done in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="detgen-") as name:
+        folder = Path(name)
+        prompts = "".join(json.dumps(_line(r)) + "\n" for r in task.queue)
+        (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
+        command = [*DETGEN, "run", str(folder / "prompts.jsonl"), *_options(task, config), "-o", str(folder / "out")]
+        killed = _run(command, until, folder / "out" / "outputs.jsonl", sum(r.params.n for r in task.queue) // 2)
+        _run(command, until)
+        lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [line for line in map(json.loads, lines) if "error" not in line]
+    return {(line["id"], line["sample"]): _observed(line) for line in found}, killed
+
+
+def _run(command: list[str], until: float | None, outputs: Path | None = None, samples: int = 0) -> bool:
+    """Run a command to its end, or until its outputs have so many lines; whether it was killed then."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while outputs is not None and process.poll() is None:
+                if outputs.exists() and outputs.read_bytes().count(b"\n") >= max(samples, 1):
+                    process.kill()
+                    return True
+                check_time(until)
+                time.sleep(_LOOK_SECONDS)
+            _, errors = process.communicate(timeout=None if until is None else max(until - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            raise OutOfTime from None
+        finally:
+            process.kill()  # not to outlive an interrupted check
+    if process.returncode:
+        raise CheckError(f"detgen run ended with exit status {process.returncode}: {errors.strip()}")
+    return False
+
+
+def _options(task: Task, config: EngineConfig) -> list[str]:
+    """The command line's options for a task's setting."""
+    quant = task.setting.quant
+    options = {
+        "target": config.target,
+        "draft": config.draft,
+        "device": config.device,
+        "dtype": config.dtype,
+        "target_quant": config.target_quant if quant == "none" else quant,
+        "draft_quant": config.draft_quant,
+        "kv_memory": config.kv_memory,
+        "prefix_cache": "off" if task.setting.prefix_cache == "off" else "on",
+        "drafter": task.setting.drafter,
+        **task.engine_settings(config),
+    }
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
+    return ["--quiet", *["--trust-remote-code"] * config.trust_remote_code, *given]
+
+
+def _line(request: Request) -> dict[str, Any]:
+    """The request as a line of a prompts file."""
+    line = {
+        "id": request.id,
+        "prompt": request.prompt,
+        "messages": request.messages,
+        "prompt_token_ids": request.token_ids,
+        "tools": request.tools,
+        "chat_template_kwargs": request.chat_template_kwargs,
+        "continue_final_message": request.continue_final_message or None,
+        **dict(request.params),
+    }
+    return {key: value for key, value in line.items() if value is not None}
+
+
+def _observed(line: dict[str, Any]) -> Observed:
+    said = tuple((first, text) for first, text in line["thoughts"]) if "thoughts" in line else None
+    return Observed(line["prompt_tokens"], tuple(line["token_ids"]), line["text"], line["finish_reason"], said=said)

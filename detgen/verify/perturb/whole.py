@@ -1,0 +1,119 @@
+"""A whole check: prompts, engine, axes and settings, within the time that there is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from detgen.engine.config import EngineConfig
+from detgen.errors import CheckError, EngineError
+from detgen.progress import Observer
+from detgen.verify.perturb.axes import QUANTS, make_axes
+from detgen.verify.perturb.budget import FEW, OutOfTime
+from detgen.verify.perturb.checking import Check
+from detgen.verify.perturb.plan import FULL, QUICK, read_axes, read_pool, select
+from detgen.verify.perturb.running import Subject
+
+_SHARE = 4  # of the time, one part may go into loading what only some settings need
+
+
+@contextmanager
+def run_check(
+    config: EngineConfig,
+    prompts: str | None,
+    observer: Observer,
+    *,
+    limit: int | None = None,
+    full: bool = False,
+    seed: int = 0,
+    minutes: float | None = None,
+    only: Iterable[str] = (),
+    began: float | None = None,
+) -> Iterator[Check]:
+    """Check the contract; the check that is yielded can try more.
+
+    Args:
+        config: names the models.
+        prompts: as `detgen run` takes them; None takes the embedded ones.
+        observer: is told how it goes.
+        limit: most prompts to read.
+        full: longer texts, and many random settings after those that combine each pair of values.
+        seed: of the selection.
+        minutes: time for all of it, filled with random settings; None takes as long as the others take.
+        only: names of axes, each changed alone; none combines all of them.
+        began: when that time began, as `time.monotonic`; None is now.
+
+    Raises:
+        PromptsError: no prompt can be read.
+        EngineError: the engine cannot be built.
+        CheckError: there is no such axis, no prompt can run, or the time is over before a setting can be tried.
+    """
+    began = time.monotonic() if began is None else began
+    deadline = None if minutes is None else began + 60 * minutes
+    names, extent = read_axes(only), FULL if full else QUICK
+    pool = read_pool(prompts, config.target, limit, extent)
+    config = replace(config, drafter="auto", batch_size=max(len(pool.requests), FEW) + 8)
+    subject = Subject(config, observer=observer)
+    with Check(config, pool, [], seed, observer, subject) as check:
+        engine = subject.engine()
+        now = time.monotonic()
+        start = now - began
+        observer.message(f"{len(pool.requests)} prompts, {engine.profile()['target']['name']}, seed {seed}")
+        elsewhere = all(isinstance(model, str | Path | None) for model in (config.target, config.draft))
+        processes = elsewhere and (not names or "process" in names)
+        if processes and (deadline is None or _SHARE * start < deadline - now):
+            check.fresh.load("none")  # while this process loads other quantizations
+        quants = ["none"]
+        if elsewhere and config.target_quant == "none" and (not names or "quant" in names):
+            others = start * (len(QUANTS) - 1)
+            if "quant" in names or deadline is None or _SHARE * others < deadline - now:
+                until = None if deadline is None else now + (deadline - now) / _SHARE
+                quants += _quants(subject, check.result.notes, observer, until)
+            else:
+                check.result.notes.append(
+                    "not tried for lack of time: the axis quantization, which loads the target"
+                    f" {len(QUANTS) - 1} more times; --axis quant tries it"
+                )
+        try:
+            check.learn(deadline, start)
+        except OutOfTime:
+            raise _too_short(minutes, start, "the reference") from None
+        check.axes = make_axes(
+            has_draft=engine.draft_profile() is not None,
+            quants=quants,
+            processes=processes,
+            thinks=engine.thinks,
+            requests=len(pool.requests),
+        )
+        settings, check.result.pairs, more = select(check.axes, names, extent, seed)
+        check.run(settings, more if minutes and not names else (), deadline)
+        if not check.result.total.settings:
+            raise _too_short(minutes, start, "a setting")
+        yield check
+
+
+def _too_short(minutes: float | None, start: float, what: str) -> CheckError:
+    return CheckError(
+        f"--minutes {minutes or 0:g} is too short: it took {start:.0f} s to load the models, and what was left is no"
+        f" time for {what}; give more minutes"
+    )
+
+
+def _quants(subject: Subject, notes: list[str], observer: Observer, until: float | None) -> list[str]:
+    """Other quantizations of the target that can be tried here; those that are loaded until then."""
+    found = []
+    for quant in QUANTS[1:]:
+        if until is not None and time.monotonic() > until:
+            notes.append(f"not tried for lack of time: quantization {', '.join(QUANTS[QUANTS.index(quant) :])}")
+            break
+        observer.stage(f"loading the target once more, quantized by {quant}, for the axis quantization")
+        try:
+            subject.engine(quant)
+        except (EngineError, RuntimeError, ValueError) as error:
+            notes.append(f"the axis quantization was tried without {quant}: {error}")
+        else:
+            found.append(quant)
+    return found

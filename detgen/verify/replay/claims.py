@@ -1,0 +1,110 @@
+"""What a manifest says of a run, beside what the folder, the prompts and the engine show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from detgen import outputs
+from detgen.errors import CheckError, OutputError
+from detgen.outputs import Totals, differences, finished, open_plain
+from detgen.outputs.batch_results import result_lines
+from detgen.outputs.folder import OUTPUTS
+from detgen.outputs.manifest import RESULTS
+from detgen.prompts import Inspection, Prompts
+from detgen.verify.replay.result import AuditResult
+
+if TYPE_CHECKING:  # the manifest is read before torch is imported
+    from detgen.engine import Engine
+
+_COUNTS = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+        CheckError: the folder holds no run, or its manifest is not one of this version of detgen.
+    """
+    try:
+        return outputs.read_manifest(folder)
+    except OutputError as error:
+        raise CheckError(str(error)) from None
+
+
+def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> None:
+    """The files of a finished run against their sizes and digests."""
+    for name, known in manifest.get("files", {}).items():
+        path = folder / name
+        if not path.is_file():
+            result.add(name, "is missing", "file")
+            continue
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+        if found != known["sha256"]:
+            what = f"its SHA-256 is {found[:16]}..., the manifest says {known['sha256'][:16]}..."
+            result.add(name, what, "file")
+        if size != known["bytes"]:
+            result.add(name, f"it has {size:,} bytes, the manifest says {known['bytes']:,}", "file")
+
+
+def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult) -> None:
+    """The profile against the engine's: other weights are a fault, another profile makes ties possible."""
+    mine = json.loads(json.dumps(engine.profile(), default=str))
+    same: dict[str, Any] = {name: manifest[name] for name in ("command", "input") if name in manifest}
+    for line in differences(manifest, {**same, "profile": mine}):
+        if line.startswith("profile.target.digest"):
+            what = f"the weights or the tokenizer are not those of the run: {line.partition(': ')[2]}"
+            result.add("manifest.json", what, "file")
+        else:
+            result.other_profile.append(line.removeprefix("profile."))
+
+
+def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, result: AuditResult) -> None:
+    """The description of the input against the prompts at hand."""
+    described = manifest["input"]
+    if found.sha256 != described["sha256"]:
+        what = f"the input's SHA-256 is {found.sha256[:16]}..., the manifest says {described['sha256'][:16]}..."
+        result.add("manifest.json", f"{what} ({prompts.given})", "file")
+        return
+    for name, is_now in (("format", prompts.format), ("prompts", found.prompts)):
+        if is_now != described[name]:
+            result.add("manifest.json", f"input.{name} is {described[name]!r:.60}, the prompts give {is_now!r}", "file")
+
+
+def check_results(folder: Path, manifest: dict[str, Any], prompts: Prompts, result: AuditResult) -> None:
+    """`results.jsonl`, if the run has one, against what the other lines give, if these are right."""
+    files = manifest.get("files", {})
+    if RESULTS not in files or result.faults:
+        return
+    digest = hashlib.sha256()
+    try:
+        with open(open_plain(folder / OUTPUTS), "rb") as file:
+            lines = finished.output_lines(file, folder / OUTPUTS, files[OUTPUTS]["sha256"])
+            for line in result_lines(manifest["profile"], finished.items_of(manifest, prompts), lines):
+                digest.update(line)
+    except OutputError as error:
+        result.add(RESULTS, f"cannot be derived: {error}", "file")
+        return
+    if digest.hexdigest() != files[RESULTS]["sha256"]:
+        result.add(RESULTS, "is not what outputs.jsonl gives", "file")
+
+
+def check_summary(manifest: dict[str, Any], totals: Totals, result: AuditResult) -> None:
+    """The totals of a run against those of its lines."""
+    found = {**asdict(totals), "total": asdict(totals.drafters.total())}
+    said = manifest["summary"]
+    wrong = [
+        f"{name} is {said[name]:,}, the lines give {found[name]:,}" for name in _COUNTS if said[name] != found[name]
+    ]
+    drafters = {**{f"drafters.{n}": c for n, c in said["drafters"].items()}, "total": said["total"]}
+    given = {**{f"drafters.{n}": c for n, c in found["drafters"].items()}, "total": found["total"]}
+    for name in sorted(drafters.keys() | given.keys()):
+        if drafters.get(name) != given.get(name):
+            wrong.append(f"{name} is {drafters.get(name)}, the lines give {given.get(name)}")
+    for what in wrong:
+        result.add("manifest.json", f"summary.{what}", "file")

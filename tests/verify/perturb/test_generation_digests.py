@@ -1,0 +1,77 @@
+"""Digests and the comparison: the first difference, in the order of cause and effect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from detgen.verify.perturb.generation_digests import Observed, compare, digests
+
+ROWS = [bytes([i]) * 8 for i in range(9)]
+SEEN = Observed(4, (5, 6, 7), "abc", "length", ROWS[:3], ROWS[:6], ROWS[3:9])
+READ = replace(SEEN, said=((0, "a"),), states=ROWS[:3], thoughts=[(1,), (), ()], chunk=2)  # its rows are three chunks
+
+
+def test_digests_see_bits() -> None:
+    """Minus zero is another digest than zero, a NaN the same as itself, in every number format."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.0], [float("nan"), 1.0]], dtype=dtype)
+        a, b, c, d = digests(x)
+        assert a == c != b
+        assert d == digests(x[3:])[0]
+    strided = torch.arange(24.0).view(2, 3, 4).transpose(0, 1)
+    assert digests(strided) == digests(strided.contiguous())
+    assert digests(torch.zeros(0, 4)) == []
+
+
+def test_equal() -> None:
+    result = compare({("a", 0): SEEN}, {("a", 0): SEEN, ("unverified", 0): SEEN})
+    assert result.differences == []
+    assert result.tally.equal
+    assert (result.tally.positions, result.tally.logits, result.tally.tokens) == (6, 3, 3)
+
+
+def _first(seen: Observed = SEEN, **changes: object) -> tuple[str, int, int, tuple[int | None, int | None]]:
+    result = compare({("a", 0): seen}, {("a", 0): replace(seen, **changes)})  # type: ignore[arg-type]
+    assert not result.tally.equal or changes.keys() & {"text", "finish", "said"}
+    (d,) = result.differences
+    return d.what, d.position, d.place, d.tokens
+
+
+def test_first_difference() -> None:
+    """By position; of one row keys and values before logits, logits before tokens."""
+    assert _first(tokens=(5, 9, 9)) == ("token", 4, 1, (6, 9))
+    assert _first(tokens=(5, 6)) == ("token", 5, 2, (7, None))
+    assert _first(logits=[*ROWS[:1], ROWS[8], ROWS[8]]) == ("logits", 4, 1, (6, 6))
+    assert _first(logits=[*ROWS[:1], ROWS[8], ROWS[8]], tokens=(5, 9, 9)) == ("logits", 4, 1, (6, 9))
+    assert _first(keys=[*ROWS[:4], ROWS[8], ROWS[8]], tokens=(5, 9, 9)) == ("keys", 4, 1, (6, 9))
+    assert _first(values=[ROWS[0], *ROWS[4:9]]) == ("values", 0, -3, (None, None))
+    assert _first(text="abd")[0] == "text"
+    assert _first(finish="stop")[0] == "text"
+
+
+def test_first_difference_of_a_model_that_thinks() -> None:
+    """A state comes before all that is computed from it, a thought after its chunk's last row."""
+    assert compare({("a", 0): READ}, {("a", 0): READ}).tally.chunks == 3
+    assert _first(READ, states=[ROWS[0], ROWS[8], ROWS[8]]) == ("state", 2, -1, (None, None))
+    assert _first(READ, states=[ROWS[0], ROWS[8]], keys=[*ROWS[:2], *ROWS[3:7]])[:2] == ("state", 2)
+    assert _first(READ, states=[ROWS[0], ROWS[8]], keys=[*ROWS[:1], *ROWS[2:7]])[:2] == ("keys", 1)
+    assert _first(READ, thoughts=[(1,), (2,), ()]) == ("thought", 3, 0, (5, 5))
+    assert _first(READ, thoughts=[(1,), (2,), ()], tokens=(9, 6, 7))[0] == "thought"
+    assert _first(READ, thoughts=[(1,), (2,), ()], logits=[ROWS[8], *ROWS[1:3]])[0] == "logits"
+    assert _first(READ, thoughts=[(1,), ()])[:2] == ("thought", 5)
+    assert _first(READ, said=((0, "b"),))[0] == "text"
+    assert _first(READ, said=None)[0] == "text"
+    assert compare({("a", 0): READ}, {("a", 0): replace(READ, states=None, thoughts=None)}).differences == []
+
+
+def test_missing() -> None:
+    """A sample that is not there is a difference; one from a journal is compared without digests."""
+    result = compare({("a", 0): SEEN}, {})
+    assert result.differences[0].what == "missing"
+    assert result.tally.tokens_different == 3
+    kept = replace(SEEN, logits=None, keys=None, values=None)
+    result = compare({("a", 0): SEEN}, {("a", 0): kept})
+    assert result.differences == []
+    assert result.tally.positions == 0
