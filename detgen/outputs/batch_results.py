@@ -47,7 +47,7 @@ class Results:
         Raises:
             KeyError, TypeError, ValueError: the lines are not those of a run.
         """
-        digest = hashlib.blake2b(dump(list(map(_digested, lines))).encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(dump(list(map(digested, lines))).encode(), digest_size=16).hexdigest()
         error = next((line["error"] for line in lines if "error" in line), None)
         if error is None:
             if not isinstance(item, Request):
@@ -173,13 +173,13 @@ def write_results(
     return {"sha256": digest.hexdigest(), "bytes": size}
 
 
-def _digested(line: Line) -> Line:
+def digested(line: Line) -> Line:
     """What the ids of results are digests of: lines without the keys that they got later."""
     kept = {name: value for name, value in line.items() if name != "stop_reason"}
     if "logprobs" in line:
+        entries = [{name: value for name, value in each.items() if name != "text"} for each in line["logprobs"]]
         kept["logprobs"] = [
-            {"token": each["token"], "logprob": each["logprob"], "top": [pair[:2] for pair in each["top"]]}
-            for each in line["logprobs"]
+            {**each, "top": [pair[:2] for pair in each["top"]]} if "top" in each else each for each in entries
         ]
     return kept
 

@@ -187,7 +187,7 @@ def _runner_up(line: dict[str, object] | None, record: dict[str, object], report
     """The most likely other token, where the run wrote log-probabilities; empty if it did not."""
     try:
         top = line["logprobs"][record["position"]]["top"]  # type: ignore[index]
-        return next(shown(token, report.texts) for token, _ in top if token != record["token"])
+        return next(shown(token, report.texts) for token, *_ in top if token != record["token"])
     except (KeyError, IndexError, TypeError, StopIteration, ValueError):
         return ""
 

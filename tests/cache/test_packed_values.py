@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 from detgen.cache.packed_values import counts_of, pack, pack_lines, unpack
-from helpers.completions import completion, request
+from helpers.completions import NUMBERED, completion, request
 from helpers.examples import examples
 from helpers.records import count_records
 from hypothesis import given
@@ -60,7 +60,7 @@ def test_a_completion_comes_back_with_the_same_lines(made: Completion) -> None:
     other = replace(request(8), id="other", metadata={"k": 1})
     back = unpack(pack(made), other, 0)
     expected = replace(made, request=other, sample=0)
-    assert output_line(back) == output_line(expected)
+    assert output_line(back, NUMBERED) == output_line(expected, NUMBERED)
     assert acceptance_lines(back) == acceptance_lines(expected)
     assert back.drafts == made.drafts
     assert list(back.drafts) == list(made.drafts)
@@ -70,10 +70,10 @@ def test_a_completion_comes_back_with_the_same_lines(made: Completion) -> None:
 @examples(100)
 @given(made=completions())
 def test_so_does_one_that_is_made_of_its_lines(made: Completion) -> None:
-    line = json.loads(output_line(made))
+    line = json.loads(output_line(made, NUMBERED))
     records = [json.loads(raw) for raw in acceptance_lines(made).splitlines()]
     back = unpack(pack_lines(line, records), made.request, made.sample)
-    assert output_line(back) == output_line(made)
+    assert output_line(back, NUMBERED) == output_line(made, NUMBERED)
     assert acceptance_lines(back) == acceptance_lines(made)
     assert back.drafts == made.drafts
 

@@ -6,9 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+from detgen.engine.pieces import Piece, Pieces
 from detgen.engine.request import Completion, Request, TokenRecord
 from detgen.params import SamplingParams
 from helpers.records import count_records
+
+
+class Numbered(Pieces):
+    """Pieces of a vocabulary in which each token is its number; 255 is half a character."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+    def of(self, token: int) -> Piece:
+        return Piece.of([255] if token == 255 else f"<{token}>")
+
+
+NUMBERED = Numbered()
 
 
 def request(index: int, n: int = 1, **fields: Any) -> Request:

@@ -29,8 +29,11 @@ if __name__ == "__main__":
 
 import detgen
 from detgen import Engine, Request, SamplingParams
-from detgen.engine.score_requests import ScoreRequest
-from detgen.outputs.lines import output_line
+from detgen.engine.pieces import Pieces
+from detgen.engine.request import Completion
+from detgen.engine.score_requests import Score, ScoreRequest
+from detgen.outputs.batch_results import digested
+from detgen.outputs.lines import dump, output_line
 from helpers.engines import Recording
 from helpers.families import DESCRIBED, LLAMA, OWN_FORWARD
 from helpers.gguf_files import made, plain_tokenizer
@@ -132,6 +135,11 @@ def _cases() -> Iterator[tuple[str, Case]]:
 CASES = dict(_cases())
 
 
+def _line(sample: Completion | Score, engine: Engine) -> bytes:
+    """An output line as it was when the digests were taken."""
+    return dump(digested(json.loads(output_line(sample, Pieces(lambda: engine.tokenizer))))).encode() + b"\n"
+
+
 def digest(case: Case, folder: Path) -> str:
     """SHA-256 of a case's output lines and raw logits."""
     settings = {"drafter": "none", "batch_size": 3, "kv_memory": 16 << 20, **case.settings}
@@ -139,13 +147,13 @@ def digest(case: Case, folder: Path) -> str:
     requests, found = case.requests(), hashlib.sha256()
     if isinstance(requests[0], ScoreRequest):
         for score in sorted(engine.score(requests), key=lambda score: (score.request.index, score.sample)):
-            found.update(output_line(score).encode())
+            found.update(_line(score, engine))
         return found.hexdigest()
     trace = Recording()
     done = [completion for batch in engine.stream(requests, trace=trace) for completion in batch]
     for completion in sorted(done, key=lambda completion: (completion.request.index, completion.sample)):
         assert completion.error is None, completion.error
-        found.update(output_line(completion).encode())
+        found.update(_line(completion, engine))
         for rows in trace.logits[completion.request.id, completion.sample]:
             found.update(rows.float().contiguous().numpy().tobytes())
     return found.hexdigest()

@@ -13,7 +13,7 @@ from helpers.completions import completion, request
 from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion
 
-from detgen.engine.pieces import Pieces, pieces_of
+from detgen.engine.pieces import pieces_of
 from detgen.engine.request import NOT_FINITE, Completion, Request, TokenLogprobs
 from detgen.errors import OutputError
 from detgen.outputs.batch_results import result_lines
@@ -26,17 +26,12 @@ PROFILE = {"target": {"name": "models/small", "digest": "d", "quant": "none"}, "
 
 
 def lines_of(completions: list[Completion | BadLine]) -> list[dict[str, Any]]:
-    texts = [output_line(c) if isinstance(c, Completion) else bad_line(c) for c in completions]
+    texts = [output_line(c, pieces_of(None)) if isinstance(c, Completion) else bad_line(c) for c in completions]
     return [json.loads(text) for text in texts]
 
 
-def results(items: list[Request | BadLine], completions: list[Completion | BadLine], load: Any = None) -> list[bytes]:
-    pieces = Pieces(load) if load else pieces_of(None)
-    return list(result_lines(PROFILE, items, lines_of(completions), pieces))
-
-
-def unused() -> Any:
-    raise AssertionError("no tokenizer should be loaded")
+def results(items: list[Request | BadLine], completions: list[Completion | BadLine]) -> list[bytes]:
+    return list(result_lines(PROFILE, items, lines_of(completions)))
 
 
 def chat(index: int, **fields: Any) -> Request:
@@ -46,7 +41,7 @@ def chat(index: int, **fields: Any) -> Request:
 def test_a_text_and_a_chat_with_two_samples() -> None:
     text, asked = request(0), chat(1, n=2)
     done = [completion(text), completion(asked, 0, 4), completion(asked, 1, 6)]
-    first, second = results([text, asked], done, unused)
+    first, second = results([text, asked], done)
     parsed = check(first)
     assert isinstance(parsed, TextCompletion)
     assert (parsed.model, parsed.created, parsed.choices[0].text) == ("models/small", 0, "text 0.0")
@@ -123,7 +118,7 @@ def test_errors_have_a_status() -> None:
         completion(broken, 0),
         Completion(broken, 1, finish_reason="error", error=f"p:3: the logits {NOT_FINITE} at position 5"),
     ]
-    found = results([bad, long, broken], done, unused)
+    found = results([bad, long, broken], done)
     assert [isinstance(check(line), Failure) for line in found] == [True] * 3
     status = [(line["custom_id"], line["response"]["status_code"], line["error"]) for line in map(json.loads, found)]
     assert status == [
@@ -136,16 +131,16 @@ def test_errors_have_a_status() -> None:
 def test_ids_are_of_the_lines_and_differ() -> None:
     items = [request(n) for n in range(3)]
     same = [replace(completion(item), text="same") for item in items]
-    first = [json.loads(line) for line in results(items, same, unused)]
+    first = [json.loads(line) for line in results(items, same)]
     assert len({line["id"] for line in first}) == len({line["response"]["body"]["id"] for line in first}) == 3
-    assert [json.loads(line) for line in results(items, same, unused)] == first
-    other = [json.loads(line) for line in results(items, [replace(c, text="other") for c in same], unused)]
+    assert [json.loads(line) for line in results(items, same)] == first
+    other = [json.loads(line) for line in results(items, [replace(c, text="other") for c in same])]
     assert not {line["id"] for line in first} & {line["id"] for line in other}
 
 
 def test_the_fingerprint_is_of_the_profile_and_not_of_places() -> None:
     def of(profile: dict[str, Any]) -> str:
-        lines = result_lines(profile, [request(0)], lines_of([completion(request(0))]), Pieces(unused))
+        lines = result_lines(profile, [request(0)], lines_of([completion(request(0))]))
         fingerprint: str = json.loads(next(lines))["response"]["body"]["system_fingerprint"]
         return fingerprint
 
@@ -173,7 +168,7 @@ def test_lines_of_no_run_are_an_error(change: dict[str, Any]) -> None:
     if change.get("prompt_tokens", 0) is None:
         del lines[0]["prompt_tokens"]
     with pytest.raises(OutputError, match=r"outputs\.jsonl: the lines of prompt 1 are not those of a run"):
-        list(result_lines(PROFILE, [item], lines, pieces_of(None)))
+        list(result_lines(PROFILE, [item], lines))
 
 
 def test_lines_of_other_prompts_are_an_error() -> None:
@@ -190,11 +185,11 @@ def test_lines_of_other_prompts_are_an_error() -> None:
             list(beside(wrong, lines))
     bad = BadLine(0, 1, 1, "p:1: bad")
     with pytest.raises(OutputError, match="are not those of a run"):
-        results([bad], [completion(items[0])], unused)
+        results([bad], [completion(items[0])])
 
 
 def test_any_text_can_be_written(tmp_path: Path) -> None:
     item = replace(request(0), id="\ud800", params=SamplingParams())
-    (line,) = results([item], [replace(completion(item), text="\u2028\ud83d\x00\n")], unused)
+    (line,) = results([item], [replace(completion(item), text="\u2028\ud83d\x00\n")])
     assert line.count(b"\n") == 1
     assert json.loads(line)["custom_id"] == "\ud800"

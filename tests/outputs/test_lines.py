@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.completions import completion, records, request
+from helpers.completions import NUMBERED, completion, records, request
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +21,6 @@ from detgen.outputs.lines import (
     dump,
     output_line,
     request_digest,
-    request_line,
 )
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts import BadLine
@@ -30,31 +29,31 @@ from detgen.prompts import BadLine
 def test_an_output_line_has_its_keys_in_order() -> None:
     req = replace(request(4, metadata={"b": 1, "a": "é"}), params=SamplingParams(seed=9, logprobs=2))
     logprobs = (TokenLogprobs(-0.25, ((5, -0.25), (6, -2.0))), TokenLogprobs(-1.5, ((8, -0.5), (7, -1.5))))
-    line = output_line(Completion(req, 2, "ein „Text“\n", (5, 7), "stop", 3, logprobs, ()))
+    line = output_line(Completion(req, 2, "ein „Text“\n", (5, 7), "stop", 3, logprobs, ()), NUMBERED)
     assert line == (
         '{"id":5,"index":4,"sample":2,"text":"ein „Text“\\n","token_ids":[5,7],"finish_reason":"stop",'
         '"prompt_tokens":3,"completion_tokens":2,"seed":9,'
-        '"logprobs":[{"token":5,"logprob":-0.25,"top":[[5,-0.25],[6,-2.0]]},'
-        '{"token":7,"logprob":-1.5,"top":[[8,-0.5],[7,-1.5]]}],"metadata":{"b":1,"a":"é"},"stop_reason":null}\n'
+        '"logprobs":[{"token":5,"logprob":-0.25,"top":[[5,-0.25,"<5>"],[6,-2.0,"<6>"]],"text":"<5>"},'
+        '{"token":7,"logprob":-1.5,"top":[[8,-0.5,"<8>"],[7,-1.5,"<7>"]],"text":"<7>"}],"metadata":{"b":1,"a":"é"},"stop_reason":null}\n'
     )
 
 
 def test_an_output_line_leaves_out_what_was_not_asked_for() -> None:
     keys = ["id", "index", "sample", "text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "seed"]
-    assert list(json.loads(output_line(completion(request(0))))) == [*keys, "stop_reason"]
+    assert list(json.loads(output_line(completion(request(0)), NUMBERED))) == [*keys, "stop_reason"]
 
 
 def test_an_output_line_has_the_thoughts_of_a_model_that_thinks() -> None:
     """The first token's position and the text of each, after the seed; an empty list if it thought nothing."""
     thoughts = (Thought(4, (7, 8), " heads"), Thought(12, (9,), "\u00e9"))
-    line = output_line(replace(completion(request(0)), thoughts=thoughts))
+    line = output_line(replace(completion(request(0)), thoughts=thoughts), NUMBERED)
     assert line.endswith(',"seed":0,"thoughts":[[4," heads"],[12,"\u00e9"]],"stop_reason":null}\n')
-    assert json.loads(output_line(replace(completion(request(0)), thoughts=())))["thoughts"] == []
+    assert json.loads(output_line(replace(completion(request(0)), thoughts=()), NUMBERED))["thoughts"] == []
 
 
 def test_the_lines_of_errors() -> None:
     failed = Completion(request(3, metadata={"k": 1}), error="too long")
-    assert output_line(failed) == '{"id":4,"index":3,"sample":0,"error":"too long","metadata":{"k":1}}\n'
+    assert output_line(failed, NUMBERED) == '{"id":4,"index":3,"sample":0,"error":"too long","metadata":{"k":1}}\n'
     assert bad_line(BadLine(0, 1, "x", "p:1: bad")) == '{"id":"x","index":0,"sample":0,"error":"p:1: bad"}\n'
 
 
@@ -111,11 +110,11 @@ def test_the_digest_covers_whatever_decides_a_line(change: dict[str, Any]) -> No
 def test_an_output_line_may_repeat_its_prompt() -> None:
     for asked in ({"prompt": "é"}, {"messages": [{"role": "user", "content": "a"}]}, {"token_ids": (3, 4)}):
         req = replace(request(0), **{"prompt": None, **asked, "echo": True})
-        line = json.loads(output_line(completion(req)))
+        line = json.loads(output_line(completion(req), NUMBERED))
         (name, value), *_ = asked.items()
         assert list(line)[3] == ("prompt_token_ids" if name == "token_ids" else name)
         assert line[list(line)[3]] == (list(value) if isinstance(value, tuple) else value)
-        failed = json.loads(output_line(Completion(req, error="too long")))
+        failed = json.loads(output_line(Completion(req, error="too long"), NUMBERED))
         assert list(failed) == ["id", "index", "sample", "error"]
 
 
@@ -151,5 +150,3 @@ OTHER_PARAMS: dict[str, Any] = {
 def test_what_is_no_function_of_its_request_has_no_content() -> None:
     assert content_digest(Request(0, 0, prompt="x", params=SamplingParams(deterministic=False))) is None
     assert content_digest(ScoreRequest(0, 0, prompt="x")) is None
-    assert request_line(3, None) == b'{"index":3,"request":null}\n'
-    assert request_line(3, "0f") == b'{"index":3,"request":"0f"}\n'

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.completions import completion, records, request
+from helpers.completions import NUMBERED, completion, records, request
 
 from detgen.engine.request import Completion, Thought, TokenLogprobs
 from detgen.engine.score_requests import Score, ScoreRequest
@@ -42,7 +42,7 @@ def score() -> Score:
 
 def lines() -> list[str]:
     failed = Completion(request(3, metadata={"k": 1}), error="too long")
-    return [output_line(each) for each in (whole(), completion(request(0)), failed, score())]
+    return [output_line(each, NUMBERED) for each in (whole(), completion(request(0)), failed, score())]
 
 
 @pytest.mark.parametrize("raw", lines())
@@ -55,7 +55,7 @@ def test_what_is_written_is_a_line_in_its_declared_order(raw: str) -> None:
 
 
 def test_a_line_with_everything_has_all_keys_but_other_prompts() -> None:
-    assert set(keys_of(TextLine)) - set(json.loads(output_line(whole()))) == {"messages", "prompt_token_ids"}
+    assert set(keys_of(TextLine)) - set(json.loads(output_line(whole(), NUMBERED))) == {"messages", "prompt_token_ids"}
 
 
 @pytest.mark.parametrize("raw", lines())
@@ -75,7 +75,7 @@ def test_anything_else_is_none(raw: str) -> None:
 
 
 def test_half_of_a_surrogate_pair_is_a_string_and_nothing_more() -> None:
-    raw = output_line(replace(whole(), text="a \ud83d"))
+    raw = output_line(replace(whole(), text="a \ud83d"), NUMBERED)
     assert parse_line(raw.encode()) is not None
     assert parse_line(raw.replace('"seed":0', '"seed":"\\ud83d"').encode()) is None
 

@@ -123,7 +123,7 @@ def test_what_else_may_differ(finished: Path, out: Path, rewrite: Any) -> None:
                         line["error"] += "!"
                     case "broken<i>":
                         line.update(text="x", token_ids=[1], finish_reason="stop")
-                        line.update(prompt_tokens=1, completion_tokens=1, seed=0)
+                        line.update(prompt_tokens=1, completion_tokens=1, seed=0, stop_reason=None)
                         del line["error"]
             if line["id"] == "unverified":
                 line["id"] = "new"
