@@ -58,7 +58,7 @@ class FolderStore:
             if not error.damaged:
                 raise OutputError(f"{error}, then {_RESUME}") from error
             self._set_aside(str(error.__cause__ or error))
-        self._note()
+        self._note_opened()
         self.begin()
 
     def begin(self) -> None:
@@ -115,11 +115,10 @@ class FolderStore:
         Raises:
             OutputError: somebody changed it.
         """
-        now = self._look()
-        if now == self._known:
+        if all(map(self._has, self._opened)):
+            if self._look() != self._known:
+                raise self._changed()
             return
-        if not self._exchanged(now):
-            raise self._changed()
         self._say(f"{self._folder.store} was deleted while the run used it; it is written again")
         with writing(self._folder.store):
             self._make_draft(self.copy)
@@ -127,12 +126,12 @@ class FolderStore:
             self._put_in_place()
         with self._used():
             self._store = Store(self._folder.store, lone=True)
-        self._note()
+        self._note_opened()
 
     @property
     def held(self) -> bool:
         """Whether the folder still has it."""
-        return not self._exchanged(self._look())
+        return self._has(STORE)
 
     def copy(self, path: Path) -> None:
         """Write all of it to a new file, durably.
@@ -180,15 +179,20 @@ class FolderStore:
         return {name: f and (f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns) for name, f in found.items()}
 
     def _note(self) -> None:
-        """Remember the files as they are now; that of the store must be the one that SQLite found by its path."""
+        """Remember the files as they are now."""
         self._known = self._look()
-        own, found = self._directory.look(STORE), os.stat(self._folder.store) if self._folder.store.exists() else None
-        if own is None or found is None or not os.path.samestat(own, found):
-            raise OutputError(f"{self._folder.store} was exchanged while it was opened; {_RESUME}")
 
-    def _exchanged(self, now: dict[str, _Look]) -> bool:
-        """Whether files of the store are gone, or others have their names."""
-        return any(_inode(known) != _inode(now[name]) for name, known in self._known.items())
+    def _note_opened(self) -> None:
+        """Remember the files as SQLite opened them; that of the store must be the one that it found by its path."""
+        self._note()
+        self._opened = {name: found[:2] for name, found in self._known.items() if found is not None}
+        own, here = self._directory.look(STORE), self._folder.store
+        if own is None or not here.exists() or not os.path.samestat(own, here.stat()):
+            raise OutputError(f"{here} was exchanged while it was opened; {_RESUME}")
+
+    def _has(self, name: str) -> bool:
+        found = self._directory.look(name)
+        return found is not None and (found.st_dev, found.st_ino) == self._opened[name]
 
     def _check_names(self) -> None:
         """Refuse what is no plain file, and a store that another name would change."""
@@ -231,7 +235,3 @@ class FolderStore:
     def _remove_beside(self) -> None:
         for name in (*beside(STORE), *beside(DRAFT_STORE)):
             self._directory.remove(name)
-
-
-def _inode(found: _Look) -> tuple[int, int] | None:
-    return None if found is None else found[:2]

@@ -16,6 +16,7 @@ from detgen.outputs.store import Entry
 Sample = Completion | Score
 
 _BATCH = 256  # samples that wait for the shared store
+_MANY, _MOST_BYTES = 1000, 1 << 20  # that wait for the folder's
 
 
 class Samples:
@@ -46,7 +47,7 @@ class Samples:
         self._shared, self._source, self._begun, self._today = shared, source, begun, today
         self._profile, self._model = profile_digest(profile), profile["target"]["name"]
         self._new: list[Entry] = []
-        self.waiting = 0  # bytes that were added and not committed
+        self._size = 0  # bytes of these
 
     def has(self, request: Request) -> bool:
         """Whether all of a request's samples are there, damaged or not."""
@@ -81,6 +82,11 @@ class Samples:
         made = [unpacked(v, request, n) for v, n in zip(values, samples, strict=False) if v is not None]
         return [each for each in made if each is not None]
 
+    @property
+    def many(self) -> bool:
+        """Whether so many were added that they should be committed, since memory holds them."""
+        return len(self._new) >= _MANY or self._size >= _MOST_BYTES
+
     def add(self, sample: Sample, *, shared: bool = False) -> None:
         """Keep a sample from the next `commit` on; `shared` says that it came from the shared store."""
         value = pack(sample)
@@ -88,7 +94,7 @@ class Samples:
         asked = None if sample.error is not None else asked_anywhere(request, self._begun)
         key = self._key(asked or asked_here(request, self._source), sample.sample)
         self._new.append(Entry(key, len(sample.token_ids), value, request.index))
-        self.waiting += len(value)
+        self._size += len(value)
         if not shared:
             self._share(sample, value)
 
@@ -99,7 +105,7 @@ class Samples:
             self._shared.commit(self._profile, self._model)
         entries = self.own.add(self._profile, self._model, self._new) if self._new else []
         self._new.clear()
-        self.waiting = 0
+        self._size = 0
         return entries
 
     def read(self, entry: int, request: Request, sample: int) -> Sample:

@@ -204,7 +204,6 @@ class Store:
             (found,) = self.db.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise StoreError(f"cannot use {self.path}: {found}; delete it", True)
-        self.count()  # the tables are there
 
     def checkpoint(self) -> None:
         """Bring all that was written into the file itself."""
@@ -287,6 +286,7 @@ class Store:
         mode = "DELETE" if on_network(self.path) else "WAL"
         with suppress(sqlite3.OperationalError):  # somebody else is just doing so
             self.db.execute(f"PRAGMA journal_mode = {mode}").fetchall()
+        self.count()  # the tables are there; and with the first reading, what stands beside the database
 
     def _is_new(self) -> bool:
         return not self._number("SELECT count(*) FROM sqlite_master") and not self.pragma("application_id")

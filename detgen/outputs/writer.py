@@ -140,7 +140,7 @@ class Writer:
             self._advance()
         if not taken:
             slot.made.clear()
-        elif self._samples.waiting >= _BLOCK:
+        elif self._samples.many:
             self.flush()
         known = {made.sample for made in taken}
         return [sample for sample in missing if sample not in known]
@@ -170,7 +170,7 @@ class Writer:
             FolderLostError: the folder is no longer this run's; see `rescuing`.
         """
         began = time.monotonic()
-        due = began - self._committed >= min(SPARING * self._cost, _LONGEST) or self._samples.waiting >= _BLOCK
+        due = began - self._committed >= min(SPARING * self._cost, _LONGEST) or self._samples.many
         if now or due or began - self._looked >= LOOK_SECONDS:
             self._looked = began
             self._folder.check()

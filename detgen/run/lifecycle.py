@@ -126,9 +126,9 @@ def run(
                 return replace(done, chunks=_first_chunks(config, folder, source, engine))
             _tell_former(folder, changed, own, observer)
         folder.write_manifest(manifest)
-        folder.drop_former(piped=config.prompts == "-")
         if config.prompts == "-":
             source.path = folder.keep_received()
+        folder.drop_former(piped=config.prompts == "-")
         if own is None:
             own = opened.enter_context(closing(FolderStore(folder, observer.message)))
         if not build_engine and not config.workers:
