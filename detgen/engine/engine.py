@@ -5,11 +5,10 @@ Together with the plain data of `request` and `config`, the public API of the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -35,6 +34,7 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.showing import call
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
+from detgen.engine.streaming_rounds import StreamingRounds
 from detgen.engine.turns import Turns
 from detgen.errors import EngineError
 from detgen.kernels.input_batch import MOST_ROWS
@@ -44,8 +44,6 @@ from detgen.progress import Observer, Unobserved
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.preparing import Prepared, prepare
 from detgen.runner.slot_thoughts import Thinking
-
-_Done = TypeVar("_Done")
 
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
 _NEW_ON_CUDA = (
@@ -179,6 +177,10 @@ class Engine:
             config.kv_memory and config.kv_memory // self.position_bytes,
             ahead,
         )
+        self._rounds = StreamingRounds(
+            *(turns, self._scheduler, self.stats),
+            *(self._runner, self._model.runner if self._model else None, config.threads),
+        )
         self._encoder = Encoder(target, self._scheduler)
         self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
         self._scoring = Scoring(self._runner, self._scheduler, self.stats, ahead)
@@ -288,10 +290,10 @@ class Engine:
 
         def step() -> list[Completion]:
             self._decoding.committing.trace = trace
-            done = [completion_of(seq, chunk, self.stopping.decode) for seq in self._decoding.step()]
-            return _before(refused, done)
+            return [completion_of(seq, chunk, self.stopping.decode) for seq in self._decoding.step()]
 
-        return self._rounds(self._encoder.samples(numbered(requests), refused), step, self._decoding.committing.clear)
+        sequences = self._encoder.samples(numbered(requests), refused)
+        return self._rounds.run(sequences, refused, step, self._decoding.committing.clear)
 
     def score(self, items: Scorable | Iterable[Scorable]) -> list[Score]:
         """The log-probabilities of given completions, or of whole texts.
@@ -341,46 +343,9 @@ class Engine:
 
         def step() -> list[Score]:
             self._scoring.trace = trace
-            return _before(refused, self._scoring.step())
+            return self._scoring.step()
 
-        return self._rounds(sequences, step, self._scoring.clear)
-
-    def _rounds(
-        self, sequences: Iterator[Sequence | None], step: Callable[[], list[_Done]], clear: Callable[[], None]
-    ) -> Iterator[list[_Done]]:
-        """Run sequences, taken as there is room, until all have ended; what each round finished.
-
-        Args:
-            sequences: those that are to run; None where there is no other yet.
-            step: runs a round.
-            clear: forgets what has not ended, in the end.
-        """
-        scheduler = self._scheduler
-        turn = self._turns.take()
-        try:
-            # Also a thread that has run no operator yet is to have torch's number of threads.
-            torch.set_num_threads(self.config.threads or torch.get_num_threads())
-            more = True
-            while more or scheduler.waiting or scheduler.live:
-                taken, more = _taken(sequences, scheduler.wants())
-                scheduler.add(taken)
-                finished = step()
-                self._update_stats()
-                turn.pause()
-                yield finished
-                turn.go_on()
-        finally:
-            try:
-                clear()
-            finally:
-                self.stats.live = 0
-                self._turns.give_back(turn)
-
-    def _update_stats(self) -> None:
-        s, f = self.stats, self._runner
-        s.target_passes, s.rows = f.passes, f.rows
-        s.draft_passes = self._model.runner.passes if self._model else 0
-        s.reused_tokens, s.preemptions = self._scheduler.reused, self._scheduler.preemptions
+        return self._rounds.run(sequences, refused, step, self._scoring.clear)
 
     def sequences(self, request: Request) -> Iterator[Sequence]:
         """The request's samples, created one by one; the request is tokenized and checked immediately.
@@ -406,20 +371,3 @@ class Engine:
     def draft_profile(self) -> dict[str, Any] | None:
         """Name, digest and quantization of the draft model, on which no output depends; None if there is none."""
         return profiles.draft(self._prepared, self.config)
-
-
-def _taken(sequences: Iterator[Sequence | None], wanted: int) -> tuple[list[Sequence], bool]:
-    """As many sequences as are wanted, or as there are by now; and whether others may come."""
-    taken: list[Sequence] = []
-    for seq in islice(sequences, wanted):
-        if seq is None:
-            return taken, True
-        taken.append(seq)
-    return taken, len(taken) == wanted
-
-
-def _before(refused: list[_Done], done: list[_Done]) -> list[_Done]:
-    """Those that were refused in the meantime, which are forgotten, then the others."""
-    found = [*refused, *done]
-    refused.clear()
-    return found

@@ -22,6 +22,7 @@ from detgen.kernels.c.quantizing import Quantized
 from detgen.models.folders import Tensor
 from detgen.models.stored import ALL, Place, Read, Weight, whole
 from detgen.program.operands import GROUP
+from detgen.program.storage import Storage
 
 QUANTS: frozenset[QuantName] = frozenset({"nf4", "int8"})  # quantizations by bitsandbytes
 
@@ -150,7 +151,7 @@ def in_blocks(
         each = scales.repeat_interleave(block)[: len(numbers)]
         return (codes[numbers.int()] * each).view(shape)
     groups = scales.repeat_interleave(block // GROUP)[skipped : skipped + len(numbers) // GROUP]
-    return Quantized((numbers.to(torch.int8) - 8).view(shape), groups.view(outputs, -1), 4, codes)
+    return Quantized((numbers.to(torch.int8) - 8).view(shape), groups.view(outputs, -1), Storage.CODE, codes)
 
 
 def in_rows(numbers: torch.Tensor, largest: torch.Tensor) -> Weight:
@@ -158,7 +159,7 @@ def in_rows(numbers: torch.Tensor, largest: torch.Tensor) -> Weight:
     scales, inputs = (largest / 127)[:, None], numbers.shape[1]
     if inputs % GROUP:
         return numbers.float() * scales
-    return Quantized(numbers, scales.repeat(1, inputs // GROUP), 8)
+    return Quantized(numbers, scales.repeat(1, inputs // GROUP), Storage.BYTE)
 
 
 class Quantizing:

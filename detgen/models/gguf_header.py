@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from detgen.errors import EngineError, QuantName
+from detgen.models.gguf_kinds import KINDS
 
 MAGIC = b"GGUF"
-
-# Types of tensors that are read, by their numbers.
-KINDS = {0: "F32", 1: "F16", 2: "Q4_0", 8: "Q8_0", 14: "Q6_K", 30: "BF16"}
-# Entries and bytes of a block of each.
-BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q8_0": (32, 34), "Q6_K": (256, 210)}
 
 _VERSIONS = (2, 3)
 _PLAIN = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -31,7 +27,7 @@ class Entry(NamedTuple):
     """A tensor.
 
     Attributes:
-        kind: its type, one of `BLOCKS`.
+        kind: the name of its type.
         shape: its sizes, the last one being that of entries that lie side by side.
         at: its first byte in the file.
         size: bytes.
@@ -178,12 +174,12 @@ class _Reader:
         sizes = [self._number("<Q") for _ in range(min(dimensions, 5))]
         number, at = self._number("<I"), self._number("<Q")
         if number not in KINDS:
+            *names, last = (kind.name for kind in KINDS.values())
             raise _WrongError(
-                f"it has tensors of type {_type_name(number)}, and F32, F16, BF16, Q8_0, Q4_0 and Q6_K are read; make"
-                " one with llama-quantize --pure and the type Q8_0 or Q4_0"
+                f"it has tensors of type {_type_name(number)}, and {', '.join(names)} and {last} are read; make one"
+                " with llama-quantize --pure and the type Q8_0 or Q4_0"
             )
-        kind = KINDS[number]
-        entries, size = BLOCKS[kind]
+        kind, entries, size, _ = KINDS[number]
         count = math.prod(sizes)
         if not sizes or not all(1 <= n <= _LARGEST for n in sizes) or sizes[0] % entries or len(sizes) > 4:
             raise _WrongError(f"a tensor has sizes that make no sense: {sizes[:4]}")

@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from detgen.kernels.c.quantizing import narrowed
 from detgen.models import bitsandbytes_weights
 from detgen.models.folders import Stored, Tensor
-from detgen.models.gguf_header import BLOCKS
+from detgen.models.gguf_kinds import NAMED
 from detgen.models.stored import Lying, Place, Read, Reader, Stack, taken, whole, without_weights
 
 _AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
@@ -151,7 +151,7 @@ def _plain(tensor: Tensor) -> bool:
     shape = tensor.shape
     if tensor.dtype not in ("F32", "F16", "BF16") or not isinstance(shape, list) or not shape:
         return False
-    return all(type(n) is int for n in shape) and math.prod(shape) * BLOCKS[tensor.dtype][1] == tensor.size
+    return all(type(n) is int for n in shape) and math.prod(shape) * NAMED[tensor.dtype].size == tensor.size
 
 
 @contextmanager

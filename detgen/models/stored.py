@@ -17,15 +17,14 @@ from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Quantized
-from detgen.models.gguf_header import BLOCKS
+from detgen.models.gguf_kinds import NAMED, Kind
 from detgen.program.operands import GROUP
 
 Weight = torch.Tensor | Quantized
 ALL = slice(None)
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I8": torch.int8}
-_SIZES = BLOCKS | {"U8": (1, 1), "I8": (1, 1)}
-_WIDENED_AT_A_TIME = 1 << 22  # entries
+_KINDS = NAMED | {name: Kind(name, 1, 1) for name in ("U8", "I8")}
 
 
 class Read(Protocol):
@@ -74,7 +73,7 @@ class Place(NamedTuple):
 
     Attributes:
         path: of the file.
-        kind: number format, one of `_SIZES`.
+        kind: number format, one of `_KINDS`.
         shape: as it is stored.
         at: its first byte.
         order: which of its rows comes first, second and so on; None leaves them.
@@ -110,8 +109,8 @@ class Place(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes that it takes."""
-        entries, size = _SIZES[self.kind]
-        return math.prod(self.shape) // entries * size
+        kind = _KINDS[self.kind]
+        return math.prod(self.shape) // kind.entries * kind.size
 
     def _bytes(self) -> torch.Tensor:
         """As they are stored, [blocks, bytes of a block]."""
@@ -124,7 +123,7 @@ class Place(NamedTuple):
                 if not count:
                     raise EngineError(f"{self.path.name} has become shorter since it was looked at")
                 left = left[count:]
-        return data.view(-1, _SIZES[self.kind][1])
+        return data.view(-1, _KINDS[self.kind].size)
 
     def _changed(self, weight: Weight) -> Weight:
         """The weight in the model's order, as the model takes it."""
@@ -135,30 +134,15 @@ class Place(NamedTuple):
 
     def _made(self, data: torch.Tensor) -> Weight:
         """The weight of bytes, [blocks, bytes of a block]."""
-        if self.kind in _PLAIN:
+        read = _KINDS[self.kind].weights
+        if read is None:
             return data.view(-1).view(_PLAIN[self.kind]).view(self.shape)
-        if self.kind == "Q6_K":
-            return _widened(data).view(self.shape)
-        scales = data[:, :2].contiguous().view(torch.float16).float()
-        if self.kind == "Q8_0":
-            found, bits = data[:, 2:].contiguous().view(torch.int8), 8
-        else:  # of 32 inputs, the first half is in the lower halves of the bytes
-            found, bits = torch.cat([data[:, 2:] & 15, data[:, 2:] >> 4], dim=1).to(torch.int8) - 8, 4
+        found = read(data)
+        if not isinstance(found, Quantized):
+            return found.view(self.shape)
         rows, inputs = math.prod(self.shape[:-1]), self.shape[-1]
-        made = Quantized(found.view(rows, inputs), scales.view(rows, inputs // GROUP), bits)
+        made = found._replace(whole=found.whole.view(rows, inputs), scales=found.scales.view(rows, inputs // GROUP))
         return made if len(self.shape) == 2 else made.weight().view(self.shape)
-
-
-def _widened(blocks: torch.Tensor) -> torch.Tensor:
-    """Numbers of Q6_K, float32: a scale in float16 times two whole numbers of 8 and 6 bits is exact."""
-    from gguf import GGMLQuantizationType, dequantize
-
-    made = torch.empty(len(blocks), BLOCKS["Q6_K"][0])
-    step = _WIDENED_AT_A_TIME // made.shape[1]
-    for first in range(0, len(blocks), step):
-        part = dequantize(blocks[first : first + step].numpy(), GGMLQuantizationType.Q6_K)
-        made[first : first + step] = torch.from_numpy(part)
-    return made
 
 
 class Stack(NamedTuple):

@@ -31,9 +31,10 @@ from detgen.program.arithmetic import (
 )
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.finite import bounded
-from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, Buffer, Into, Step, Storage, Weight
+from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, Buffer, Into, Step, Weight
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
+from detgen.program.storage import FORMATS, numbers
 
 
 class Interpreter:
@@ -127,12 +128,7 @@ def _embed_positions(step: steps.EmbedPositions, at: Pass) -> None:
 
 def widened(weight: Weight) -> Tensor:
     """[..., panels, inputs, PANEL] in any storage -> float32 [..., inputs, columns]."""
-    w = weight.data
-    if weight.storage == Storage.NIBBLE:
-        w = torch.cat([w & 15, w >> 4], -1).to(torch.int8) - 8
-    elif weight.codes is not None:
-        w = weight.codes[torch.cat([w & 15, w >> 4], -1).long()]
-    w = w.float()
+    w = numbers(FORMATS[weight.storage].unpack(weight.data), weight.codes)
     if weight.scales is not None:
         w = w * weight.scales.repeat_interleave(GROUP, -2)
     return w.transpose(-3, -2).flatten(-2)

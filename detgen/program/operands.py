@@ -12,6 +12,8 @@ from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from detgen.program.storage import FORMATS, Storage
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -28,25 +30,6 @@ Floats: TypeAlias = "Tensor"  # float32 numbers
 Entries: TypeAlias = "Tensor"  # float32 numbers that steps write to
 Stored: TypeAlias = "Tensor"  # numbers in one of the formats of `Storage`
 TENSORS = ("Floats", "Entries", "Stored")
-
-
-class Storage(IntEnum):
-    """Number formats of weights, which are widened to float32 when they are read.
-
-    Of BYTE, a weight is a whole number from -128 to 127 times the scale of its group, rounded to float32; of NIBBLE it
-    is one from -8 to 7, plus 8 in half a byte: byte c of an input has column c below and column c + 16 above. Of CODE,
-    such a half of a byte is the number of one of sixteen codes, which is multiplied by the scale, likewise.
-    """
-
-    FLOAT = 0
-    BFLOAT = 1
-    HALF = 2
-    BYTE = 3
-    NIBBLE = 4
-    CODE = 5
-
-
-_DTYPES = dict(zip(Storage, ("float32", "bfloat16", "float16", "int8", "uint8", "uint8"), strict=True))
 
 
 class Activation(IntEnum):
@@ -88,8 +71,8 @@ class Weight:
     """The weight of a linear layer, cut into panels of PANEL columns, zeros behind the last one.
 
     Attributes:
-        data: [panels, inputs, PANEL]; of NIBBLE and CODE, [panels, inputs, PANEL / 2]. Of experts, one behind the
-            other.
+        data: [panels, inputs, PANEL], as `FORMATS` stores them; of 4 bits, [panels, inputs, PANEL / 2]. Of experts, one
+            behind the other.
         scales: [panels, inputs / GROUP, PANEL], of weights in few bits.
         codes: [16], of CODE.
         bias: [columns]; None for none.
@@ -113,9 +96,10 @@ class Weight:
         panels = -(-self.outputs // (PANEL // 2 if gated else PANEL))
         if self.columns != panels * PANEL:
             yield f"{self.outputs} outputs, gated: {gated}, take {panels * PANEL} columns, not {self.columns}"
-        width = PANEL // 2 if self.storage in (Storage.NIBBLE, Storage.CODE) else PANEL
+        made = FORMATS[self.storage]
+        width = PANEL * made.bits // (8 * self.data.element_size())
         yield from _stored(self.data, self.storage, (*experts, panels, self.inputs, width))
-        few, coded = self.storage >= Storage.BYTE, self.storage == Storage.CODE
+        few, coded = self.storage >= Storage.BYTE, made.coded
         if few != (self.scales is not None):
             yield f"weights in {self.storage.name} have {'scales' if few else 'no scales'}"
         if coded != (self.codes is not None):
@@ -219,8 +203,9 @@ def _shown(value: Any) -> str:
 
 
 def _stored(data: Tensor, storage: Storage, shape: tuple[int | None, ...]) -> Iterator[str]:
-    if str(data.dtype) != f"torch.{_DTYPES[storage]}":
-        yield f"weights in {storage.name} are {_DTYPES[storage]}, not {data.dtype}"
+    dtype = FORMATS[storage].dtype
+    if str(data.dtype) != f"torch.{dtype}":
+        yield f"weights in {storage.name} are {dtype}, not {data.dtype}"
     yield from _sized("the weight", data, shape)
 
 

@@ -21,7 +21,6 @@ from detgen.program.operands import (
     Floats,
     Into,
     Step,
-    Storage,
     Stored,
     Weight,
     of_linear,
@@ -29,6 +28,7 @@ from detgen.program.operands import (
     tabled,
     wide,
 )
+from detgen.program.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

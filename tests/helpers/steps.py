@@ -31,6 +31,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows
+from detgen.program.storage import Storage
 
 CODES = -4  # in the place of bits: numbers of codes
 Run = Callable[[Rows, dict[Buffer, torch.Tensor]], torch.Tensor]
@@ -157,7 +158,7 @@ def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, expe
         if few_bits == CODES:
             scales = made.numbers(outputs, inputs // GROUP)
             numbers = (made.numbers(outputs, inputs) * 3).clamp(-8, 7).to(torch.int8)
-            return [Quantized(numbers.roll(n), scales.roll(n), 4, codes) for n in range(1 + gated)]
+            return [Quantized(numbers.roll(n), scales.roll(n), Storage.CODE, codes) for n in range(1 + gated)]
         return [(made.numbers(outputs, inputs) * inputs**-0.5).to(dtype) for _ in range(1 + gated)]
 
     if experts:

@@ -25,8 +25,8 @@ from detgen.kernels.input_batch import Window
 from detgen.models import bitsandbytes_weights
 from detgen.models.bitsandbytes_weights import CODES
 from detgen.models.loading import load_model
-from detgen.program.operands import Storage
 from detgen.program.steps import Linear
+from detgen.program.storage import Storage
 from detgen.runner.preparing import prepare
 
 bnb = pytest.importorskip("bitsandbytes")

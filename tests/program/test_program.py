@@ -15,8 +15,9 @@ import torch
 from detgen.kernels.c.panels import joined, panels, stacked
 from detgen.program import operands, steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
-from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step, Storage
+from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step
 from detgen.program.program import Program, StepError
+from detgen.program.storage import Storage
 
 X, Y, OUT = Buffer("x", 20), Buffer("y", 40), Buffer("out", 40)
 LOGITS, ROUTES, EACH = Buffer("logits", 4), Buffer("routes", 4), Buffer("each", 80)

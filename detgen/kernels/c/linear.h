@@ -5,15 +5,9 @@
 #ifndef DETGEN_LINEAR
 #define DETGEN_LINEAR
 
-#include "lanes.h"
-#include "layout.h"
+#include "stored.h"
 
 #define ROW_BLOCK 96 /* rows that read a panel while it is in the cache */
-
-/* Bytes of an input's weights in a panel. */
-static inline int64_t panel_bytes(int64_t storage) {
-    return storage == FLOAT ? 4 * PANEL : storage == BYTE ? PANEL : storage > BYTE ? PANEL / 2 : 2 * PANEL;
-}
 
 /* The most rows of a tile, by its registers of columns: as many as the sums have registers. */
 #if WIDTH == 16
@@ -37,16 +31,6 @@ static inline int64_t panel_bytes(int64_t storage) {
 #define LINE 64
 #define STRIDE 4
 #define NEAREST 4096
-
-/* A register of an input's weights, from column `c` on. */
-INLINE reg weights(const int storage, const char *input, int c, const float *codes) {
-    if (storage == FLOAT) return reg_load((const float *)input + c);
-    if (storage == BFLOAT) return reg_bfloat((const uint16_t *)input + c);
-    if (storage == HALF) return reg_half((const uint16_t *)input + c);
-    if (storage == BYTE) return reg_bytes((const int8_t *)input + c);
-    if (storage == CODE) return reg_codes((const uint8_t *)input + c % 16, c >= 16, codes);
-    return reg_nibbles((const uint8_t *)input + c % 16, c >= 16);
-}
 
 /* Sums of `rows` rows and `wide` registers of columns, from column `from` on, over a part of the inputs. */
 INLINE void tile(
@@ -160,7 +144,7 @@ static void piece(
             part(FLOAT, (const char *)wide, 0, 0, x + first, x_row, rows, inputs, sums, sums_row, first, 0, 0); \
         } \
         break;
-    switch (weight->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(BYTE) STORED(NIBBLE) STORED(CODE) }
+    switch (weight->storage) { STORAGES(STORED) }
 #undef STORED
 }
 

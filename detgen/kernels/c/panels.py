@@ -1,4 +1,4 @@
-"""Weights of linear layers as linear.h reads them: in panels of 32 columns, as they are or in few bits."""
+"""Weights of linear layers as back ends read them: in panels of 32 columns, as they are or in few bits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from detgen.kernels.c.quantizing import Quantized, fits, quantize
-from detgen.program.operands import GROUP, PANEL, Storage, Weight
+from detgen.kernels.c.quantizing import MADE, Quantized, fits, quantize
+from detgen.program.operands import GROUP, PANEL, Weight
+from detgen.program.storage import FORMATS, Storage
 
-STORAGE = {torch.float32: Storage.FLOAT, torch.bfloat16: Storage.BFLOAT, torch.float16: Storage.HALF}
+# Of numbers as they are, by their dtypes.
+STORAGE = {getattr(torch, made.dtype): storage for storage, made in FORMATS.items() if storage < Storage.BYTE}
 _BLOCK = 1 << 18  # entries that are rearranged at a time
 
 
@@ -28,19 +30,14 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
         found = [_joined(found)]
     one = found[0]
     (outputs, inputs), count = one.shape, -(-one.shape[0] // columns)
-    codes = None
     if isinstance(one, Quantized):
-        bits, codes = one.bits, one.codes
-    elif not fits(one):
-        bits = 0
-    if not bits and isinstance(one, torch.Tensor):
-        dtype, width, storage = one.dtype, PANEL, STORAGE[one.dtype]
-    elif bits == 8:
-        dtype, width, storage = torch.int8, PANEL, Storage.BYTE
+        storage, codes = one.storage, one.codes
     else:
-        dtype, width, storage = torch.uint8, PANEL // 2, Storage.NIBBLE if codes is None else Storage.CODE
-    data = torch.empty(count, inputs, width, dtype=dtype)
-    scales = torch.empty(count, inputs // GROUP, PANEL) if bits else None
+        storage, codes = MADE[bits] if bits and fits(one) else STORAGE[one.dtype], None
+    made = FORMATS[storage]
+    dtype: torch.dtype = getattr(torch, made.dtype)
+    data = torch.empty(count, inputs, PANEL * made.bits // (8 * dtype.itemsize), dtype=dtype)
+    scales = torch.empty(count, inputs // GROUP, PANEL) if storage >= Storage.BYTE else None
     step = max(_BLOCK // (PANEL * inputs), 1)
     for first in range(0, count, step):
         rows = slice(first * columns, min((first + step) * columns, outputs))
@@ -49,9 +46,8 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
             data[first : first + step] = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
             continue
         few = [part if isinstance(part, Quantized) else quantize(part, bits) for part in parts]
-        block = _arranged([part.whole for part in few], columns)
         scales[first : first + step] = _arranged([part.scales for part in few], columns)
-        data[first : first + step] = block if bits == 8 else _halved(block)
+        data[first : first + step] = made.pack(_arranged([part.whole for part in few], columns))
     return Weight(
         data=data,
         scales=scales,
@@ -107,7 +103,7 @@ def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
 def _alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
     """The weights in one form, as they are if they have one."""
     few = [w for w in weights if isinstance(w, Quantized)]
-    kinds = {(w.bits, None if w.codes is None else tuple(w.codes.tolist())) for w in few}
+    kinds = {(w.storage, None if w.codes is None else tuple(w.codes.tolist())) for w in few}
     if len(few) == len(weights) and len(kinds) == 1:
         return few
     found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
@@ -122,12 +118,6 @@ def _joined(weights: Sequence[torch.Tensor | Quantized]) -> torch.Tensor | Quant
     if few:
         return few[0]._replace(whole=torch.cat([w.whole for w in few]), scales=torch.cat([w.scales for w in few]))
     return torch.cat([w for w in weights if isinstance(w, torch.Tensor)])
-
-
-def _halved(block: torch.Tensor) -> torch.Tensor:
-    """Numbers from -8 to 7 in half a byte each; the first half of the columns below."""
-    low, high = (block + 8).view(torch.uint8).chunk(2, dim=-1)
-    return low | high << 4
 
 
 def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:

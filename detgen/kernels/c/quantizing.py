@@ -1,7 +1,7 @@
 """Weights in few bits: whole numbers times a scale that a group of 32 inputs shares, as in llama.cpp's Q8_0 and Q4_0.
 
 The scales of what is quantized here are float16 numbers kept in float32. A quantized weight, dequantized and quantized
-again, stays as it is. Whole numbers of 4 bits may also be those of codes, as in bitsandbytes' formats.
+again, stays as it is. Files may have others, and whole numbers that stand for codes: bitsandbytes' formats do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import NamedTuple
 import torch
 
 from detgen.program.operands import GROUP
+from detgen.program.storage import Storage, numbers
 
+MADE = {8: Storage.BYTE, 4: Storage.NIBBLE}  # of what is quantized here, by its bits
 _AT_A_TIME = 1 << 18  # entries that are quantized while they are in a processor's cache
 
 
@@ -19,15 +21,15 @@ class Quantized(NamedTuple):
     """Weights in few bits; each is its whole number, or the code of it, times its group's scale, rounded to float32.
 
     Attributes:
-        whole: int8 [outputs, inputs]; from -8 to 7 with 4 bits.
+        whole: int8 [outputs, inputs], as many as `storage` has.
         scales: float32 [outputs, inputs / GROUP].
-        bits: 8 or 4.
+        storage: how it is stored.
         codes: float32 [16], those of -8 to 7; None where whole numbers are what they are.
     """
 
     whole: torch.Tensor
     scales: torch.Tensor
-    bits: int
+    storage: Storage
     codes: torch.Tensor | None = None
 
     @property
@@ -41,7 +43,7 @@ class Quantized(NamedTuple):
 
     def weight(self) -> torch.Tensor:
         """float32 [outputs, inputs]."""
-        found = self.whole.float() if self.codes is None else self.codes[self.whole.int() + 8]
+        found = numbers(self.whole, self.codes)
         return (found.view(*self.scales.shape, GROUP) * self.scales[..., None]).view(self.whole.shape)
 
 
@@ -61,7 +63,7 @@ def quantize(weight: torch.Tensor, bits: int) -> Quantized:
         made = (groups * torch.where(scale == 0, 0.0, 1 / scale)[..., None]).round_()
         whole[rows] = (made.clamp_(-127, 127) if bits == 8 else made.clamp_(-8, 7)).view(-1, inputs)
         scales[rows] = scale
-    return Quantized(whole, scales, bits)
+    return Quantized(whole, scales, MADE[bits])
 
 
 def _largest(groups: torch.Tensor, bits: int) -> torch.Tensor:

@@ -6,13 +6,12 @@
 #include "linear.h"
 #include "layout.h"
 
-INLINE vec widened(const void *from, int64_t at, int64_t n, int64_t storage) {
-    if (storage == FLOAT) return load_some((const float *)from + at, n);
-    uint16_t some[LANES] = {0};
-    const uint16_t *x = (const uint16_t *)from + at;
-    if (n < LANES) memcpy(some, x, sizeof(uint16_t) * n), x = some;
+/* The first n of sixteen entries of a table, zeros behind them. */
+INLINE vec widened(const char *x, int64_t n, int storage) {
+    char some[sizeof(float) * LANES] __attribute__((aligned(64))) = {0};
+    if (n < LANES) memcpy(some, x, panel_bytes(storage) / PANEL * n), x = some;
     vec v;
-    PART v.r[p] = storage == BFLOAT ? reg_bfloat(x + p * WIDTH) : reg_half(x + p * WIDTH);
+    PART v.r[p] = weights(storage, x, p * WIDTH, 0);
     return v;
 }
 
@@ -24,9 +23,11 @@ INLINE void put(const Into *into, float *to, vec x, int64_t n) {
 
 /* An entry of a table that is as wide as the row. */
 static void embed(const void *table, int64_t storage, int64_t id, const Into *into, float *to) {
-    const int64_t n = into->buffer.width;
-    for (int64_t i = 0; i < n; i += LANES)
-        put(into, to + i, id < 0 ? all(id == -1 ? 0.0f : NAN) : widened(table, id * n + i, n - i, storage), n - i);
+    const int64_t n = into->buffer.width, bytes = panel_bytes(storage) / PANEL;
+    for (int64_t i = 0; i < n; i += LANES) {
+        const char *at = (const char *)table + (id * n + i) * bytes;
+        put(into, to + i, id < 0 ? all(id == -1 ? 0.0f : NAN) : widened(at, n - i, storage), n - i);
+    }
 }
 
 /* A root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467) or a layer norm (Ba et al., arXiv 1607.06450). Sums

@@ -14,7 +14,8 @@ import triton.language as tl
 
 from detgen.kernels.triton.float_functions import activated, capped, part_of, put
 from detgen.kernels.triton.launching import OPTIONS, tiles
-from detgen.program.operands import GROUP, PANEL, PART_INPUTS, Activation, Storage, Weight
+from detgen.program.operands import GROUP, PANEL, PART_INPUTS, Activation, Weight
+from detgen.program.storage import Storage
 
 if TYPE_CHECKING:
     import torch

@@ -28,7 +28,8 @@ from detgen.kernels.triton import (
     sampled_rows,
     sampling_kernels,
 )
-from detgen.program.operands import Activation, Storage
+from detgen.program.operands import Activation
+from detgen.program.storage import Storage
 
 HALF, FLOAT, DOUBLE, BYTE, INT, LONG = "*bf16", "*fp32", "*fp64", "*i8", "*i32", "*i64"
 SECTIONS = 32  # of 128,256 logits

@@ -33,12 +33,12 @@ from detgen.program.operands import (
     Cache,
     Into,
     Step,
-    Storage,
     Weight,
 )
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows
 from detgen.program.steps import STEPS
+from detgen.program.storage import Storage
 
 LINEAR = [Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU]
 NONE = torch.zeros(0, 4, dtype=torch.int64)
@@ -134,7 +134,7 @@ def test_linear(
 def test_linear_of_codes(device: str, gated: bool) -> None:
     rows, inputs, outputs, codes = 5, 160, 34, numbers(2, 16)
     whole = torch.randint(-8, 8, (outputs, inputs), generator=torch.Generator().manual_seed(3)).to(torch.int8)
-    packed = joined([Quantized(whole, numbers(4, outputs, inputs // 32), 4, codes)], [], gated=gated)
+    packed = joined([Quantized(whole, numbers(4, outputs, inputs // 32), Storage.CODE, codes)], [], gated=gated)
     assert packed.storage == Storage.CODE
     x, to = Buffer("x", inputs), Buffer("to", outputs // (1 + gated))
     step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)

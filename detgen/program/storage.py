@@ -1,0 +1,80 @@
+"""Number formats of weights: how each is packed, and read again, in plain PyTorch.
+
+Back ends read what is packed here: `weights` in detgen/kernels/c/stored.h, `_weights` in
+detgen/kernels/triton/linear.py. setup.py reads this module, so torch is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Storage(IntEnum):
+    """Number formats of weights, which are widened to float32 when they are read.
+
+    Those from BYTE on are whole numbers in few bits, times the scale of their group, rounded to float32: of BYTE from
+    -128 to 127, of NIBBLE from -8 to 7. Of CODE, they are those of NIBBLE, and stand for sixteen codes.
+    """
+
+    FLOAT = 0
+    BFLOAT = 1
+    HALF = 2
+    BYTE = 3
+    NIBBLE = 4
+    CODE = 5
+
+
+def _as_it_is(numbers: Tensor) -> Tensor:
+    return numbers
+
+
+class Format(NamedTuple):
+    """How a number format is stored.
+
+    Attributes:
+        dtype: of what is stored, as torch calls it.
+        bits: that a weight takes.
+        coded: whether whole numbers stand for codes.
+        pack: makes whole numbers, int8 [..., PANEL], what is stored of them, [..., fewer].
+        unpack: makes them of that again.
+    """
+
+    dtype: str
+    bits: int
+    coded: bool = False
+    pack: Callable[[Tensor], Tensor] = _as_it_is
+    unpack: Callable[[Tensor], Tensor] = _as_it_is
+
+
+def _in_halves(whole: Tensor) -> Tensor:
+    """From -8 to 7, plus 8 in half a byte: the first half of the columns below, the other one above."""
+    import torch
+
+    low, high = (whole + 8).view(torch.uint8).chunk(2, dim=-1)
+    return low | high << 4
+
+
+def _of_halves(data: Tensor) -> Tensor:
+    import torch
+
+    return torch.cat([data & 15, data >> 4], -1).to(torch.int8) - 8
+
+
+FORMATS = {
+    Storage.FLOAT: Format("float32", 32),
+    Storage.BFLOAT: Format("bfloat16", 16),
+    Storage.HALF: Format("float16", 16),
+    Storage.BYTE: Format("int8", 8),
+    Storage.NIBBLE: Format("uint8", 4, pack=_in_halves, unpack=_of_halves),
+    Storage.CODE: Format("uint8", 4, coded=True, pack=_in_halves, unpack=_of_halves),
+}
+
+
+def numbers(whole: Tensor, codes: Tensor | None) -> Tensor:
+    """float32, what whole numbers are, or stand for: codes, [16], those of -8 to 7."""
+    return whole.float() if codes is None else codes[whole.int() + 8]
