@@ -39,6 +39,7 @@ LAYERS = (
 )
 BESIDE = {"explain": {"check"}}  # what a package may import on its own line
 BASE = {
+    "declaring",
     "errors",
     "failing",
     "progress",
