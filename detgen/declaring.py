@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Panel = Literal["Options", "Sampling", "Model", "Speed", "Input", "Output", "Expert"]  # in the order of the help
+Panel = Literal["Options", "Workload", "Sampling", "Model", "Speed", "Input and output", "Expert"]  # in the order of the help
 
 
 @dataclass(frozen=True, slots=True)

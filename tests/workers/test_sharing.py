@@ -6,7 +6,7 @@ import pytest
 
 from detgen.errors import EngineError
 from detgen.workers.sharing import Node, Share, share_out
-from detgen.workers.worker_config import WorkersConfig, workers_config
+from detgen.workers.worker_config import WorkersConfig
 
 TWO_CORES = [Node(2, 0)]
 CLUSTER = [Node(8, 0), Node(8, 0), Node(4, 0)]
