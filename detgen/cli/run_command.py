@@ -176,8 +176,8 @@ def run_command(
     A line that cannot be run becomes an error in the output; the rest run.
     """
     from detgen.engine.config import EngineConfig
-    from detgen.engine.request import SamplingParams
     from detgen.errors import EngineError, RequestError, RunError
+    from detgen.params import SamplingParams
     from detgen.show.progress_view import open_display
     from detgen.workers.worker_config import workers_config
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.outputs import Totals
+from detgen.params import SamplingParams
 from detgen.prompts import BadLine, Prompts, read_scores
 from detgen.workers.worker_config import WorkersConfig
 
@@ -54,7 +55,7 @@ class RunConfig:
     def parameters(self) -> dict[str, Any]:
         """Whatever decides the outputs beside the prompts and the model."""
         asked = {"limit": self.limit, "seed_per_line": self.seed_per_line, "echo": self.echo}
-        return {**asdict(self.params), **asked}
+        return {**dict(self.params), **asked}
 
     def items(self, source: Prompts, say: Callable[[str], None], model: str) -> Iterator[Request | BadLine]:
         """What there is to run, in input order, on this model; `say` is told what a person should hear of it."""
