@@ -28,8 +28,9 @@ import psutil
 
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request, SamplingParams, TokenRecord
+from detgen.engine.request import Completion, Request, TokenRecord
 from detgen.engine.stats import DraftCounts, DrafterStats, EngineStats
+from detgen.params import SamplingParams
 from detgen.progress import Progress
 from detgen.run import RunConfig, run
 from detgen.workers.cluster import RayCluster

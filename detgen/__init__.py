@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from detgen.engine import Engine
     from detgen.engine.config import EngineConfig
-    from detgen.engine.request import Completion, Request, SamplingParams
+    from detgen.engine.request import Completion, Request
     from detgen.engine.score_requests import Score, ScoreRequest
     from detgen.errors import EngineError, RequestError
+    from detgen.params import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -44,7 +45,7 @@ _HOMES = {
     "EngineError": "detgen.errors",
     "Request": "detgen.engine.request",
     "RequestError": "detgen.errors",
-    "SamplingParams": "detgen.engine.request",
+    "SamplingParams": "detgen.params",
     "Score": "detgen.engine.score_requests",
     "ScoreRequest": "detgen.engine.score_requests",
 }

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Panel = Literal["Options", "Workload", "Sampling", "Model", "Speed", "Input and output", "Expert"]  # in the order of the help
+Panel = Literal[
+    "Options", "Workload", "Sampling", "Model", "Speed", "Input and output", "Expert"
+]  # in the order of the help
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Option:
             those that people need first.
         parser: the value of a text, where the type does not say it; raises ValueError with what is allowed.
         default: what the help calls the default, where it is not the value itself.
+        note: what the help says beside what the field is for.
         values: what a shell completes.
         positional: whether it is an argument and no option.
     """
@@ -35,6 +38,7 @@ class Option:
     panel: Panel | None = field(default=None, kw_only=True)
     parser: Callable[[str], Any] | None = field(default=None, kw_only=True)
     default: str | None = field(default=None, kw_only=True)
+    note: str = field(default="", kw_only=True)
     values: tuple[str, ...] = field(default=(), kw_only=True)
     positional: bool = field(default=False, kw_only=True)
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import typer
 
-from detgen import Completion, Engine, EngineConfig, Request, SamplingParams, Score, ScoreRequest
+from detgen import Completion, Engine, EngineConfig, Request, Score, ScoreRequest
 from detgen.cli import app
+from detgen.params import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
@@ -168,7 +169,7 @@ def test_a_function_of_another_file_is_found() -> None:
 
 # What docstrings say
 
-PLAIN = (EngineConfig, SamplingParams, Request, Completion, ScoreRequest, Score)  # that users fill in or read
+PLAIN = (EngineConfig, Request, Completion, ScoreRequest, Score)  # that users fill in or read
 
 
 @pytest.mark.parametrize("plain", PLAIN, ids=lambda plain: plain.__name__)
@@ -176,6 +177,10 @@ def test_a_docstring_has_each_attribute(plain: Any) -> None:
     said = re.findall(r"^        (\w+): ", str(plain.__doc__).partition("Attributes:\n")[2], flags=re.MULTILINE)
     inherited = {f.name for base in plain.__mro__[1:-1] for f in fields(base)}
     assert sorted(said) == sorted({f.name for f in fields(plain)} - inherited)
+
+
+def test_each_parameter_says_what_it_does() -> None:
+    assert all(re.fullmatch(r"[A-Z0-9].+\.", parameter.help) for parameter in PARAMETERS.values())
 
 
 @pytest.mark.parametrize("option", ["--target-quant", "--draft-quant", "--speculative-prefill"])

@@ -41,15 +41,16 @@ BESIDE = {"explain": {"check"}}  # what a package may import on its own line
 BASE = {
     "declaring",
     "errors",
+    "params",
     "failing",
     "progress",
     "worker",
     "machine",
     "interruption",
     "streams",
-}  # for everybody; they import nothing
+}  # for everybody; they import nothing, but `params` the two before it
 # The package itself exports the public API, and `python -m detgen` starts the command line.
-ENDS = {"detgen": {"engine", "errors"}, "__main__": {"cli", "failing", "interruption", "streams"}}
+ENDS = {"detgen": {"engine", "errors", "params"}, "__main__": {"cli", "failing", "interruption", "streams"}}
 
 PACKAGES = [name for layer in LAYERS for name in layer]
 MODULES = {
@@ -128,10 +129,10 @@ def may_import(name: str) -> set[str]:
     if name in ENDS:
         return {name} | ENDS[name]
     if name in BASE:
-        return {name}
+        return {name} | ({"errors", "declaring"} if name == "params" else set())
     at = next(i for i, layer in enumerate(LAYERS) if name in layer)
     below = {lower for layer in LAYERS[at + 1 :] for lower in layer}
-    base = {"errors"} if name in ("thinking", "kernels", "program") else BASE
+    base = {"kernels": {"errors", "params"}, "thinking": {"errors"}, "program": {"errors"}}.get(name, BASE)
     return {name, "detgen"} | BESIDE.get(name, set()) | below | base  # "detgen" for its version
 
 

@@ -101,8 +101,8 @@ def _synthetic(
 
 def _from_file(path: str, requests: int, target: Target) -> list[list[int]]:
     """Token ids of the first prompts of a file that `detgen run` reads; bad lines are refused, wherever they stand."""
-    from detgen.engine.request import SamplingParams
     from detgen.errors import PromptsError, RequestError
+    from detgen.params import SamplingParams
     from detgen.prompts import BadLine, open_prompts
 
     found: list[list[int]] = []

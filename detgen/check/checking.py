@@ -19,8 +19,9 @@ from detgen.check.resuming import kill_and_resume
 from detgen.check.running import FreshProcess, Subject, Task, breaking, known, refusal, short_of_memory, size
 from detgen.check.timing import Timing
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import CheckError
+from detgen.params import SamplingParams
 from detgen.progress import Observer, Progress
 from detgen.runner.block_manager import PAGE
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from detgen.check.budget import FEW
 from detgen.check.pool import Pool, long_text
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import PromptsError
+from detgen.params import SamplingParams
 from detgen.prompts import BadLine, open_prompts
 
 _UNSET = 2**31 - 1  # the most that `max_tokens` can be: what a line has that sets none

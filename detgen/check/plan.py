@@ -10,9 +10,10 @@ from detgen.check.axes import TITLES, Axis, Setting, alone
 from detgen.check.covering import at_random, pairwise
 from detgen.check.given_prompts import read_given
 from detgen.check.pool import Pool, make_pool
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import DEMO, CheckError
 from detgen.models.folders import EMBEDDED
+from detgen.params import SamplingParams
 from detgen.prompts import open_prompts
 
 

@@ -13,7 +13,8 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from detgen.check.axes import SAMPLING, Setting
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
+from detgen.params import SamplingParams
 
 if TYPE_CHECKING:
     from detgen.check.generation_digests import Key, Observed
@@ -257,7 +258,7 @@ class Pool:
     def _unverified(self, setting: Setting) -> list[Request]:
         params = SamplingParams(max_tokens=5, temperature=0.8, deterministic=False)
         return [
-            Request(i, f"unverified {i}", prompt=self._other(7 + i), params=replace(params, seed=i))
+            Request(i, f"unverified {i}", prompt=self._other(7 + i), params=params.with_(seed=i))
             for i in range(setting.unverified)
         ]
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def _line(request: Request) -> dict[str, Any]:
         "tools": request.tools,
         "chat_template_kwargs": request.chat_template_kwargs,
         "continue_final_message": request.continue_final_message or None,
-        **asdict(request.params),
+        **dict(request.params),
     }
     return {key: value for key, value in line.items() if value is not None}
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from detgen.check.axes import Setting, Value
 from detgen.check.budget import Costs
 from detgen.check.running import Task, size
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
+from detgen.params import SamplingParams
 
 if TYPE_CHECKING:
     from detgen.check.checking import Check

@@ -148,7 +148,7 @@ def _parameter(kind: Any, name: str, hint: Any, option: Option, help: str, shown
         "parser": option.parser and parser(option.parser),
         "autocompletion": (lambda: list(option.values)) if option.values else None,
         "show_default": shown or (default is not None and annotation is not bool),
-        "help": help.replace("[", "\\["),
+        "help": f"{help} {option.note}".strip().replace("[", "\\["),
     }
     if shown and annotation is not bool:
         default = None

@@ -8,8 +8,9 @@ from itertools import count
 from numbers import Integral
 from typing import Any
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import RequestError
+from detgen.params import SamplingParams
 
 # A text, a tokenized prompt, a chat, or a request.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Request
@@ -31,7 +32,7 @@ def requests_of(
             have their own.
         TypeError: if there is no such parameter.
     """
-    chosen = replace(params or SamplingParams(), **sampling)
+    chosen = (params or SamplingParams()).with_(**sampling)
     found: list[Request] = []
     known: set[int] = set()
     for i, prompt in enumerate(_several(prompts)):

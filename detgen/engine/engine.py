@@ -25,7 +25,7 @@ from detgen.engine.encoding import Encoder
 from detgen.engine.model_pair import load_models
 from detgen.engine.output_processing import Trace
 from detgen.engine.reading_ahead import ReadingAhead
-from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.request import Completion, Request
 from detgen.engine.running_batch import RunningBatch
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.score_requests import Scorable, Score, ScoreRequest, score_requests_of
@@ -39,6 +39,7 @@ from detgen.engine.turns import Turns
 from detgen.errors import EngineError
 from detgen.kernels.input_batch import MOST_ROWS
 from detgen.models.loading import LoadedModel, pick_device
+from detgen.params import SamplingParams
 from detgen.progress import Observer, Unobserved
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.preparing import Prepared, prepare

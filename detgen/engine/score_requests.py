@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from detgen.engine.asking import request_of
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.showing import call
 from detgen.errors import RequestError
+from detgen.params import SamplingParams
 
 # Sampling parameters decide nothing of a score.
 _ANY = SamplingParams()

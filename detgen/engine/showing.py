@@ -6,6 +6,8 @@ import reprlib
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
+from detgen.params import SamplingParams
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 40
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 2
@@ -25,6 +27,8 @@ def call(name: str, arguments: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, SamplingParams):
+        return call("SamplingParams", dict(value.__repr_args__()))
     return brief(value) if is_dataclass(value) and not isinstance(value, type) else _SHORT.repr(value)
 
 

@@ -12,10 +12,11 @@ from detgen.check.checking import Case, Check
 from detgen.check.pool import Pool
 from detgen.check.running import Subject
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.sources import check_sources
 from detgen.errors import CheckError, EngineError, QuantName
 from detgen.explain.explaining import Explanation, explain
+from detgen.params import SamplingParams
 from detgen.progress import Observer
 
 _CONFIG = ("target", "draft", "device", "dtype", "target_quant", "draft_quant", "threads", "kv_memory", "batch_size")

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.joining import rolling_windows
-from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import EngineError, RequestError
 from detgen.models.loading import pick_device
+from detgen.params import PARAMETERS, SamplingParams
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -182,7 +183,7 @@ class DetgenLM(TemplateLM):
             named["temperature"] = 0.0
         elif "temperature" not in named:
             named["temperature"] = 1.0
-        if unknown := named.keys() - set(SamplingParams.__slots__):
+        if unknown := named.keys() - PARAMETERS.keys():
             raise RequestError(f"{', '.join(sorted(unknown))}: detgen has no such parameter of a generation")
         stop = named.pop("stop", ())
         params = SamplingParams(stop=tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s), **named)

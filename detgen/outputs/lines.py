@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import fields
 from typing import Any
 
-from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
+from detgen.params import PARAMETERS
 from detgen.prompts import BadLine
 
 _CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
-_FLOATS = [field.name for field in fields(SamplingParams) if isinstance(field.default, float)]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -114,7 +113,7 @@ def shallow(instance: Any) -> dict[str, Any]:
 
 def request_digest(request: Request) -> str:
     """Digest of everything in a request that can change its output lines."""
-    asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": shallow(request.params)}
+    asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": dict(request.params)}
     del asked["index"], asked["line"]  # the place in the input, by which the journal finds it
     del asked["only"]  # what is left of it to run
     if isinstance(request, ScoreRequest):
@@ -131,8 +130,7 @@ def content_digest(request: Request) -> str | None:
     """
     if isinstance(request, ScoreRequest) or not request.params.deterministic:
         return None
-    params = {name: value for name, value in shallow(request.params).items() if name not in ("n", "deterministic")}
-    params |= {name: float(params[name]) for name in _FLOATS}  # 1 and 1.0 ask for the same
+    params = {name: value for name, value in request.params if PARAMETERS[name].changes_text}
     # Keys stay in their order, since a chat template may print an object as it is.
     asked = [{name: getattr(request, name) for name in _CONTENT}, params]
     text = json.dumps(asked, separators=(",", ":"))

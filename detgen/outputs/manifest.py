@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 import detgen
 from detgen.drafters.registry import DRAFTERS
-from detgen.engine.request import SamplingParams
 from detgen.engine.stats import DrafterStats
 from detgen.errors import OutputError, QuantName, RequestError
+from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts.record_values import kind
 
 STATUSES = ("running", "interrupted", "finished")
@@ -72,7 +72,7 @@ def sampling_params(parameters: dict[str, Any]) -> SamplingParams:
     Raises:
         RequestError: one is out of range.
     """
-    return SamplingParams(**{name: parameters[name] for name in _HINTS})
+    return SamplingParams(**{name: parameters[name] for name in PARAMETERS})
 
 
 def _decode(data: bytes) -> dict[str, Any]:
@@ -233,10 +233,9 @@ def _typed(hint: Any) -> Rule:
     return _anything
 
 
-_HINTS = get_type_hints(SamplingParams)
 _PARAMETERS = _record(
     {
-        **{name: _typed(hint) for name, hint in _HINTS.items()},
+        **{name: _typed(parameter.type) for name, parameter in PARAMETERS.items()},
         "limit": _or_null(_whole(1)),
         "seed_per_line": _flag,
         "echo": _flag,

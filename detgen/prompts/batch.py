@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from dataclasses import replace
 from typing import Any
 
-from detgen.engine.request import SamplingParams
 from detgen.errors import RequestError
+from detgen.params import SamplingParams
 from detgen.prompts.keys import CONTENTS, KEYS
 from detgen.prompts.record_values import kind
 from detgen.prompts.unsupported import check_body
@@ -131,7 +130,7 @@ def _read_logprobs(plain: dict[str, Any], defaults: SamplingParams) -> SamplingP
     if top and not wanted:
         raise RequestError("top_logprobs needs logprobs, which must be true")
     plain["logprobs"] = (top or 0) if wanted else None
-    return replace(defaults, logprobs=None) if wanted is False else defaults
+    return defaults.with_(logprobs=None) if wanted is False else defaults
 
 
 class Repeated:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from detgen.errors import RequestError
+from detgen.params import check_text
 from detgen.prompts.keys import CHAT_KEYS
-from detgen.prompts.record_values import check_depth, check_text, kind
+from detgen.prompts.record_values import check_depth, kind
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

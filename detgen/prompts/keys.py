@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from typing import Any, get_type_hints
+from typing import Any
 
-from detgen.engine.request import SamplingParams
 from detgen.errors import RequestError
+from detgen.params import PARAMETERS
 from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 
 # The sampling parameters and their types; whatever `SamplingParams` has, a record may set.
-PARAMS: dict[str, Any] = get_type_hints(SamplingParams)
-ALIASES = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
+PARAMS: dict[str, Any] = {name: parameter.type for name, parameter in PARAMETERS.items()}
+ALIASES = {alias: name for name, parameter in PARAMETERS.items() for alias in parameter.aliases}
 CONTENTS = ("prompt", "messages", "prompt_token_ids")  # one of them
 CHAT_KEYS = ("tools", "chat_template_kwargs", "continue_final_message")
 KEYS = frozenset({"id", *CONTENTS, "metadata", *CHAT_KEYS, *PARAMS, *ALIASES})

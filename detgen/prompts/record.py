@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import RequestError
+from detgen.params import SamplingParams, check_text
 from detgen.prompts.batch import custom_id, is_batch, unpack
 from detgen.prompts.chats import read_chat_settings, read_messages
 from detgen.prompts.keys import CONTENTS, KEYS, PARAMS, without_aliases
-from detgen.prompts.record_values import check_depth, check_text, kind
+from detgen.prompts.record_values import check_depth, kind
 from detgen.prompts.unsupported import check_supported
 
 
@@ -128,7 +129,4 @@ def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
     changes: dict[str, Any] = {name: record[name] for name in PARAMS if record.get(name) is not None}
     if not changes:
         return defaults
-    params = replace(defaults, **changes)
-    for text in params.stop:
-        check_text("stop", text)
-    return params
+    return defaults.with_(**changes)

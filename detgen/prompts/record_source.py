@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import RequestError
+from detgen.params import SamplingParams
 from detgen.prompts.batch import custom_id, id_digest, settings
 from detgen.prompts.keys import CONTENTS
 from detgen.prompts.notices import Notices

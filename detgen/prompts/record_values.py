@@ -36,19 +36,6 @@ def check_depth(name: str, value: object) -> None:
         raise RequestError(f"{name and name + ' is '}nested more than {_DEEPEST} deep")
 
 
-def check_text(name: str, text: str) -> None:
-    """Refuse half a surrogate pair: JSON can spell it ("\\ud800"), but no tokenizer can read it.
-
-    Raises:
-        RequestError: naming it and its position.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = ord(text[error.start])
-        raise RequestError(f"{name} holds half a character, \\u{half:04x} at position {error.start}") from None
-
-
 def _too_deep(value: object, left: int) -> bool:
     if not isinstance(value, dict | list):
         return False

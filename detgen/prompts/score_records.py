@@ -7,13 +7,14 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.score_requests import ScoreRequest
 from detgen.errors import RequestError
+from detgen.params import SamplingParams, check_text
 from detgen.prompts.keys import ALIASES, CONTENTS, PARAMS
 from detgen.prompts.record import BadLine, parse_record
 from detgen.prompts.record_source import Prompts
-from detgen.prompts.record_values import check_depth, check_text, kind
+from detgen.prompts.record_values import check_depth, kind
 
 _OWN = ("text", "completion", "completions")
 

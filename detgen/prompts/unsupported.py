@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import RequestError
+from detgen.params import PARAMETERS
 
 _FORMAT = "detgen does not hold a text to a format"
 _BEAMS = "detgen has no beam search"
@@ -128,7 +129,7 @@ def check_supported(record: dict[str, Any], request: Request) -> None:
         RequestError: naming the key, the reason and the remedy.
     """
     for key, value in record.items():
-        if key in SamplingParams.__slots__:
+        if key in PARAMETERS:
             continue
         if key in OTHER_NAMES:
             name, neutral = OTHER_NAMES[key]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from detgen.engine.chunks import chunks_of
-from detgen.engine.request import SamplingParams
+from detgen.params import SamplingParams
 from detgen.report.counting import Counts
 from detgen.report.output_lines import thoughts_of
 from detgen.report.reporting import Report, Shown
@@ -19,7 +18,7 @@ MOST_TOKENS = 1000  # of a request's tables
 MOST_CHUNKS = 200  # of a request of a thinking model
 MOST_TEXT = 20_000  # characters of a text
 
-_DEFAULTS = {**asdict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
+_DEFAULTS = {**dict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
 
 
 # What settings mean that are not given.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, Protocol
 
 from detgen.declaring import Option, Part
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import SamplingParams
+from detgen.params import SamplingParams
 from detgen.workers.worker_config import WorkersConfig
 
 if TYPE_CHECKING:  # the help of the command line needs the fields alone
@@ -99,7 +99,7 @@ class RunConfig:
     def parameters(self) -> dict[str, Any]:
         """Whatever decides the outputs beside the prompts and the model."""
         asked = {"limit": self.limit, "seed_per_line": self.seed_per_line, "echo": self.echo}
-        return {**asdict(self.params), **asked}
+        return {**dict(self.params), **asked}
 
     def items(self, source: Prompts, say: Callable[[str], None], model: str) -> Iterator[Request | BadLine]:
         """What there is to run, in input order, on this model; `say` is told what a person should hear of it."""

@@ -15,8 +15,9 @@ from detgen.check.checking import Case, Check
 from detgen.check.given_prompts import left_out, repeated, shortened
 from detgen.check.plan import FULL, QUICK, read_pool
 from detgen.check.pool import Pool
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import PromptsError
+from detgen.params import SamplingParams
 from detgen.prompts import open_prompts
 
 LONG = "def add_all(numbers, start=0, *, key=None, reverse=False):\n    "

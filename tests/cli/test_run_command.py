@@ -17,9 +17,9 @@ from helpers.commands import SUMMARY, RunWith, invoke
 from detgen import cli
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import SamplingParams
 from detgen.errors import DTypeName, EngineError, QuantName, RequestError, RunError
 from detgen.outputs import Totals
+from detgen.params import PARAMETERS, SamplingParams
 from detgen.run import RunConfig, RunSummary
 from detgen.workers.worker_config import WorkersConfig
 
@@ -118,7 +118,7 @@ def test_number_formats_have_one_name_behind_the_command_line(run_with: RunWith,
 def test_every_engine_and_sampling_setting_has_an_option() -> None:
     """All but one that is no text for a command line, and one that no output and no speed is better for."""
     names = set(inspect.signature(cli.run_command.run_command).parameters)
-    settings = {*SamplingParams.__slots__, *EngineConfig.__slots__}
+    settings = {*PARAMETERS, *EngineConfig.__slots__}
     assert settings - names == {"logit_bias", "prefill_chunk"}
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.engine import Engine
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
+from detgen.params import SamplingParams
 
 TOKENS = 12
 

@@ -13,10 +13,11 @@ from detgen.drafters.none import NoDrafter
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.engine import policy as module
 from detgen.engine.policy import ALONE, CHAINED, Policy
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.running_batch import RunningBatch
 from detgen.engine.sequence import Sequence as Sample
 from detgen.kernels.input_batch import Windows
+from detgen.params import SamplingParams
 
 MOST_ROWS = 8
 

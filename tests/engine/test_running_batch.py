@@ -9,9 +9,10 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.running_batch import RunningBatch
 from detgen.engine.sequence import Sequence
+from detgen.params import SamplingParams
 
 
 def sequence(order: int, length: int, **params: Any) -> Sequence:

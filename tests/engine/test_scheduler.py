@@ -14,11 +14,12 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from detgen.engine import scheduler
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import Window, Windows
+from detgen.params import SamplingParams
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 

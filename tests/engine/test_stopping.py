@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
+from detgen.params import SamplingParams
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.records import NONE
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
 from detgen.engine.verification import judge, record, verify
+from detgen.params import SamplingParams
 
 
 def never(_: list[int]) -> bool:

@@ -19,10 +19,11 @@ from detgen.check.checking import Case, Check
 from detgen.check.generation_digests import Difference
 from detgen.check.pool import Pool, make_pool
 from detgen.check.running import Subject
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import CheckError
 from detgen.explain import replay
 from detgen.explain.explaining import Explanation
+from detgen.params import SamplingParams
 
 SETTING = Setting(batch=3, order="reversed", neighbours="long", drafter="ngram", draft_tokens=2, sampling="T=1.3 n=2")
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 import detgen.run
 from detgen import cli
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import SamplingParams
 from detgen.outputs import Totals
+from detgen.params import SamplingParams
 from detgen.run import RunConfig, RunSummary
 
 SUMMARY = RunSummary(

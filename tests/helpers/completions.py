@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from detgen.engine.request import Completion, Request, SamplingParams, TokenRecord
+from detgen.engine.request import Completion, Request, TokenRecord
+from detgen.params import SamplingParams
 from helpers.records import count_records
 
 

@@ -9,14 +9,14 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request, SamplingParams, TokenLogprobs, TokenRecord
+from detgen.engine.request import Completion, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
+from detgen.params import SamplingParams
 from detgen.progress import Observer, Progress
 from detgen.run import RunConfig, RunSummary, run
 from helpers.records import count_records
@@ -100,7 +100,7 @@ def complete(request: Request) -> list[Completion]:
         if sample in failing:
             completions.append(Completion(request, sample, finish_reason="error", error="the logits are not finite"))
             continue
-        alone = replace(request.params, n=1, temperature=float(request.params.temperature))
+        alone = request.params.with_(n=1)
         key = f"{request.prompt}{request.messages}{alone}{sample}".encode()
         tokens = tuple(hashlib.sha256(key).digest()[: request.params.max_tokens])
         records = [

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
+from detgen.params import SamplingParams
 from detgen.prompts import BadLine, open_prompts
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",))

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import SamplingParams
+from detgen.params import SamplingParams
 from detgen.run import RunConfig, run
 from helpers.fakes import Watcher, content
 

@@ -26,7 +26,6 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.pieces import pieces_of
-from detgen.engine.request import SamplingParams
 from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.quantizing import Quantized
@@ -36,6 +35,7 @@ from detgen.models.gguf_header import check_gguf, read_header
 from detgen.models.gguf_quickly import QuickReader, quick_gguf
 from detgen.models.loading import LoadedModel, load_model, load_tokenizer
 from detgen.models.stored import Place, whole
+from detgen.params import SamplingParams
 from detgen.progress import Progress, Unobserved
 from detgen.run import RunConfig, run, work
 from detgen.runner.preparing import prepare

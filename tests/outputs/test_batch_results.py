@@ -14,11 +14,12 @@ from openai.types import Completion as TextCompletion
 from openai.types.chat import ChatCompletion
 
 from detgen.engine.pieces import Pieces, pieces_of
-from detgen.engine.request import NOT_FINITE, Completion, Request, SamplingParams, TokenLogprobs
+from detgen.engine.request import NOT_FINITE, Completion, Request, TokenLogprobs
 from detgen.errors import OutputError
 from detgen.outputs.batch_results import result_lines
 from detgen.outputs.finished import beside
 from detgen.outputs.lines import bad_line, output_line
+from detgen.params import SamplingParams
 from detgen.prompts import BadLine
 
 PROFILE = {"target": {"name": "models/small", "digest": "d", "quant": "none"}, "dtype": "float32", "arithmetic": "x"}

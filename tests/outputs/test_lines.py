@@ -12,7 +12,7 @@ from helpers.completions import completion, records, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.request import Completion, Request, SamplingParams, Thought, TokenLogprobs, TokenRecord
+from detgen.engine.request import Completion, Request, Thought, TokenLogprobs, TokenRecord
 from detgen.engine.score_requests import ScoreRequest
 from detgen.outputs.lines import (
     acceptance_lines,
@@ -23,6 +23,7 @@ from detgen.outputs.lines import (
     request_digest,
     request_line,
 )
+from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts import BadLine
 
 
@@ -124,7 +125,7 @@ def test_the_content_of_a_request_is_what_its_completions_depend_on() -> None:
     one = Request(0, "a", messages=[{"role": "user", "content": "x"}], params=params, tools=[{"a": 1, "b": 2}])
     alike = [
         replace(one, index=7, id=8, line=9, metadata={"k": 1}, echo=True, only=(0,)),
-        replace(one, params=replace(params, n=4, temperature=1.0)),
+        replace(one, params=params.with_(n=4, temperature=1.0)),
     ]
     assert {content_digest(each) for each in alike} == {content_digest(one)}
     other = [
@@ -134,10 +135,10 @@ def test_the_content_of_a_request_is_what_its_completions_depend_on() -> None:
         replace(one, tools=[{"b": 2, "a": 1}]),
         replace(one, chat_template_kwargs={"enable_thinking": True}),
         replace(one, continue_final_message=True),
-        *(replace(one, params=replace(params, **{name: value})) for name, value in OTHER_PARAMS.items()),
+        *(replace(one, params=params.with_(**{name: value})) for name, value in OTHER_PARAMS.items()),
     ]
     assert len({content_digest(each) for each in (one, *other)}) == len(other) + 1
-    assert set(SamplingParams.__slots__) - set(OTHER_PARAMS) == {"n", "deterministic"}
+    assert PARAMETERS.keys() - set(OTHER_PARAMS) == {"n", "deterministic"}
 
 
 OTHER_PARAMS: dict[str, Any] = {

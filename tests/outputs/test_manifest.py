@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 from helpers.fakes import go, manifest_of, stopping_at
 
 import detgen
-from detgen.engine.request import SamplingParams
 from detgen.errors import OutputError, RequestError, RunError
 from detgen.outputs import parse_manifest, sampling_params
+from detgen.params import PARAMETERS, SamplingParams
 
 PATH = Path("out/manifest.json")
 
@@ -43,7 +42,7 @@ def test_what_detgen_writes_passes(written: dict[str, Any], tmp_path: Path) -> N
     assert parse(running) == running
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+@pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize("size", [2**31 - 1, 2**31, 2**63, 10**20])
 def test_a_parameter_is_refused_or_a_manifest_holds_it(written: dict[str, Any], name: str, size: int) -> None:
     default = getattr(SamplingParams(max_tokens=2**31 - 1), name)
@@ -53,11 +52,11 @@ def test_a_parameter_is_refused_or_a_manifest_holds_it(written: dict[str, Any], 
     except RequestError:
         return
     manifest = copy.deepcopy(written)
-    manifest["parameters"] |= asdict(given)
+    manifest["parameters"] |= dict(given)
     assert sampling_params(parse(manifest)["parameters"]) == given
 
 
-@pytest.mark.parametrize("name", [*(field.name for field in fields(SamplingParams)), "limit", "seed_per_line", "echo"])
+@pytest.mark.parametrize("name", [*PARAMETERS, "limit", "seed_per_line", "echo"])
 def test_every_parameter_is_there(written: dict[str, Any], name: str) -> None:
     manifest = copy.deepcopy(written)
     del manifest["parameters"][name]

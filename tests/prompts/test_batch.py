@@ -12,7 +12,8 @@ from helpers.reading import DEFAULTS, error, json_values, one, read, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
+from detgen.params import SamplingParams
 from detgen.prompts import BadLine, open_prompts
 from detgen.prompts.batch import is_batch
 

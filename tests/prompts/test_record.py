@@ -11,7 +11,8 @@ from helpers.reading import DEFAULTS, error, json_values, one, read, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
+from detgen.params import SamplingParams
 from detgen.prompts import BadLine
 
 
@@ -27,7 +28,23 @@ def test_all_keys_are_understood(tmp_path: Path) -> None:
         id="a",
         prompt="hi",
         params=SamplingParams(
-            3, 1, 0.9, 4, 0.1, 5, 2, ("x", "y"), 3, False, 2, (7, 5), True, 1.5, 1, -0.5, ((4, 2.5), (9, -100.0))
+            max_tokens=3,
+            temperature=1,
+            top_p=0.9,
+            top_k=4,
+            min_p=0.1,
+            seed=5,
+            n=2,
+            stop=("x", "y"),
+            logprobs=3,
+            deterministic=False,
+            min_tokens=2,
+            stop_token_ids=(7, 5),
+            ignore_eos=True,
+            repetition_penalty=1.5,
+            frequency_penalty=1,
+            presence_penalty=-0.5,
+            logit_bias=((4, 2.5), (9, -100.0)),
         ),
         metadata={"task": "t", "tags": [1, {"a": None}]},
         line=1,
@@ -90,7 +107,7 @@ def test_the_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens must be a whole number of at least 1, got 0"),
         ('{"prompt": "a", "max_tokens": "9"}', "max_tokens must be a whole number of at least 1, got '9'"),
         ('{"prompt": "a", "temperature": -1}', "temperature must be a number from 0 to 10000, got -1"),
-        ('{"prompt": "a", "stop": 5}', "stop must be a non-empty string or a list of them, got [5]"),
+        ('{"prompt": "a", "stop": 5}', "stop must be a non-empty string or a list of them, got 5"),
         ('{"prompt": "a", "stop": ["x", ""]}', "stop must be a non-empty string or a list of them, got ['x', '']"),
         ('{"prompt": "a", "deterministic": 1}', "deterministic must be true or false, got 1"),
         ('{"prompt": "a", "ignore_eos": 1}', "ignore_eos must be true or false, got 1"),

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from helpers.reading import read, write
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.errors import PromptsError
+from detgen.params import SamplingParams
 from detgen.prompts import BadLine, open_prompts
 
 
@@ -29,7 +30,7 @@ def test_csv_cells_have_their_columns_types(tmp_path: Path) -> None:
     first, second, chat, *bad, short = items
     assert first == Request(
         index=0, id="7", prompt='two\nlines, "quoted"', metadata={"task": "5"}, line=2,
-        params=SamplingParams(3, 0.25, deterministic=False, stop=(".",)),
+        params=SamplingParams(max_tokens=3, temperature=0.25, deterministic=False, stop=(".",)),
     )  # fmt: skip
     assert isinstance(second, Request)
     assert (second.id, second.params.max_tokens, second.params.stop) == ("5", 4, ("x", "y"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from helpers.fakes import Watcher, content, go, lines, manifest_of, no_engine, stopping_at
 
-from detgen.engine.request import SamplingParams
 from detgen.errors import RunError
+from detgen.params import SamplingParams
 from detgen.prompts.seeds import line_seed
 
 WARM = SamplingParams(max_tokens=3, temperature=1.0, seed=7)

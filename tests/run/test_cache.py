@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from detgen.cache import store as stores
 from detgen.cache.cache_folder import FILE
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.request import Completion, Request
 from detgen.errors import RunError
+from detgen.params import SamplingParams
 from detgen.run import RunSummary, run
 
 Line = dict[str, Any]

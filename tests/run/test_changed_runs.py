@@ -17,10 +17,10 @@ import pytest
 from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, no_engine, stopping_at
 
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import SamplingParams
 from detgen.errors import RunError
 from detgen.outputs import read_entries
 from detgen.outputs.folder import FORMER
+from detgen.params import SamplingParams
 
 
 def edited(prompts: Path, name: str = "edited") -> Path:

@@ -12,8 +12,8 @@ from helpers.fakes import NAMES, FakeEngine, Watcher, config, content, go, manif
 
 import detgen
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import SamplingParams
 from detgen.errors import EngineError, RunError
+from detgen.params import SamplingParams
 from detgen.run import run
 
 

@@ -11,9 +11,9 @@ import pytest
 from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, no_engine, stopping_at
 
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import SamplingParams
 from detgen.errors import EngineError, RunError
 from detgen.outputs import batch_results, writer
+from detgen.params import SamplingParams
 from detgen.run import RunConfig, RunSummary, run
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -17,8 +17,8 @@ from helpers.fakes import Watcher, content, manifest_of
 from detgen.cache.cache_folder import FILE, open_store
 from detgen.cache.pruning import prune
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import SamplingParams
 from detgen.outputs import parse_manifest
+from detgen.params import SamplingParams
 from detgen.run import RunConfig, RunSummary, lifecycle, run
 
 SAID = "all samples are in the cache: no model is loaded"

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request, SamplingParams
+from detgen.engine.request import Completion, Request
 from detgen.errors import EngineError, RunError
+from detgen.params import SamplingParams
 from detgen.workers.team import WorkersEngine
 
 

@@ -9,8 +9,9 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
 from detgen.engine.score_requests import ScoreRequest
+from detgen.params import SamplingParams
 from detgen.workers import waiting
 from detgen.workers.waiting import AHEAD, Waiting, errand_of
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from detgen.bench.model_source import loaded
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome, Prompt
 from detgen.bench.peers.clock import Clock
-from detgen.engine.request import Request, SamplingParams
+from detgen.engine.request import Request
+from detgen.params import SamplingParams
 
 if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
@@ -128,7 +129,7 @@ def generate(engine: Engine, job: Job) -> Outcome:
         Request(
             *(i, i),
             token_ids=p.tokens,
-            params=SamplingParams(p.output, deterministic=verified, temperature=job.temperature, seed=i),
+            params=SamplingParams(max_tokens=p.output, deterministic=verified, temperature=job.temperature, seed=i),
         )
         for i, (p, verified) in enumerate(zip(job.prompts, job.deterministic, strict=True))
     ]

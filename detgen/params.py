@@ -1,0 +1,362 @@
+"""What can be asked of a sample: the sampling parameters, each declared once. Knows no tensors.
+
+All else reads the declaration: the keys of a JSON line and their checks, the options of the commands, the tables of the
+documentation, the manifest, the digests of requests, and the arrays that kernels choose tokens by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_type_hints
+
+from annotated_types import Ge, Gt, Le, MaxLen
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from detgen.declaring import Option
+from detgen.errors import RequestError
+
+MOST = 2**31 - 1  # of tokens, and of a token's id; more is a slip
+_SPAN = 1000  # a greatest whole number up to here is worth telling with the least one
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    """Other names of a parameter in a JSON line."""
+
+    names: tuple[str, ...]
+
+
+class Beside:
+    """Marks a parameter that the text of a verified sample does not depend on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A number by which the token of a row is drawn; kernels take an array with an entry a row.
+
+    Attributes:
+        dtype: of the array, as numpy calls it.
+        filter: whether it may drop tokens, where its value is not the default.
+    """
+
+    dtype: Literal["float64", "int64", "uint64"]
+    filter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A parameter that is no single value.
+
+    Attributes:
+        needed: what it must be, in words.
+        unit: what it has several of.
+    """
+
+    needed: str
+    unit: str
+
+
+def _several(value: Any) -> Any:
+    """One string or a list of whatever it may be, as a tuple."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _biases(value: Any) -> Any:
+    """`logit_bias`, an object or what it was made into before, as pairs by id."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
+        return value
+    found: dict[int, float] = {}
+    for key, bias in pairs:
+        token = int(key) if isinstance(key, str) and len(key) < 20 and key.isascii() and key.isdecimal() else key
+        if type(token) is not int or token < 0:
+            raise RequestError(f"logit_bias must have token ids as keys, got {shown(key)}")
+        if token in found:
+            raise RequestError(f"logit_bias names token {token} twice")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise RequestError(f"logit_bias of token {token} must be a number from -100 to 100, got {shown(bias)}")
+        found[token] = float(bias)
+    return tuple(sorted(found.items()))
+
+
+class SamplingParams(BaseModel):
+    """How the tokens of one request are chosen. Lists and objects, as JSON has them, become tuples.
+
+    The logits are adjusted first, in vLLM's order: `logit_bias`, `repetition_penalty`, `frequency_penalty`,
+    `presence_penalty`, and what `min_tokens` rules out (`detgen.kernels.penalties`). Then come temperature and the
+    filters, in the order of their declaration. All of it is a function of the request's own tokens. Reported
+    log-probabilities are those of the logits as the model gives them.
+
+    Raises:
+        RequestError: if one is of a wrong type or out of range; names the parameter, what it may be and its value.
+        TypeError: if there is no such parameter.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    PANEL: ClassVar = "Sampling"
+
+    max_tokens: Annotated[
+        int,
+        Field(ge=1, le=MOST, description="Most tokens to generate per sample."),
+        Option("N", panel="Options"),
+        Aliases(("max_new_tokens", "max_completion_tokens")),
+    ] = 128
+    temperature: Annotated[
+        float,
+        Field(ge=0, le=1e4, description="0 always takes the most likely token; 1 samples as the model predicts."),
+        Option("T", panel="Options"),
+        Drawn("float64"),
+    ] = 0.0
+    top_p: Annotated[
+        float,
+        Field(gt=0, le=1, description="Keep the most likely tokens that together have probability P; 1 is off."),
+        Option("P"),
+        Drawn("float64", filter=True),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        Field(ge=0, le=MOST, description="Keep the K most likely tokens; 0 is off."),
+        Option("K"),
+        Drawn("int64", filter=True),
+    ] = 0
+    min_p: Annotated[
+        float,
+        Field(ge=0, le=1, description="Drop tokens less likely than P times the most likely one; 0 is off."),
+        Option("P"),
+        Drawn("float64", filter=True),
+    ] = 0.0
+    seed: Annotated[
+        int,
+        Field(ge=0, le=2**63 - 1, description="Another seed gives another sample."),
+        Option("N", panel="Options"),
+        Drawn("uint64"),
+    ] = 0
+    n: Annotated[int, Field(ge=1, le=1_000_000, description="Samples per prompt."), Option("N", "--n"), Beside()] = 1
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        BeforeValidator(_several, json_schema_input_type=str | list[Annotated[str, Field(min_length=1)]]),
+        Field(max_length=1000, description="End the text before TEXT."),
+        Option(
+            "TEXT",
+            panel="Options",
+            note="May be given several times. Taken literally: write a newline as $'\\n'.",
+        ),
+        Listed("a non-empty string or a list of them", "strings"),
+    ] = ()
+    logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=100, description="Write the log-probabilities of each token and of the N most likely ones."),
+        Option("N"),
+    ] = None
+    deterministic: Annotated[
+        bool,
+        Field(description="Verify each token, so that the output is the same bytes every time."),
+        Option(note="--no-deterministic decodes once, without the guarantee."),
+        Beside(),
+    ] = True
+    # Also with `ignore_eos`, no end-of-sequence token and none of `stop_token_ids` comes before, and no stop string
+    # within their text counts.
+    min_tokens: Annotated[
+        int, Field(ge=0, le=MOST, description="Do not end a sample before so many tokens."), Option("N")
+    ] = 0
+    stop_token_ids: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=MOST)], ...],
+        BeforeValidator(_several, json_schema_input_type=list[Annotated[int, Field(ge=0, le=MOST)]]),
+        Field(max_length=10_000, description="End the text before the token of this id."),
+        Option("ID", "--stop-token-id", note="May be given several times."),
+        Listed("a list of token ids", "ids"),
+    ] = ()
+    ignore_eos: Annotated[
+        bool, Field(description="Go on after a token that ends a text, up to the limit."), Option()
+    ] = False
+    # A positive logit is divided, a negative one multiplied.
+    repetition_penalty: Annotated[
+        float,
+        Field(ge=0.01, le=100, description="Divide logits of tokens of prompt and text by P; 1 is off."),
+        Option("P"),
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float,
+        Field(ge=-2, le=2, description="Take P off a logit for each time that the text has the token."),
+        Option("P"),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Field(ge=-2, le=2, description="Take P off the logits of tokens that the text has."), Option("P")
+    ] = 0.0
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...],  # by id
+        BeforeValidator(_biases, json_schema_input_type=dict[str, Annotated[float, Field(ge=-100, le=100)]]),
+        Field(max_length=300_000, description="What is added to the logits of tokens, by their ids."),
+        Listed("an object from token ids to numbers from -100 to 100", "ids"),
+    ] = ()
+
+    if not TYPE_CHECKING:  # who checks types reads the fields
+
+        def __init__(self, /, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _refusal(error, values) from None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        return self
+
+    def with_(self, **changes: Any) -> Self:
+        """The same with other values, checked as the first ones were."""
+        return type(self)(**{**self.__dict__, **changes})
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Check that all token ids are of a vocabulary of this size.
+
+        Raises:
+            RequestError: if one is not; names the parameter and the id.
+        """
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", [i for i, _ in self.logit_bias])):
+            if (largest := max(ids, default=0)) >= vocabulary:
+                raise RequestError(f"{name} must have ids from 0 to {vocabulary - 1} for this model, got {largest}")
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Those that are not what they are by default."""
+        return ((name, value) for name, value in self.__dict__.items() if value != PARAMETERS[name].default)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The declaration of a field of `SamplingParams`.
+
+    Attributes:
+        name: of the field, and the key of a JSON line.
+        type: of its values, such as `int`, `float | None` or `tuple[str, ...]`.
+        default: its value where nobody gives one.
+        help: what it does, in a sentence that may name the option's metavar.
+        low: the least value; None if there is none.
+        above: a value that it is above; None if there is none.
+        high: the greatest value; None if there is none.
+        most: the greatest number of entries.
+        option: how a command line asks for it; None if no command does.
+        aliases: its other names in a JSON line.
+        changes_text: whether the text of a verified sample depends on it.
+        drawn: how kernels take it; None if they do not.
+        listed: what it has several of; None if it is a single value.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    low: float | None
+    above: float | None
+    high: float | None
+    most: int | None
+    option: Option | None
+    aliases: tuple[str, ...]
+    changes_text: bool
+    drawn: Drawn | None
+    listed: Listed | None
+
+    @property
+    def kind(self) -> type:
+        """The type of a single value: bool, int, float or tuple."""
+        return next((kind for kind in (bool, int, float) if self.type in (kind, kind | None)), tuple)
+
+    @property
+    def flag(self) -> str:
+        """The option's name."""
+        named = self.option.name if self.option is not None else None
+        return named or "--" + self.name.replace("_", "-")
+
+    @property
+    def needed(self) -> str:
+        """What a value must be, in words."""
+        if self.listed is not None:
+            return self.listed.needed
+        if self.kind is bool:
+            return "true or false"
+        low = self.low if self.above is None else self.above
+        if self.kind is float:
+            return f"a number from {low:g} to {self.high:g}"
+        return f"a whole number {f'from {low} to {self.high}' if self._tells_most else f'of at least {low}'}"
+
+    @property
+    def _tells_most(self) -> bool:
+        return self.high is not None and self.high <= _SPAN
+
+    def refusal(self, why: str, value: Any) -> str:
+        """What is said of a value that pydantic refuses for a reason (the type of its error)."""
+        if why == "too_long" and self.listed is not None:
+            return f"{self.name} must be at most {self.most} {self.listed.unit}, got {len(value)}"
+        if why == "greater_than" and value == self.above:
+            return f"{self.name} must be above {self.above:g} ({self.default:g} turns it off), got {shown(value)}"
+        if why == "less_than_equal" and self.kind is int and not self._tells_most:
+            return f"{self.name} must be at most {self.high}, got {shown(value)}"
+        return f"{self.name} must be {self.needed}, got {shown(value)}"
+
+
+_TYPES = get_type_hints(SamplingParams)
+
+
+def _parameter(name: str) -> Parameter:
+    field = SamplingParams.model_fields[name]
+
+    def of(kind: Any, part: str | None = None) -> Any:
+        found = next((item for item in field.metadata if isinstance(item, kind)), None)
+        return found if found is None or part is None else getattr(found, part)
+
+    return Parameter(
+        name,
+        _TYPES[name],
+        field.default,
+        field.description or "",
+        low=of(Ge, "ge"),
+        above=of(Gt, "gt"),
+        high=of(Le, "le"),
+        most=of(MaxLen, "max_length"),
+        option=of(Option),
+        aliases=of(Aliases, "names") or (),
+        changes_text=of(Beside) is None,
+        drawn=of(Drawn),
+        listed=of(Listed),
+    )
+
+
+# The parameters by name, in the order of their declaration.
+PARAMETERS: dict[str, Parameter] = {name: _parameter(name) for name in SamplingParams.model_fields}
+
+
+def _refusal(error: ValidationError, values: Mapping[str, Any]) -> Exception:
+    """The exception for the first of the values that is wrong."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":
+        found: Exception = first["ctx"]["error"]
+        return found
+    name, *within = first["loc"]
+    if first["type"] == "string_unicode":
+        check_text(str(name), first["input"])
+    if first["type"] == "extra_forbidden":
+        return TypeError(f"there is no sampling parameter {name!r}")
+    if within and first["type"] == "less_than_equal":
+        return RequestError(f"{name} must have ids of at most {MOST}, got {shown(first['input'])}")
+    return RequestError(PARAMETERS[str(name)].refusal("" if within else first["type"], values[str(name)]))
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse half a surrogate pair: JSON can spell it ("\\ud800"), but no tokenizer can read it.
+
+    Raises:
+        RequestError: naming it and its position.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ord(text[error.start])
+        raise RequestError(f"{name} holds half a character, \\u{half:04x} at position {error.start}") from None
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
