@@ -152,7 +152,7 @@ class SamplingParams(BaseModel):
     deterministic: Annotated[
         bool,
         Field(description="Verify each token, so that the output is the same bytes every time."),
-        Option(note="--no-deterministic decodes once, without the guarantee."),
+        Option(panel="Expert", note="--no-deterministic decodes once, without the guarantee."),
         Beside(),
     ] = True
     # Also with `ignore_eos`, no end-of-sequence token and none of `stop_token_ids` comes before, and no stop string

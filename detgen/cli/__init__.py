@@ -25,7 +25,38 @@ from detgen.cli import (
 from detgen.failing import DEBUG
 
 
-class _Commands(TyperGroup):
+class _Plain:
+    """A command whose help has no types where there is nothing to type, and no signs for what usage is."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) or param.param_type_name == "argument":
+                param.display_type_rich = lambda ctx: ""
+        return params
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
+
+
+class _Command(_Plain, TyperCommand):
+    """One of the commands."""
+
+
+class _Run(_Command):
+    """The one command that reads standard input if nothing is typed: at a terminal, it shows its help instead."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        self.no_args_is_help = at_a_terminal()
+        return super().parse_args(ctx, args)
+
+
+def at_a_terminal() -> bool:
+    """Whether nothing is piped in."""
+    return sys.stdin is None or sys.stdin.isatty()
+
+
+class _Commands(_Plain, TyperGroup):
     """The commands; a usage error that quotes what was typed is shown as plainly as everything else."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -48,28 +79,6 @@ def _shown_plainly() -> Iterator[None]:
 
             error.format_message = lambda: plain(message())  # type: ignore[attr-defined]
         raise
-
-
-class _Command(TyperCommand):
-    """A command whose help has no types where there is nothing to type, and no signs for what usage is."""
-
-    def get_params(self, ctx: Any) -> Any:
-        params = super().get_params(ctx)
-        for param in params:
-            if getattr(param, "is_flag", False) or param.param_type_name == "argument":
-                param.display_type_rich = lambda ctx: ""  # type: ignore[attr-defined]
-        return params
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
-
-
-class _Run(_Command):
-    """The one command that reads standard input if nothing is typed: at a terminal, it shows its help instead."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        self.no_args_is_help = sys.stdin is None or sys.stdin.isatty()
-        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -120,6 +129,6 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
 for _name, (_command, _epilog) in _COMMANDS.items():
     _needs = _name not in ("run", "bench", "verify-determinism")  # something to be named
     app.command(_name, cls=_Run if _name == "run" else _Command, no_args_is_help=_needs, epilog=_epilog)(_command)
-app.add_typer(cache_command.app, name="cache")
+app.add_typer(cache_command.app, name="cache", cls=_Commands)
 for _name, (_command, _epilog) in cache_command.COMMANDS.items():
     cache_command.app.command(_name, cls=_Command, epilog=_epilog)(_command)

@@ -69,7 +69,7 @@ class _Declaration:
     def build(self, values: dict[str, Any]) -> Any:
         """What was asked for; None where it may be left out and nothing was asked."""
         given = {name: values[p.name] for name, p in self.fields.items() if isinstance(p, Parameter)}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
         if self.optional and not given:
             return None
         parts = {name: p.build(values) for name, p in self.fields.items() if isinstance(p, _Declaration)}
@@ -140,21 +140,20 @@ def _parameter(kind: Any, name: str, hint: Any, option: Option, help: str, shown
     names = option.name.split() if option.name else [f"--{name.replace('_', '-')}"]
     annotation: Any = str if hint is Any or option.parser else hint
     if get_origin(annotation) is tuple:
-        annotation, default = list[_bare(get_args(annotation)[0])[0]], None  # type: ignore[misc]
+        annotation = list[_bare(get_args(annotation)[0])[0]]  # type: ignore[misc]
     elif annotation is bool and default:
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
+    if default == () or (shown and annotation is not bool):
+        default = None  # left to the declaration
     said: dict[str, Any] = {
         "metavar": option.metavar,
         "parser": option.parser and parser(option.parser),
         "autocompletion": (lambda: list(option.values)) if option.values else None,
-        "show_default": shown or (default is not None and annotation is not bool),
+        "show_default": shown or (default not in (None, Parameter.empty) and annotation is not bool),
         "help": f"{help} {option.note}".strip().replace("[", "\\["),
     }
-    if shown and annotation is not bool:
-        default = None
     if option.positional:
-        annotated = Annotated[annotation, typer.Argument(**said)]
-        default = Parameter.empty if _default(kind, name) is Parameter.empty else default
+        annotated: Any = Annotated[annotation, typer.Argument(**said)]
     else:
         panel = option.panel or getattr(kind, "PANEL", None)
         annotated = Annotated[annotation, typer.Option(*names, rich_help_panel=panel, **said)]
@@ -181,15 +180,12 @@ def _is_declaration(kind: Any) -> bool:
 
 def _default(kind: Any, name: str) -> Any:
     """A field's default; `Parameter.empty` if it has none."""
-    declared = getattr(kind, "model_fields", None) or kind.__dataclass_fields__
-    factory, default = declared[name].default_factory, declared[name].default
-    if callable(factory):
-        return factory()
-    return (
-        Parameter.empty
-        if default is MISSING or default is ... or type(default).__name__ == "PydanticUndefinedType"
-        else default
-    )
+    if models := getattr(kind, "model_fields", None):
+        return Parameter.empty if models[name].is_required() else models[name].get_default(call_default_factory=True)
+    declared = kind.__dataclass_fields__[name]
+    if declared.default_factory is not MISSING:
+        return declared.default_factory()
+    return Parameter.empty if declared.default is MISSING else declared.default
 
 
 def _help(extras: tuple[Any, ...]) -> str:

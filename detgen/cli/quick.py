@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from detgen.errors import RunError
 from detgen.run import RunConfig, ScoreConfig
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 64 << 20  # bytes of a plain text, as of a line
 _BLOCK = 1 << 16
-_Config = TypeVar("_Config", RunConfig, ScoreConfig)
 
 
 class ReaderLeftError(KeyboardInterrupt):
@@ -39,8 +38,9 @@ def quick(config: RunConfig, prompts: Sequence[str]) -> tuple[RunConfig, bool]:
     if not prompts:
         if config.prompts != "-" or (stream := _piped()) is None:
             return config, False
-        beginning = _beginning(stream)
-        if beginning.lstrip(_BLANK)[:1] in (b"", b"{", b"["):  # nothing, or JSON lines
+        if not (beginning := _beginning(stream)):
+            return config, False
+        if beginning.lstrip(_BLANK)[:1] in (b"", b"{", b"["):  # blank, or JSON lines
             return replace(config, piped=cast("BinaryIO", _Joined(beginning, stream))), False
         prompts = [_plain_text(beginning, stream)]
     lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
@@ -91,7 +91,9 @@ def _plain_text(beginning: bytes, stream: BinaryIO) -> str:
 
 
 @contextmanager
-def to_standard_output(config: _Config, display: QuietDisplay, *, bare: bool) -> Iterator[tuple[_Config, Following]]:
+def to_standard_output(
+    config: RunConfig | ScoreConfig, display: QuietDisplay, *, bare: bool
+) -> Iterator[tuple[RunConfig | ScoreConfig, Following]]:
     """What to run, in a folder that is gone afterwards, and who follows it: lines, or `bare` texts, are printed.
 
     Raises:

@@ -107,7 +107,7 @@ def verify_command(
     and orders, beside other neighbours, with other drafters, threads and processes; tokens, logits and KV entries are
     compared bit for bit.
     """
-    extent = {"full": full, "minutes": minutes, "axis": axis, "seed": seed, "limit": limit}
+    extent: dict[str, Any] = {"full": full, "minutes": minutes, "axis": axis, "seed": seed, "limit": limit}
     given = {f"--{name}": value for name, value in extent.items()} | {"--draft": engine.draft}
     if against is None:
         given = {"PROMPTS": prompts, **given, "--target": engine.target}
@@ -117,8 +117,8 @@ def verify_command(
     if replay is not None:
         answer = _replay(replay, display, trusted=engine.trust_remote_code)
     else:
-        extent["only"] = extent.pop("axis") or ()
-        answer = _check(engine, prompts, extent, save, display)
+        only = {"only": extent.pop("axis") or ()}
+        answer = _check(engine, prompts, extent | only, save, display)
     return answered(answer, json_file, display)
 
 

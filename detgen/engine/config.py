@@ -131,9 +131,6 @@ class EngineConfig:
         speculative_prefill: chunks that a pass reads ahead in a prompt, for models that think while they read; auto
             adapts, off reads chunk by chunk.
         trust_remote_code: run Python code that comes with a model.
-
-    Raises:
-        EngineError: if one is out of range; names the setting, its range and its value.
     """
 
     target: Annotated[
@@ -230,6 +227,12 @@ class EngineConfig:
     @model_validator(mode="wrap")
     @classmethod
     def _checked(cls, given: Any, check: Callable[[Any], EngineConfig]) -> EngineConfig:
+        """Check types and ranges.
+
+        Raises:
+            EngineError: if one is wrong; names the setting, what it may be and its value.
+            TypeError: if there is no such setting.
+        """
         try:
             return check(given)
         except ValidationError as error:

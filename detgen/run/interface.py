@@ -142,7 +142,7 @@ class ScoreConfig:
         Option("DIR", "--output -o", panel="Options", default="<stem>-scores"),
         "Folder for outputs.jsonl and manifest.json. An unfinished run in it is resumed. - writes the lines of"
         " outputs.jsonl to standard output instead.",
-    ]
+    ] = None
     engine: Annotated[
         EngineConfig,
         Part(
@@ -150,7 +150,7 @@ class ScoreConfig:
             *("prefix_cache", "speculative_prefill"),
             drafter="none",
         ),
-    ]
+    ] = field(default_factory=lambda: EngineConfig(drafter="none"))
     limit: Annotated[int | None, Option("N", panel="Options", default="all"), "Score only the first N prompts."] = None
     overwrite: Annotated[bool, Option(), "Start over: delete what an earlier run wrote."] = False
     prompt_column: Annotated[

@@ -20,8 +20,10 @@ def test_root_help_has_the_commands_and_an_example() -> None:
     assert "Example: detgen run" in result.stdout
 
 
-def test_no_arguments_show_the_help() -> None:
+def test_no_arguments_show_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("detgen.cli.at_a_terminal", lambda: True)
     assert "Usage: detgen run" in invoke("run").output
+    assert "Usage: detgen score" in invoke("score").output
     assert "Usage: detgen" in invoke().output
 
 

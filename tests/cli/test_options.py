@@ -50,7 +50,7 @@ def test_wrong_values_are_refused_with_what_is_allowed(option: str, value: str, 
     ("option", "value", "said"),
     [
         ("--top-p", "2", "must be a number from 0 to 1, got 2.0"),
-        ("--top-p", "0", "must be above 0 (1 turns it off), got 0"),
+        ("--top-p", "0", "must be above 0 (1 turns it off), got 0.0"),
         ("--n", "0", "must be a whole number of at least 1, got 0"),
         ("--n", "1000001", "must be at most 1000000, got 1000001"),
         ("--min-tokens", "129", "must be at most max_tokens (128), got 129"),
