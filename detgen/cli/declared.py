@@ -216,12 +216,8 @@ def as_typed(error: Exception, parameters: Iterable[Parameter] = ()) -> str:
 
     A setting out of range is called by its option: `--batch-size must be ...`.
     """
-    names = {
-        p.name: e.param_decls[0]
-        for p in parameters
-        for e in p.annotation.__metadata__
-        if isinstance(e, OptionInfo) and e.param_decls
-    }
+    infos = ((p.name, e) for p in parameters for e in p.annotation.__metadata__)
+    names = {name: e.default for name, e in infos if isinstance(e, OptionInfo) and isinstance(e.default, str)}
     said = re.sub(
         r"^[a-z_]+(?= must be )", lambda found: names.get(found[0], "--" + found[0].replace("_", "-")), str(error)
     )

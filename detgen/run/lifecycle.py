@@ -301,7 +301,7 @@ def _check_json(source: Prompts) -> None:
                 return
     raise RunError(
         'no line of standard input is a JSON object; pipe lines such as {"prompt": "..."}, or write plain text to a'
-        " .txt file and name that"
+        " .txt file and name that (detgen run also takes a text as --prompt TEXT)"
     )
 
 
