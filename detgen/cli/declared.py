@@ -217,7 +217,11 @@ def as_typed(error: Exception, parameters: Iterable[Parameter] = ()) -> str:
     A setting out of range is called by its option: `--batch-size must be ...`.
     """
     infos = ((p.name, e) for p in parameters for e in p.annotation.__metadata__)
-    names = {name: e.default for name, e in infos if isinstance(e, OptionInfo) and isinstance(e.default, str)}
+    names = {
+        name: e.default.partition("/")[0]
+        for name, e in infos
+        if isinstance(e, OptionInfo) and isinstance(e.default, str)
+    }
     said = re.sub(
         r"^[a-z_]+(?= must be )", lambda found: names.get(found[0], "--" + found[0].replace("_", "-")), str(error)
     )
