@@ -18,6 +18,7 @@ from detgen.cli import (
     export_command,
     report_command,
     run_command,
+    schema_command,
     score_command,
     verify_command,
 )
@@ -90,6 +91,7 @@ app.command("score", no_args_is_help=True, epilog=score_command.EPILOG)(score_co
 app.command("audit", no_args_is_help=True, epilog=audit_command.EPILOG)(audit_command.audit_command)
 app.command("export", no_args_is_help=True, epilog=export_command.EPILOG)(export_command.export_command)
 app.command("report", no_args_is_help=True, epilog=report_command.EPILOG)(report_command.report_command)
+app.command("schema", no_args_is_help=True, epilog=schema_command.EPILOG)(schema_command.schema_command)
 app.add_typer(cache_command.app, name="cache")
 app.command("bench", epilog=bench_command.EPILOG)(bench_command.bench_command)
 app.command("verify-determinism", epilog=verify_command.EPILOG)(verify_command.verify_command)
