@@ -80,6 +80,10 @@ def _biases(value: Any) -> Any:
     return tuple(sorted(found.items()))
 
 
+_Text = Annotated[str, Field(min_length=1)]
+_TokenId = Annotated[int, Field(ge=0, le=MOST)]
+
+
 class SamplingParams(BaseModel):
     """How the tokens of one request are chosen. Lists and objects, as JSON has them, become tuples.
 
@@ -134,9 +138,9 @@ class SamplingParams(BaseModel):
     ] = 0
     n: Annotated[int, Field(ge=1, le=1_000_000, description="Samples per prompt."), Option("N", "--n"), Beside()] = 1
     stop: Annotated[
-        tuple[Annotated[str, Field(min_length=1)], ...],
-        BeforeValidator(_several, json_schema_input_type=str | list[Annotated[str, Field(min_length=1)]]),
+        tuple[_Text, ...],
         Field(max_length=1000, description="End the text before TEXT."),
+        BeforeValidator(_several, json_schema_input_type=_Text | Annotated[list[_Text], Field(max_length=1000)]),
         Option(
             "TEXT",
             panel="Options",
@@ -161,9 +165,9 @@ class SamplingParams(BaseModel):
         int, Field(ge=0, le=MOST, description="Do not end a sample before so many tokens."), Option("N")
     ] = 0
     stop_token_ids: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=MOST)], ...],
-        BeforeValidator(_several, json_schema_input_type=list[Annotated[int, Field(ge=0, le=MOST)]]),
+        tuple[_TokenId, ...],
         Field(max_length=10_000, description="End the text before the token of this id."),
+        BeforeValidator(_several, json_schema_input_type=Annotated[list[_TokenId], Field(max_length=10_000)]),
         Option("ID", "--stop-token-id", note="May be given several times."),
         Listed("a list of token ids", "ids"),
     ] = ()
@@ -186,8 +190,8 @@ class SamplingParams(BaseModel):
     ] = 0.0
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],  # by id
-        BeforeValidator(_biases, json_schema_input_type=dict[str, Annotated[float, Field(ge=-100, le=100)]]),
         Field(max_length=300_000, description="What is added to the logits of tokens, by their ids."),
+        BeforeValidator(_biases, json_schema_input_type=dict[str, Annotated[float, Field(ge=-100, le=100)]]),
         Listed("an object from token ids to numbers from -100 to 100", "ids"),
     ] = ()
 

@@ -19,6 +19,7 @@ from detgen.cli import (
     export_command,
     report_command,
     run_command,
+    schema_command,
     score_command,
     verify_command,
 )
@@ -123,6 +124,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "audit": (audit_command.audit_command, audit_command.EPILOG),
     "export": (export_command.export_command, export_command.EPILOG),
     "report": (report_command.report_command, report_command.EPILOG),
+    "schema": (schema_command.schema_command, schema_command.EPILOG),
     "bench": (bench_command.bench_command, bench_command.EPILOG),
     "verify-determinism": (verify_command.verify_command, verify_command.EPILOG),
 }

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from typing import Any
+from typing import Any, get_args
 
 from detgen.errors import RequestError
 from detgen.params import SamplingParams
-from detgen.prompts.keys import CONTENTS, KEYS
+from detgen.prompts.keys import KEYS
+from detgen.prompts.kinds import CONTENTS, BatchLine, Url, check
 from detgen.prompts.record_values import kind
 from detgen.prompts.unsupported import check_body
 
-_FORM = ("custom_id", "method", "url", "body")
-_CHATS, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_FORM = tuple(BatchLine.__annotations__)
+_CHATS, _COMPLETIONS = get_args(Url)
 _CONTENT = {_CHATS: "messages", _COMPLETIONS: "prompt"}
 
 
@@ -82,14 +83,9 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
     for name in _FORM:
         if record.get(name) is None:
             raise RequestError(f"{name} is missing; a batch request has {', '.join(_FORM[:-1])} and body")
-    for name in ("custom_id", "method", "url"):
-        if not isinstance(record[name], str):
-            raise RequestError(f"{name} must be a string, got {kind(record[name])}")
-    if record["method"] != "POST":
-        raise RequestError(f"method must be POST, got {record['method'][:80]!r}")
-    if not isinstance(record["body"], dict):
-        raise RequestError(f"body must be an object, got {kind(record['body'])}")
-    return record["body"]
+    check("body", record)
+    body: dict[str, Any] = record["body"]
+    return body
 
 
 def _url(given: str) -> str:
@@ -125,8 +121,10 @@ def _read_logprobs(plain: dict[str, Any], defaults: SamplingParams) -> SamplingP
     wanted, top = plain.get("logprobs"), plain.pop("top_logprobs", None)
     if wanted is not None and not isinstance(wanted, bool):
         raise RequestError(f"logprobs of a chat must be true or false, got {kind(wanted)}; top_logprobs is the number")
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 100):
-        raise RequestError(f"top_logprobs must be a whole number from 0 to 100, got {top!r}")
+    try:
+        SamplingParams(logprobs=top)
+    except RequestError as error:
+        raise RequestError(f"top_{error}") from None
     if top and not wanted:
         raise RequestError("top_logprobs needs logprobs, which must be true")
     plain["logprobs"] = (top or 0) if wanted else None

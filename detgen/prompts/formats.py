@@ -17,8 +17,10 @@ from itertools import count
 from typing import Any, BinaryIO, NoReturn
 
 from detgen.errors import PromptsError, RequestError
+from detgen.params import shown
 from detgen.prompts.array import array_elements
-from detgen.prompts.keys import BOOLEANS, CONTENTS, INTEGERS, KEYS, NUMBERS, STRUCTURES
+from detgen.prompts.keys import BOOLEANS, INTEGERS, KEYS, NUMBERS, STRUCTURES
+from detgen.prompts.kinds import CONTENTS
 from detgen.prompts.record_values import LONGEST, TOO_LONG
 from detgen.prompts.table import check_columns
 
@@ -58,7 +60,7 @@ def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        RequestError: not valid JSON, or a value that JSON output could not carry.
+        RequestError: not valid JSON, a key that is given twice, or a value that JSON output could not carry.
     """
     if _too_deep(text):
         raise RequestError("not valid JSON: nested too deeply")
@@ -67,6 +69,8 @@ def parse_json(text: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno} of it"
         raise RequestError(f"not valid JSON: {error.msg.removesuffix(' at')} at {place}") from None
+    except RequestError:
+        raise
     except RecursionError:
         raise RequestError("not valid JSON: nested too deeply") from None
     except ValueError as error:
@@ -100,7 +104,16 @@ def _finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"{shown(twice)} is given twice; keep one of them")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object)
 
 
 def _text(line: bytes) -> str:

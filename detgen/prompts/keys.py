@@ -9,27 +9,20 @@ from typing import Any
 
 from detgen.errors import RequestError
 from detgen.params import PARAMETERS
+from detgen.prompts.kinds import CHAT_KEYS, CONTENTS, Line
 from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 
-# The sampling parameters and their types; whatever `SamplingParams` has, a record may set.
-PARAMS: dict[str, Any] = {name: parameter.type for name, parameter in PARAMETERS.items()}
 ALIASES = {alias: name for name, parameter in PARAMETERS.items() for alias in parameter.aliases}
-CONTENTS = ("prompt", "messages", "prompt_token_ids")  # one of them
-CHAT_KEYS = ("tools", "chat_template_kwargs", "continue_final_message")
-KEYS = frozenset({"id", *CONTENTS, "metadata", *CHAT_KEYS, *PARAMS, *ALIASES})
+KEYS = frozenset({*CONTENTS, *Line.__annotations__, *CHAT_KEYS, *PARAMETERS, *ALIASES})
 
-_TYPES: dict[str, Any] = {
-    **PARAMS,
-    **{alias: PARAMS[name] for alias, name in ALIASES.items()},
-    "id": str,
-    "prompt": str,
-    "continue_final_message": bool,
-}
-INTEGERS = tuple(name for name, type_ in _TYPES.items() if type_ in (int, int | None))
-BOOLEANS = tuple(name for name, type_ in _TYPES.items() if type_ in (bool, bool | None))
-NUMBERS = (*INTEGERS, *(name for name, type_ in _TYPES.items() if type_ in (float, float | None)))
-# Their values are lists or objects, or may be.
-STRUCTURES = KEYS - {"id", "prompt", *NUMBERS, *BOOLEANS}
+_KINDS: dict[str, type] = {name: parameter.kind for name, parameter in PARAMETERS.items()}
+_KINDS |= {alias: _KINDS[name] for alias, name in ALIASES.items()} | {"id": str, "prompt": str}
+_KINDS |= {"continue_final_message": bool}
+INTEGERS, BOOLEANS, _FLOATS, _TEXTS = (
+    frozenset(name for name, kind in _KINDS.items() if kind is its) for its in (int, bool, float, str)
+)
+NUMBERS = INTEGERS | _FLOATS
+STRUCTURES = KEYS - NUMBERS - BOOLEANS - _TEXTS  # their values are lists or objects, or may be
 
 # A typing error keeps the first letter, nearly always; so many edits may a name of so many letters have. Shorter names
 # have too many neighbours that are words of their own ("step" beside "stop"): in them only slips count.

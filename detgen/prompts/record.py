@@ -7,10 +7,11 @@ from typing import Any
 
 from detgen.engine.request import Request
 from detgen.errors import RequestError
-from detgen.params import SamplingParams, check_text
+from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts.batch import custom_id, is_batch, unpack
-from detgen.prompts.chats import read_chat_settings, read_messages
-from detgen.prompts.keys import CONTENTS, KEYS, PARAMS, without_aliases
+from detgen.prompts.chats import read_chat
+from detgen.prompts.keys import KEYS, without_aliases
+from detgen.prompts.kinds import CHAT_KEYS, CONTENTS, check
 from detgen.prompts.record_values import check_depth, kind
 from detgen.prompts.unsupported import check_supported
 
@@ -46,20 +47,10 @@ def parse_record(
         if is_batch(record):
             identity = number if (own := custom_id(record)) is None else own
             record, defaults = unpack(record, defaults)
-        identity = _identity(record.get("id"), number)
+        identity = _identity(record, number)
         metadata = _metadata(record)
-        prompt, messages, token_ids = _content(record)
-        request = Request(
-            index=index,
-            id=identity,
-            prompt=prompt,
-            messages=messages,
-            token_ids=token_ids,
-            params=_params(record, defaults),
-            metadata=metadata,
-            line=line,
-            **read_chat_settings(record, messages),
-        )
+        content, params = _content(record), _params(record, defaults)
+        request = Request(index=index, id=identity, params=params, metadata=metadata, line=line, **content)
         check_supported(record, request)
     except (RequestError, RecursionError) as error:  # the repr of a wrong value may be nested too deeply
         reason = str(error) if isinstance(error, RequestError) else "nested too deeply"
@@ -67,11 +58,12 @@ def parse_record(
     return request
 
 
-def _identity(value: object, number: str | int) -> str | int:
+def _identity(record: dict[str, Any], number: str | int) -> str | int:
+    value: str | int | None = record.get("id")
     if value is None:
         return number
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise RequestError(f"id must be a string or a whole number, got {kind(value)}")
+        check("id", record)
     return value
 
 
@@ -91,42 +83,25 @@ def _metadata(record: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _content(
-    record: dict[str, Any],
-) -> tuple[str | None, list[dict[str, Any]] | None, tuple[int, ...] | None]:
-    prompt, messages, token_ids = (record.get(key) for key in CONTENTS)
+def _content(record: dict[str, Any]) -> dict[str, Any]:
+    """What is to be continued, as fields of `Request`."""
     given = [key for key in CONTENTS if record.get(key) is not None]
     if not given:
         raise RequestError("neither prompt nor messages is given")
     if len(given) > 1:
         raise RequestError(f"both {given[0]} and {given[1]} are given; give one of them")
-    if messages is not None:
-        return None, read_messages(messages), None
-    if token_ids is not None:
-        return None, None, _token_ids(token_ids)
-    if not isinstance(prompt, str):
-        raise RequestError(f"prompt must be a string, got {kind(prompt)}")
-    if not prompt:
-        raise RequestError("prompt is empty")
-    check_text("prompt", prompt)
-    return prompt, None, None
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise RequestError(f"prompt_token_ids must be a list of whole numbers, got {kind(value)}")
-    if not value:
-        raise RequestError("prompt_token_ids is empty")
-    for place, token in enumerate(value):
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            shown = str(token) if isinstance(token, int) and not isinstance(token, bool) else kind(token)
-            raise RequestError(f"prompt_token_ids[{place}] must be a whole number of at least 0, got {shown}")
-    return tuple(value)
+    check(given[0], record)
+    if given[0] == "messages":
+        return read_chat(record)
+    for key in CHAT_KEYS:
+        if (value := record.get(key)) is not None and not (value is False or value == [] or value == {}):
+            raise RequestError(f'{key} needs messages; leave it out, or put it into "metadata" if it is no setting')
+    return {"prompt": record["prompt"]} if given[0] == "prompt" else {"token_ids": tuple(record["prompt_token_ids"])}
 
 
 def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
     record = without_aliases(record)
-    changes: dict[str, Any] = {name: record[name] for name in PARAMS if record.get(name) is not None}
+    changes = {name: record[name] for name in PARAMETERS.keys() & record.keys() if record[name] is not None}
     if not changes:
         return defaults
     return defaults.with_(**changes)

@@ -13,7 +13,7 @@ from detgen.engine.request import Request
 from detgen.errors import RequestError
 from detgen.params import SamplingParams
 from detgen.prompts.batch import custom_id, id_digest, settings
-from detgen.prompts.keys import CONTENTS
+from detgen.prompts.kinds import CONTENTS
 from detgen.prompts.notices import Notices
 from detgen.prompts.record import BadLine, parse_record
 from detgen.prompts.seeds import line_seed

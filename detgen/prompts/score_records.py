@@ -10,13 +10,12 @@ from typing import Any
 from detgen.engine.request import Request
 from detgen.engine.score_requests import ScoreRequest
 from detgen.errors import RequestError
-from detgen.params import SamplingParams, check_text
-from detgen.prompts.keys import ALIASES, CONTENTS, PARAMS
+from detgen.params import PARAMETERS, SamplingParams
+from detgen.prompts.keys import ALIASES
+from detgen.prompts.kinds import CONTENTS, SCORED, check
 from detgen.prompts.record import BadLine, parse_record
 from detgen.prompts.record_source import Prompts
-from detgen.prompts.record_values import check_depth, kind
-
-_OWN = ("text", "completion", "completions")
+from detgen.prompts.record_values import check_depth
 
 
 def read_scores(
@@ -57,8 +56,8 @@ def parse_score(
     settings: dict[str, Any] = {}
     asked = record
     if isinstance(record, dict):
-        settings = {key: value for key, value in record.items() if key in PARAMS or key in ALIASES}
-        asked = {key: value for key, value in record.items() if key not in _OWN and key not in settings}
+        settings = {key: value for key, value in record.items() if key in PARAMETERS or key in ALIASES}
+        asked = {key: value for key, value in record.items() if key not in SCORED and key not in settings}
         if record.get("text") is not None and not any(asked.get(key) for key in CONTENTS):
             asked["prompt"] = "text"  # any will do: what holds for all lines is judged, and then the text
     found = parse_record(asked, index=index, line=line, name=name, defaults=defaults, number=number)
@@ -79,21 +78,18 @@ def parse_score(
 
 def _text(record: dict[str, Any]) -> str:
     """A text that is scored as a whole."""
-    text = record["text"]
     for key in (*CONTENTS, "completion", "completions"):
         if record.get(key):
             raise RequestError(f"both {key} and text are given; give a prompt with completions, or a text alone")
-    if not isinstance(text, str):
-        raise RequestError(f"text must be a string, got {kind(text)}")
-    if not text:
-        raise RequestError("text is empty")
-    check_text("text", text)
+    check("text", record)
+    text: str = record["text"]
     return text
 
 
 def _completions(record: dict[str, Any], *, texts: bool) -> tuple[str, ...] | None:
     """The completions of a prompt; None if there are none and it is a text."""
-    one, several = record.get("completion"), record.get("completions")
+    one: Any = record.get("completion")
+    several: Any = record.get("completions")
     if one is not None and several is not None:
         raise RequestError("both completion and completions are given; give one of them")
     if one is None and several is None:
@@ -102,19 +98,5 @@ def _completions(record: dict[str, Any], *, texts: bool) -> tuple[str, ...] | No
         raise RequestError(
             "there is neither completion nor completions; a text to be scored as a whole is given as text"
         )
-    if one is not None:
-        return (_completion("completion", one),)
-    if not isinstance(several, list):
-        raise RequestError(f"completions must be a list, got {kind(several)}")
-    if not several:
-        raise RequestError("completions is empty")
-    return tuple(_completion(f"completions[{place}]", each) for place, each in enumerate(several))
-
-
-def _completion(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise RequestError(f"{name} must be a string, got {kind(value)}")
-    if not value:
-        raise RequestError(f"{name} is empty")
-    check_text(name, value)
-    return value
+    check("completions" if one is None else "completion", record)
+    return tuple(several) if one is None else (one,)

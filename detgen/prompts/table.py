@@ -11,7 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from detgen.errors import PromptsError
-from detgen.prompts.keys import CONTENTS, INTEGERS, STRUCTURES
+from detgen.prompts.keys import INTEGERS, STRUCTURES
+from detgen.prompts.kinds import CONTENTS
 
 _NOTHING = object()
 

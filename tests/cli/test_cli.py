@@ -69,7 +69,7 @@ def test_a_run_that_is_ended_before_it_generates_says_how_to_resume(name: str, t
         import os, signal, sys
         class Ending:
             def find_spec(self, name, *place):
-                if name == "detgen.run":
+                if name == "detgen.run.lifecycle":
                     os.kill(os.getpid(), signal.{name})
         sys.meta_path.insert(0, Ending())
         from detgen.__main__ import main

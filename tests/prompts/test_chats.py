@@ -44,8 +44,8 @@ def test_messages_are_carried_as_they_are(tmp_path: Path, message: dict[str, Any
         ({"role": "assistant", "content": None}, "messages[1].content must be a string, got null"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "messages[1].content must be a string, got null"),
         ({"role": "user", "content": None, "tool_calls": [CALL]}, "messages[1].content must be a string, got null"),
-        ({"role": "assistant", "tool_calls": CALL}, "messages[1].tool_calls must be a list of objects"),
-        ({"role": "assistant", "tool_calls": [1]}, "messages[1].tool_calls must be a list of objects"),
+        ({"role": "assistant", "tool_calls": CALL}, "messages[1].tool_calls must be a list of objects, got an object"),
+        ({"role": "assistant", "tool_calls": [1]}, "messages[1].tool_calls[0] must be an object, got a number"),
         ({"role": "user", "content": []}, "messages[1].content must be a string, got a list"),
         ({"role": "user", "content": {"type": "text"}}, "messages[1].content must be a string, got an object"),
         (
@@ -58,7 +58,7 @@ def test_messages_are_carried_as_they_are(tmp_path: Path, message: dict[str, Any
         ),
         (
             {"role": "user", "content": [{"text": "a"}]},
-            "messages[1].content[0].type must be 'text', got none; detgen reads text alone",
+            "messages[1].content[0].type must be 'text', got nothing; detgen reads text alone",
         ),
         (
             {"role": "user", "content": [{"type": "text", "text": 3}]},
@@ -92,7 +92,7 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
     ("keys", "reason"),
     [
         ({"tools": {"type": "function"}}, "tools must be a list of objects, got an object"),
-        ({"tools": ["f"]}, "tools must be a list of objects, got a list of others"),
+        ({"tools": ["f"]}, "tools[0] must be an object, got a string"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be an object, got a list"),
         ({"continue_final_message": 1}, "continue_final_message must be true or false, got a number"),
         (

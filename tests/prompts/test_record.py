@@ -72,10 +72,23 @@ def test_chats_are_carried_whole(tmp_path: Path) -> None:
     assert item.messages == messages
 
 
-def test_the_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
-    item = one(tmp_path, '{"prompt": "a", "prompt": "b"}')
-    assert isinstance(item, Request)
-    assert item.prompt == "b"
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"prompt": "a", "prompt": "b"}', "prompt"),
+        ('{"prompt": "a", "seed": 1, "x": 1, "seed": 1}', "seed"),
+        ('{"prompt": "a", "se\\u0065d": 1, "seed": 1}', "seed"),
+        ('{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "content"),
+        ('{"prompt": "a", "metadata": {"x": 1, "x": 2}}', "x"),
+        (
+            '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "n": 1, "n": 2}}',
+            "n",
+        ),
+    ],
+)
+def test_a_key_is_given_once(tmp_path: Path, line: str, key: str) -> None:
+    """Which one is meant is not guessed."""
+    assert error(tmp_path, line) == f"p.jsonl:1: {key!r} is given twice; keep one of them"
 
 
 @pytest.mark.parametrize(
