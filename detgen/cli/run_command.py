@@ -111,7 +111,7 @@ def conclude(summary: RunSummary | None, display: QuietDisplay, *, strict: bool,
 
     if kept and not display.quiet:
         print_summary(summary)
-    elif summary.chunks:
+    elif summary.chunks and not kept:
         print_chunks(summary.chunks)
     for line in failures(summary, kept=kept):
         display.notice(line)
