@@ -8,30 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_type_hints
 
 from annotated_types import Ge, Gt, Le, MaxLen
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from detgen.declaring import Option
 from detgen.errors import RequestError
 
 MOST = 2**31 - 1  # of tokens, and of a token's id; more is a slip
 _SPAN = 1000  # a greatest whole number up to here is worth telling with the least one
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How a command line asks for a parameter; one without this has no option.
-
-    Attributes:
-        metavar: what stands for the value; None for a flag.
-        name: if it is another than the parameter's with dashes.
-        note: what a command line says beside what the parameter does.
-    """
-
-    metavar: str | None = None
-    name: str | None = None
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +98,18 @@ class SamplingParams(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    PANEL: ClassVar = "Sampling"
 
     max_tokens: Annotated[
         int,
         Field(ge=1, le=MOST, description="Most tokens to generate per sample."),
-        Option("N"),
+        Option("N", panel="Options"),
         Aliases(("max_new_tokens", "max_completion_tokens")),
     ] = 128
     temperature: Annotated[
         float,
         Field(ge=0, le=1e4, description="0 always takes the most likely token; 1 samples as the model predicts."),
-        Option("T"),
+        Option("T", panel="Options"),
         Drawn("float64"),
     ] = 0.0
     top_p: Annotated[
@@ -144,14 +131,21 @@ class SamplingParams(BaseModel):
         Drawn("float64", filter=True),
     ] = 0.0
     seed: Annotated[
-        int, Field(ge=0, le=2**63 - 1, description="Another seed gives another sample."), Option("N"), Drawn("uint64")
+        int,
+        Field(ge=0, le=2**63 - 1, description="Another seed gives another sample."),
+        Option("N", panel="Options"),
+        Drawn("uint64"),
     ] = 0
     n: Annotated[int, Field(ge=1, le=1_000_000, description="Samples per prompt."), Option("N", "--n"), Beside()] = 1
     stop: Annotated[
         tuple[_Text, ...],
         Field(max_length=1000, description="End the text before TEXT."),
         BeforeValidator(_several, json_schema_input_type=_Text | Annotated[list[_Text], Field(max_length=1000)]),
-        Option("TEXT", note="May be given several times. Taken literally: write a newline as $'\\n'."),
+        Option(
+            "TEXT",
+            panel="Options",
+            note="May be given several times. Taken literally: write a newline as $'\\n'.",
+        ),
         Listed("a non-empty string or a list of them", "strings"),
     ] = ()
     logprobs: Annotated[
@@ -162,7 +156,7 @@ class SamplingParams(BaseModel):
     deterministic: Annotated[
         bool,
         Field(description="Verify each token, so that the output is the same bytes every time."),
-        Option(note="--no-deterministic decodes once, without the guarantee."),
+        Option(panel="Expert", note="--no-deterministic decodes once, without the guarantee."),
         Beside(),
     ] = True
     # Also with `ignore_eos`, no end-of-sequence token and none of `stop_token_ids` comes before, and no stop string
@@ -174,7 +168,7 @@ class SamplingParams(BaseModel):
         tuple[_TokenId, ...],
         Field(max_length=10_000, description="End the text before the token of this id."),
         BeforeValidator(_several, json_schema_input_type=Annotated[list[_TokenId], Field(max_length=10_000)]),
-        Option("ID", "--stop-token-id", "May be given several times."),
+        Option("ID", "--stop-token-id", note="May be given several times."),
         Listed("a list of token ids", "ids"),
     ] = ()
     ignore_eos: Annotated[

@@ -286,4 +286,4 @@ def test_scores(folder: Path, detgen: Command, model: str) -> None:
     one, several = ((folder / f"scores-{size}" / "outputs.jsonl").read_bytes() for size in ("1", "8"))
     assert one == several
     assert b'"error"' not in one
-    assert "nothing differs" in detgen(folder, "audit", "scores-1", "--device", "cuda", "-q")
+    assert "nothing differs" in detgen(folder, "audit", "scores-1", "--device", "cuda")

@@ -38,6 +38,7 @@ LAYERS = (
     ("program",),
 )
 BASE = {
+    "declaring",
     "errors",
     "params",
     "failing",
@@ -46,7 +47,7 @@ BASE = {
     "machine",
     "interruption",
     "streams",
-}  # for everybody; they import nothing, but for `params`, which raises an error
+}  # for everybody; they import nothing, but `params` the two before it
 # The package itself exports the public API, and `python -m detgen` starts the command line.
 ENDS = {"detgen": {"engine", "errors", "params"}, "__main__": {"cli", "failing", "interruption", "streams"}}
 
@@ -127,7 +128,7 @@ def may_import(name: str) -> set[str]:
     if name in ENDS:
         return {name} | ENDS[name]
     if name in BASE:
-        return {name} | ({"errors"} if name == "params" else set())
+        return {name} | ({"errors", "declaring"} if name == "params" else set())
     at = next(i for i, layer in enumerate(LAYERS) if name in layer)
     below = {lower for layer in LAYERS[at + 1 :] for lower in layer}
     base = {"kernels": {"errors", "params"}, "thinking": {"errors"}, "program": {"errors"}}.get(name, BASE)

@@ -4,10 +4,3 @@ One run measures a grid of cells; a cell is one workload at one batch size, and 
 peer and how it is run. Peers live in processes of their own that stay alive, so that the rows of a cell can take turns
 (A B A B ...). Knows engines, models and files, neither the command line nor the screen.
 """
-
-from detgen.bench.bench_results import Row
-from detgen.bench.benchmark import bench
-from detgen.bench.peer_interface import BenchConfig
-from detgen.errors import BenchError
-
-__all__ = ["BenchConfig", "BenchError", "Row", "bench"]

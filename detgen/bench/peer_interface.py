@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
+from detgen.declaring import Option, Part
 from detgen.engine.config import EngineConfig
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of whole numbers such as 1,4") from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Likewise, with fractions."""
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of numbers such as 0.5,20") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +49,67 @@ class BenchConfig:
         figures: draw the figures too.
     """
 
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    random_weights: str | None = None
-    output: Path = Path("bench-out")
-    full: bool = False
-    workloads: tuple[str, ...] = ()
-    requests: int | None = None
-    batch_sizes: tuple[int, ...] = ()
-    fractions: tuple[float, ...] = ()
-    scale: float | None = None
-    max_tokens: int = 64
-    acceptances: tuple[float, ...] = ()
-    peers: tuple[str, ...] = ()
-    rounds: int | None = None
-    seed: int = 0
-    figures: bool = False
+    PANEL: ClassVar = "Workload"
+
+    engine: Annotated[
+        EngineConfig,
+        Part("target", "draft", "device", "dtype", "target_quant", "draft_quant", "trust_remote_code", "threads"),
+    ] = field(default_factory=EngineConfig)
+    random_weights: Annotated[
+        str | None,
+        Option("CONFIG", panel="Model"),
+        "Random weights instead of models: llama-3.1-8b, llama-3.2-1b, qwen3-0.6b, qwen2.5-0.5b, llama-135m,"
+        " llama-89m, llama-29m, tiny, or the path of a config.json.",
+    ] = None
+    output: Annotated[Path, Option("DIR", "--output -o", panel="Options"), "Folder for bench.json and bench.md."] = (
+        Path("bench-out")
+    )
+    full: Annotated[
+        bool, Option(None, "--full/--quick", panel="Options"), "The whole grid, or what fits in three minutes."
+    ] = False
+    workloads: Annotated[
+        tuple[str, ...],
+        Option("NAME", "--workload", panel="Options", default="sample; all with --full"),
+        "What is generated; may be given several times.",
+    ] = ()
+    requests: Annotated[int | None, Option("N", default="two batches"), "Requests at each batch size."] = None
+    batch_sizes: Annotated[
+        tuple[int, ...],
+        Option("LIST", "--batch-size", panel="Options", parser=_whole_numbers, default="16,1; 1,4,16,32 with --full"),
+        "Most requests at a time.",
+    ] = ()
+    fractions: Annotated[
+        tuple[float, ...],
+        Option("LIST", "--deterministic-fraction", parser=_numbers, default="100; 2,5,10,20,50,100 with --full"),
+        "Percentages of requests that are verified, for none and auto; the rest run unverified.",
+    ] = ()
+    scale: Annotated[
+        float | None,
+        Option("F", default="1 on CUDA, else 1/16; less for a short context"),
+        "Factor of the lengths of random prompts.",
+    ] = None
+    max_tokens: Annotated[int, Option("N", panel="Options"), "Tokens per request of sample and file:."] = 64
+    acceptances: Annotated[
+        tuple[float, ...],
+        Option("RATES", "--synthetic-acceptance", parser=_numbers, default="none"),
+        "Also measure a drafter that is right at these rates, such as 0.5,0.7,0.9, at the cost of a draft model. Its"
+        " rows are labelled synthetic.",
+    ] = ()
+    peers: Annotated[
+        tuple[str, ...],
+        Option("NAME", "--peer", panel="Options", default="all that are installed"),
+        "Measure only this peer, in each of its precisions: detgen, transformers, transformers-assisted,"
+        " transformers-continuous, openvino, llama.cpp, vllm, sglang; may be given several times.",
+    ] = ()
+    rounds: Annotated[
+        int | None,
+        Option("N", default="3 to 7, as time allows"),
+        "Measured runs of each row; more runs give a better estimate of the spread, which --compare uses.",
+    ] = None
+    seed: Annotated[int, Option("N"), "Of random prompts, lengths and weights."] = 0
+    figures: Annotated[bool, Option(panel="Input and output"), "Also measure and draw the figures (detgen[plots])."] = (
+        False
+    )
 
 
 @dataclass(frozen=True, slots=True)

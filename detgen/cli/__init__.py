@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from detgen import __version__
 from detgen.cli import (
@@ -25,7 +26,38 @@ from detgen.cli import (
 from detgen.failing import DEBUG
 
 
-class _Commands(TyperGroup):
+class _Plain:
+    """A command whose help has no types where there is nothing to type, and no signs for what usage is."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) or param.param_type_name == "argument":
+                param.display_type_rich = lambda ctx: ""
+        return params
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
+
+
+class _Command(_Plain, TyperCommand):
+    """One of the commands."""
+
+
+class _Run(_Command):
+    """The one command that reads standard input if nothing is typed: at a terminal, it shows its help instead."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        self.no_args_is_help = at_a_terminal()
+        return super().parse_args(ctx, args)
+
+
+def at_a_terminal() -> bool:
+    """Whether nothing is piped in."""
+    return sys.stdin is None or sys.stdin.isatty()
+
+
+class _Commands(_Plain, TyperGroup):
     """The commands; a usage error that quotes what was typed is shown as plainly as everything else."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,12 +118,19 @@ def root(
         os.environ[DEBUG] = "1"
 
 
-app.command("run", no_args_is_help=True, epilog=run_command.EPILOG)(run_command.run_command)
-app.command("score", no_args_is_help=True, epilog=score_command.EPILOG)(score_command.score_command)
-app.command("audit", no_args_is_help=True, epilog=audit_command.EPILOG)(audit_command.audit_command)
-app.command("export", no_args_is_help=True, epilog=export_command.EPILOG)(export_command.export_command)
-app.command("report", no_args_is_help=True, epilog=report_command.EPILOG)(report_command.report_command)
-app.command("schema", no_args_is_help=True, epilog=schema_command.EPILOG)(schema_command.schema_command)
-app.add_typer(cache_command.app, name="cache")
-app.command("bench", epilog=bench_command.EPILOG)(bench_command.bench_command)
-app.command("verify-determinism", epilog=verify_command.EPILOG)(verify_command.verify_command)
+_COMMANDS: dict[str, tuple[Any, str]] = {
+    "run": (run_command.run_command, run_command.EPILOG),
+    "score": (score_command.score_command, score_command.EPILOG),
+    "audit": (audit_command.audit_command, audit_command.EPILOG),
+    "export": (export_command.export_command, export_command.EPILOG),
+    "report": (report_command.report_command, report_command.EPILOG),
+    "schema": (schema_command.schema_command, schema_command.EPILOG),
+    "bench": (bench_command.bench_command, bench_command.EPILOG),
+    "verify-determinism": (verify_command.verify_command, verify_command.EPILOG),
+}
+for _name, (_command, _epilog) in _COMMANDS.items():
+    _needs = _name not in ("run", "bench", "verify-determinism")  # something to be named
+    app.command(_name, cls=_Run if _name == "run" else _Command, no_args_is_help=_needs, epilog=_epilog)(_command)
+app.add_typer(cache_command.app, name="cache", cls=_Commands)
+for _name, (_command, _epilog) in cache_command.COMMANDS.items():
+    cache_command.app.command(_name, cls=_Command, epilog=_epilog)(_command)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli import options
-from detgen.cli.answering import Quiet, errors_shown
+from detgen.cli.declared import DONE, FAILED, command, parser
+from detgen.engine.config import parse_size
+
+if TYPE_CHECKING:
+    from detgen.show.progress_view import QuietDisplay
 
 INFO_EPILOG = "\n".join(
     (
@@ -46,7 +49,7 @@ def parse_age(text: str) -> float:
 
 Folder = Annotated[
     Path | None,
-    typer.Argument(metavar="[DIR]", show_default="the one of --cache auto", help="The folder of the cache."),
+    typer.Argument(metavar="DIR", show_default="the one of --cache auto", help="The folder of the cache."),
 ]
 
 
@@ -55,32 +58,30 @@ def group() -> None:
     """Show or prune the completion cache, which `detgen run --cache` fills."""
 
 
-@app.command("info", epilog=INFO_EPILOG)
+@command
 def info_command(
     folder: Folder = None,
     check: Annotated[bool, typer.Option("--check", help="Read every completion and see if it is whole.")] = False,
-) -> None:
+    *,
+    display: QuietDisplay,
+) -> int:
     """Show what a completion cache holds: how much, of which models, and when it was used."""
-    from detgen.show.progress_view import open_display
+    with display:
+        from detgen.cache import open_store
+        from detgen.cache.pruning import contents
 
-    display = open_display()
-    with errors_shown(display):
-        with display:
-            from detgen.cache import open_store
-            from detgen.cache.pruning import contents
+        if check:
+            display.stage("reading the completions")
+        with open_store(folder) as store:
+            found = contents(store, check=check)
+    from detgen.show.cache_view import show_contents
 
-            if check:
-                display.stage("reading the completions")
-            with open_store(folder) as store:
-                found = contents(store, check=check)
-        from detgen.show.cache_view import show_contents
-
+    if found.damaged or not display.quiet:
         show_contents(store.path, found)
-    if found.damaged:
-        raise typer.Exit(options.FAILED)
+    return FAILED if found.damaged else DONE
 
 
-@app.command("prune", epilog=PRUNE_EPILOG)
+@command
 def prune_command(
     folder: Folder = None,
     older_than: Annotated[
@@ -95,30 +96,31 @@ def prune_command(
     max_size: Annotated[
         int | None,
         typer.Option(
-            parser=options.parse_size,
+            parser=parser(parse_size),
             metavar="SIZE",
             show_default=False,
             help="Remove what was used least recently, until the file is no larger than SIZE, such as 2GB.",
         ),
     ] = None,
-    quiet: Quiet = False,
-) -> None:
+    *,
+    display: QuietDisplay,
+) -> int:
     """Remove completions from a cache, and give their space back. Runs may use the cache meanwhile.
 
     Without options, what goes is damaged or was made by another version of detgen.
     """
-    from detgen.show.progress_view import open_display
+    with display:
+        from detgen.cache import open_store
+        from detgen.cache.pruning import prune
 
-    display = open_display(quiet=quiet)
-    with errors_shown(display):
-        with display:
-            from detgen.cache import open_store
-            from detgen.cache.pruning import prune
+        display.stage("removing completions")
+        with open_store(folder) as store:
+            pruned = prune(store, older_than=older_than, max_size=max_size)
+    from detgen.show.cache_view import show_pruned
 
-            display.stage("removing completions")
-            with open_store(folder) as store:
-                pruned = prune(store, older_than=older_than, max_size=max_size)
-        from detgen.show.cache_view import show_pruned
+    if not display.quiet:
+        show_pruned(store.path, pruned)
+    return DONE
 
-        if not quiet:
-            show_pruned(store.path, pruned)
+
+COMMANDS = {"info": (info_command, INFO_EPILOG), "prune": (prune_command, PRUNE_EPILOG)}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli import options
-from detgen.cli.answering import Quiet, errors_shown
+from detgen.cli.answering import named
+from detgen.cli.declared import DONE, command
 from detgen.export import FORMS
+
+if TYPE_CHECKING:
+    from detgen.show.progress_view import QuietDisplay
 
 EPILOG = "\n".join(
     (
@@ -30,6 +33,7 @@ def parse_form(text: str) -> str:
     return text
 
 
+@command
 def export_command(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", show_default=False, help="The output folder of a finished run.")
@@ -41,7 +45,6 @@ def export_command(
             metavar="csv|parquet|openai|hf",
             autocompletion=lambda: list(FORMS),
             show_default=False,
-            rich_help_panel="Results",
             help="csv, parquet and hf (a folder for load_from_disk) are tables with a row per sample; openai has a line"
             " per request, as the OpenAI batch API writes it.",
         ),
@@ -49,7 +52,7 @@ def export_command(
     prompts: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PROMPTS]", show_default="where the manifest says", help="Where the run's prompts are now."
+            metavar="PROMPTS", show_default="where the manifest says", help="Where the run's prompts are now."
         ),
     ] = None,
     output: Annotated[
@@ -57,28 +60,25 @@ def export_command(
         typer.Option(
             "--output",
             "-o",
-            callback=options.named,
+            callback=named,
             metavar="FILE",
             show_default="named after OUT",
-            rich_help_panel="Results",
             help="The file to write, with hf a folder; it must not be there yet.",
         ),
     ] = None,
-    quiet: Quiet = False,
-) -> None:
+    *,
+    display: QuietDisplay,
+) -> int:
     """Write a finished run as a table, or as results of the OpenAI batch API. OUT stays as it is.
 
     Prompts stand beside the texts if they are still where the run read them, or where PROMPTS says.
     """
-    from detgen.show.progress_view import open_display
+    with display:
+        from detgen.export.exporting import export_run
 
-    display = open_display(quiet=quiet)
-    with errors_shown(display):
-        with display:
-            from detgen.export.exporting import export_run
+        exported = export_run(out, to, prompts, output, display)
+    from detgen.show.export_view import show_export
 
-            exported = export_run(out, to, prompts, output, display)
-        from detgen.show.export_view import show_export
-
-        if not quiet:
-            show_export(exported)
+    if not display.quiet:
+        show_export(exported)
+    return DONE

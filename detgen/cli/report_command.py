@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli import options
-from detgen.cli.answering import Quiet, errors_shown, writable
+from detgen.cli.answering import writable
+from detgen.cli.declared import DONE, FAILED, command
+
+if TYPE_CHECKING:
+    from detgen.show.progress_view import QuietDisplay
 
 EPILOG = "\n".join(
     (
@@ -23,6 +26,7 @@ EPILOG = "\n".join(
 )
 
 
+@command
 def report_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", show_default=False, help="The output folder of a run.")],
     against: Annotated[
@@ -39,37 +43,28 @@ def report_command(
     ] = None,
     output: Annotated[
         Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            callback=writable,
-            rich_help_panel="Results",
-            help="Where to write the page.",
-        ),
+        typer.Option("--output", "-o", metavar="FILE", callback=writable, help="Where to write the page."),
     ] = Path("report.html"),
-    quiet: Quiet = False,
-) -> None:
+    *,
+    display: QuietDisplay,
+) -> int:
     """Draw what a run did on one page of HTML: what was drafted, accepted, corrected and rolled back, and why.
 
     The page is a single file without scripts, made from the files of the folder; for the texts of tokens it needs the
     tokenizer of the run's model. Margins show where another profile would differ first.
     """
     from detgen.report.reporting import read_report
-    from detgen.show.progress_view import open_display
 
-    display = open_display(quiet=quiet)
-    with errors_shown(display):
-        with display:
-            display.stage(f"reading {out}")
-            from detgen.report.page import check_place, write
+    with display:
+        display.stage(f"reading {out}")
+        from detgen.report.page import check_place, write
 
-            check_place(output)
-            report = read_report(out, request or (), against)
-            display.stage("drawing the page")
-            size = write(report, output)
-        from detgen.show.report_view import show_report
+        check_place(output)
+        report = read_report(out, request or (), against)
+        display.stage("drawing the page")
+        size = write(report, output)
+    from detgen.show.report_view import show_report
 
+    if report.faults.count or not display.quiet:
         show_report(report, output, size)
-    if report.faults.count:
-        raise typer.Exit(options.FAILED)
+    return FAILED if report.faults.count else DONE

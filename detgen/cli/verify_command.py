@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from detgen.cli import options
-from detgen.cli.answering import JsonFile, Quiet, conclude, errors_shown, load_torch, writable
-from detgen.cli.audit_command import audit_command
+from detgen.cli.answering import JsonFile, answered, load_torch, writable
+from detgen.cli.audit_command import audit
+from detgen.cli.declared import command
+from detgen.declaring import Part
+from detgen.engine.config import EngineConfig
 
 if TYPE_CHECKING:
-    from detgen.engine.config import EngineConfig
     from detgen.show.progress_view import QuietDisplay
 
 EPILOG = "\n".join(
@@ -28,11 +29,19 @@ EPILOG = "\n".join(
 )
 
 
+@command
 def verify_command(
+    engine: Annotated[
+        EngineConfig,
+        Part(
+            *("target", "draft", "device", "dtype", "target_quant", "draft_quant", "trust_remote_code", "threads"),
+            "kv_memory",
+        ),
+    ],
     prompts: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PROMPTS]",
+            metavar="PROMPTS",
             show_default="the embedded ones",
             help="Prompts in any form that run takes. They run as they are: whole, chats as chats, with their own"
             " parameters; at most 66 of them, 96 with --full. Lines without max_tokens get few, 24 to 2.",
@@ -40,27 +49,16 @@ def verify_command(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(
-            metavar="OUT",
-            show_default=False,
-            rich_help_panel="Modes",
-            help="The same as detgen audit OUT [PROMPTS].",
-        ),
+        typer.Option(metavar="OUT", show_default=False, help="The same as detgen audit OUT [PROMPTS]."),
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            rich_help_panel="Modes",
-            help="Try again the difference that a file (--save) holds.",
-        ),
+        typer.Option(metavar="FILE", show_default=False, help="Try again the difference that a file (--save) holds."),
     ] = None,
     full: Annotated[
         bool,
         typer.Option(
             "--full/--quick",
-            rich_help_panel="Extent",
             help="Longer texts and many random settings, or only settings that combine each pair of values.",
         ),
     ] = False,
@@ -70,7 +68,6 @@ def verify_command(
             metavar="N",
             min=0.01,
             show_default=False,
-            rich_help_panel="Extent",
             help="End within N minutes and a few seconds, with as many settings as fit; a difference is looked into"
             " beyond them. Fewer prompts or tokens are used if all leave no time for the settings, and it says so.",
         ),
@@ -80,96 +77,49 @@ def verify_command(
         typer.Option(
             metavar="NAME",
             show_default=False,
-            rich_help_panel="Extent",
             help="Change only this axis; may be given several times: batch, order, neighbours, slot, drafter,"
             " draft-tokens, chunk, prefix-cache, speculative-prefill, chains, preemption, threads,"
             " process, sampling, unverified, quant. speculative-prefill is one of models that think.",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, rich_help_panel="Extent", help="Another seed selects other settings.")
-    ] = 0,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default="all", rich_help_panel="Extent", help="Use only the first N prompts."
-        ),
+        int | None, typer.Option(metavar="N", min=1, show_default="all", help="Use only the first N prompts.")
     ] = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    target_quant: options.TargetQuant = "none",
-    draft_quant: options.DraftQuant = "none",
-    trust_remote_code: options.TrustRemoteCode = False,
-    threads: options.Threads = None,
-    kv_memory: options.KvMemory = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, rich_help_panel="Expert", help="Another seed selects other settings.")
+    ] = 0,
     save: Annotated[
         Path,
         typer.Option(
             metavar="FILE",
             callback=writable,
-            rich_help_panel="Results",
+            rich_help_panel="Input and output",
             help="Where to write what --replay needs, if something differs.",
         ),
     ] = Path("detgen-difference.json"),
     json_file: JsonFile = None,
-    quiet: Quiet = False,
-) -> None:
+    *,
+    display: QuietDisplay,
+) -> int:
     """Try to break the guarantee on this machine, with these models and prompts.
 
     A reference is generated one prompt at a time without drafts. Then everything is generated again in other batches
     and orders, beside other neighbours, with other drafters, threads and processes; tokens, logits and KV entries are
     compared bit for bit.
     """
-    modes: dict[str, Any] = {"--against": against, "--replay": replay}
-    given: dict[str, Any] = {
-        "PROMPTS": prompts,
-        "--full": full,
-        "--minutes": minutes,
-        "--axis": axis,
-        "--seed": seed,
-        "--limit": limit,
-    }
-    given |= {"--draft": draft, "--target": replay and target}
-    _refuse_ignored(modes, {name: value for name, value in given.items() if not (against and name == "PROMPTS")})
+    extent: dict[str, Any] = {"full": full, "minutes": minutes, "axis": axis, "seed": seed, "limit": limit}
+    given = {f"--{name}": value for name, value in extent.items()} | {"--draft": engine.draft}
+    if against is None:
+        given = {"PROMPTS": prompts, **given, "--target": engine.target}
+    _refuse_ignored({"--against": against, "--replay": replay}, given)
     if against is not None:
-        return audit_command(
-            against,
-            prompts,
-            target,
-            device,
-            dtype,
-            target_quant,
-            trust_remote_code,
-            threads,
-            kv_memory,
-            json_file,
-            quiet,
-        )
-
-    from detgen.engine.config import EngineConfig
-    from detgen.show.progress_view import open_display
-
-    display = open_display(quiet=quiet)
-    with errors_shown(display):
-        config = EngineConfig(
-            target=target,
-            draft=draft,
-            device=device,
-            dtype=dtype,
-            target_quant=target_quant,
-            draft_quant=draft_quant,
-            threads=threads,
-            kv_memory=kv_memory,
-            trust_remote_code=trust_remote_code,
-        )
-        if replay is not None:
-            answer = _replay(replay, display, trusted=trust_remote_code)
-        else:
-            extent = {"limit": limit, "full": full, "seed": seed, "minutes": minutes, "only": axis or ()}
-            answer = _check(config, prompts, extent, save, display)
-    conclude(answer, json_file, display)
+        return audit(against, prompts, engine, json_file, display)
+    if replay is not None:
+        answer = _replay(replay, display, trusted=engine.trust_remote_code)
+    else:
+        only = {"only": extent.pop("axis") or ()}
+        answer = _check(engine, prompts, extent | only, save, display)
+    return answered(answer, json_file, display)
 
 
 def _refuse_ignored(modes: dict[str, Any], others: dict[str, Any]) -> None:
@@ -207,7 +157,9 @@ def _check(
     from detgen.show.check_view import show_check
     from detgen.verify.explain.reproduction import save_replay
 
-    show_check(check, found, [save_replay(save, explanation, check) for explanation in found])
+    saved = [save_replay(save, explanation, check) for explanation in found]
+    if found or not display.quiet:
+        show_check(check, found, saved)
     return {**check.as_dict(), "findings": [explanation.as_dict() for explanation in found]}
 
 
@@ -223,5 +175,6 @@ def _replay(path: Path, display: QuietDisplay, *, trusted: bool) -> dict[str, An
         found = again(path, display, trusted=trusted)
     from detgen.show.check_view import show_replay
 
-    show_replay(found)
+    if found or not display.quiet:
+        show_replay(found)
     return {"equal": found is None, "findings": [found.as_dict()] if found else []}

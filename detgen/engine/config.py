@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from detgen.declaring import Option
 from detgen.drafters.registry import DRAFTERS, WITHDRAWN
 from detgen.engine.showing import brief
 from detgen.errors import DTypeName, EngineError, QuantName
@@ -15,17 +19,94 @@ if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
     from detgen.models.loading import LoadedModel
 
-# The most of each count. Far more threads than a process can start kill it without a message.
-_MOST = {
-    "threads": 1024,
-    "batch_size": 1_000_000,
-    "draft_tokens": 1_000_000,
-    "prefill_chunk": 1_000_000_000,
-    "kv_memory": 2**50,
+    Source: TypeAlias = str | Path | LoadedModel | None
+    DrafterName: TypeAlias = str | Callable[[Mapping[str, Drafter]], Drafter]
+else:
+    Source = DrafterName = Any
+
+# What number formats are called elsewhere.
+DTYPE_NAMES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
+
+_UNITS = {"": 1} | {
+    letter.lower() + suffix: base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
 }
+_MOST_CHUNKS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+def parse_size(text: str) -> int:
+    """Bytes from `4GiB`, `500MB`, `2.5g` (as GiB) or a plain number of bytes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    unit = match and _UNITS.get("" if match[2] == "b" else match[2])
+    size = round(float(match[1]) * unit) if match and unit else 0
+    if size < 1:
+        raise ValueError(f"{text!r} is not an amount of memory such as 4GiB, 500MB or 1073741824")
+    return size
+
+
+def _draft_tokens(text: str) -> int | None:
+    """A number of tokens, or None for `auto`."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is neither auto nor a whole number of at least 1")
+    return int(text)
+
+
+def _chunks(text: str) -> int | str:
+    """A number of chunks, `auto` or `off`."""
+    if text in ("auto", "off"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not one of auto, off, CHUNKS (a whole number of at least 1)")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    """A device by torch's name, or `auto`."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise ValueError(f"{text!r} is not one of auto, cpu, cuda, cuda:N (N a number)")
+    return text
+
+
+def _dtype(text: str) -> str:
+    """A number format by torch's name or a short one."""
+    name = DTYPE_NAMES.get(text, text)
+    if name not in get_args(DTypeName):
+        raise ValueError(f"{text!r} is not one of {', '.join((*get_args(DTypeName), *DTYPE_NAMES))}")
+    return name
+
+
+def _drafter(text: str) -> str:
+    """A drafter by name."""
+    if text in WITHDRAWN:
+        raise ValueError(WITHDRAWN[text])
+    if text not in DRAFTERS:
+        raise ValueError(f"{text!r} is not one of {', '.join(DRAFTERS)}")
+    return text
+
+
+def _switch(text: str) -> bool:
+    """`on` or `off`."""
+    if text not in ("on", "off"):
+        raise ValueError(f"{text!r} is neither on nor off")
+    return text == "on"
+
+
+def _known(drafter: Any) -> Any:
+    if isinstance(drafter, str) and drafter in WITHDRAWN:
+        raise EngineError(f"drafter {WITHDRAWN[drafter]}")
+    if not callable(drafter) and drafter not in tuple(DRAFTERS):
+        raise EngineError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
+    return drafter
+
+
+@dataclass(frozen=True, slots=True, repr=False, config=ConfigDict(strict=True, extra="forbid"))
 class EngineConfig:
     """How to build an engine. Only `target`, `dtype`, `target_quant` and the device can change an output.
 
@@ -52,54 +133,127 @@ class EngineConfig:
         trust_remote_code: run Python code that comes with a model.
     """
 
-    target: str | Path | LoadedModel | None = None
-    draft: str | Path | LoadedModel | None = None
-    drafter: str | Callable[[Mapping[str, Drafter]], Drafter] = "auto"
-    draft_tokens: int | None = None
-    batch_size: int = 16
-    device: str = "auto"
-    dtype: DTypeName = "auto"
-    target_quant: QuantName = "none"
-    draft_quant: QuantName = "none"
-    threads: int | None = None
-    kv_memory: int | None = None
-    prefill_chunk: int | None = None
-    prefix_cache: bool = True
-    speculative_prefill: int | Literal["auto", "off"] = "auto"
-    trust_remote_code: bool = False
+    target: Annotated[
+        Source,
+        Field(
+            description="The model: a folder, a GGUF file, a Hugging Face name, or demo-thinking, the embedded one that"
+            " thinks while it reads."
+        ),
+        Option("MODEL", "--target --model", default="the embedded one"),
+    ] = None
+    draft: Annotated[
+        Source,
+        Field(description="A smaller model with the same vocabulary, to draft tokens. Never changes the text."),
+        Option("MODEL", default="the embedded one with the embedded target, else none"),
+    ] = None
+    drafter: Annotated[
+        DrafterName,
+        AfterValidator(_known),
+        Field(
+            description=f"Where drafts come from: {'; '.join(f'{name}: {d.help}' for name, d in DRAFTERS.items())}."
+            " Never changes the text."
+        ),
+        Option("NAME", panel="Speed", parser=_drafter),
+    ] = "auto"
+    draft_tokens: Annotated[
+        int | None,
+        Field(ge=1, le=1_000_000, description="Tokens that model and ngram draft per round; auto adapts."),
+        Option("N|auto", panel="Speed", parser=_draft_tokens, default="auto"),
+    ] = None
+    batch_size: Annotated[
+        int, Field(ge=1, le=1_000_000, description="Most requests to run at a time."), Option("N", panel="Speed")
+    ] = 16
+    device: Annotated[
+        str, Field(description="Where the models run."), Option("auto|cpu|cuda|cuda:N", parser=_device)
+    ] = "auto"
+    dtype: Annotated[
+        DTypeName,
+        Field(
+            description="How weights are kept: float32 (f32), bfloat16 (bf16), float16 (f16) or auto, as the checkpoint"
+            " has them. A CPU computes in float32 with any of them, CUDA in the same."
+        ),
+        Option("TYPE", panel="Model", parser=_dtype, values=get_args(DTypeName)),
+    ] = "auto"
+    target_quant: Annotated[
+        QuantName,
+        Field(
+            description="Quantize the target. q8 and q4 keep weights in groups of 32; nf4 and int8 are bitsandbytes'."
+            " All: the same bits on every CPU."
+        ),
+        Option("none|q8|q4|nf4|int8", panel="Model"),
+    ] = "none"
+    draft_quant: Annotated[
+        QuantName,
+        Field(description="Quantize the draft model, likewise."),
+        Option("none|q8|q4|nf4|int8", panel="Model"),
+    ] = "none"
+    # Far more threads than a process can start kill it without a message.
+    threads: Annotated[
+        int | None,
+        Field(ge=1, le=1024, description="CPU threads."),
+        Option("N", panel="Speed", default="torch's choice"),
+    ] = None
+    kv_memory: Annotated[
+        int | None,
+        Field(ge=1, le=2**50, description="Memory for the KV cache, such as 4GiB, 500MB or a number of bytes."),
+        Option("SIZE", panel="Speed", parser=parse_size, default="a share of what is free"),
+    ] = None
+    prefill_chunk: Annotated[int | None, Field(ge=1, le=_MOST_CHUNKS)] = None
+    prefix_cache: Annotated[
+        bool,
+        Field(
+            description="Read the beginning that prompts share once and keep it for later prompts. Never changes the"
+            " text."
+        ),
+        Option("on|off", panel="Expert", parser=_switch, default="on"),
+    ] = True
+    speculative_prefill: Annotated[
+        Literal["auto", "off"] | Annotated[int, Field(ge=1, le=_MOST_CHUNKS)],
+        Field(
+            description="Chunks of a prompt to read ahead, for a model that thinks while it reads, such as"
+            " demo-thinking; auto adapts. Never changes the text."
+        ),
+        Option("auto|off|CHUNKS", panel="Expert", parser=_chunks),
+    ] = "auto"
+    trust_remote_code: Annotated[
+        bool,
+        Field(description="Run Python code that comes with a model. It can do whatever you can; read it first."),
+        Option(panel="Expert"),
+    ] = False
 
     def __repr__(self) -> str:
         return brief(self)
 
-    def __post_init__(self) -> None:
-        """Check names and ranges.
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, given: Any, check: Callable[[Any], EngineConfig]) -> EngineConfig:
+        """Check types and ranges.
 
         Raises:
-            EngineError: if one is out of range; names the option, its range and its value.
+            EngineError: if one is wrong; names the setting, what it may be and its value.
+            TypeError: if there is no such setting.
         """
-        if isinstance(self.drafter, str) and self.drafter in WITHDRAWN:
-            raise EngineError(f"drafter {WITHDRAWN[self.drafter]}")
-        for name, allowed in (
-            ("drafter", tuple(DRAFTERS)),
-            ("dtype", get_args(DTypeName)),
-            ("target_quant", get_args(QuantName)),
-            ("draft_quant", get_args(QuantName)),
-        ):
-            value = getattr(self, name)
-            if value not in allowed and not (name == "drafter" and callable(value)):
-                raise EngineError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is None and name != "batch_size":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise EngineError(f"{name} must be a whole number of at least 1, got {value!r}")
-            if value > most:
-                raise EngineError(f"{name} must be at most {most}, got {value}")
-        if not isinstance(self.prefix_cache, bool):  # "off" would be taken for true
-            raise EngineError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")
-        ahead = self.speculative_prefill
-        if ahead not in ("auto", "off") and (type(ahead) is not int or not 1 <= ahead <= _MOST["prefill_chunk"]):
-            raise EngineError(
-                f"speculative_prefill must be auto, off or a whole number of at least 1 (chunks), got {ahead!r}"
-            )
+        try:
+            return check(given)
+        except ValidationError as error:
+            raise _refusal(error.errors(include_url=False)) from None
+
+
+def _refusal(errors: Sequence[Mapping[str, Any]]) -> Exception:
+    """The exception for the first setting that is wrong; what is said of the parts of its type is told as one."""
+    name, value = errors[0]["loc"][0], errors[0]["input"]
+    same = [error for error in errors if error["loc"][0] == name]
+    if same[0]["type"] == "unexpected_keyword_argument":
+        return TypeError(f"there is no engine setting {name!r}")
+    if len(same) == 1 and same[0]["type"] == "less_than_equal":
+        return EngineError(f"{name} must be at most {same[0]['ctx']['le']}, got {value!r}")
+    return EngineError(f"{name} must be {' or '.join(map(_needed, same))}, got {value!r}")
+
+
+def _needed(error: Mapping[str, Any]) -> str:
+    if error["type"] in ("int_type", "greater_than_equal", "less_than_equal"):
+        return "a whole number of at least 1"
+    if error["type"] == "literal_error":
+        words = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return words if len(error["loc"]) > 1 else f"one of {words}"
+    return "True or False" if error["type"] == "bool_type" else "a string"

@@ -6,8 +6,21 @@ loaded.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from detgen.errors import RunError
 from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig
-from detgen.run.lifecycle import run
+
+if TYPE_CHECKING:
+    from detgen.run.lifecycle import run
 
 __all__ = ["EngineLike", "RunConfig", "RunError", "RunSummary", "ScoreConfig", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """`run`, imported on first use: the help of the command line needs what is declared alone."""
+    if name != "run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from detgen.run.lifecycle import run
+
+    return run

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, Protocol
 
-from detgen.engine.chunks import Chunk
+from detgen.declaring import Option, Part
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
@@ -16,6 +16,21 @@ from detgen.outputs import Totals
 from detgen.params import SamplingParams
 from detgen.prompts import BadLine, Prompts, read_scores
 from detgen.workers.worker_config import WorkersConfig
+
+if TYPE_CHECKING:  # the help of the command line needs the fields alone
+    from detgen.engine.chunks import Chunk
+    from detgen.engine.request import Completion, Request
+    from detgen.engine.score_requests import Score, ScoreRequest
+    from detgen.engine.stats import EngineStats
+    from detgen.outputs import Totals
+    from detgen.prompts import BadLine, Prompts
+
+
+def _folder_or_auto(text: str) -> Path | str:
+    """A folder, or `auto`."""
+    if not text:
+        raise ValueError("'' is neither auto nor a folder")
+    return text if text == "auto" else Path(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +51,55 @@ class RunConfig:
         output_format: openai also writes the results as the OpenAI batch API does, to `results.jsonl`.
         cache: folder of a store that is also asked and filled; "auto" is the user's, None uses none.
         workers: how many processes generate, and where; None for this one.
+        piped: what is read where `prompts` is "-"; None for standard input.
     """
 
-    prompts: str
-    output: Path | None
-    params: SamplingParams
-    engine: EngineConfig
-    limit: int | None = None
-    overwrite: bool = False
-    prompt_column: str | None = None
-    seed_per_line: bool = False
-    echo: bool = False
-    show_thoughts: bool = False
-    output_format: Literal["jsonl", "openai"] = "jsonl"
-    cache: Path | Literal["auto"] | None = None
+    PANEL: ClassVar = "Input and output"
+
+    prompts: Annotated[
+        str,
+        Option("PROMPTS", positional=True, default="standard input"),
+        "A .jsonl, .json, .txt (one prompt per line), .csv or .tsv file, each also as .gz or .zst, or a .parquet file;"
+        " - for standard input: JSON lines, or plain text, which is one prompt; or a dataset:"
+        " hf://NAME?split=test&column=prompt or a local folder.",
+    ] = "-"
+    output: Annotated[
+        Path | None,
+        Option("DIR", "--output -o", panel="Options", default="<stem>-out"),
+        "Folder for outputs.jsonl, acceptance.jsonl, requests.jsonl and manifest.json. An unfinished run in it is"
+        " resumed. - writes the lines of outputs.jsonl to standard output instead.",
+    ] = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    limit: Annotated[int | None, Option("N", panel="Options", default="all"), "Run only the first N prompts."] = None
+    overwrite: Annotated[bool, Option(), "Start over: delete what an earlier run wrote."] = False
+    prompt_column: Annotated[
+        str | None,
+        Option("NAME", default="prompt or messages"),
+        "The column of a table, or the key of a JSON line, that holds the prompts.",
+    ] = None
+    seed_per_line: Annotated[
+        bool, Option(panel="Sampling"), "Derive a seed for each line from the seed and the line's id."
+    ] = False
+    echo: Annotated[bool, Option(), "Write the prompt beside each output."] = False
+    show_thoughts: Annotated[
+        bool,
+        Option(panel="Expert"),
+        "Show how a model that thinks while it reads took in the first prompt: chunks, states, thoughts.",
+    ] = False
+    output_format: Annotated[
+        Literal["jsonl", "openai"],
+        Option("jsonl|openai"),
+        "openai also writes results.jsonl, a line per request as the OpenAI batch API has it.",
+    ] = "jsonl"
+    cache: Annotated[
+        Path | Literal["auto"] | None,
+        Option("DIR|auto", parser=_folder_or_auto, default="off"),
+        "Take completions that an earlier run made from the cache in DIR, and add what this one makes: nothing is"
+        " generated twice. DIR must be on a local disk; auto is ~/.cache/detgen. Never changes the text.",
+    ] = None
     workers: WorkersConfig | None = None
+    piped: BinaryIO | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Whatever decides the outputs beside the prompts and the model."""
@@ -82,16 +131,42 @@ class ScoreConfig:
             has another name than usual.
         echo: write prompt and completion beside each score.
         workers: how many processes score, and where; None for this one.
+        piped: what is read where `prompts` is "-"; None for standard input.
     """
 
-    prompts: str
-    output: Path | None
-    engine: EngineConfig
-    limit: int | None = None
-    overwrite: bool = False
-    prompt_column: str | None = None
-    echo: bool = False
+    PANEL: ClassVar = "Input and output"
+
+    prompts: Annotated[
+        str,
+        Option("PROMPTS", positional=True),
+        "A file, standard input (-) or a dataset, as for detgen run. A line has a prompt (or messages, or"
+        " prompt_token_ids) with a completion or a list of completions, or a text by itself.",
+    ]
+    output: Annotated[
+        Path | None,
+        Option("DIR", "--output -o", panel="Options", default="<stem>-scores"),
+        "Folder for outputs.jsonl and manifest.json. An unfinished run in it is resumed. - writes the lines of"
+        " outputs.jsonl to standard output instead.",
+    ] = None
+    engine: Annotated[
+        EngineConfig,
+        Part(
+            *("target", "device", "dtype", "target_quant", "trust_remote_code", "batch_size", "threads", "kv_memory"),
+            *("prefix_cache", "speculative_prefill"),
+            drafter="none",
+        ),
+    ] = field(default_factory=lambda: EngineConfig(drafter="none"))
+    limit: Annotated[int | None, Option("N", panel="Options", default="all"), "Score only the first N prompts."] = None
+    overwrite: Annotated[bool, Option(), "Start over: delete what an earlier run wrote."] = False
+    prompt_column: Annotated[
+        str | None,
+        Option("NAME", default="prompt or messages"),
+        "The column of a table, or the key of a JSON line, that holds the prompts, or texts where there are no"
+        " completions.",
+    ] = None
+    echo: Annotated[bool, Option(), "Write prompt and completion, or the text, beside each score."] = False
     workers: WorkersConfig | None = None
+    piped: BinaryIO | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Whatever decides the scores beside the prompts and the model."""
@@ -99,6 +174,7 @@ class ScoreConfig:
 
     def items(self, source: Prompts, say: Callable[[str], None], model: str) -> Iterator[Request | BadLine]:
         """What there is to score, in input order, by this model; `say` is told what a person should hear of it."""
+
         return read_scores(source, self.limit, echo=self.echo, say=say)
 
     def stream(self, engine: EngineLike, requests: Iterable[Any]) -> Iterator[list[Score]]:

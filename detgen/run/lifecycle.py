@@ -307,8 +307,10 @@ def _crashes_noted(folder: OutputFolder) -> Iterator[None]:
 
 def _receive(folder: OutputFolder, config: RunConfig | ScoreConfig) -> Prompts:
     """What is piped in; if nothing is, what was piped into the run that is to be resumed."""
-    piped = sys.stdin is not None and not sys.stdin.isatty()
-    if piped and (received := folder.receive(sys.stdin.buffer)):
+    piped = config.piped
+    if piped is None and sys.stdin is not None and not sys.stdin.isatty():
+        piped = sys.stdin.buffer
+    if piped is not None and (received := folder.receive(piped)):
         return spooled_prompts(received, config.prompt_column)
     if not config.overwrite and (kept := folder.kept()):
         return spooled_prompts(kept, config.prompt_column)
@@ -323,7 +325,7 @@ def _check_json(source: Prompts) -> None:
                 return
     raise RunError(
         'no line of standard input is a JSON object; pipe lines such as {"prompt": "..."}, or write plain text to a'
-        " .txt file and name that"
+        " .txt file and name that (detgen run also takes a text as --prompt TEXT)"
     )
 
 

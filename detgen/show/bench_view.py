@@ -143,16 +143,27 @@ def _table(columns: _Columns, rows: list[Row]) -> list[list[str]]:
     return [[text[i] for i in keep] for text in (list(columns), *texts)] if texts else []
 
 
-def show(results: Results, old: Results | None, folder: Path) -> None:
-    """Write bench.md to the output folder; print the tables, and what has changed since an older benchmark."""
+def show(results: Results, old: Results | None, folder: Path, *, quiet: bool = False) -> None:
+    """Write bench.md to the output folder; print the tables, and what has changed since an older benchmark.
+
+    Args:
+        results: what was measured.
+        old: what was measured then.
+        folder: for bench.md.
+        quiet: print what has changed alone.
+    """
     write_markdown(results, folder / "bench.md")
     console = open_output(_PIPED_WIDTH)
-    console.print(render(results))
+    if not quiet:
+        console.print(render(results))
     if old is not None:
-        lines = compare(old, results) or [f"no change beyond noise since {old.environment['created']}"]
+        lines = compare(old, results) or (
+            [] if quiet else [f"no change beyond noise since {old.environment['created']}"]
+        )
         for line in lines:
             console.print(Text(line), soft_wrap=True)
-    console.print(Text(f"written: {folder}/bench.json, {folder}/bench.md"), soft_wrap=True)
+    if not quiet:
+        console.print(Text(f"written: {folder}/bench.json, {folder}/bench.md"), soft_wrap=True)
 
 
 def render(results: Results) -> RenderableType:

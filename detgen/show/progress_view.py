@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,9 +24,16 @@ from detgen.show.screen import Screen, clock, plain
 _INTERVAL = 10.0  # seconds between two lines of progress
 
 
-def open_display(*, quiet: bool = False) -> QuietDisplay:
-    """The display that suits standard error: live on a terminal, plain lines elsewhere, errors only if `quiet`."""
+def open_display(*, quiet: bool = False, as_json: bool = False) -> QuietDisplay:
+    """The display that suits standard error: live on a terminal, plain lines elsewhere, errors only if `quiet`.
+
+    Args:
+        quiet: show only what goes wrong, and how the command ends.
+        as_json: write objects, for programs.
+    """
     console = Screen(stderr=True, highlight=False)
+    if as_json:
+        return JsonDisplay(console, quiet=quiet)
     if quiet:
         return QuietDisplay(console)
     return LiveDisplay(console) if console.file.isatty() and not console.is_dumb_terminal else PlainDisplay(console)
@@ -32,7 +44,10 @@ class QuietDisplay:
 
     Attributes:
         console: standard error.
+        quiet: whether results that are as they should be are left out, too.
     """
+
+    quiet = True
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -61,9 +76,16 @@ class QuietDisplay:
         """Why the command failed; shown even if quiet."""
         self._print(f"detgen: error: {text}", style="red")
 
-    def notice(self, text: str) -> None:
-        """How the command ended, such as that it was interrupted; shown even if quiet."""
+    def notice(self, text: str, command: str = "") -> None:
+        """How the command ended, such as that it was interrupted, and what to type now; shown even if quiet."""
         self._print(f"detgen: {text}")
+        if command:
+            self._print(f"  {command}")
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While something else is written, perhaps to the same terminal."""
+        yield
 
     def _print(self, text: str, style: str = "") -> None:
         self.console.print(Text(plain(text), style=style), soft_wrap=True)
@@ -73,6 +95,8 @@ class PlainDisplay(QuietDisplay):
     """Lines of text: for each stage, with the seconds until it began; at the first report, every ten seconds, and at
     the end.
     """
+
+    quiet = False
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -124,6 +148,16 @@ class LiveDisplay(PlainDisplay):
         """Clear the two lines."""
         self._live.stop()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Clear the two lines meanwhile, if standard output is the terminal, too."""
+        drawn = self._live.is_started and sys.stdout is not None and sys.stdout.isatty()
+        if drawn:
+            self._live.stop()
+        yield
+        if drawn:
+            self._live.start()
+
     def stage(self, text: str) -> None:
         """Keep it for the next drawing; progress begins anew."""
         self._stage, self._latest = (text, time.monotonic()), None
@@ -145,6 +179,48 @@ class LiveDisplay(PlainDisplay):
         else:
             row.add_row(self._spinner, words)
         return Group(row, Text(" · ".join(progress.figures), style="dim"))
+
+
+class JsonDisplay(PlainDisplay):
+    """An object a line, for programs: `event`, `time` (seconds since 1970), and what the event has to say."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        super().__init__(console)
+        self.quiet = quiet
+
+    def message(self, text: str) -> None:
+        """`text`."""
+        if not self.quiet:
+            self._write("message", text=text)
+
+    def stage(self, text: str) -> None:
+        """`text`; progress begins anew."""
+        if not self.quiet:
+            self._write("stage", text=text)
+        self._latest = self._shown = None
+
+    def progress(self, progress: Progress) -> None:
+        """As it is, once a second at most."""
+        self._latest = progress
+        if self._shown is None or progress.seconds - self._shown.seconds >= 1.0:
+            self._show(progress)
+
+    def error(self, text: str) -> None:
+        """`text`."""
+        self._write("error", text=text)
+
+    def notice(self, text: str, command: str = "") -> None:
+        """`text`, and `command` if there is one to type."""
+        self._write("notice", text=text, **({"command": command} if command else {}))
+
+    def _show(self, progress: Progress) -> None:
+        self._shown = progress
+        if not self.quiet:
+            self._write("progress", **(asdict(progress) | {"figures": list(progress.figures)}))
+
+    def _write(self, event: str, **said: Any) -> None:
+        line = json.dumps({"event": event, "time": round(time.time(), 3), **said})
+        self.console.print(Text(line), soft_wrap=True)
 
 
 def _done(progress: Progress) -> str:

@@ -25,11 +25,17 @@ def print_summary(summary: RunSummary) -> None:
     width = max(len(label) for label, _ in rows)
     console = Screen(highlight=False)
     if summary.chunks:
-        for line in drawing(summary.chunks):
-            console.print(Text(line), soft_wrap=True)
+        print_chunks(summary.chunks)
         console.print()
     for label, value in rows:
         console.print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
+
+
+def print_chunks(chunks: Iterable[Chunk]) -> None:
+    """Print how a model that thinks took in a prompt."""
+    console = Screen(highlight=False)
+    for line in drawing(chunks):
+        console.print(Text(line), soft_wrap=True)
 
 
 def drawing(chunks: Iterable[Chunk]) -> list[str]:
@@ -46,18 +52,19 @@ def _quoted(text: str | None) -> str:
     return "-" if text is None else f'"{plain(text)}"'
 
 
-def failures(summary: RunSummary) -> Iterator[str]:
+def failures(summary: RunSummary, *, kept: bool = True) -> Iterator[str]:
     """What could not be run: how much, the first errors, and where the rest are; nothing if all could."""
     written = summary.written
     if not written.errors:
         return
     prompts = "1 prompt" if written.errors == 1 else f"{written.errors:,} prompts"
     whole = "no prompt could be run" if summary.all_failed else f"{prompts} could not be run"
+    where = f" are in {summary.output / 'outputs.jsonl'}" if kept else ""
     errors = first_errors(summary.output / "outputs.jsonl", _SHOWN)
     yield f"{whole}:" if errors else whole
     yield from (f"  {error}" for error in errors)
     if written.errors > len(errors):
-        yield f"  {written.errors - len(errors):,} more are in {summary.output / 'outputs.jsonl'}, with an error"
+        yield f"  {written.errors - len(errors):,} more{where}, with an error"
 
 
 def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:

@@ -21,12 +21,18 @@ _OBEYED = (
     r"\U000e0000-\U000e007f"
 )
 _IN_A_SEGMENT = re.compile(f"[{_OBEYED}]")
+_IN_A_TEXT = re.compile(f"(?!\t)[{_OBEYED}]")
 _IN_A_LINE = re.compile(f"[{_OBEYED}\n]")
 
 
 def plain(text: str) -> str:
     """A text on one line, in which a terminal finds nothing to obey: `\\x1b` stands for an escape character."""
     return _IN_A_LINE.sub(_escaped, text)
+
+
+def plain_lines(text: str) -> str:
+    """A text in which a terminal finds nothing to obey but line breaks and tabs."""
+    return _IN_A_TEXT.sub(_escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
+from detgen.declaring import Option
 from detgen.errors import EngineError
 
 _MOST = 100_000
@@ -19,8 +21,20 @@ class WorkersConfig:
             this machine for as long as the run takes.
     """
 
-    number: int | None = None
-    ray: str | None = None
+    PANEL: ClassVar = "Speed"
+
+    number: Annotated[
+        int | None,
+        Option("N", "--workers", default="one process"),
+        "Processes that work side by side: one per GPU, or each with a share of the cores (--threads is the number of"
+        " each). Needs detgen[ray]. Never changes the text.",
+    ] = None
+    ray: Annotated[
+        str | None,
+        Option("ADDRESS"),
+        "Work on a Ray cluster that this machine is part of: HOST:PORT, or auto. Without --workers, one per GPU of the"
+        " cluster, or one per node if it has none.",
+    ] = None
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -38,8 +52,3 @@ class WorkersConfig:
             host, _, port = self.ray.rpartition(":")
             if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
                 raise EngineError(f"ray must be auto or HOST:PORT, such as 10.0.0.1:6379, got {self.ray!r}")
-
-
-def workers_config(number: int | None, ray: str | None) -> WorkersConfig | None:
-    """What the two options ask for; None where a single process generates."""
-    return None if number is None and ray is None else WorkersConfig(number, ray)

@@ -48,7 +48,7 @@ def test_untouched(out: str, command: list[str]) -> None:
     assert "detgen: 2 samples, 0 faults" in result.stderr
     found = json.loads(Path("r.json").read_text())
     assert (found["equal"], found["tokens"]) == (True, 16)
-    assert RUNNER.invoke(app, [*command, out, "-q"]).stderr == ""
+    assert RUNNER.invoke(app, [*command, out, "-q"]).output == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS)

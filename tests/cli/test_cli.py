@@ -20,8 +20,10 @@ def test_root_help_has_the_commands_and_an_example() -> None:
     assert "Example: detgen run" in result.stdout
 
 
-def test_no_arguments_show_the_help() -> None:
+def test_no_arguments_show_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("detgen.cli.at_a_terminal", lambda: True)
     assert "Usage: detgen run" in invoke("run").output
+    assert "Usage: detgen score" in invoke("score").output
     assert "Usage: detgen" in invoke().output
 
 
@@ -67,7 +69,7 @@ def test_a_run_that_is_ended_before_it_generates_says_how_to_resume(name: str, t
         import os, signal, sys
         class Ending:
             def find_spec(self, name, *place):
-                if name == "detgen.run":
+                if name == "detgen.run.lifecycle":
                     os.kill(os.getpid(), signal.{name})
         sys.meta_path.insert(0, Ending())
         from detgen.__main__ import main

@@ -5,35 +5,11 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-import typer
 from helpers.commands import invoke
 
-from detgen.cli import options
+from detgen.cli.declared import as_typed
 from detgen.drafters.registry import DRAFTERS
 from detgen.errors import DTypeName, EngineError, QuantName
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("1073741824", 2**30),
-        ("4GiB", 4 * 2**30),
-        ("4gib", 4 * 2**30),
-        ("4G", 4 * 2**30),
-        ("500MB", 500_000_000),
-        ("1.5 KiB", 1536),
-        ("2TB", 2 * 10**12),
-        ("100b", 100),
-    ],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert options.parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "0", "-1", "4 PiB", "4Gi", "1e9", "0.1b", "inf"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="amount of memory"):
-        options.parse_size(text)
 
 
 def test_a_drafter_that_was_withdrawn_says_why_and_what_to_use() -> None:
@@ -74,7 +50,7 @@ def test_wrong_values_are_refused_with_what_is_allowed(option: str, value: str, 
     ("option", "value", "said"),
     [
         ("--top-p", "2", "must be a number from 0 to 1, got 2.0"),
-        ("--top-p", "0", "must be above 0 (1 turns it off), got 0"),
+        ("--top-p", "0", "must be above 0 (1 turns it off), got 0.0"),
         ("--n", "0", "must be a whole number of at least 1, got 0"),
         ("--n", "1000001", "must be at most 1000000, got 1000001"),
         ("--min-tokens", "129", "must be at most max_tokens (128), got 129"),
@@ -93,4 +69,4 @@ def test_settings_out_of_range_are_refused_in_one_line_that_names_the_option(
 
 def test_only_the_range_of_a_setting_is_told_in_other_words() -> None:
     for said in ("p.jsonl:3: max_tokens must be at least 1", "device 'x' is not supported", "no model must be"):
-        assert options.as_typed(EngineError(said)) == said
+        assert as_typed(EngineError(said)) == said

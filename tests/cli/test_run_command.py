@@ -23,7 +23,7 @@ from detgen.params import PARAMETERS, SamplingParams
 from detgen.run import RunConfig, RunSummary
 from detgen.workers.worker_config import WorkersConfig
 
-PANELS = ("Models", "Drafting", "Sampling", "Resources", "Run")
+PANELS = ("Options", "Sampling", "Model", "Speed", "Input and output", "Expert")
 OPTIONS = (
     *("--output", "-o", "--target", "--draft", "--drafter", "--draft-tokens", "--batch-size"),
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--n", "--stop", "--device"),

@@ -94,7 +94,7 @@ def test_a_finished_run_shows_its_thoughts_again(flips: tuple[Path, Result]) -> 
 
 @pytest.mark.parametrize("command", [["audit"], ["verify-determinism", "--against"]])
 def test_audit(flips: tuple[Path, Result], command: list[str]) -> None:
-    result = detgen(*command, str(flips[0]), "-q")
+    result = detgen(*command, str(flips[0]))
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("nothing differs\n")
 
@@ -116,7 +116,7 @@ def test_audit_of_a_tampered_run(flips: tuple[Path, Result], tmp_path: Path) -> 
 def test_verify_determinism_of_an_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["verify-determinism", "--target", "demo-thinking", "--axis", "speculative-prefill", "--limit", "4"]
-    result = detgen(*command, "-q", "--json", "r.json")
+    result = detgen(*command, "--json", "r.json")
     assert result.exit_code == 0, result.output
     assert re.search(r"^speculative prefill +off 1 3 auto whole\sprompt ", result.stdout, re.M)
     assert "chunks equal" in result.stdout

@@ -6,7 +6,7 @@ import pytest
 
 from detgen.errors import EngineError
 from detgen.workers.sharing import Node, Share, share_out
-from detgen.workers.worker_config import WorkersConfig, workers_config
+from detgen.workers.worker_config import WorkersConfig
 
 TWO_CORES = [Node(2, 0)]
 CLUSTER = [Node(8, 0), Node(8, 0), Node(4, 0)]
@@ -48,13 +48,6 @@ def test_refusals(nodes: list[Node], number: int | None, device: str, message: s
         share_out(nodes, number, device)
 
 
-def test_what_the_options_ask_for() -> None:
-    assert workers_config(None, None) is None
-    assert workers_config(2, None) == WorkersConfig(2)
-    assert workers_config(None, "auto") == WorkersConfig(None, "auto")
-    assert workers_config(3, "10.0.0.1:6379") == WorkersConfig(3, "10.0.0.1:6379")
-
-
 @pytest.mark.parametrize(
     ("number", "ray", "message"),
     [
@@ -69,4 +62,4 @@ def test_what_the_options_ask_for() -> None:
 )
 def test_what_cannot_be_asked_for(number: int | None, ray: str | None, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        workers_config(number, ray)
+        WorkersConfig(number, ray)

@@ -32,7 +32,7 @@ def save_replay(path: Path, found: Explanation, check: Check) -> str:
         "seed": check.seed,
         "setting": asdict(case.setting),
         "long": check.pool.long,
-        "requests": [asdict(r) for r in case.watched],
+        "requests": [asdict(r) | {"params": dict(r.params)} for r in case.watched],
         "found": found.as_dict(),
     }
     try:

@@ -1,0 +1,178 @@
+"""Quick use: prompts from the command line or a pipe, and lines or texts on standard output instead of a folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from detgen.errors import RunError
+from detgen.run import RunConfig, ScoreConfig
+
+if TYPE_CHECKING:
+    from detgen.progress import Progress
+    from detgen.show.progress_view import QuietDisplay
+
+_LONGEST = 64 << 20  # bytes of a plain text, as of a line
+_BLOCK = 1 << 16
+
+
+class ReaderLeftError(KeyboardInterrupt):
+    """Whoever read standard output has closed it; what is left need not be done."""
+
+
+def quick(config: RunConfig, prompts: Sequence[str]) -> tuple[RunConfig, bool]:
+    """What to run, with prompts that are given here or piped in as plain text; whether their texts alone are printed.
+
+    Raises:
+        RunError: prompts are given twice, or what is piped in cannot be a prompt.
+    """
+    if prompts and config.prompts != "-":
+        raise RunError("PROMPTS and --prompt cannot be given together; leave one of them out")
+    if not prompts:
+        if config.prompts != "-" or (stream := _piped()) is None:
+            return config, False
+        if not (beginning := _beginning(stream)):
+            return config, False
+        if beginning.lstrip(_BLANK)[:1] in (b"", b"{", b"["):  # blank, or JSON lines
+            return replace(config, piped=cast("BinaryIO", _Joined(beginning, stream))), False
+        prompts = [_plain_text(beginning, stream)]
+    lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+    return replace(config, piped=io.BytesIO(lines.encode())), config.output is None
+
+
+_BLANK = b" \t\r\n\f\v\xef\xbb\xbf"  # with a byte order mark
+
+
+def _piped() -> BinaryIO | None:
+    return None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer
+
+
+def _beginning(stream: BinaryIO) -> bytes:
+    """What a stream begins with, up to some bytes that are not blank; all of it if there are none."""
+    blocks = []
+    while block := stream.read1(_BLOCK):  # type: ignore[attr-defined]
+        blocks.append(block)
+        if block.strip(_BLANK):
+            break
+    return b"".join(blocks)
+
+
+class _Joined:
+    """A stream of which the beginning has been read already."""
+
+    def __init__(self, beginning: bytes, rest: BinaryIO) -> None:
+        self._beginning, self._rest = beginning, rest
+
+    def read(self, size: int) -> bytes:
+        """Up to so many bytes; none at the end."""
+        beginning, self._beginning = self._beginning[:size], self._beginning[size:]
+        return beginning or self._rest.read(size)
+
+
+def _plain_text(beginning: bytes, stream: BinaryIO) -> str:
+    """All of a stream as one prompt, without the line break that `echo` and editors put at the end."""
+    data = beginning + stream.read(_LONGEST + 1 - len(beginning))
+    if len(data) > _LONGEST:
+        raise RunError("the plain text on standard input is longer than 64 MiB; pipe JSON lines, or name a file")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RunError(
+            f"standard input is neither JSON lines nor plain text: not valid UTF-8 at byte {error.start + 1}"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+@contextmanager
+def to_standard_output(
+    config: RunConfig | ScoreConfig, display: QuietDisplay, *, bare: bool
+) -> Iterator[tuple[RunConfig | ScoreConfig, Following]]:
+    """What to run, in a folder that is gone afterwards, and who follows it: lines, or `bare` texts, are printed.
+
+    Raises:
+        RunError: standard output is closed, or something is asked for that it cannot take.
+    """
+    if isinstance(config, RunConfig) and config.output_format != "jsonl":
+        raise RunError("--output-format openai writes a file to a folder; name one with --output DIR")
+    if isinstance(config, RunConfig) and config.show_thoughts and not bare:
+        raise RunError("--show-thoughts writes to standard output, too; name a folder with --output DIR")
+    if sys.stdout is None:
+        raise RunError("standard output is closed; name a folder with --output DIR")
+    with TemporaryDirectory(prefix="detgen-", ignore_cleanup_errors=True) as place:
+        folder = Path(place) / "out"
+        try:
+            yield replace(config, output=folder), Following(display, folder / "outputs.jsonl", bare=bare)
+        except Exception as error:
+            if notes := getattr(error, "__notes__", None):
+                notes.clear()  # they say where what was kept is
+            raise
+
+
+class Following:
+    """An `Observer` that copies the lines of a growing file to standard output, and shows all else on a display.
+
+    Args:
+        display: for progress and messages.
+        path: of the file.
+        bare: print the texts of the lines alone.
+    """
+
+    def __init__(self, display: QuietDisplay, path: Path, *, bare: bool) -> None:
+        self._display, self._path, self._bare = display, path, bare
+        self._copied = 0
+        self.message, self.stage = display.message, display.stage
+
+    def progress(self, progress: Progress) -> None:
+        """Copy what is new, and show it."""
+        self.follow()
+        self._display.progress(progress)
+
+    def follow(self) -> None:
+        """Copy all whole lines that are new.
+
+        Raises:
+            ReaderLeftError: nobody reads them.
+            RunError: they cannot be written.
+        """
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._copied)
+            while block := file.read(1 << 20):
+                whole = block[: block.rfind(b"\n") + 1] or self._line(block, file)
+                if not whole:
+                    return
+                self._copied += len(whole)
+                file.seek(self._copied)
+                self._write("".join(map(_text_of, whole.splitlines())) if self._bare else whole)
+
+    @staticmethod
+    def _line(begun: bytes, file: BinaryIO) -> bytes:
+        """A line that is longer than a block; nothing if it is not written yet."""
+        line = begun + file.readline()
+        return line if line.endswith(b"\n") else b""
+
+    def _write(self, data: bytes | str) -> None:
+        if isinstance(data, str):
+            from detgen.show.screen import plain_lines
+
+            data = (plain_lines(data) if sys.stdout.isatty() else data).encode("utf-8", "surrogatepass")
+        try:
+            with self._display.aside(), open(sys.stdout.fileno(), "wb", closefd=False) as stream:
+                stream.write(data)
+        except BrokenPipeError:
+            raise ReaderLeftError from None
+        except OSError as error:
+            raise RunError(f"cannot write to standard output: {error.strerror}") from None
+
+
+def _text_of(line: bytes) -> str:
+    """The text of an output line, ended by a line break; nothing if it is an error."""
+    record = json.loads(line)
+    text = record.get("prompt", "") + record["text"] if "text" in record else ""
+    return text if text.endswith("\n") or not text else f"{text}\n"
