@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from detgen.outputs.entries import pack, read_entries
 from helpers.checks import Silent
 from helpers.tampering import edit_lines, edit_manifest
 
@@ -19,7 +20,6 @@ from detgen.audit.audit import Audit
 from detgen.audit.claims import read_manifest
 from detgen.audit.result import AuditResult
 from detgen.errors import CheckError
-from detgen.outputs.entries import pack, read_entries
 from detgen.run import ScoreConfig, run
 
 LINES: list[dict[str, Any]] = [

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import detgen.outputs.journal
 import pytest
 from helpers.fakes import NAMES, FakeEngine, content, go, manifest_of, stopping_at
 
-import detgen.outputs.journal
 from detgen.engine.config import EngineConfig
 from detgen.outputs import read_entries
 from detgen.outputs.folder import FORMER

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers.fakes import content
-from helpers.real_workers import RAY, WORKER, alive, family, written, one_process, wait_for, write_prompts
+from helpers.real_workers import RAY, WORKER, alive, family, one_process, wait_for, write_prompts, written
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,6 @@ from detgen.outputs.lines import (
     dump,
     output_line,
     request_digest,
-    request_line,
 )
 from detgen.prompts import BadLine
 
@@ -118,7 +117,7 @@ def test_an_output_line_may_repeat_its_prompt() -> None:
         assert list(failed) == ["id", "index", "sample", "error"]
 
 
-def test_the_content_of_a_request_is_what_its_completions_depend_on() -> None:
+def test_the_content_of_a_request_is_what_its_samples_depend_on() -> None:
     """Where it stands, its name, `n` and what is copied to its lines are no part of it; all else is."""
     params = SamplingParams(temperature=1, seed=3)  # type: ignore[arg-type]
     one = Request(0, "a", messages=[{"role": "user", "content": "x"}], params=params, tools=[{"a": 1, "b": 2}])
@@ -150,5 +149,3 @@ OTHER_PARAMS: dict[str, Any] = {
 def test_what_is_no_function_of_its_request_has_no_content() -> None:
     assert content_digest(Request(0, 0, prompt="x", params=SamplingParams(deterministic=False))) is None
     assert content_digest(ScoreRequest(0, 0, prompt="x")) is None
-    assert request_line(3, None) == b'{"index":3,"request":null}\n'
-    assert request_line(3, "0f") == b'{"index":3,"request":"0f"}\n'
