@@ -22,13 +22,13 @@ from typer.models import OptionInfo
 from detgen.declaring import Option, Panel, Part
 from detgen.errors import (
     BenchError,
-    StoreError,
     CheckError,
     EngineError,
     OutputError,
     PromptsError,
     RequestError,
     RunError,
+    StoreError,
 )
 from detgen.failing import limit_reached
 from detgen.worker import WorkerError

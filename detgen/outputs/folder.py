@@ -184,14 +184,21 @@ class OutputFolder:
                 self.directory.remove(name)
 
     def drop_former(self, *, piped: bool) -> None:
-        """Delete what an earlier run wrote that no file of this one will replace, and what a crash left.
+        """Delete what an earlier run wrote that no file of this one will replace.
 
         Args:
             piped: whether its prompts are those that were piped in.
         """
+        self.drop_drafts()
+        with writing(self.path):
+            for name in (RESULTS, _CRASH, *(() if piped else (SPOOL,))):
+                self.directory.remove(name)
+
+    def drop_drafts(self) -> None:
+        """Delete what a crash left of files that were to take others' places."""
         self.check()
         with writing(self.path):
-            for name in (RESULTS, _CRASH, *_DRAFTS, *(() if piped else (SPOOL,))):
+            for name in _DRAFTS:
                 self.directory.remove(name)
 
     def has_intact(self, name: str, sha256: str) -> bool:

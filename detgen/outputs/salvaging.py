@@ -32,6 +32,8 @@ def salvage(damaged: Path, into: Path) -> tuple[int, int | None]:
     kept = 0
     with closing(Store(into, lone=True)) as store, closing(sqlite3.connect(damaged, timeout=5)) as db:
         db.text_factory = lambda data: data.decode(errors="replace")
+        with suppress(sqlite3.Error):
+            db.execute("PRAGMA writable_schema = ON")  # else SQLite reads nothing of a file that was cut
         last, count = (_number(db, f"SELECT {what} FROM entries") for what in ("max(id)", "count(*)"))
         owners = _profiles(db)
         for rows in _rows(db, damaged.stat().st_size // _LEAST if last is None else min(last, _MOST)):

@@ -400,6 +400,7 @@ def _conclude(
 def _already_finished(folder: OutputFolder, manifest: dict[str, Any], observer: Observer) -> RunSummary:
     if any(folder.directory.has(name) for name in (DRAFT_STORE, *beside(STORE))):  # a run was killed at its very end
         FolderStore(folder, observer.message).close()
+    folder.drop_drafts()
     counts = {name: count for name, count in manifest["summary"].items() if name != "total"}
     counts["drafters"] = DraftCounts({name: DrafterStats(**drafts) for name, drafts in counts["drafters"].items()})
     written = Totals(**counts)

@@ -7,11 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from detgen.cache.store import New, Store, entry_key
+from detgen.cache.store import Store, entry_key
 
 import detgen
 from detgen.cache.cache_folder import make_store
 from detgen.cache.pruning import contents, prune
+from detgen.outputs.keys import entry_key
+from detgen.outputs.store import Entry, Store
 
 A, B = "aa" * 16, "bb" * 16  # profiles
 
@@ -20,8 +22,8 @@ def key(number: int) -> bytes:
     return entry_key(A, "content", number)
 
 
-def new(number: int, size: int = 3000) -> New:
-    return New(key(number), 10, bytes([number % 251]) * size)
+def new(number: int, size: int = 3000) -> Entry:
+    return Entry(key(number), 10, bytes([number % 251]) * size)
 
 
 @pytest.fixture
@@ -57,8 +59,8 @@ def test_contents(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_damaged_goes_and_the_rest_stays(store: Store) -> None:
-    store.db.execute("UPDATE completions SET value = zeroblob(3016) WHERE id = 5")
-    store.db.execute("DELETE FROM completions WHERE id = 8")
+    store.db.execute("UPDATE packed SET value = zeroblob(3016) WHERE id = 5")
+    store.db.execute("DELETE FROM packed WHERE id = 8")
     store.db.execute("UPDATE entries SET key = zeroblob(32) WHERE id = 9")
     assert contents(store, check=True).damaged == 3
     assert prune(store).removed == 3

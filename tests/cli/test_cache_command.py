@@ -12,8 +12,8 @@ import pytest
 from helpers.commands import RunWith, invoke
 from helpers.fakes import content, go, lines, manifest_of
 
-from detgen.cache.cache_folder import FILE
 from detgen.cli.cache_command import parse_age
+from detgen.outputs.store import STORE
 
 
 @pytest.fixture
@@ -30,22 +30,22 @@ def test_info(cache: Path) -> None:
     shown = dict(line.split("  ", 1) for line in result.stdout.splitlines())
     assert shown.keys() >= {"cache", "size", "latest use"}
     values = [value.strip() for value in shown.values()]
-    assert values[0] == f"cache/{FILE}"
+    assert values[0] == f"cache/{STORE}"
     assert values[2:4] == ["3", "9"]
     assert values[-1].startswith("fake (")
     assert values[-1].endswith("): 3 completions, 9 tokens")
 
 
 def test_damage_is_found_if_it_is_asked_for(cache: Path) -> None:
-    with sqlite3.connect(cache / FILE) as db:
-        db.execute("UPDATE completions SET value = zeroblob(9) WHERE id = 2")
+    with sqlite3.connect(cache / STORE) as db:
+        db.execute("UPDATE packed SET value = zeroblob(9) WHERE id = 2")
     assert invoke("cache", "info", "cache").exit_code == 0
     result = invoke("cache", "info", "--check", "cache")
     assert result.exit_code == 1
     assert "damaged           1\n" in result.stdout
     result = invoke("cache", "prune", "cache")
     assert result.exit_code == 0
-    assert result.stdout.startswith(f"cache/{FILE}: 1 completion removed, ")
+    assert result.stdout.startswith(f"cache/{STORE}: 1 completion removed, ")
     assert invoke("cache", "info", "--check", "cache").exit_code == 0
 
 
@@ -61,7 +61,7 @@ def test_prune(cache: Path) -> None:
         (["info", "no"], "there is no cache in no; detgen run --cache no makes one"),
         (["info"], "there is no cache in {xdg}/detgen; detgen run --cache auto makes one"),
         (["prune", "no"], "there is no cache in no;"),
-        (["info", "text"], f"text/{FILE} is not a cache of detgen; name another folder, or move it"),
+        (["info", "text"], f"text/{STORE} is no store of detgen; name another folder, or move it"),
         (["prune", "cache", "--older-than", "30"], "'30' is not a time such as 30d, 12h or 2w (s, m, h, d, w)"),
         (["prune", "cache", "--max-size", "much"], "'much' is not an amount of memory"),
         (["shrink"], "No such command 'shrink'"),
@@ -72,7 +72,7 @@ def test_refusals(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     Path("text").mkdir()
-    (Path("text") / FILE).write_text("no database\n" * 50)
+    (Path("text") / STORE).write_text("no database\n" * 50)
     result = invoke("cache", *arguments)
     assert result.exit_code == 2
     assert said.format(xdg=tmp_path / "xdg") in " ".join(result.stderr.replace("│", " ").split())

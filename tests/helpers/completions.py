@@ -11,6 +11,8 @@ from detgen.engine.request import Completion, Request, TokenRecord
 from detgen.params import SamplingParams
 from helpers.records import count_records
 
+_DRAFTERS = ("model", "ngram")
+
 
 class Numbered(Pieces):
     """Pieces of a vocabulary in which each token is its number; 255 is half a character."""
@@ -33,8 +35,8 @@ def records(length: int) -> tuple[TokenRecord, ...]:
     out = []
     for p in range(length):
         status, drafted = (("accepted", 100 + p), ("corrected", 7), ("bonus", None), ("plain", None))[p % 4]
-        out.append(TokenRecord(p, p // 4, 100 + p, "ngram" if p % 3 else "model", drafted, status, -0.5 * p, 1.25))
-    out.append(TokenRecord(length, length // 4, None, "ngram", 9, "rolled_back", None, None))
+        out.append(TokenRecord(p, p // 4, 100 + p, _DRAFTERS[p // 4 % 2], drafted, status, -0.5 * p, 1.25))
+    out.append(TokenRecord(length, length // 4, None, _DRAFTERS[length // 4 % 2], 9, "rolled_back", None, None))
     return tuple(out)
 
 

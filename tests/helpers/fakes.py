@@ -110,7 +110,7 @@ def complete(request: Request) -> list[Completion]:
             )
             for p, token in enumerate(tokens)
         ]
-        records.append(TokenRecord(len(tokens), 1, None, "ngram", 3, "rolled_back", None, None))
+        records.append(TokenRecord(len(tokens), (len(tokens) - 1) // 2, None, "ngram", 3, "rolled_back", None, None))
         drafts = count_records(records)
         logprobs = None
         if request.params.logprobs is not None:

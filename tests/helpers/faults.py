@@ -7,7 +7,6 @@ it starts: workers import the main module again, and the runs that the check kil
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from detgen.outputs.journal import Journal
 
 from detgen.engine import engine, output_processing, verification
 from detgen.engine.decoding import Decoding
 from detgen.engine.output_processing import OutputProcessor
 from detgen.engine.pass_results import Ran, Verified, WantedRows
 from detgen.engine.records import NONE
+from detgen.engine.request import Request
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
@@ -31,6 +30,7 @@ from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choices
+from detgen.outputs import samples
 from detgen.program.operands import Cache
 from detgen.program.steps import Rotate
 from detgen.runner import block_manager, kv_cache
@@ -247,16 +247,14 @@ def replay_loses_a_token(patch: Patch) -> None:
 
 
 def resume_loses_a_token(patch: Patch) -> None:
-    """A sample that comes from the journal is written without its last token."""
-    read = Journal.read
+    """A sample that comes from the store is written without its last token."""
+    read = samples.unpacked
 
-    def faulty(self: Journal, offset: int) -> Any:
-        entry = read(self, offset)
-        line = json.loads(entry.output)
-        line["token_ids"] = line["token_ids"][:-1]
-        return replace(entry, output=json.dumps(line).encode() + b"\n")
+    def faulty(data: bytes, request: Request, sample: int) -> Any:
+        found = read(data, request, sample)
+        return found and replace(found, token_ids=found.token_ids[:-1])
 
-    patch.setattr(Journal, "read", faulty)
+    patch.setattr(samples, "unpacked", faulty)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from detgen.errors import OutputError
 from detgen.outputs import FolderLostError, OutputFolder
 from detgen.outputs.directory import Directory
 
+STORES = ("samples.sqlite3", "samples.sqlite3-wal", "samples.sqlite3-journal", "samples-damaged.sqlite3")
 INPUT = {"path": "p.jsonl", "format": "jsonl", "sha256": "00"}
 MANIFEST = {"detgen": "1", "status": "running", "input": INPUT, "parameters": {}}
 
@@ -82,7 +83,7 @@ def test_what_a_crash_left_before_the_manifest_is_no_obstacle(tmp_path: Path) ->
 def test_clearing_deletes_only_what_a_run_wrote(tmp_path: Path) -> None:
     with OutputFolder(tmp_path) as folder:
         folder.write_manifest(MANIFEST)
-        for name in ("outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl", "notes.txt"):
+        for name in ("outputs.jsonl", "acceptance.jsonl", *STORES, "stdin.jsonl", "notes.txt"):
             (tmp_path / name).write_text("x")
         folder.clear()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -105,12 +106,12 @@ def test_a_folder_whose_lock_is_anothers_is_not_changed(tmp_path: Path) -> None:
     with OutputFolder(tmp_path) as folder:
         folder.write_manifest(MANIFEST)
         assert folder.receive(io.BytesIO(b"piped"))
-        for name in ("outputs.jsonl", "journal.jsonl"):
+        for name in ("outputs.jsonl", "samples.sqlite3"):
             (tmp_path / name).write_text("x")
         (tmp_path / ".lock").unlink()
         (tmp_path / ".lock").write_text("")
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        for change in (folder.remove_journal, folder.clear, folder.keep_received, folder.check):
+        for change in (folder.drop_drafts, folder.clear, folder.keep_received, folder.check):
             with pytest.raises(FolderLostError, match="was taken by another run, after its lock had been deleted"):
                 change()
         with pytest.raises(FolderLostError):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from detgen.engine.config import EngineConfig
-from detgen.outputs import changes, differences, model_stamp
+from detgen.outputs import differences, differences_in_kind, model_stamp
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -98,15 +98,13 @@ def test_a_shipped_model_has_a_stamp() -> None:
     assert model_stamp(EngineConfig(target="demo-thinking")) != model_stamp(EngineConfig())
 
 
-def test_other_prompts_leave_a_completion_what_it_is() -> None:
+def test_what_another_model_version_or_command_gave_is_of_another_kind() -> None:
     other = manifest(
         input={"path": "q.jsonl", "format": "jsonl", "sha256": "b" * 64},
         parameters={"temperature": 0.5, "limit": 4},
-        detgen="2",
     )
-    found = changes(manifest(), other)
-    assert [line.partition(":")[0] for line in found] == ["input", "limit"]
-    assert [line for line in differences(manifest(), other) if line not in found] == [
-        "detgen: 1 -> 2",
-        "temperature: 0.0 -> 0.5",
-    ]
+    assert len(differences(manifest(), other)) == 3
+    assert differences_in_kind(manifest(), other) == []
+    other |= {"detgen": "2", "profile": manifest()["profile"] | {"device": "cuda"}}
+    assert differences_in_kind(manifest(), other) == ["detgen: 1 -> 2", "profile.device: cpu -> cuda"]
+    assert differences_in_kind(manifest(), manifest(command="score")) == ["command: run -> score"]

@@ -118,7 +118,7 @@ def test_an_output_line_may_repeat_its_prompt() -> None:
         assert list(failed) == ["id", "index", "sample", "error"]
 
 
-def test_the_content_of_a_request_is_what_its_completions_depend_on() -> None:
+def test_the_content_of_a_request_is_what_its_samples_depend_on() -> None:
     """Where it stands, its name, `n` and what is copied to its lines are no part of it; all else is."""
     params = SamplingParams(temperature=1, seed=3)  # type: ignore[arg-type]
     one = Request(0, "a", messages=[{"role": "user", "content": "x"}], params=params, tools=[{"a": 1, "b": 2}])

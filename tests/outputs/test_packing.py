@@ -1,15 +1,16 @@
-"""A completion survives the way into a cache and back, and so do its lines."""
+"""A sample survives the way into a store and back, and so do its lines."""
 
 from __future__ import annotations
 
-import json
 import math
+import random
+import struct
 import zlib
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import get_args
 
 import pytest
-from detgen.cache.packed_values import counts_of, pack, pack_lines, unpack
+from detgen.cache.packed_values import counts_of, pack
 from helpers.completions import NUMBERED, completion, request
 from helpers.examples import examples
 from helpers.records import count_records
@@ -17,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.engine.request import Completion, Status, Thought, TokenLogprobs, TokenRecord
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.outputs.lines import acceptance_lines, output_line
+from detgen.outputs.packing import counts_of, pack, unpacked
 
 _tokens = st.integers(0, 2**31)
 _logits = st.floats(width=32) | st.sampled_from([-0.0, 5e-324, math.pi])
@@ -58,8 +61,9 @@ def completions(draw: st.DrawFn) -> Completion:
 @given(made=completions())
 def test_a_completion_comes_back_with_the_same_lines(made: Completion) -> None:
     other = replace(request(8), id="other", metadata={"k": 1})
-    back = unpack(pack(made), other, 0)
+    back = unpacked(pack(made), other, 0)
     expected = replace(made, request=other, sample=0)
+    assert isinstance(back, Completion)
     assert output_line(back, NUMBERED) == output_line(expected, NUMBERED)
     assert acceptance_lines(back) == acceptance_lines(expected)
     assert back.drafts == made.drafts
@@ -67,20 +71,53 @@ def test_a_completion_comes_back_with_the_same_lines(made: Completion) -> None:
     assert repr((back.token_ids, back.logprobs)) == repr((made.token_ids, made.logprobs))
 
 
-@examples(100)
-@given(made=completions())
-def test_so_does_one_that_is_made_of_its_lines(made: Completion) -> None:
-    line = json.loads(output_line(made, NUMBERED))
-    records = [json.loads(raw) for raw in acceptance_lines(made).splitlines()]
-    back = unpack(pack_lines(line, records), made.request, made.sample)
-    assert output_line(back, NUMBERED) == output_line(made, NUMBERED)
-    assert acceptance_lines(back) == acceptance_lines(made)
-    assert back.drafts == made.drafts
+_scores = st.lists(st.tuples(_tokens, st.floats(width=32, allow_nan=False), st.booleans()), max_size=9)
+
+
+@examples(50)
+@given(made=_scores, error=st.none() | _texts)
+def test_so_does_a_score(made: list[tuple[int, float, bool]], error: str | None) -> None:
+    tokens, logprobs, greedy = (tuple(column) for column in zip(*made, strict=True)) if made else ((), (), ())
+    asked = ScoreRequest(0, "a", prompt="x", completions=("y", "z"))
+    score = Score(asked, 1, tokens, logprobs, greedy, 3, error or None)
+    back = unpacked(pack(score), asked, 1)
+    assert repr(back) == repr(score)
+    assert back is not None
+    assert output_line(back, NUMBERED) == output_line(score, NUMBERED)
+
+
+def test_so_does_an_error() -> None:
+    made = Completion(request(0), 1, finish_reason="error", prompt_tokens=3, error="the logits are not finite")
+    back = unpacked(pack(made), made.request, 1)
+    assert back == made
+
+
+def test_every_field_of_a_sample_comes_back() -> None:
+    """Also one that is new: what is plain goes by its name."""
+    made = replace(
+        completion(request(0)), thoughts=(Thought(1, (), "t"),), logprobs=(TokenLogprobs(-1.5, ((3, -1.5),)),)
+    )
+    back = unpacked(pack(made), made.request, made.sample)
+    assert isinstance(back, Completion)
+    for each in fields(Completion):
+        assert getattr(back, each.name) == getattr(made, each.name), each.name
+
+
+def test_a_token_takes_a_few_bytes() -> None:
+    """A line of the acceptance log has some 190."""
+    draw = random.Random(1)
+    tokens = [draw.randrange(4096) for _ in range(500)]
+    scores = [struct.unpack("f", struct.pack("f", -draw.expovariate(1)))[0] for _ in range(1000)]
+    made = tuple(TokenRecord(i, i, t, "none", None, "plain", *scores[2 * i : 2 * i + 2]) for i, t in enumerate(tokens))
+    whole = replace(completion(request(0)), token_ids=tuple(tokens), records=made)
+    assert len(pack(whole)) < 16 * len(tokens)
 
 
 def test_half_a_character_is_kept() -> None:
     made = replace(completion(request(0)), text="\ud800 \u2028 \x00")
-    assert unpack(pack(made), made.request, 0).text == made.text
+    back = unpacked(pack(made), made.request, 0)
+    assert isinstance(back, Completion)
+    assert back.text == made.text
 
 
 def test_counts_begin_anew_with_each_round() -> None:
@@ -89,7 +126,16 @@ def test_counts_begin_anew_with_each_round() -> None:
     assert counts_of([]) == {}
 
 
-@pytest.mark.parametrize("data", [b"", b"x", pack(completion(request(0)))[:-5]])
-def test_other_bytes_are_none(data: bytes) -> None:
-    with pytest.raises((ValueError, TypeError, zlib.error)):
-        unpack(data, request(0), 0)
+@pytest.mark.parametrize(
+    "head",
+    ["[]", "{}{", '{"unknown": 1}', '{"records": 3}', '{"token_ids": 3}', '{"logprobs": [1]}', '{"thoughts": [1]}'],
+)
+def test_other_bytes_are_none(head: str) -> None:
+    assert unpacked(zlib.compress(head.encode()), request(0), 0) is None
+
+
+def test_bytes_that_are_cut_are_none() -> None:
+    data = pack(completion(request(0)))
+    assert unpacked(b"", request(0), 0) is None
+    for size in range(len(data)):
+        assert unpacked(data[:size], request(0), 0) != completion(request(0))

@@ -1,18 +1,23 @@
-"""The database of a cache: what it keeps, and when it says that it cannot."""
+"""The database of samples: what it keeps, and when it says that it cannot."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from detgen.cache.store import New, Store, entry_key, profile_digest, sound
+from detgen.cache.store import Store, entry_key, profile_digest, sound
 
 from detgen.cache.cache_folder import default_folder, make_store, open_store
-from detgen.errors import CacheError
+from detgen.engine.request import Request
+from detgen.errors import StoreError
+from detgen.outputs.keys import asked_anywhere, asked_here, entry_key, profile_digest
+from detgen.outputs.store import STORE, Entry, Store, beside, sound
 
 A = "aa" * 16  # a profile
 
@@ -21,8 +26,8 @@ def key(number: int) -> bytes:
     return entry_key(A, "content", number)
 
 
-def new(number: int) -> New:
-    return New(key(number), 10, bytes([number % 251]) * 3000)
+def new(number: int) -> Entry:
+    return Entry(key(number), 10, bytes([number % 251]) * 3000)
 
 
 @pytest.fixture
@@ -37,6 +42,18 @@ def test_keys_differ_in_each_part() -> None:
     assert len(set(keys)) == 8
 
 
+def test_a_request_is_known_anywhere_or_in_its_place() -> None:
+    chat = Request(3, "a", messages=[{"role": "user", "content": "x"}], line=4)
+    assert asked_anywhere(chat) == asked_anywhere(replace(chat, index=5, id="b", line=9))
+    assert asked_anywhere(chat, "2001-01-01") != asked_anywhere(chat) != asked_anywhere(chat, "2001-01-02")
+    text = Request(0, 0, prompt="x")
+    assert asked_anywhere(text, "2001-01-01") == asked_anywhere(text)
+    unverified = text.with_params(deterministic=False)
+    assert asked_anywhere(unverified) is None
+    here = {asked_here(each, "p") for each in (text, replace(text, index=1), replace(text, line=2), unverified)}
+    assert len({*here, asked_here(text, "q")}) == 5
+
+
 def test_a_profile_counts_but_for_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = {"target": {"name": "a", "digest": "d"}, "dtype": "float32"}
     digest = profile_digest(profile)
@@ -47,7 +64,7 @@ def test_a_profile_counts_but_for_its_names(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_bytes_count_with_their_key_only(store: Store) -> None:
-    value = store.db.execute("SELECT value FROM completions WHERE id = 1").fetchone()[0]
+    value = store.db.execute("SELECT value FROM packed WHERE id = 1").fetchone()[0]
     assert sound(key(0), value) == new(0).value
     assert sound(key(1), value) is None
     assert sound(key(0), value[:-1]) is None
@@ -87,7 +104,7 @@ def test_where_the_users_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_cache_is_an_error(tmp_path: Path) -> None:
     with (
-        pytest.raises(CacheError, match=r"there is no cache in .*/c; detgen run --cache .*/c makes one"),
+        pytest.raises(StoreError, match=r"there is no cache in .*/c; detgen run --cache .*/c makes one"),
         open_store(tmp_path / "c"),
     ):
         pass
@@ -95,13 +112,15 @@ def test_no_cache_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_former_of_two_equal_entries_stays(store: Store) -> None:
-    store.add(A, "large", [New(key(1), 10, b"other")])
-    assert store.find(key(1)) == new(1).value
+    store.add(A, "large", [Entry(key(1), 10, b"other")])
+    found = store.find(key(1))
+    assert found is not None
+    assert found[1] == new(1).value
 
 
 def test_an_error_keeps_nothing_of_a_batch(store: Store) -> None:
-    with pytest.raises(CacheError, match="cannot use the cache"):
-        store.add(A, "large", [new(5000), New(key(5001), None, b"")])  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=r"cannot use .*samples"):
+        store.add(A, "large", [new(5000), Entry(key(5001), None, b"")])  # type: ignore[arg-type]
     assert store.find(key(5000)) is None
 
 
@@ -110,3 +129,70 @@ def test_the_database_is_as_it_should_be(store: Store) -> None:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,)
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_lone_store_has_an_entry_for_each_of_requests_that_are_alike(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / STORE, lone=True)) as store:
+        alike = [Entry(key(1), 10, bytes([place]), place) for place in (5, 9, 7)]
+        entries = store.add(A, "large", alike)
+        assert [store.find(key(1), place) for place in (9, 7, 5, 8)] == [
+            (entries[1], b"\x09"), (entries[2], b"\x07"), (entries[0], b"\x05"), (entries[0], b"\x05")
+        ]  # fmt: skip
+        assert store.find(key(1), 7, until=entries[1]) == (entries[0], b"\x05")
+        assert store.find(key(1), 5, until=0) is None
+        store.db.execute("UPDATE packed SET value = x'00' WHERE id = ?", entries[1:2])
+        assert store.find(key(1), 9) == (entries[0], b"\x05"), "a damaged one makes room for another"
+        assert store.damaged == 1
+        assert store.read(entries[1]) is None
+        store.add(A, "large", [])
+        assert store.count() == 2
+
+
+def test_a_lone_store_is_alone_and_leaves_nothing_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("detgen.outputs.store._PATIENCE", 0.01)
+    with closing(Store(tmp_path / STORE, lone=True)) as store:
+        store.add(A, "large", [new(1)])
+        assert store.db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert store.pragma("synchronous") == 2, "FULL"
+        assert not (tmp_path / f"{STORE}-shm").exists()
+        with pytest.raises(StoreError, match="another process keeps it locked; wait for that") as caught:
+            Store(tmp_path / STORE)
+        assert not caught.value.damaged
+    assert [path.name for path in tmp_path.iterdir()] == [STORE]
+
+
+@pytest.mark.parametrize("lone", [False, True])
+def test_a_network_file_system_gets_a_rollback_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lone: bool
+) -> None:
+    """Also where a store was made in WAL mode."""
+    with closing(Store(tmp_path / STORE, lone=lone)) as store:
+        store.add(A, "large", [new(1)])
+    monkeypatch.setattr("detgen.outputs.store.on_network", lambda path: True)
+    with closing(Store(tmp_path / STORE, lone=lone)) as store:
+        store.add(A, "large", [new(2)])
+        assert store.db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert not any((tmp_path / name).exists() for name in beside(STORE)[1:])
+        assert store.find(key(1)) is not None
+
+
+@pytest.mark.parametrize("lone", [False, True])
+def test_what_is_added_is_there_after_a_kill(tmp_path: Path, lone: bool) -> None:
+    path = tmp_path / STORE
+    if not (pid := os.fork()):
+        store = Store(path, lone=lone)
+        for number in range(300):
+            store.add(A, "large", [new(number)])
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with closing(Store(path, lone=lone)) as store:
+        store.check()
+        assert [store.find(key(number)) is not None for number in range(300)] == [True] * 300
+
+
+def test_one_of_another_version_or_program_is_named(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / STORE)) as store:
+        store.db.execute("PRAGMA user_version = 1")
+    with pytest.raises(StoreError, match="was made by another version of detgen") as caught:
+        Store(tmp_path / STORE)
+    assert caught.value.damaged

@@ -18,15 +18,16 @@ from typing import Any
 
 import pytest
 from helpers.examples import examples
-from helpers.fakes import FakeEngine, Watcher, config, content, go, lines, manifest_of, no_engine, stopping_at
+from helpers.fakes import FakeEngine, Watcher, config, content, go, manifest_of, no_engine, stopping_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.cache import store as stores
-from detgen.cache.cache_folder import FILE
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
 from detgen.errors import RunError
+from detgen.outputs import keys
+from detgen.outputs import store as stores
+from detgen.outputs.store import STORE
 from detgen.params import SamplingParams
 from detgen.run import RunSummary, run
 
@@ -67,7 +68,6 @@ def generated(prompts: Path, out: Path, cache: Path | None, watcher: Watcher | N
     summary = go(prompts, out, watcher, build=build, cache=cache, **changes)
     fresh = go(prompts, out.with_name(f"{out.name}-fresh"), **changes)
     assert content(out) == content(out.with_name(f"{out.name}-fresh"))
-    assert (out / "requests.jsonl").read_bytes() == (out.with_name(f"{out.name}-fresh") / "requests.jsonl").read_bytes()
     assert manifest_of(out)["summary"] == manifest_of(out.with_name(f"{out.name}-fresh"))["summary"]
     assert summary.written == fresh.written
     assert summary.reused + summary.fresh.samples == summary.written.samples
@@ -152,21 +152,20 @@ def test_unverified_requests_are_neither_kept_nor_taken(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": "a", "deterministic": False}, {"prompt": "b"}])
     assert generated(path, tmp_path / "a", tmp_path / "cache") == 2
     assert generated(path, tmp_path / "b", tmp_path / "cache") == 1
-    assert [line["request"] is None for line in lines(tmp_path / "a" / "requests.jsonl")] == [True, False]
 
 
 def test_another_profile_finds_nothing(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     go(prompts, tmp_path / "a", cache=cache)
     assert go(prompts, tmp_path / "b", build=lambda c: FakeEngine(c, device="cuda"), cache=cache).reused == 0
-    version = stores.importlib.metadata.version
-    monkeypatch.setattr(stores.importlib.metadata, "version", lambda name: version(name) + "x" * (name == "tokenizers"))
+    version = keys.importlib.metadata.version
+    monkeypatch.setattr(keys.importlib.metadata, "version", lambda name: version(name) + "x" * (name == "tokenizers"))
     assert go(prompts, tmp_path / "c", cache=cache).reused == 0
     monkeypatch.undo()
     assert go(prompts, tmp_path / "d", cache=cache).reused == 15
 
 
-def test_what_a_journal_has_is_not_taken_from_the_cache(tmp_path: Path, prompts: Path) -> None:
+def test_what_the_folder_has_is_not_taken_from_the_cache(tmp_path: Path, prompts: Path) -> None:
     go(prompts, tmp_path / "a", cache=tmp_path / "cache")
     interrupted = go(prompts, tmp_path / "b", build=stopping_at(4))
     assert interrupted.status == "interrupted"
@@ -199,15 +198,13 @@ def damage(path: Path, places: Iterable[int]) -> None:
 def test_a_damaged_completion_is_generated_again_and_replaced(tmp_path: Path, prompts: Path) -> None:
     cache = tmp_path / "cache"
     go(prompts, tmp_path / "a", cache=cache)
-    with sqlite3.connect(cache / FILE) as db:
-        db.execute(
-            "UPDATE completions SET value = substr(value, 1, 20) || x'00' || substr(value, 22) WHERE id IN (2, 5)"
-        )
-        db.execute("DELETE FROM completions WHERE id = 7")
+    with sqlite3.connect(cache / STORE) as db:
+        db.execute("UPDATE packed SET value = substr(value, 1, 20) || x'00' || substr(value, 22) WHERE id IN (2, 5)")
+        db.execute("DELETE FROM packed WHERE id = 7")
     watcher = Watcher()
     summary = go(prompts, tmp_path / "b", watcher, cache=cache)
     assert summary.fresh.samples == 3
-    assert watcher.messages == [f"{cache / FILE}: 3 completions were damaged, and generated again"]
+    assert watcher.messages == [f"{cache / STORE}: 3 samples were damaged, and generated again"]
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert go(prompts, tmp_path / "c", watcher, cache=cache).fresh.samples == 0
 
@@ -219,7 +216,7 @@ def test_no_damage_to_the_file_makes_an_output_wrong(data: st.DataObject) -> Non
         folder = Path(place)
         path = write(folder / "p.jsonl", [{"prompt": f"prompt {n}"} for n in range(12)])
         go(path, folder / "a", cache=folder / "cache")
-        database = folder / "cache" / FILE
+        database = folder / "cache" / STORE
         size = database.stat().st_size
         if data.draw(st.booleans()):
             with database.open("r+b") as file:
@@ -252,21 +249,21 @@ def same_as_without(tmp_path: Path, prompts: Path, cache: Path) -> tuple[RunSumm
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_text, f"{FILE} is not a cache of detgen; name another folder, or move it"),
-        (_other_database, f"{FILE} is another program's database; name another folder"),
-        (lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(4080)), f"{FILE} is not a cache of detgen"),
-        (Path.mkdir, f"{FILE} is no file"),
-        (os.mkfifo, f"{FILE} is no file"),
-        (lambda path: path.symlink_to(path.parent.parent / "missing"), f"{FILE} is no file"),
-        (lambda path: os.mkfifo(f"{path}-journal"), f"{FILE}-journal is no file"),
-        (lambda path: Path(f"{path}-wal").mkdir(), f"{FILE}-wal is no file"),
-        (lambda path: Path(f"{path}-shm").symlink_to(path.parent.parent / "missing"), f"{FILE}-shm is no file"),
+        (_text, f"{STORE} is no store of detgen; name another folder, or move it"),
+        (_other_database, f"{STORE} is another program's database; name another folder"),
+        (lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(4080)), f"{STORE} is no store of detgen"),
+        (Path.mkdir, f"{STORE} is no file"),
+        (os.mkfifo, f"{STORE} is no file"),
+        (lambda path: path.symlink_to(path.parent.parent / "missing"), f"{STORE} is no file"),
+        (lambda path: os.mkfifo(f"{path}-journal"), f"{STORE}-journal is no file"),
+        (lambda path: Path(f"{path}-wal").mkdir(), f"{STORE}-wal is no file"),
+        (lambda path: Path(f"{path}-shm").symlink_to(path.parent.parent / "missing"), f"{STORE}-shm is no file"),
     ],
 )
 def test_something_else_in_its_place_is_left_alone_and_no_obstacle(
     tmp_path: Path, prompts: Path, make: Callable[[Path], None], message: str
 ) -> None:
-    path = tmp_path / "cache" / FILE
+    path = tmp_path / "cache" / STORE
     path.parent.mkdir()
     make(path)
     before = _listed(tmp_path / "cache")
@@ -313,7 +310,7 @@ def test_a_cache_that_cannot_be_made_is_no_obstacle(tmp_path: Path, prompts: Pat
 
 def test_a_cache_of_another_schema_is_no_obstacle(tmp_path: Path, prompts: Path) -> None:
     go(prompts, tmp_path / "a", cache=tmp_path / "cache")
-    with sqlite3.connect(tmp_path / "cache" / FILE) as db:
+    with sqlite3.connect(tmp_path / "cache" / STORE) as db:
         db.execute("PRAGMA user_version = 99")
     summary, (said,) = same_as_without(tmp_path, prompts, tmp_path / "cache")
     assert summary.reused == 0
@@ -323,9 +320,10 @@ def test_a_cache_of_another_schema_is_no_obstacle(tmp_path: Path, prompts: Path)
 def with_pragma(monkeypatch: pytest.MonkeyPatch, pragma: str) -> None:
     prepare = stores.Store._prepare
 
-    def prepared(self: stores.Store, **named: bool) -> None:
-        prepare(self, **named)
-        self.db.execute(f"PRAGMA {pragma}").fetchall()
+    def prepared(self: stores.Store) -> None:
+        prepare(self)
+        if not self._lone:
+            self.db.execute(f"PRAGMA {pragma}").fetchall()
 
     monkeypatch.setattr(stores.Store, "_prepare", prepared)
 
@@ -349,7 +347,7 @@ def test_a_cache_that_cannot_be_written_is_still_read(
 def test_a_locked_cache_is_no_obstacle(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go(prompts, tmp_path / "a", cache=tmp_path / "cache", limit=4)
     monkeypatch.setattr(stores, "_PATIENCE", 0.05)
-    other = sqlite3.connect(tmp_path / "cache" / FILE, isolation_level=None)
+    other = sqlite3.connect(tmp_path / "cache" / STORE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     summary, (said,) = same_as_without(tmp_path, prompts, tmp_path / "cache")
     assert "another process keeps it locked; wait for that. The run goes on, and what it makes is not kept" in said
@@ -385,11 +383,11 @@ def test_a_killed_process_costs_a_shared_cache_nothing(tmp_path: Path) -> None:
         return subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)])
 
     def kept() -> int:
-        if not (cache / FILE).exists():
+        if not (cache / STORE).exists():
             return 0
-        db = sqlite3.connect(cache / FILE)
+        db = sqlite3.connect(cache / STORE)
         try:
-            return int(db.execute("SELECT count(*) FROM entries JOIN completions USING (id)").fetchone()[0])
+            return int(db.execute("SELECT count(*) FROM entries JOIN packed USING (id)").fetchone()[0])
         except sqlite3.OperationalError:  # the other process is making it
             return 0
         finally:
@@ -413,21 +411,19 @@ def test_a_killed_process_costs_a_shared_cache_nothing(tmp_path: Path) -> None:
     assert content(tmp_path / "again") == content(tmp_path / "whole")
     for victim in range(victims):
         folder = tmp_path / f"victim {victim}"
-        journal = (folder / "journal.jsonl").read_bytes() if (folder / "journal.jsonl").exists() else b""
-        assert go(path, folder, cache=cache).fresh.samples == 0, "what was in its journal was in the cache"
-        assert journal.count(b'{"crc32"') <= 450
+        assert go(path, folder, cache=cache).fresh.samples == 0, "what was in its store was in the cache"
         assert content(folder) == content(tmp_path / "whole")
 
 
 def test_auto_is_the_users_cache(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     run(replace(config(prompts, tmp_path / "a"), cache="auto"), Watcher(), build_engine=FakeEngine)
-    assert (tmp_path / "xdg" / "detgen" / FILE).is_file()
+    assert (tmp_path / "xdg" / "detgen" / STORE).is_file()
     assert (tmp_path / "xdg" / "detgen").stat().st_mode & 0o077 == 0
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     go(prompts, tmp_path / "b", cache="auto")
-    assert (tmp_path / "home" / ".cache" / "detgen" / FILE).is_file()
+    assert (tmp_path / "home" / ".cache" / "detgen" / STORE).is_file()
 
 
 _records = st.fixed_dictionaries(
@@ -446,19 +442,14 @@ _records = st.fixed_dictionaries(
 @examples(30)
 @given(inputs=st.lists(st.lists(_records, min_size=1, max_size=8), min_size=2, max_size=4), folder=st.booleans())
 def test_any_edits_give_the_bytes_of_a_fresh_run(inputs: list[list[Line]], folder: bool) -> None:
-    """Through a cache, each into a new folder; or into one folder, where what is unverified has it start over."""
+    """Through a cache, each into a new folder; or into one folder."""
     with TemporaryDirectory() as place:
         home = Path(place)
         for number, records in enumerate(inputs):
             path = write(home / "p.jsonl", records)
             go(path, home / f"fresh {number}")
             out = home / ("out" if folder else f"out {number}")
-            try:
-                go(path, out, cache=None if folder else home / "cache")
-            except RunError:
-                assert folder
-                assert any(record.get("deterministic") is False for record in inputs[number - 1])
-                go(path, out, overwrite=True)
+            go(path, out, cache=None if folder else home / "cache")
             assert content(out) == content(home / f"fresh {number}")
 
 
@@ -473,10 +464,22 @@ def test_a_chat_with_the_day_in_it_is_of_that_day(tmp_path: Path, monkeypatch: p
     go(path, tmp_path / "a", build=dated, cache=cache)
     assert go(path, tmp_path / "b", build=dated, cache=cache).reused == 2
     write(path, [{"prompt": "x"}, chat])
-    assert go(path, tmp_path / "b", build=dated).reused == 2
-    for module in ("reusing", "unloaded"):
-        monkeypatch.setattr(f"detgen.run.{module}.today", lambda: "2001-01-01")
+    assert go(path, tmp_path / "b", build=dated).resumed == 2
+    monkeypatch.setattr("detgen.run.stores.today", lambda: "2001-01-01")
     assert go(path, tmp_path / "c", build=dated, cache=cache).reused == 1
-    write(path, [chat])
-    with pytest.raises(RunError, match="holds a finished run that differs from this one: input"):
-        go(path, tmp_path / "b", build=dated)
+
+
+def test_a_run_that_goes_on_is_of_its_first_day(tmp_path: Path) -> None:
+    def dated(config: EngineConfig) -> FakeEngine:
+        return FakeEngine(config, device="dated")
+
+    path, out = write(tmp_path / "p.jsonl", [{"messages": [{"role": "user", "content": "hi"}]}]), tmp_path / "out"
+    go(path, out, build=dated)
+    (out / STORE).unlink()
+    stopped = manifest_of(out) | {"status": "running", "created": "2001-01-01T12:00:00+00:00"}
+    del stopped["files"], stopped["summary"]
+    for resumed in (0, 1):
+        (out / "manifest.json").write_text(json.dumps(stopped))
+        assert go(path, out, build=dated).resumed == resumed
+    write(path, [{"messages": [{"role": "user", "content": "hi"}]}, {"prompt": "x"}])
+    assert go(path, out, build=dated).resumed == 0, "other prompts are asked today"

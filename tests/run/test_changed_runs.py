@@ -6,9 +6,9 @@ import io
 import json
 import os
 import shutil
-import sqlite3
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +18,7 @@ from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manife
 
 from detgen.engine.config import EngineConfig
 from detgen.errors import RunError
-from detgen.outputs import read_entries
-from detgen.outputs.folder import FORMER
+from detgen.outputs.store import STORE
 from detgen.params import SamplingParams
 
 
@@ -44,25 +43,21 @@ def test_other_prompts_take_what_is_there(tmp_path: Path, prompts: Path, interru
     created = manifest_of(out)["created"]
     path = edited(prompts)
     summary = go(path, out, watcher)
-    said, left = watcher.messages
+    (said,) = watcher.messages
     assert said.startswith(f"{out}: input: {prompts} (sha256 ")
     assert said.endswith(
-        f"). What the earlier run finished ({kept} samples) is used where it fits; only what is new is generated"
+        f"). What is there ({kept} finished samples) is used where it fits; only what is new is generated"
     )
-    assert summary.reused == kept - 1, "all but the prompt that was edited"
-    assert summary.reused + summary.fresh.samples == summary.written.samples == 16
-    assert summary.resumed == 0
+    assert summary.resumed == kept - 1, "all but the prompt that was edited"
+    assert summary.resumed + summary.fresh.samples == summary.written.samples == 16
+    assert summary.reused == 0
     assert content(out) == fresh(path)
-    assert sorted(file.name for file in out.iterdir()) == sorted([*NAMES, FORMER])
-    assert left == (
-        f"1 sample of earlier runs, for which no prompt asks any more, stays in {out / FORMER} for later ones"
-    )
+    assert sorted(file.name for file in out.iterdir()) == sorted(NAMES)
     manifest = manifest_of(out)
     assert manifest["input"]["path"] == str(path)
     assert manifest["created"] >= created
     assert go(path, out, build=no_engine).status == "already finished"
-    assert (out / FORMER).exists()
-    assert go(prompts, out).fresh.samples == 0, "what was left is still there"
+    assert go(prompts, out).fresh.samples == 0, "what no prompt asked for is still there"
     assert content(out) == fresh(prompts)
 
 
@@ -70,14 +65,13 @@ def test_a_limit_grows_and_shrinks(tmp_path: Path, prompts: Path) -> None:
     out, watcher = tmp_path / "out", Watcher()
     go(prompts, out, limit=5)
     summary = go(prompts, out, watcher, limit=12)
-    assert watcher.messages[0].startswith(f"{out}: limit: 5 -> 12. What the earlier run finished (5 samples) is used")
-    assert (summary.reused, summary.fresh.samples) == (5, 5)
+    assert watcher.messages[0].startswith(f"{out}: limit: 5 -> 12. What is there (5 finished samples) is used")
+    assert (summary.resumed, summary.fresh.samples) == (5, 5)
     assert go(prompts, out, limit=3).fresh.samples == 0
     assert content(out) == fresh(prompts, limit=3)
     assert len(lines(out / "outputs.jsonl")) == 3
-    assert go(prompts, out).reused == 10, "what the smaller run left out stays"
+    assert go(prompts, out).resumed == 10, "what the smaller run left out stays"
     assert content(out) == fresh(prompts)
-    assert not (out / FORMER).exists()
 
 
 def test_changes_upon_changes_lose_nothing(tmp_path: Path, prompts: Path) -> None:
@@ -86,12 +80,10 @@ def test_changes_upon_changes_lose_nothing(tmp_path: Path, prompts: Path) -> Non
     go(prompts, out)
     one, two = edited(prompts, "one"), edited(prompts, "two")
     assert go(one, out, build=stopping_at(1), batch_size=1).status == "interrupted"
-    assert (out / FORMER).exists()
     assert go(two, out, build=stopping_at(1), batch_size=1).status == "interrupted"
     assert go(two, out, build=stopping_at(1), batch_size=1, limit=9).status == "interrupted"
     assert go(prompts, out).fresh.samples == 0
     assert content(out) == fresh(prompts)
-    assert not (out / FORMER).exists()
 
 
 def test_an_interrupted_change_is_resumed(tmp_path: Path, prompts: Path) -> None:
@@ -102,78 +94,126 @@ def test_an_interrupted_change_is_resumed(tmp_path: Path, prompts: Path) -> None
     assert first.status == "interrupted"
     summary = go(path, out, watcher)
     assert watcher.messages[0].startswith(f"resuming {out}: ")
-    assert summary.resumed + summary.reused + summary.fresh.samples == 16
+    assert summary.resumed + summary.fresh.samples == 16
     assert content(out) == fresh(path)
 
 
-def test_errors_are_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", [(3, 4, 3), (4, 2, 4)])
+def test_other_parameters_generate_what_is_new(tmp_path: Path, prompts: Path, order: tuple[int, ...]) -> None:
+    """And find what they gave before."""
+    out, watcher = tmp_path / "out", Watcher()
+    for number, tokens in enumerate(order):
+        params = SamplingParams(max_tokens=tokens)
+        summary = go(prompts, out, watcher, params=params)
+        assert summary.fresh.samples == (0 if number == 2 else 15)
+        assert content(out) == fresh(prompts, params=params)
+    assert [said.partition(". ")[0] for said in watcher.messages] == [
+        f"{out}: max_tokens: {order[0]} -> {order[1]}", f"{out}: max_tokens: {order[1]} -> {order[2]}"
+    ]  # fmt: skip
+
+
+def test_what_lines_repeat_is_no_part_of_a_sample(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    go(prompts, out)
+    assert go(prompts, out, echo=True).fresh.samples == 0
+    assert content(out) == fresh(prompts, echo=True)
+
+
+def test_lines_that_are_alike_have_samples_of_their_own(tmp_path: Path) -> None:
+    """Each generates its own, as without a store; a changed run takes as many as there are."""
+    path, out = tmp_path / "p.jsonl", tmp_path / "out"
+    path.write_text('{"prompt": "a"}\n' * 12)
+    generated: list[int] = []
+
+    class Noting(FakeEngine):
+        def stream(self, requests: Any) -> Any:
+            for number, made in enumerate(super().stream(requests)):
+                generated.extend(each.request.index for each in made)
+                own = [each.records[0]._replace(round=number) for each in made]
+                yield [replace(each, records=(r,)) for each, r in zip(made, own, strict=True)]
+
+    go(path, out, build=Noting, batch_size=2)
+    assert sorted(generated) == list(range(12))
+    rounds = [line["round"] for line in lines(out / "acceptance.jsonl")]
+    assert len(set(rounds)) > 3
+    assert go(path, out, build=no_engine).status == "already finished"
+    manifest = manifest_of(out) | {"status": "running"}
+    del manifest["files"], manifest["summary"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    before = content(out)
+    assert go(path, out).resumed == 12
+    assert content(out) == before, "each line has its own sample again"
+    path.write_text('{"prompt": "b"}\n' + '{"prompt": "a"}\n' * 13)
+    assert go(path, out).fresh.samples == 1
+
+
+def test_an_error_is_kept_in_its_place_and_tried_again_elsewhere(tmp_path: Path) -> None:
     path, out = tmp_path / "p.jsonl", tmp_path / "out"
     path.write_text('{"prompt": "overflow 1", "n": 3}\n{broken\n{"prompt": "too long"}\n')
     go(path, out)
-    path.write_text('{"prompt": "overflow 1", "n": 3}\n{"prompt": "mended"}\n{"prompt": "too long"}\n')
     pulled: list[tuple[int, ...]] = []
 
     class Noting(FakeEngine):
         def stream(self, requests: Any) -> Any:
             return super().stream(pulled.append(tuple(r.wanted)) or r for r in requests)
 
-    assert go(path, out, build=Noting).reused == 2
-    assert pulled == [(1,), (0,), (0,)]
+    path.write_text('{"prompt": "overflow 1", "n": 3}\n{"prompt": "mended"}\n{"prompt": "too long"}\n')
+    assert go(path, out, build=Noting).resumed == 3
+    assert pulled == [(0,), (0,)]
+    assert content(out) == fresh(path)
+    pulled.clear()
+    path.write_text('{"prompt": "new"}\n{"prompt": "overflow 1", "n": 3}\n')
+    assert go(path, out, build=Noting).resumed == 2
+    assert pulled == [(0,), (1,)]
     assert content(out) == fresh(path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"params": SamplingParams(max_tokens=4)}, "max_tokens: 3 -> 4"),
-        ({"echo": True}, "echo: False -> True"),
-        ({"build": lambda config: FakeEngine(config, device="cuda")}, r"profile\.device: cpu -> cuda"),
-    ],
-)
-def test_what_else_differs_is_refused(
-    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+def test_an_unverified_sample_is_taken_in_its_place_only(tmp_path: Path) -> None:
+    path, out = tmp_path / "p.jsonl", tmp_path / "out"
+    path.write_text('{"prompt": "a", "deterministic": false}\n{"prompt": "b", "deterministic": false}\n')
+    go(path, out)
+    path.write_text(
+        '{"prompt": "a", "deterministic": false}\n{"prompt": "new"}\n{"prompt": "b", "deterministic": false}'
+    )
+    summary = go(path, out)
+    assert (summary.resumed, summary.fresh.samples) == (1, 2)
+    assert content(out) == fresh(path)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_kind_of_run_is_refused(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
+    """What another model gave would be lost from view."""
     monkeypatch.setattr("detgen.run.lifecycle.model_stamp", lambda config: None)
     out = tmp_path / "out"
-    go(prompts, out)
+    go(prompts, out, build=FakeEngine if finished else stopping_at(4))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(RunError, match=rf"differs from this one: input: .*; {message}\. Start over with --overwrite"):
-        go(edited(prompts), out, **changes)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-
-
-def _unverified(prompts: Path, out: Path) -> None:
-    go(prompts, out, build=stopping_at(8), params=SamplingParams(max_tokens=3, deterministic=False))
-
-
-def _without_requests(prompts: Path, out: Path) -> None:
-    go(prompts, out)
-    manifest = manifest_of(out)
-    del manifest["files"]["requests.jsonl"]
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    (out / "requests.jsonl").unlink()
-
-
-@pytest.mark.parametrize("make", [_unverified, _without_requests])
-def test_what_cannot_be_taken_over_is_refused(
-    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path, Path], None]
-) -> None:
-    out = tmp_path / "out"
-    make(prompts, out)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    params = SamplingParams(max_tokens=3, deterministic=make is not _unverified)
-    with pytest.raises(RunError, match=r"run that differs from this one: input: .*\. Start over with --overwrite"):
-        go(edited(prompts), out, params=params)
+    state = "a finished" if finished else "an unfinished"
+    said = rf"holds {state} run that differs from this one: profile\.device: cpu -> cuda\. Start over with --overwrite"
+    with pytest.raises(RunError, match=said):
+        go(edited(prompts), out, build=lambda config: FakeEngine(config, device="cuda"))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_a_folder_that_was_tampered_with_is_refused(tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "out"
     go(prompts, out)
-    with (out / "requests.jsonl").open("a") as file:
+    with (out / "outputs.jsonl").open("a") as file:
         file.write("\n")
-    with pytest.raises(RunError, match=r"requests\.jsonl was changed after the run had finished"):
+    with pytest.raises(RunError, match=r"outputs\.jsonl was changed after the run had finished"):
         go(edited(prompts), out, build=no_engine)
+
+
+def test_a_store_may_be_deleted(tmp_path: Path, prompts: Path) -> None:
+    """A finished run is finished still; a changed one generates anew."""
+    out = tmp_path / "out"
+    go(prompts, out)
+    (out / STORE).unlink()
+    assert go(prompts, out, build=no_engine).status == "already finished"
+    path = edited(prompts)
+    assert go(path, out).fresh.samples == 16
+    assert content(out) == fresh(path)
 
 
 def test_results_of_the_earlier_run_go_or_are_made_anew(tmp_path: Path, prompts: Path) -> None:
@@ -196,26 +236,6 @@ def test_it_goes_together_with_a_cache(tmp_path: Path, prompts: Path) -> None:
     assert go(path, out, cache=cache).fresh.samples == 1, "the prompt that only this input has"
     assert go(prompts, tmp_path / "again", cache=cache).fresh.samples == 1, "the one that neither of the others has"
     assert content(out) == fresh(path)
-
-
-def test_a_damaged_copy_is_said_and_generated_again(tmp_path: Path, prompts: Path) -> None:
-    out, watcher = tmp_path / "out", Watcher()
-    go(prompts, out)
-    path = edited(prompts)
-    go(path, out, build=stopping_at(1), batch_size=1)
-    (out / "journal.jsonl").unlink()
-    with sqlite3.connect(out / FORMER) as db:
-        db.execute("UPDATE completions SET value = zeroblob(50) WHERE id % 2")
-    assert go(path, out, build=stopping_at(8), batch_size=1).fresh.samples > 0
-    kept = len(list(read_entries(out / "journal.jsonl")))
-    assert go(edited(prompts, "other"), out, build=stopping_at(1), batch_size=1).status == "interrupted"
-    assert go(path, out, watcher).fresh.samples <= 16 - kept, "what was generated for a damaged copy is kept instead"
-    assert content(out) == fresh(path)
-    go(prompts, out, build=stopping_at(1), batch_size=1)
-    (out / FORMER).write_bytes(b"x" * 500)
-    assert go(prompts, out, watcher).status == "finished"
-    assert "What an earlier run had finished is generated again" in "".join(watcher.messages)
-    assert content(out) == fresh(prompts)
 
 
 _CHANGING = ("open", "write", "fsync", "replace", "unlink", "ftruncate")
@@ -289,8 +309,6 @@ def test_a_change_that_is_killed_anywhere_loses_nothing(
         ], f"operation {fatal}"
         assert content(out) == wanted[path]
         left = {file.name for file in out.iterdir()} - {*NAMES, *(["stdin.jsonl"] if start == "piped" else [])}
-        if path == old:  # the other run may have finished the prompt that this one does not have
-            left.discard(FORMER)
         assert not left, f"operation {fatal}: {left}"
         shutil.rmtree(out)
         fatal += 1

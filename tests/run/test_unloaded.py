@@ -1,4 +1,4 @@
-"""A run all of whose samples a cache has: no model is loaded, unless it is not the one that the cache describes."""
+"""A run all of whose samples are there: no model is loaded, unless it is not the one that a store describes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 from helpers.fakes import Watcher, content, manifest_of
 
-from detgen.cache.cache_folder import FILE, open_store
+from detgen.cache import open_store
 from detgen.cache.pruning import prune
 from detgen.engine.config import EngineConfig
 from detgen.outputs import parse_manifest
+from detgen.outputs.store import STORE
 from detgen.params import SamplingParams
-from detgen.run import RunConfig, RunSummary, lifecycle, run
+from detgen.run import RunConfig, RunSummary, ScoreConfig, lifecycle, run
 
-SAID = "all samples are in the cache: no model is loaded"
+SAID = "all samples are there: no model is loaded"
 PROMPTS = [{"prompt": "def f(", "n": 2}, {"prompt": 3}, {"prompt": "import ", "temperature": 0.5}]
 
 
@@ -99,8 +100,8 @@ def test_other_weights_of_the_same_size_and_time_are_seen(model: Path, go: Calla
 
 def test_a_damaged_sample_loads_the_model_after_all(tmp_path: Path, go: Callable[..., Any]) -> None:
     go("a")
-    with closing(sqlite3.connect(tmp_path / "cache" / FILE)) as db, db:
-        db.execute("UPDATE completions SET value = x'00' WHERE id = (SELECT min(id) FROM completions)")
+    with closing(sqlite3.connect(tmp_path / "cache" / STORE)) as db, db:
+        db.execute("UPDATE packed SET value = x'00' WHERE id = (SELECT min(id) FROM packed)")
     loaded, summary, watcher = go("b")
     assert (loaded, summary.reused, summary.fresh.samples) == (1, 2, 1)
     assert SAID in watcher.messages
@@ -126,3 +127,33 @@ def test_pruning_forgets_engines(tmp_path: Path, go: Callable[..., Any]) -> None
         prune(store)
     loaded, summary, _ = go("b")
     assert (loaded, summary.reused) == (1, 3)
+
+
+def test_the_folder_alone_is_enough(tmp_path: Path, model: Path, loads: list[Any]) -> None:
+    """For runs and for scores, of other prompts and after a kill."""
+    path, out, settings = tmp_path / "p.jsonl", tmp_path / "out", EngineConfig(target=str(model), kv_memory=16 << 20)
+    texts = [json.dumps(record) + "\n" for record in PROMPTS]
+
+    def again(records: list[str], config: RunConfig | ScoreConfig) -> tuple[int, RunSummary, list[str]]:
+        watcher, before = Watcher(), len(loads)
+        path.write_text("".join(records))
+        summary = run(config, watcher)
+        return len(loads) - before, summary, watcher.messages
+
+    asked = RunConfig(str(path), out, SamplingParams(max_tokens=6), settings)
+    assert again(texts, asked)[0] == 1
+    whole = content(out)
+    loaded, summary, said = again(texts[::-1], asked)
+    assert (loaded, summary.resumed, SAID in said) == (0, 3, True)
+    manifest = manifest_of(out) | {"status": "running"}
+    del manifest["files"], manifest["summary"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    assert again(texts[::-1], asked)[0] == 0
+    assert again(texts, asked)[0] == 0
+    assert content(out) == whole
+    assert again([*texts, '{"prompt": "new"}'], asked)[0] == 1
+    lines = ['{"prompt": "a", "completion": " b"}\n', '{"text": "some text"}\n']
+    scored = ScoreConfig(str(path), tmp_path / "scores", settings)
+    assert again(lines, scored)[0] == 1
+    loaded, summary, said = again(lines[:1], scored)
+    assert (loaded, summary.resumed, SAID in said) == (0, 1, True)

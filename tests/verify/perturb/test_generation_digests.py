@@ -67,7 +67,7 @@ def test_first_difference_of_a_model_that_thinks() -> None:
 
 
 def test_missing() -> None:
-    """A sample that is not there is a difference; one from a journal is compared without digests."""
+    """A sample that is not there is a difference; one from a store is compared without digests."""
     result = compare({("a", 0): SEEN}, {})
     assert result.differences[0].what == "missing"
     assert result.tally.tokens_different == 3
