@@ -288,7 +288,12 @@ EXAMPLES = {
         "detgen/kernels/triton/rowwise.py",
         "detgen/kernels/triton/runner.py",
     },
-    "A weight format": {"detgen/models/gguf_header.py", "detgen/models/stored.py"},
+    "A weight format": {
+        "detgen/models/gguf_kinds.py",
+        "detgen/program/storage.py",
+        "detgen/kernels/c/stored.h",
+        "detgen/kernels/triton/linear.py",
+    },
 }
 
 
@@ -321,7 +326,7 @@ from detgen.kernels.input_batch import Window, Windows, pack
 from detgen.runner.block_manager import BlockManager
 from detgen.models.stored import Place
 from detgen.program.arithmetic import linear
-from detgen.program.interpreter import Interpreter
+from detgen.program.interpreter import Interpreter, widened
 from detgen.program.operands import Buffer, Cache, Into
 from detgen.program.program import Program
 from detgen.program.rows import Rows
@@ -375,19 +380,24 @@ SeedOssForCausalLM(config).save_pretrained(folder)
 family = Engine(target=str(folder), drafter="none", kv_memory=8 << 20)
 assert "versions" not in family.profile(), "the family does not run whole in one call"
 
-file, count = Path("blocks"), 6 * 18
-file.write_bytes(np.random.default_rng(1).integers(0, 60, count, np.uint8).tobytes())
-weight = Place(file, "IQ4_NL", (3, 64), 0).read()
-blocks = np.frombuffer(file.read_bytes(), np.uint8).reshape(6, 18)
-want = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType.IQ4_NL)).view(3, 64)
+file, blocks = Path("blocks"), np.random.default_rng(1).integers(0, 256, (70, 66), np.uint8)
+blocks[:, 64:] %= 60  # finite scales
+file.write_bytes(blocks.tobytes())
+weight = Place(file, "TQ2_0", (35, 512), 0).read()
+want = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType.TQ2_0)).view(35, 512)
 assert torch.equal(weight.weight(), want)
-packed, x, read, to = panels([weight]), torch.randn(5, 64), Buffer("x", 64), Buffer("to", 3)
-program = Program(read)
-program.add(Linear(name="linear", x=read, to=Into(to), weight=packed))
-assert torch.equal(Call(program, (read,), (to,))(x)[0], linear(x, want.T))
+few, numbers, read, to = panels([weight]), torch.randn(40, 512), Buffer("x", 512), Buffer("to", 35)
+assert few.data.numel() == 2 * 512 * 8, "not four weights a byte"
+assert torch.equal(widened(few)[:, :35], want.T)
+layer = Program(read)
+layer.add(Linear(name="linear", x=read, to=Into(to), weight=few))
+product = linear(numbers, want.T)
+assert torch.equal(Call(layer, (read,), (to,))(numbers)[0], product)
+assert torch.equal(Call(layer, (read,), (to,))(numbers[:1])[0], product[:1])
 
 if importlib.util.find_spec("triton") is None:
     raise SystemExit
+from detgen.kernels.triton import linear as triton_linear
 from detgen.kernels.triton import sampling_kernels as sampling
 from detgen.kernels.triton.runner import TritonRunner
 
@@ -395,6 +405,10 @@ program, rows, x = bounded
 found = torch.empty(5, 21)
 TritonRunner(program).run(rows, {Buffer("x", 21): x, Buffer("to", 21): found})
 assert torch.equal(found, x.clamp(-0.5, 0.5))
+
+found = torch.empty(40, 35)
+triton_linear.linear(numbers, few, found)
+assert torch.equal(found, product)
 
 choices = Choices.of([Choice(1.1, top_n_sigma=1.0, seed=seed) for seed in range(8)])
 logits = torch.randn(8, 300, generator=torch.Generator().manual_seed(1))

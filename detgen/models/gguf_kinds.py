@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from detgen.program.operands import GROUP
 from detgen.program.storage import Storage
 
 if TYPE_CHECKING:
@@ -49,12 +50,13 @@ def _q4_0(blocks: Tensor) -> Quantized:
 
 
 def _few(whole: Tensor, scales: Tensor, storage: Storage) -> Quantized:
-    """Whole numbers with a scale in float16, uint8 [blocks, 2]."""
+    """Whole numbers, [blocks, entries], with a scale a block in float16, uint8 [blocks, 2]."""
     import torch
 
     from detgen.kernels.c.quantizing import Quantized
 
-    return Quantized(whole, scales.contiguous().view(torch.float16).float(), storage)
+    each = scales.contiguous().view(torch.float16).float()
+    return Quantized(whole, each.repeat_interleave(whole.shape[1] // GROUP, 1), storage)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from detgen.cache.store import Store, entry_key
 
 import detgen
 from detgen.cache.cache_folder import make_store

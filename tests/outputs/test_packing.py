@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from typing import get_args
 
 import pytest
-from detgen.cache.packed_values import counts_of, pack
 from helpers.completions import NUMBERED, completion, request
 from helpers.examples import examples
 from helpers.records import count_records

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from detgen.cache.store import Store, entry_key, profile_digest, sound
 
 from detgen.cache.cache_folder import default_folder, make_store, open_store
 from detgen.engine.request import Request
