@@ -211,7 +211,10 @@ class SamplingParams(BaseModel):
 
     def with_(self, **changes: Any) -> Self:
         """The same with other values, checked as the first ones were."""
-        return type(self)(**{**self.__dict__, **changes})
+        own = self.__dict__  # which is checked already, and but for two of them each by itself
+        made = type(self)(**{"max_tokens": self.max_tokens, "min_tokens": self.min_tokens, **changes})
+        made.__dict__.update({name: own[name] for name in own.keys() - changes.keys()})
+        return made
 
     def check_ids(self, vocabulary: int) -> None:
         """Check that all token ids are of a vocabulary of this size.

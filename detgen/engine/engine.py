@@ -179,7 +179,7 @@ class Engine:
             config.kv_memory and config.kv_memory // self.position_bytes,
             ahead,
         )
-        self._encoder = Encoder(target, self._scheduler)
+        self._encoder = Encoder(target, self._scheduler, self._runner.device.type)
         self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
         self._scoring = Scoring(self._runner, self._scheduler, self.stats, ahead)
         parts = Parts(self._model, self._runner.cost, MOST_ROWS, config.draft_tokens)

@@ -121,10 +121,11 @@ def _read_logprobs(plain: dict[str, Any], defaults: SamplingParams) -> SamplingP
     wanted, top = plain.get("logprobs"), plain.pop("top_logprobs", None)
     if wanted is not None and not isinstance(wanted, bool):
         raise RequestError(f"logprobs of a chat must be true or false, got {kind(wanted)}; top_logprobs is the number")
-    try:
-        SamplingParams(logprobs=top)
-    except RequestError as error:
-        raise RequestError(f"top_{error}") from None
+    if top is not None:
+        try:
+            SamplingParams(logprobs=top)
+        except RequestError as error:
+            raise RequestError(f"top_{error}") from None
     if top and not wanted:
         raise RequestError("top_logprobs needs logprobs, which must be true")
     plain["logprobs"] = (top or 0) if wanted else None

@@ -39,5 +39,9 @@ def check_depth(name: str, value: object) -> None:
 def _too_deep(value: object, left: int) -> bool:
     if not isinstance(value, dict | list):
         return False
-    parts = value.values() if isinstance(value, dict) else value
-    return left == 0 or any(_too_deep(part, left - 1) for part in parts)
+    if left == 0:
+        return True
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list) and _too_deep(part, left - 1):
+            return True
+    return False
