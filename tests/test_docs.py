@@ -265,11 +265,11 @@ def changed(diff: str, root: Path = ROOT) -> dict[str, str]:
 EXAMPLES = {
     "A drafter": {"detgen/drafters/repeat.py", "detgen/drafters/registry.py"},
     "A sampling filter": {
-        "detgen/engine/request.py",
-        "detgen/kernels/sampling.py",
+        "detgen/params.py",
         "detgen/kernels/filters.py",
-        "detgen/cli/run_command.py",
-        "README.md",
+        "detgen/kernels/c/layout.py",
+        "detgen/kernels/c/choosing.c",
+        "detgen/kernels/triton/sampling_kernels.py",
     },
     "An argument of attention": {
         "detgen/kernels/attention.py",

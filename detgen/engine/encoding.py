@@ -13,6 +13,7 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.tokenizing import Tokenize
 from detgen.errors import RequestError
+from detgen.kernels.sampling import check_filters
 from detgen.models.loading import LoadedModel
 
 _LARGE = 1_000_000  # characters of a text from which its length is looked at first
@@ -24,16 +25,18 @@ class Encoder:
     Args:
         target: has the tokenizer, the vocabulary and the context.
         scheduler: says how long a sequence may get in the KV caches.
+        device: "cpu" or "cuda", where tokens are chosen.
 
     Attributes:
         render: applies the tokenizer's chat template.
         tokenize: gives the token ids of texts.
     """
 
-    def __init__(self, target: LoadedModel, scheduler: Scheduler) -> None:
+    def __init__(self, target: LoadedModel, scheduler: Scheduler, device: str) -> None:
         self.render = chat_renderer(target.tokenizer)
         self.tokenize = Tokenize(target.tokenizer, target.name)
         self._target = target
+        self._device = device
         self._scheduler = scheduler
         self._least_tokens = LeastTokens(target.tokenizer)
 
@@ -63,6 +66,7 @@ class Encoder:
                 f"{capacity}; give it more with --kv-memory, or ask for fewer --max-tokens"
             )
         request.params.check_ids(self._target.vocabulary)
+        check_filters(request.params, self._device)
         eos = self._target.eos
         return (Sequence(request, i, list(tokens), len(tokens), limit, eos) for i in request.wanted)
 

@@ -181,7 +181,7 @@ class Engine:
             *(turns, self._scheduler, self.stats),
             *(self._runner, self._model.runner if self._model else None, config.threads),
         )
-        self._encoder = Encoder(target, self._scheduler)
+        self._encoder = Encoder(target, self._scheduler, self._runner.device.type)
         self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
         self._scoring = Scoring(self._runner, self._scheduler, self.stats, ahead)
         parts = Parts(self._model, self._runner.cost, MOST_ROWS, config.draft_tokens)

@@ -6,6 +6,7 @@ docs/numerics.md. Logits are float32 on the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ import torch
 from detgen.kernels.c.layout import CANDIDATES, Best, Draws, Judged, Rows
 from detgen.kernels.c.library import best_build
 
+_FIELDS = frozenset(name for name, *_ in Draws._fields_)
+KNOWN = _FIELDS | {"min_p"}  # whose logarithm is the floor
 _LARGE = 1 << 20  # entries from which rows are divided among threads where each takes little
 
 
@@ -68,7 +71,7 @@ def logprobs(
     return chosen, every
 
 
-def draws(vocabulary: int, **how: np.ndarray) -> Draws:
+def draws(vocabulary: int, how: Mapping[str, np.ndarray]) -> Draws:
     """How the tokens of some sequences are sampled, for passes that go on with what is likely to be chosen.
 
     Args:
@@ -82,44 +85,30 @@ def draws(vocabulary: int, **how: np.ndarray) -> Draws:
 def draw(
     logits: torch.Tensor,
     rows: np.ndarray,
-    *,
-    temperature: np.ndarray,
-    top_p: np.ndarray,
-    floor: np.ndarray,
-    top_k: np.ndarray,
-    seed: np.ndarray,
-    sample: np.ndarray,
-    position: np.ndarray,
+    how: Mapping[str, np.ndarray],
 ) -> Candidates:
     """The candidates of sampled rows.
 
     Args:
         logits: [all rows, vocabulary].
         rows: int64 [rows], which are sampled.
-        temperature: float64 [rows], above 0.
-        top_p: float64, 1 for none.
-        floor: float64, the logarithm of min_p, -inf for none.
-        top_k: int64, 0 for none.
-        seed: uint64, like sample and position.
-        sample: of the request.
-        position: in the completion.
+        how: an array [rows] for each of the parameters that `Draws` has, by its name; temperatures above 0, and the
+            floor, the logarithm of min_p, -inf for none.
     """
-    logits, count = _by_rows(logits), len(temperature)
+    logits, count = _by_rows(logits), len(rows)
     ids, words = np.empty((count, CANDIDATES), np.int64), np.empty((count, CANDIDATES), np.uint64)
     found, peaks = np.empty(count, np.int64), np.empty(count, np.float32)
     of = _rows(logits, rows, count > 1 and count * logits.shape[1] > _LARGE // 4)
-    how = {"temperature": temperature, "top_p": top_p, "floor": floor, "top_k": top_k}
-    how |= {"seed": seed, "sample": sample, "position": position}
-    best_build().draws(_told(Draws(of=of), how | {"ids": ids, "words": words, "found": found, "peaks": peaks}))
+    best_build().draws(_told(Draws(of=of), {**how, "ids": ids, "words": words, "found": found, "peaks": peaks}))
     kept = np.arange(CANDIDATES) < found[:, None]
     return Candidates(found, ids[kept], words[kept], peaks)
 
 
-def _told(made: Draws, arrays: dict[str, np.ndarray]) -> Draws:
+def _told(made: Draws, arrays: Mapping[str, np.ndarray]) -> Draws:
     """The same with arrays, by the names of its fields; it keeps them."""
-    for name, array in arrays.items():
+    made.kept = {name: array for name, array in arrays.items() if name in _FIELDS}
+    for name, array in made.kept.items():
         setattr(made, name, array.ctypes.data)
-    made.kept = arrays
     return made
 
 

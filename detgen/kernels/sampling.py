@@ -11,73 +11,107 @@ often as the two distributions allow (arXiv 2408.07978).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from detgen.errors import RequestError
 from detgen.kernels import choosing
 from detgen.kernels.filters import floor_of, kept, scaled
 from detgen.kernels.logprobs import Scores, has_kernels
 from detgen.kernels.noise import gumbel
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
 from detgen.kernels.sampling_fallback import leading, sample_plain, words_of
+from detgen.params import PARAMETERS, SamplingParams
+
+_DRAWN = {name: parameter for name, parameter in PARAMETERS.items() if parameter.drawn}
+FILTERS = {name: parameter for name, parameter in _DRAWN.items() if parameter.drawn and parameter.drawn.filter}
+# The arrays of `Choices`, and their types.
+ARRAYS: dict[str, np.dtype[Any]] = {
+    **{name: np.dtype(parameter.drawn.dtype) for name, parameter in _DRAWN.items() if parameter.drawn},
+    **dict.fromkeys(("sample", "position"), np.dtype("uint64")),
+}
+
+if TYPE_CHECKING:
+
+    class _Declared:
+        """Has what `SamplingParams` declares."""
+
+        def __init__(self, *args: Any, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+    class _Numbers(_Declared): ...
+
+    class _Arrays(_Declared): ...
+
+else:
+    _NUMBERS = [(name, parameter.kind, field(default=parameter.default)) for name, parameter in _DRAWN.items()]
+    _Numbers = make_dataclass("_Numbers", _NUMBERS, frozen=True, slots=True)
+    _Arrays = make_dataclass("_Arrays", [(name, np.ndarray) for name in _DRAWN], frozen=True, slots=True, eq=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """How to choose one row's token; the fields mean the same as those of `SamplingParams`.
+class Choice(_Numbers):
+    """How to choose one row's token: the parameters of its request that kernels take, its sample and its position.
 
     The adjustment is what the parameters that depend on the tokens before the row make of its logits, before all else.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
     sample: int = 0
     position: int = 0
     adjustment: Adjustment | None = field(default=None, compare=False)
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *args: Any, **values: Any) -> None: ...
+
     @classmethod
-    def of(cls, params: Any, sample: int) -> Choice:
-        """The choice of a sample's first token, from `SamplingParams`."""
-        return cls(**{name: getattr(params, name) for name in _OF_REQUEST}, sample=sample)
+    def of(cls, params: SamplingParams, sample: int) -> Choice:
+        """The choice of a sample's first token."""
+        return cls(**{name: getattr(params, name) for name in _DRAWN}, sample=sample)
 
     @property
     def filtered(self) -> bool:
         """Whether a filter may drop tokens."""
-        return bool(self.top_k or self.min_p) or self.top_p < 1
+        return any(getattr(self, name) != parameter.default for name, parameter in FILTERS.items())
 
 
-_OF_REQUEST = tuple(f.name for f in fields(Choice) if f.name not in ("sample", "position", "adjustment"))
+def check_filters(params: SamplingParams, device: str) -> None:
+    """Refuse a filter that the functions for a device, "cpu" or "cuda", do not have.
+
+    Raises:
+        RequestError: naming the filter.
+    """
+    for name, parameter in FILTERS.items():
+        if getattr(params, name) != parameter.default and name not in _known(device):
+            raise RequestError(f"{name} is not supported on {device}; leave it out, or give {parameter.default:g}")
+
+
+def _known(device: str) -> Collection[str]:
+    """The filters that there are for a device, among other names."""
+    if device != "cuda":
+        return choosing.KNOWN
+    from detgen.kernels.triton.sampling_kernels import KNOWN
+
+    return KNOWN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choices:
-    """How to choose the tokens of many rows: what `Choice` has, as arrays with an entry a row.
+class Choices(_Arrays):
+    """How to choose the tokens of many rows: what `Choice` has, as arrays with an entry a row (`ARRAYS`).
 
-    Attributes:
-        temperature: float64, like top_p and min_p.
-        top_p: see `Choice`.
-        top_k: int64.
-        min_p: see `Choice`.
-        seed: uint64, like sample and position.
-        sample: see `Choice`.
-        position: see `Choice`.
-        adjustments: None if there is none in any row.
+    `adjustments` are None if there is none in any row.
     """
 
-    temperature: np.ndarray
-    top_p: np.ndarray
-    top_k: np.ndarray
-    min_p: np.ndarray
-    seed: np.ndarray
     sample: np.ndarray
     position: np.ndarray
     adjustments: Sequence[Adjustment | None] | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *args: Any, **values: Any) -> None: ...
 
     @classmethod
     def of(cls, choices: Sequence[Choice]) -> Choices:
@@ -96,16 +130,11 @@ class Choices:
         return Choice(**{name: getattr(self, name)[row].item() for name in ARRAYS}, adjustment=adjustment)
 
     def how(self) -> dict[str, np.ndarray]:
-        """What `choosing.draw` is told."""
+        """What kernels are told: the arrays, and the floor, which is the logarithm of min_p."""
         floors = np.full(len(self), -np.inf)
         for i in np.flatnonzero(self.min_p).tolist():
             floors[i] = floor_of(self.min_p[i])
-        return {**{name: getattr(self, name) for name in _DRAWN}, "floor": floors}
-
-    def ask_more(self, known: Collection[str]) -> bool:
-        """Whether parameters beyond those that are known are asked for, by their names."""
-        usual = Choice()
-        return any((getattr(self, name) != getattr(usual, name)).any() for name in ARRAYS.keys() - known)
+        return {**{name: getattr(self, name) for name in ARRAYS}, "floor": floors}
 
     def choose(self, logits: torch.Tensor) -> Chosen:
         """What is chosen so; see `choose`."""
@@ -114,19 +143,6 @@ class Choices:
     def take(self, rows: np.ndarray) -> Choices:
         """Those of some rows, int64 [n], without adjustments."""
         return Choices(*(getattr(self, name)[rows] for name in ARRAYS))
-
-
-_DRAWN = ("temperature", "top_p", "top_k", "seed", "sample", "position")  # the arrays that `choosing.draw` takes
-# The arrays of `Choices`, and their types.
-ARRAYS: dict[str, type[np.generic]] = {
-    "temperature": np.float64,
-    "top_p": np.float64,
-    "top_k": np.int64,
-    "min_p": np.float64,
-    "seed": np.uint64,
-    "sample": np.uint64,
-    "position": np.uint64,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +262,7 @@ def _sample(logits: torch.Tensor, sampled: np.ndarray, choices: Choices) -> tupl
         choices: one per sampled row, with temperatures above 0.
     """
     rows = logits.numpy()
-    drawn = choosing.draw(logits, sampled, **choices.how())
+    drawn = choosing.draw(logits, sampled, choices.how())
     told = drawn.found > 0
     some, counts = np.flatnonzero(told), drawn.found[told]
     tokens, ahead = np.empty(len(sampled), np.int64), np.empty(len(sampled))

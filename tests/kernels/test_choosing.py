@@ -101,17 +101,7 @@ def test_a_boundary_that_is_too_close_to_call() -> None:
 
 
 def draw(logits: torch.Tensor, choices: Choices) -> choosing.Candidates:
-    return choosing.draw(
-        logits,
-        np.arange(len(logits)),
-        temperature=choices.temperature,
-        top_p=choices.top_p,
-        floor=np.full(len(logits), -np.inf),
-        top_k=choices.top_k,
-        seed=choices.seed,
-        sample=choices.sample,
-        position=choices.position,
-    )
+    return choosing.draw(logits, np.arange(len(logits)), choices.how())
 
 
 def test_no_bound_is_too_low() -> None:

@@ -99,7 +99,7 @@ class CDecoder(ProgramDecoder):
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Runner.draft`."""
         runner = self._runner(None, _reach(batch, lengths), False)
-        draws = choosing.draws(self.outputs, **choices.how())
+        draws = choosing.draws(self.outputs, choices.how())
         return runner.draft(batch.rows, _wanting(batch), lengths, draws, ends, logits)
 
     def profile(self) -> dict[str, Any]:

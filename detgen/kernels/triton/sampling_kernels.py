@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _TILE = 1024  # entries whose noise is drawn at a time
 _COLDEST = 1e-200  # a logit divided by less may overflow float64; as in `scaled`
 _TABLE = "temperature", "top_p", "floor", "top_k", "seed", "sample", "position", "inverse"  # as in `rows`
-_KNOWN = frozenset({*_TABLE, "min_p"})  # parameters that the kernels go by; min_p's logarithm is the floor
+KNOWN = frozenset({*_TABLE, "min_p"})  # parameters that the kernels go by; min_p's logarithm is the floor
 BROKEN = -2  # in place of the token of a row that is not finite
 _PACKED = np.dtype([("lead", "<f8"), ("logprob", "<f4"), ("token", "<i4")])
 
@@ -255,12 +255,7 @@ def choose(logits: torch.Tensor, asked: Asked | None = None) -> torch.Tensor:
 
 
 def choose_by(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
-    """What `choose` finds; `choices` are those of the rows, None if all take their best logit.
-
-    A parameter that the kernels do not know leaves the rows to the functions of a CPU: it is never skipped.
-    """
-    if choices is not None and choices.ask_more(_KNOWN):
-        return choose_reference(logits, choices)
+    """What `choose` finds; `choices` are those of the rows, None if all take their best logit."""
     with on(logits.device):
         return choose(logits, None if choices is None else Asked.of(choices).to(logits.device))
 

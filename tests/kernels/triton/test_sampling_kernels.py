@@ -20,10 +20,11 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 from helpers.examples import examples
 
+from detgen.errors import RequestError
 from detgen.kernels import sampling as reference
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.penalties import Adjustment
-from detgen.kernels.sampling import Choice, Choices
+from detgen.kernels.sampling import Choice, Choices, check_filters
 from detgen.kernels.triton import (
     filter_kernels,
     float_functions,
@@ -32,7 +33,8 @@ from detgen.kernels.triton import (
     sampled_rows,
     sampling_kernels,
 )
-from detgen.kernels.triton.sampling_kernels import Asked, choose, choose_by, unpack
+from detgen.kernels.triton.sampling_kernels import Asked, choose, unpack
+from detgen.params import SamplingParams
 from detgen.program.arithmetic import log_softmax
 
 # What overflows float32 is meant to; on a GPU nobody says so.
@@ -221,17 +223,13 @@ def test_no_sum_is_left_to_the_interpreter() -> None:
             choose(torch.zeros(1, 300, dtype=narrow))
 
 
-def test_a_parameter_that_no_kernel_knows_is_not_skipped(
-    small_sections: Small, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if top_k were new: the kernels are told nothing of it."""
-    told = Asked.of
-    monkeypatch.setattr(sampling_kernels, "_KNOWN", sampling_kernels._KNOWN - {"top_k"}, raising=False)
-    monkeypatch.setattr(Asked, "of", lambda choices: told(replace(choices, top_k=np.zeros_like(choices.top_k))))
-    logits = torch.randn(2, 530, generator=torch.Generator().manual_seed(5))
-    with small_sections():
-        for choices in ([Choice(1.5, top_k=2, seed=s) for s in range(2)], [Choice(1.5, seed=s) for s in range(2)]):
-            assert same(unpack(choose_by(logits.to(device), Choices.of(choices)).cpu()), wanted(logits, choices))
+def test_a_filter_that_the_kernels_lack_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if top_k were new: whoever asks for it is told."""
+    check_filters(SamplingParams(top_k=2), "cuda")
+    monkeypatch.setattr(sampling_kernels, "KNOWN", sampling_kernels.KNOWN - {"top_k"})
+    with pytest.raises(RequestError, match="top_k is not supported on cuda; leave it out, or give 0"):
+        check_filters(SamplingParams(top_k=2), "cuda")
+    check_filters(SamplingParams(top_p=0.5), "cuda")
 
 
 def test_the_only_candidate_has_an_infinite_lead(small_sections: Small, device: str) -> None:
