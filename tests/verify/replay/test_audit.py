@@ -229,3 +229,46 @@ def test_config_takes_the_runs_model(folder: Path) -> None:
     config = config_of(manifest, EngineConfig())
     assert (config.target, config.dtype, config.drafter) == ("models/x", "bfloat16", "none")
     assert config_of(manifest, EngineConfig(target="y")).target == "y"
+
+
+@pytest.mark.parametrize(
+    ("sample", "name", "by", "ties", "faults"),
+    [
+        ("greedy", "logprob", 1e-6, 1, 0),
+        ("greedy", "margin", 1e-6, 1, 0),
+        ("greedy", "logprob", -0.5, 0, 1),
+        ("greedy", "margin", 0.5, 0, 1),
+        ("filtered", "margin", 0.5, 1, 0),
+        ("filtered", "logprob", -0.5, 0, 1),
+    ],
+)
+def test_the_log_of_another_profile(
+    folder: Path, audit: Callable[[Path], AuditResult], sample: str, name: str, by: float, ties: int, faults: int
+) -> None:
+    """Rounding explains small differences, and of a filtered sample any margin: another runner-up may be dropped."""
+
+    def nudge(lines: list[dict[str, Any]]) -> None:
+        line = [line for line in lines if line["id"] == sample and line["margin"] is not None][2]
+        line[name] += by
+
+    edit_lines(folder / "acceptance.jsonl", nudge)
+    renew(folder)
+    assert audit(folder).faults == 1
+    edit_manifest(folder, lambda m: m["profile"].update(arithmetic="another"))
+    result = audit(folder)
+    assert (result.ties, result.faults) == (ties, faults), result.findings
+
+
+def test_what_stands_beside_a_wrong_token_is_not_judged(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
+    """Its own log-probability is none that the logits of the right one give; that of the next one is judged."""
+
+    def change(lines: list[dict[str, Any]]) -> None:
+        line = lines[9]
+        line["token_ids"][-1] = (line["token_ids"][-1] + 1) % 4096
+        line["logprobs"][-1]["token"] = line["token_ids"][-1]
+        line["logprobs"][-1]["logprob"] = -3.25
+
+    edit(folder, change)
+    findings = audit(folder).findings
+    assert [f.kind for f in findings if f.kind == "differs"] == ["differs"]
+    assert not any("logprobs" in f.what for f in findings)
