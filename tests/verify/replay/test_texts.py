@@ -385,3 +385,15 @@ def test_hidden_states_that_are_not_finite(folder: Path, engine: Engine) -> None
     with engine.canonical.decoder.breaking(first):
         findings = judge(folder, engine).findings
     assert any("not finite at position 0" in f.what for f in findings)
+
+
+def test_a_text_that_ends_before_its_last_token(tmp_path: Path, engine: Engine) -> None:
+    """Whatever else fits: the tokens, the logits, and why it is said to have ended."""
+    folder = make_run(tmp_path, [{"prompt": "def add(a, b):\n"}], engine)
+    (line,) = map(json.loads, (folder / "outputs.jsonl").read_text().splitlines())
+    tokens = line["token_ids"]
+    at = next(i for i in range(1, 7) if tokens[i] not in tokens[:i] and tokens[i] != tokens[-1])
+    edit_manifest(folder, lambda m: m["parameters"].update(stop_token_ids=[tokens[at]]))
+    edit_lines(folder / "outputs.jsonl", lambda lines: lines[0].update(finish_reason="stop"))
+    renew(folder)
+    assert found(judge(folder, engine), "outputs.jsonl:1", f"has 8 tokens, but ends with token {at}")
