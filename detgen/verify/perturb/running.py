@@ -185,15 +185,6 @@ def size(engine: Engine, request: Request) -> tuple[int, int]:
     return sample.prompt_length, sample.limit
 
 
-def refusal(engine: Engine, request: Request) -> str | None:
-    """Why a request cannot run; None if it can."""
-    try:
-        next(engine.sequences(request))
-    except RequestError as error:
-        return str(error)
-    return None
-
-
 def _pages(engine: Engine, queue: list[Request]) -> int:
     """Pages of a cache that holds each request of a queue by itself, and both that outgrow it until they do."""
     sizes = [(request, *size(engine, request)) for request in queue]

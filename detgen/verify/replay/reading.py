@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from detgen.engine import Engine
-from detgen.engine.request import TokenLogprobs
+from detgen.engine.request import Request, TokenLogprobs
 from detgen.engine.score_requests import ScoreRequest
 from detgen.engine.scored import ScoredSequence
 from detgen.engine.sequence import Sequence
 from detgen.engine.token_logprobs import token_logprobs
+from detgen.errors import RequestError
 from detgen.kernels.logprobs import Judged, judge_rows
 from detgen.kernels.sampling import Choice, choose, scores
 from detgen.verify.replay.ties import rounding_explains
@@ -100,6 +101,15 @@ class Known:
         score, error = scores(row, choice), tolerance * float(finite.max()) if len(finite) else 0.0
         tie = tolerance > 0 and rounding_explains(row, choice, token, error)
         return Mismatch(place, token, expected, float(score[expected] - score[token]), tie)
+
+
+def refusal(engine: Engine, request: Request) -> str | None:
+    """Why an engine cannot run a request; None if it can."""
+    try:
+        engine.sequences(request)
+    except RequestError as error:
+        return str(error)
+    return None
 
 
 def read(engine: Engine, samples: list[_Known], tolerance: float = 0.0) -> Iterator[_Known]:

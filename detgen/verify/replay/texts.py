@@ -18,13 +18,12 @@ from detgen.engine import Engine
 from detgen.engine.completing import completion_of
 from detgen.engine.request import Completion, Request, TokenLogprobs
 from detgen.engine.sequence import Sequence
-from detgen.errors import RequestError
 from detgen.outputs import Entry, make_entry
 from detgen.outputs.lines import bad_line, output_line
 from detgen.prompts import BadLine
 from detgen.verify.replay.comparing import Allow, Path, compare_line, compare_log, plausible, shown
 from detgen.verify.replay.lines import AHEAD, Replay
-from detgen.verify.replay.reading import Known, read
+from detgen.verify.replay.reading import Known, read, refusal
 from detgen.verify.replay.rounds import LogError, Rounds, commit, rounds_of, written_scores
 from detgen.verify.replay.run_files import Line, in_words, parse
 
@@ -89,11 +88,7 @@ class TextReplay(Replay):
                 yield
 
     def _refusal(self, engine: Engine, request: Request) -> str | None:
-        try:
-            engine.sequences(request)
-        except RequestError as error:
-            return str(error)
-        return None
+        return refusal(engine, request)
 
     def _samples(self, items: Iterable[Request | BadLine]) -> Iterator[_Sample]:
         """The samples whose tokens can be judged; the lines of all others are checked at once."""
