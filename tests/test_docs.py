@@ -158,7 +158,7 @@ def test_names_in_backticks_exist(path: Path) -> None:
     "name", ["detgen/engine/nothing.py", "Scheduler.nothing", "detgen.engine.nothing", "NoSuchClass", "verification.no"]
 )
 def test_a_wrong_name_is_found(name: str) -> None:
-    assert unknown(f"see `{name}`, `Scheduler.admit`, `verification.verify`") == [name]
+    assert unknown(f"see `{name}`, `Scheduler.admit`, `verification.judge`") == [name]
 
 
 def test_a_function_of_another_file_is_found() -> None:

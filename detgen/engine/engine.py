@@ -23,6 +23,7 @@ from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
 from detgen.engine.model_pair import load_models
 from detgen.engine.output_processing import Trace
+from detgen.engine.pieces import Pieces
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.request import Completion, Request
 from detgen.engine.running_batch import RunningBatch
@@ -77,6 +78,7 @@ class Engine:
     Attributes:
         config: the settings.
         tokenizer: the target's.
+        pieces: what its tokens stand for.
         stats: running totals.
         stopping: decides where sequences end.
 
@@ -159,7 +161,7 @@ class Engine:
             )
         self.config, self.tokenizer = config, target.tokenizer
         self.stats = EngineStats()
-        self.stopping = Stopping(target.tokenizer)
+        self.stopping, self.pieces = Stopping(target.tokenizer), Pieces(lambda: target.tokenizer)
         self._prepared, self._target = prepared, target
         self._runner, *drafting = [p.counting() for p in prepared.runners]
         ahead = None

@@ -16,13 +16,13 @@ import torch
 from detgen.drafters.protocol import Drafter
 from detgen.engine.pass_results import Ran, Verified, WantedRows
 from detgen.engine.reading_ahead import ReadingAhead
-from detgen.engine.records import CODES, NONE, Log, count_statuses
+from detgen.engine.records import NONE, Log, count_statuses
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.token_logprobs import token_logprobs
-from detgen.engine.verification import judge
+from detgen.engine.verification import judge, log_columns
 from detgen.kernels.input_batch import Windows
 from detgen.kernels.logprobs import Judged, Scores, judge_rows
 from detgen.kernels.pass_cost import PassCost
@@ -285,36 +285,19 @@ class OutputProcessor:
         """Write the acceptance log, and count what it says; `judged` are the committed rows."""
         rows, chosen, committed = verified.rows, verified.chosen, verified.committed
         codes, chained, live = verified.drafters, verified.chained, self._scheduler.live
-        kept = committed > 0
-        entries: np.ndarray | slice = slice(None)  # of the rows; all, if nothing was drafted and nothing broke off
-        owner = rows.owner
-        statuses = np.where(live.verified[rows.slots], CODES["plain"], CODES["unverified"])
-        logprobs, margins, tokens = judged.chosen, judged.margins, chosen
-        if not (rows.single and kept.all()):
-            taken = rows.depth < committed[owner]
-            was_drafted = rows.drafted != NONE
-            agrees = np.where(rows.drafted == chosen, CODES["accepted"], CODES["corrected"])
-            others = np.where((rows.counts[owner] > 1) & (not chained), CODES["bonus"], statuses[owner])
-            statuses = np.where(taken, np.where(was_drafted, agrees, others), CODES["rolled_back"])
-            logprobs, margins = np.zeros(len(chosen), np.float32), np.full(len(chosen), np.inf)
-            logprobs[taken], margins[taken] = judged.chosen, judged.margins
-            tokens = np.where(taken, chosen, NONE)
-            entries = taken | (was_drafted & kept[owner])
-            owner = owner[entries]
+        kept, verifies = committed > 0, live.verified[rows.slots]
+        entries, columns = log_columns(rows, chosen, committed, judged, verifies, chained=chained)
+        owner = rows.owner[entries]
         self.log.write(
             owner=live.order[rows.slots][owner],
             position=verified.produced[entries] - 1,
             round=live.rounds[rows.slots][owner] + (rows.depth[entries] if chained else 0),
-            token=tokens[entries],
-            drafted=rows.drafted[entries],
             drafter=codes[owner],
-            status=statuses[entries],
-            logprob=logprobs[entries],
-            margin=margins[entries],
+            **columns,
         )
         rounds = np.bincount(codes[kept], committed[kept] if chained else None)
         for code in rounds.nonzero()[0].tolist():
-            counts = count_statuses(statuses[entries][codes[owner] == code], int(rounds[code]))
+            counts = count_statuses(columns["status"][codes[owner] == code], int(rounds[code]))
             self._stats.drafters[self.log.drafters[code]].add(counts)
 
     def _learn_from(self, verified: Verified) -> None:

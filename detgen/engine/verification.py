@@ -2,71 +2,26 @@
 
 The scheme of LLM-42 (arXiv 2601.17768, section 3, "decode, verify, rollback"): drafted tokens are accepted up to the
 first that differs from the canonical choice; that choice is committed too, or, if none differs, the bonus token.
-The engine judges all windows of a pass at once (`judge`); the audit replays a log window by window (`verify`).
+All windows of a pass are judged at once; so are those of a log when it is replayed (`detgen/verify/replay/rounds.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from detgen.engine.request import Status, TokenRecord
-from detgen.engine.sequence import Sequence
-
-
-class Verdict(NamedTuple):
-    """What a window commits: accepted tokens, and one of the verifier's own unless the sequence ended before it.
-
-    Attributes:
-        tokens: committed tokens, at least one.
-        statuses: one a committed token.
-        rolled_back: drafted tokens after the last committed one.
-    """
-
-    tokens: list[int]
-    statuses: list[Status]
-    rolled_back: list[int]
-
-    @property
-    def accepted(self) -> int:
-        """Drafted tokens that stand."""
-        return len(self.statuses) - (self.statuses[-1] != "accepted")
-
-
-def verify(drafted: list[int], chosen: list[int], ends: Callable[[list[int]], bool]) -> Verdict:
-    """Compare a draft with the canonical choices.
-
-    Args:
-        drafted: k drafted tokens.
-        chosen: k + 1 canonical choices: the one in place of each drafted token, and the one after them all.
-        ends: whether the sequence ends with the last of the tokens committed so far: called once for each, in order.
-
-    Returns:
-        The verdict; committing stops at a token that ends the sequence.
-    """
-    if not drafted:
-        ends(chosen)
-        return Verdict(chosen, ["plain"], [])
-    tokens: list[int] = []
-    statuses: list[Status] = []
-    for i, token in enumerate(chosen):
-        agrees = i < len(drafted) and drafted[i] == token
-        tokens.append(token)
-        statuses.append("accepted" if agrees else "corrected" if i < len(drafted) else "bonus")
-        if ends(tokens) or not agrees:
-            break
-    return Verdict(tokens, statuses, drafted[len(tokens) :])
+from detgen.engine.pass_results import WantedRows
+from detgen.engine.records import CODES, NONE
+from detgen.kernels.logprobs import Judged
 
 
 class Verdicts(NamedTuple):
-    """What the windows of a pass commit, as arrays; see `Verdict`.
+    """What the windows of a pass commit: accepted tokens, and one of the verifier's own unless they end before it.
 
     Attributes:
         accepted: int64 [windows], drafted tokens that stand.
-        committed: int64 [windows], tokens committed: those, and one of the verifier's own unless the sequence ended
-            before it.
+        committed: int64 [windows], tokens committed: those and that one.
     """
 
     accepted: np.ndarray
@@ -74,7 +29,7 @@ class Verdicts(NamedTuple):
 
 
 def judge(firsts: np.ndarray, drafted: np.ndarray, chosen: np.ndarray, ends: np.ndarray) -> Verdicts:
-    """`verify` for all windows of a pass at once.
+    """Compare the drafts of windows with the canonical choices; nothing stands behind one that ends its sequence.
 
     Args:
         firsts: int64 [windows], the first row of each window, ascending.
@@ -91,30 +46,36 @@ def judge(firsts: np.ndarray, drafted: np.ndarray, chosen: np.ndarray, ends: np.
     return Verdicts(np.minimum(accepted, committed), committed)
 
 
-def record(
-    seq: Sequence,
-    verdict: Verdict,
-    drafted: list[int],
-    drafter: str,
-    logprobs: list[float],
-    margins: list[float | None],
-) -> None:
-    """Append the verdict to the sequence's tokens and acceptance log.
+def log_columns(
+    rows: WantedRows, chosen: np.ndarray, committed: np.ndarray, judged: Judged, verified: np.ndarray, *, chained: bool
+) -> tuple[np.ndarray | slice, dict[str, np.ndarray]]:
+    """What the acceptance log says of the windows of a pass.
 
     Args:
-        seq: changed in place: tokens, records, rounds.
-        verdict: what `verify` said.
-        drafted: the draft it judged.
-        drafter: who drafted.
-        logprobs: of each committed token.
-        margins: of each committed token; None where there was no other candidate.
+        rows: those whose logits were wanted.
+        chosen: int64 [rows], the canonical choice after each row.
+        committed: int64 [windows], how many of them stand.
+        judged: what the rows that are committed say of their tokens.
+        verified: bool [windows], whether the sequence is.
+        chained: whether each row is that of a pass of its own.
+
+    Returns:
+        The rows that have an entry, and the entries' columns, as `Log.write` takes them: token, drafted, status,
+        logprob and margin.
     """
-    first = seq.generated
-    for i, (token, status) in enumerate(zip(verdict.tokens, verdict.statuses, strict=True)):
-        seen = drafted[i] if i < len(drafted) else None
-        seq.records.append(TokenRecord(first + i, seq.rounds, token, drafter, seen, status, logprobs[i], margins[i]))
-    behind = first + len(verdict.tokens)
-    for i, token in enumerate(verdict.rolled_back):
-        seq.records.append(TokenRecord(behind + i, seq.rounds, None, drafter, token, "rolled_back", None, None))
-    seq.tokens += verdict.tokens
-    seq.rounds += 1
+    kept = committed > 0
+    entries: np.ndarray | slice = slice(None)  # all, if nothing was drafted and nothing broke off
+    statuses = np.where(verified, CODES["plain"], CODES["unverified"])
+    logprobs, margins, tokens = judged.chosen, judged.margins, chosen
+    if not (rows.single and kept.all()):
+        taken = rows.depth < committed[rows.owner]
+        was_drafted = rows.drafted != NONE
+        agrees = np.where(rows.drafted == chosen, CODES["accepted"], CODES["corrected"])
+        others = np.where((rows.counts[rows.owner] > 1) & (not chained), CODES["bonus"], statuses[rows.owner])
+        statuses = np.where(taken, np.where(was_drafted, agrees, others), CODES["rolled_back"])
+        logprobs, margins = np.zeros(len(chosen), np.float32), np.full(len(chosen), np.inf)
+        logprobs[taken], margins[taken] = judged.chosen, judged.margins
+        tokens = np.where(taken, chosen, NONE)
+        entries = taken | (was_drafted & kept[rows.owner])
+    columns = {"token": tokens, "drafted": rows.drafted, "status": statuses, "logprob": logprobs, "margin": margins}
+    return entries, {name: column[entries] for name, column in columns.items()}

@@ -29,7 +29,6 @@ if __name__ == "__main__":
 
 import detgen
 from detgen import Engine, Request, SamplingParams
-from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.outputs.batch_results import digested
@@ -137,7 +136,7 @@ CASES = dict(_cases())
 
 def _line(sample: Completion | Score, engine: Engine) -> bytes:
     """An output line as it was when the digests were taken."""
-    return dump(digested(json.loads(output_line(sample, Pieces(lambda: engine.tokenizer))))).encode() + b"\n"
+    return dump(digested(json.loads(output_line(sample, engine.pieces)))).encode() + b"\n"
 
 
 def digest(case: Case, folder: Path) -> str:

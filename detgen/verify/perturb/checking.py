@@ -22,8 +22,9 @@ from detgen.verify.perturb.given_prompts import left_out, repeated, shortened
 from detgen.verify.perturb.plan import ordered
 from detgen.verify.perturb.pool import Pool
 from detgen.verify.perturb.resuming import kill_and_resume
-from detgen.verify.perturb.running import FreshProcess, Subject, Task, breaking, known, refusal, short_of_memory, size
+from detgen.verify.perturb.running import FreshProcess, Subject, Task, breaking, known, short_of_memory, size
 from detgen.verify.perturb.timing import Timing
+from detgen.verify.replay.reading import refusal
 
 _ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
 _MORE = 5.0  # seconds in which more of them are looked for once there is one

@@ -6,6 +6,7 @@ A digest is eight bytes of BLAKE2b over the raw bits of a row: -0.0 differs from
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -13,9 +14,11 @@ from typing import Any
 
 import torch
 
+from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion
 from detgen.engine.sequence import Sequence
 from detgen.kernels.bits import bits
+from detgen.outputs.lines import output_line
 
 Key = tuple[str | int, int]  # request id, sample
 _Listed = list[Any] | tuple[Any, ...]
@@ -28,29 +31,33 @@ class Observed:
     Attributes:
         prompt: tokens of the prompt.
         tokens: the completion's.
-        text: its text.
-        finish: why it ended.
+        line: the output line of the sample, without its place in the input.
         logits: a digest per token of the completion; None where passes may be in one call, and from another program's
             files.
         keys: a digest per cached position, prompt first; None from another program's files.
         values: as keys.
-        said: the thoughts as its output has them, (first token of the chunk, text); None if the model does not think.
-        states: a digest of the state of each chunk whose rows were read; likewise, and None from files.
+        states: a digest of the state of each chunk whose rows were read; None if the model does not think, and from
+            files.
         thoughts: the thought of each full chunk of them, empty ones too; likewise.
         chunk: tokens of a chunk; 0 if not known.
     """
 
     prompt: int
     tokens: tuple[int, ...]
-    text: str = ""
-    finish: str | None = None
+    line: dict[str, Any] = field(default_factory=dict)
     logits: list[bytes] | None = None
     keys: list[bytes] | None = None
     values: list[bytes] | None = None
-    said: tuple[tuple[int, str], ...] | None = None
     states: list[bytes] | None = None
     thoughts: list[tuple[int, ...]] | None = None
     chunk: int = 0
+
+
+def line_of(raw: str) -> dict[str, Any]:
+    """What an output line says of a sample, wherever its prompt stands."""
+    line: dict[str, Any] = json.loads(raw)
+    del line["index"]
+    return line
 
 
 def digests(x: torch.Tensor) -> list[bytes]:
@@ -60,10 +67,10 @@ def digests(x: torch.Tensor) -> list[bytes]:
 
 
 class Watching:
-    """A trace that keeps digests; see `Trace` for `chains`."""
+    """A trace that keeps digests; `pieces` are of the target's tokenizer, and see `Trace` for `chains`."""
 
-    def __init__(self, *, chains: bool = False) -> None:
-        self.chains = chains
+    def __init__(self, pieces: Pieces, *, chains: bool = False) -> None:
+        self.chains, self._pieces = chains, pieces
         self._logits: dict[Key, list[bytes]] = {}
         self._entries: dict[Key, tuple[list[bytes], list[bytes]]] = {}
         self._read: dict[Key, tuple[list[bytes], list[tuple[int, ...]], int]] = {}
@@ -90,12 +97,10 @@ class Watching:
         return Observed(
             done.prompt_tokens,
             done.token_ids,
-            done.text,
-            done.finish_reason,
+            line_of(output_line(done, self._pieces)),
             self._logits.get(key),
             keys,
             values,
-            None if done.thoughts is None else tuple((thought.first, thought.text) for thought in done.thoughts),
             states,
             thoughts,
             chunk,
@@ -109,7 +114,7 @@ class Difference:
     Attributes:
         id: of the request.
         sample: which of its samples.
-        what: "token", "logits", "keys", "values", "state", "thought", "text" or "missing".
+        what: "token", "logits", "keys", "values", "state", "thought", "line" (anything else of it) or "missing".
         position: in prompt and completion, of the first row that differs; its logits choose the next token.
         place: index of that token in the completion; negative within the prompt.
         tokens: that token in the reference and here; None if there is none.
@@ -234,10 +239,10 @@ def _first(key: Key, want: Observed, got: Observed) -> Difference | None:
         if a is not None and b is not None and (at := _differ(a, b)) is not None:
             found.append((offset + width * at, rank, what))
     if not found:
-        if (want.text, want.finish, want.said) == (got.text, got.finish, got.said):
+        if want.line == got.line:
             return None
         end = len(want.tokens) - 1
-        return Difference(*key, "text", row + end, end)
+        return Difference(*key, "line", row + end, end)
     position, _, what = min(found)
     place = position - row
     token = lambda o: o.tokens[place] if 0 <= place < len(o.tokens) else None  # noqa: E731

@@ -119,8 +119,8 @@ class Pool:
         """
         self.requests = [r for r in self.requests if (r.id, 0) in reference]  # the others cannot run
         for (id, _), sample in reference.items():
-            half = len(sample.text) // 2
-            self.stops[id] = sample.text[half : half + 2] or "\n"
+            text = sample.line["text"]
+            self.stops[id] = text[len(text) // 2 :][:2] or "\n"
             self.tokens[id] = sample.tokens
         second = self.requests[min(1, len(self.requests) - 1)]
         tokens = (*prompts[second.id], *reference[second.id, 0].tokens)
@@ -140,7 +140,7 @@ class Pool:
         made: list[Request] = []
         for request in self.requests:
             seen, tokens = reference[request.id, 0], prompts[request.id]
-            first = max((at for at, _ in seen.said or () if at + seen.chunk <= len(tokens)), default=None)
+            first = max((at for at, _ in seen.line.get("thoughts", ()) if at + seen.chunk <= len(tokens)), default=None)
             if first is not None and len(made) < _MUSING:
                 bias = tuple((token, 100.0) for token in sorted({*tokens[first : first + seen.chunk]}))
                 params = SamplingParams(max_tokens=_MUSED, ignore_eos=True, frequency_penalty=2.0, logit_bias=bias)

@@ -14,7 +14,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError
 from detgen.verify.perturb.budget import OutOfTime, check_time
-from detgen.verify.perturb.generation_digests import Key, Observed
+from detgen.verify.perturb.generation_digests import Key, Observed, line_of
 from detgen.verify.perturb.running import Task
 
 DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
@@ -45,8 +45,9 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
         killed = _run(command, until, folder / "out" / "outputs.jsonl", sum(r.params.n for r in task.queue) // 2)
         _run(command, until)
         lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [line for line in map(json.loads, lines) if "error" not in line]
-    return {(line["id"], line["sample"]): _observed(line) for line in found}, killed
+    found = [line for line in map(line_of, lines) if "error" not in line]
+    seen = [Observed(line["prompt_tokens"], tuple(line["token_ids"]), line) for line in found]
+    return {(each.line["id"], each.line["sample"]): each for each in seen}, killed
 
 
 def _run(command: list[str], until: float | None, outputs: Path | None = None, samples: int = 0) -> bool:
@@ -101,8 +102,3 @@ def _line(request: Request) -> dict[str, Any]:
         **dict(request.params),
     }
     return {key: value for key, value in line.items() if value is not None}
-
-
-def _observed(line: dict[str, Any]) -> Observed:
-    said = tuple((first, text) for first, text in line["thoughts"]) if "thoughts" in line else None
-    return Observed(line["prompt_tokens"], tuple(line["token_ids"]), line["text"], line["finish_reason"], said=said)

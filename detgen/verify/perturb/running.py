@@ -142,8 +142,8 @@ class Subject:
             EngineError: as building an engine does.
             OutOfTime: it is not done at this time (as `time.monotonic`).
         """
-        trace = Watching(chains=task.setting.chains)
         with self.configured(task) as engine:
+            trace = Watching(engine.pieces, chains=task.setting.chains)
             before = engine.stats.preemptions
             done: list[Completion] = []
             stream: Any = engine.stream(task.queue, trace=trace)
@@ -183,15 +183,6 @@ def size(engine: Engine, request: Request) -> tuple[int, int]:
     except RequestError:
         return 0, 0
     return sample.prompt_length, sample.limit
-
-
-def refusal(engine: Engine, request: Request) -> str | None:
-    """Why a request cannot run; None if it can."""
-    try:
-        next(engine.sequences(request))
-    except RequestError as error:
-        return str(error)
-    return None
 
 
 def _pages(engine: Engine, queue: list[Request]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,7 +18,6 @@ from detgen.outputs import KeptSamples
 from detgen.outputs.finished import items_of, prompts_of
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts, read_scores
-from detgen.verify.replay.audited import Audited
 from detgen.verify.replay.claims import (
     check_files,
     check_input,
@@ -28,10 +26,11 @@ from detgen.verify.replay.claims import (
     check_summary,
     read_manifest,
 )
-from detgen.verify.replay.derived_lines import Derivation
-from detgen.verify.replay.derived_scores import ScoreDerivation
+from detgen.verify.replay.lines import Replay
 from detgen.verify.replay.result import AuditResult
-from detgen.verify.replay.token_judging import judge
+from detgen.verify.replay.scores import ScoreReplay
+from detgen.verify.replay.stopped import Kept
+from detgen.verify.replay.texts import TextReplay
 
 # Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -80,7 +79,6 @@ class Audit:
     def __init__(self, folder: Path, manifest: dict[str, Any], engine: Engine, prompts: str | None) -> None:
         self._folder, self._manifest, self._engine = folder, manifest, engine
         self._given = prompts
-        self._stopped = manifest["status"] != "finished"
         self.result = AuditResult()
 
     def run(self, observer: Observer) -> AuditResult:
@@ -95,24 +93,24 @@ class Audit:
         dtypes = {manifest["profile"]["dtype"], self._engine.profile()["dtype"]}
         result.tolerance = max(TOLERANCE.get(d, 5e-2) for d in dtypes)
         prompts = self._prompts()
-        derivation: Derivation | ScoreDerivation
-        judged: Iterator[None]
-        with KeptSamples(self._folder) if self._stopped else nullcontext() as kept:
-            dated = self._engine.dated
-            find = None if kept is None else partial(kept.find, manifest=manifest, source=prompts.name, dated=dated)
-            if manifest.get("command") == "score":
-                derivation = ScoreDerivation(self._engine, self._folder, prompts.name, kept=find, result=result)
-                judged = derivation.check(self._scores(prompts))
-            else:
-                derivation = Derivation(self._engine, self._folder, prompts.name, kept=find, result=result)
-                judged = map(self._report, judge(self._engine, derivation.check(items_of(manifest, prompts))))
+        scores = manifest.get("command") == "score"
+        self._engine.reset_prefix_cache()  # what it read before is not to be believed either
+        items = self._scores(prompts) if scores else items_of(manifest, prompts)
+        dated, pieces = self._engine.dated, self._engine.pieces
+        with KeptSamples(self._folder) if manifest["status"] != "finished" else nullcontext() as store:
+            kept = None
+            if store is not None:
+                kept = Kept(partial(store.find, manifest=manifest, source=prompts.name, dated=dated), pieces)
+            replay: Replay = (ScoreReplay if scores else TextReplay)(
+                self._engine, self._folder, prompts.name, kept=kept, result=result
+            )
             started = time.perf_counter()
-            for done, _ in enumerate(judged, start=1):
+            for done, _ in enumerate(replay.check(items), start=1):
                 result.seconds = time.perf_counter() - started
                 figures = (f"{result.faults:,} faults",)
                 observer.progress(Progress(done, None, "samples", result.seconds, figures=figures))
-        if "summary" in manifest and derivation.whole:
-            check_summary(manifest, derivation.totals, result)
+        if "summary" in manifest and replay.whole:
+            check_summary(manifest, replay.totals, result)
         check_results(self._folder, manifest, prompts, result)
         if manifest["seconds"] and "summary" in manifest:
             result.run_speed = manifest["summary"]["tokens"] / manifest["seconds"]
@@ -132,20 +130,3 @@ class Audit:
         """The prompts of a folder of scores."""
         parameters = self._manifest["parameters"]
         return read_scores(prompts, parameters["limit"], echo=parameters["echo"])
-
-    def _report(self, audited: Audited) -> None:
-        """Note the tokens and log-probabilities that are not what the logits give."""
-        tokenizer = self._engine.tokenizer
-        for m in audited.mismatches:
-            token, expected = (f"{t} {tokenizer.decode([t])!r}" for t in (m.token, m.expected))
-            margin = "a filter drops it" if math.isinf(m.margin) else f"margin {m.margin:.3g}"
-            what = f"token {m.position} is {token}, the logits give {expected} ({margin})"
-            self.result.add(audited.label, what, "tie" if m.tie else "differs")
-        for what in audited.wrong_thoughts:
-            self.result.add(audited.label, what, "line")
-        for what, tie in audited.wrong_logprobs:
-            self.result.add(audited.label, what, "tie" if tie else "line")
-        for what, tie in audited.wrong_scores:
-            seq = audited.sequence
-            place = f"prompt {seq.request.index}, sample {seq.sample}"
-            self.result.add("acceptance.jsonl", f"{place}, {what}", "tie" if tie else "line")

@@ -30,7 +30,7 @@ class AuditResult:
     Attributes:
         findings: the first hundred, with ties.
         faults: all findings except ties.
-        ties: tokens whose margin is within the tolerance, under another profile.
+        ties: tokens, and lines with their values, that rounding explains, under another profile.
         differing: tokens that differ.
         samples: samples audited.
         tokens: their tokens.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score
 from detgen.outputs.lines import acceptance_lines, output_line
@@ -11,35 +13,44 @@ from detgen.outputs.store import STORE
 from detgen.verify.replay.result import AuditResult
 from detgen.verify.replay.run_files import Key, Line, in_words, parse
 
-Sample = Completion | Score
-Find = Callable[[Request, int], Sample | None]  # a request's sample in the store of a stopped run, if it is there
+
+class KeptLines(NamedTuple):
+    """The lines that a run is to write of a sample in its store: of `outputs.jsonl` and `acceptance.jsonl`."""
+
+    output: bytes
+    acceptance: bytes
+
+    def output_line(self, key: Key) -> Line:
+        """The output line, as a file would have it."""
+        return Line(STORE, self.output, parse(self.output) or {}, key)
+
+    def log_lines(self, key: Key) -> list[Line]:
+        """The acceptance log, as a file would have it."""
+        return [Line(STORE, raw, parse(raw) or {}, key) for raw in self.acceptance.splitlines(keepends=True)]
+
+    def check(self, key: Key, derived: tuple[bytes, bytes], result: AuditResult) -> None:
+        """Compare them with what they must be."""
+        if self != derived:
+            what = f"what it has of {in_words(key)} is not what the other files have, or its tokens give"
+            result.add(STORE, what, "line")
 
 
-def output_of(sample: Sample) -> bytes:
-    """The output line of a sample."""
-    return output_line(sample).encode()
+class Kept:
+    """The store of a stopped run.
 
+    Args:
+        find: a request's sample in it, if it is there.
+        pieces: of the target's tokenizer.
+    """
 
-def log_of(sample: Sample) -> bytes:
-    """The acceptance log of a sample."""
-    return acceptance_lines(sample).encode() if isinstance(sample, Completion) and sample.error is None else b""
+    def __init__(self, find: Callable[[Request, int], Completion | Score | None], pieces: Pieces) -> None:
+        self._find, self._pieces = find, pieces
 
-
-def line_of(sample: Sample) -> Line | None:
-    """The output line of a sample, as a file would have it."""
-    raw = output_of(sample)
-    fields = parse(raw)
-    return Line(STORE, raw, fields, (fields["index"], fields["sample"])) if fields else None
-
-
-def log_lines_of(sample: Sample, key: Key) -> list[Line]:
-    """The acceptance log of a sample, as a file would have it."""
-    return [Line(STORE, raw, parse(raw) or {}, key) for raw in log_of(sample).splitlines(keepends=True)]
-
-
-def check_kept(kept: Sample | None, derived: Sample, result: AuditResult) -> None:
-    """Compare what the store has of a sample with what it must be."""
-    if kept is None or (output_of(kept), log_of(kept)) == (output_of(derived), log_of(derived)):
-        return
-    key = derived.request.index, derived.sample
-    result.add(STORE, f"what it has of {in_words(key)} is not what the other files have, or its tokens give", "line")
+    def lines(self, request: Request, sample: int) -> KeptLines | None:
+        """The lines of a sample; None if the store does not have it."""
+        found = self._find(request, sample)
+        if found is None:
+            return None
+        logged = isinstance(found, Completion) and found.error is None
+        log = acceptance_lines(found).encode() if isinstance(found, Completion) and logged else b""
+        return KeptLines(output_line(found, self._pieces).encode(), log)

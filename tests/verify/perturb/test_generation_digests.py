@@ -9,8 +9,9 @@ import torch
 from detgen.verify.perturb.generation_digests import Observed, compare, digests
 
 ROWS = [bytes([i]) * 8 for i in range(9)]
-SEEN = Observed(4, (5, 6, 7), "abc", "length", ROWS[:3], ROWS[:6], ROWS[3:9])
-READ = replace(SEEN, said=((0, "a"),), states=ROWS[:3], thoughts=[(1,), (), ()], chunk=2)  # its rows are three chunks
+LINE = {"text": "abc", "finish_reason": "length", "logprobs": [{"token": 5, "logprob": -0.5, "top": []}]}
+SEEN = Observed(4, (5, 6, 7), LINE, ROWS[:3], ROWS[:6], ROWS[3:9])
+READ = replace(SEEN, states=ROWS[:3], thoughts=[(1,), (), ()], chunk=2)  # its rows are three chunks
 
 
 def test_digests_see_bits() -> None:
@@ -34,7 +35,7 @@ def test_equal() -> None:
 
 def _first(seen: Observed = SEEN, **changes: object) -> tuple[str, int, int, tuple[int | None, int | None]]:
     result = compare({("a", 0): seen}, {("a", 0): replace(seen, **changes)})  # type: ignore[arg-type]
-    assert not result.tally.equal or changes.keys() & {"text", "finish", "said"}
+    assert not result.tally.equal or "line" in changes
     (d,) = result.differences
     return d.what, d.position, d.place, d.tokens
 
@@ -47,8 +48,8 @@ def test_first_difference() -> None:
     assert _first(logits=[*ROWS[:1], ROWS[8], ROWS[8]], tokens=(5, 9, 9)) == ("logits", 4, 1, (6, 9))
     assert _first(keys=[*ROWS[:4], ROWS[8], ROWS[8]], tokens=(5, 9, 9)) == ("keys", 4, 1, (6, 9))
     assert _first(values=[ROWS[0], *ROWS[4:9]]) == ("values", 0, -3, (None, None))
-    assert _first(text="abd")[0] == "text"
-    assert _first(finish="stop")[0] == "text"
+    for other in ({"text": "abd"}, {"finish_reason": "stop"}, {"logprobs": []}):
+        assert _first(line=LINE | other) == ("line", 5, 2, (None, None))
 
 
 def test_first_difference_of_a_model_that_thinks() -> None:
@@ -61,8 +62,7 @@ def test_first_difference_of_a_model_that_thinks() -> None:
     assert _first(READ, thoughts=[(1,), (2,), ()], tokens=(9, 6, 7))[0] == "thought"
     assert _first(READ, thoughts=[(1,), (2,), ()], logits=[ROWS[8], *ROWS[1:3]])[0] == "logits"
     assert _first(READ, thoughts=[(1,), ()])[:2] == ("thought", 5)
-    assert _first(READ, said=((0, "b"),))[0] == "text"
-    assert _first(READ, said=None)[0] == "text"
+    assert _first(READ, line=READ.line | {"thoughts": [[0, "b"]]})[0] == "line"
     assert compare({("a", 0): READ}, {("a", 0): replace(READ, states=None, thoughts=None)}).differences == []
 
 

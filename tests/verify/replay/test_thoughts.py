@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,19 +12,13 @@ import pytest
 from helpers.checks import Silent
 from helpers.tampering import edit_lines, renew
 from helpers.thinking_models import random_model, save_model
-from hypothesis import given
-from hypothesis import strategies as st
 
 from detgen import Engine, EngineConfig, Request, SamplingParams
-from detgen.kernels.input_batch import Window
 from detgen.run import RunConfig, run
 from detgen.verify.replay.audit import Audit
-from detgen.verify.replay.audited import Audited
 from detgen.verify.replay.claims import read_manifest
-from detgen.verify.replay.known_windows import Reading, up_to_thoughts
+from detgen.verify.replay.reading import Known, read
 from detgen.verify.replay.result import AuditResult
-from detgen.verify.replay.thoughts import claims_of, possible, wrong_thoughts
-from detgen.verify.replay.token_judging import judge
 
 STORY = "A coin's state is heads. Alice flips, then Bob flips, then Carol waits. {} What's the state? A:"
 LINES: list[dict[str, Any]] = [
@@ -91,16 +84,16 @@ def test_a_wrong_thought(change: Any, sample: int, place: int) -> None:
         lines[sample]["thoughts"][place][1] += "x"
 
     (found,) = change(other)
-    assert found.startswith("line the thought of the chunk at position ")
-    assert "x', its tokens give " in found
+    assert found.startswith("line thoughts[")
+    assert "x'], should be [" in found
 
 
 @pytest.mark.parametrize("sample", range(4))
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_missing_thought(change: Any, sample: int, place: int) -> None:
     (found,) = change(lambda lines: lines[sample]["thoughts"].pop(place))
-    assert found.startswith("line the thought ")
-    assert found.endswith(" is missing")
+    assert found.startswith("line thoughts has ")
+    assert "], should be [" in found or "is nothing, should be [" in found
 
 
 @pytest.mark.parametrize("first", [0, 4, 1, -4, 4000])
@@ -112,31 +105,30 @@ def test_a_thought_that_nobody_had(change: Any, first: int) -> None:
         lines[0]["thoughts"] = sorted([*others, [first, "no such thing"]])
 
     (found,) = change(more)
-    assert f"the chunk at position {first}" in found
-    assert "made up" in found or "its tokens give" in found
+    assert f"is [{first}, 'no such thing'], should be " in found
 
 
 def test_thoughts_twice_or_out_of_order(change: Any) -> None:
-    assert change(lambda lines: lines[0]["thoughts"].insert(0, lines[0]["thoughts"][0])) == [
-        "line the thoughts are not one a chunk in the order of the text"
-    ]
+    (found,) = change(lambda lines: lines[0]["thoughts"].insert(0, lines[0]["thoughts"][0]))
+    assert found.startswith("line thoughts has ")
 
 
 @pytest.mark.parametrize("value", [None, {}, [4], [[4]], [["4", "x"]], [[True, "x"]], [[4, None]], [[4, "x", 1]], "x"])
 def test_thoughts_that_are_none(change: Any, value: Any) -> None:
     found = change(lambda lines: lines[0].update(thoughts=value))
-    assert found[0] == "line does not have the thoughts of its chunks, in order"
+    assert found[0].startswith(("line thoughts is ", "line thoughts has "))
 
 
 def test_no_thoughts_at_all(change: Any) -> None:
-    assert change(lambda lines: lines[0].pop("thoughts")) == ["line does not have the thoughts of its chunks, in order"]
+    (found,) = change(lambda lines: lines[0].pop("thoughts"))
+    assert found.startswith("line thoughts is None, should be [[")
 
 
 @pytest.mark.parametrize("thoughts", [[[1, "x"]], [[4, "x"], [0, "y"]], [[400, "x"]], [[0, "x"], [0, "x"]]])
 def test_an_unverified_line_has_thoughts_of_chunks(change: Any, thoughts: Any) -> None:
     """What they say is not promised; where they are has to be possible."""
     (found,) = change(lambda lines: lines[4].update(thoughts=thoughts))
-    assert found == "line does not have the thoughts of its chunks, in order"
+    assert found.startswith("line thoughts has ")
 
 
 def test_another_token_is_found_beside_right_thoughts(change: Any, thinking: Engine) -> None:
@@ -158,72 +150,16 @@ def test_a_model_that_does_not_think_has_no_thoughts(tmp_path: Path, engine: Eng
     assert "has 'thoughts', which no run writes here" in finding.what
 
 
-# Without a model
-
-
-def test_claims() -> None:
-    assert claims_of([]) == []
-    assert claims_of([[4, " heads"], [12, ""]]) == [(4, " heads"), (12, "")]
-    assert possible([(0, "a"), (8, "b")], 4, 12)
-    assert not possible([(0, "a"), (8, "b")], 4, 11)
-
-
-@given(
-    said=st.dictionaries(st.integers(0, 5), st.sampled_from("ab")),
-    given_=st.dictionaries(st.integers(0, 5), st.sampled_from("ab")),
-)
-def test_each_difference_is_said_once(said: dict[int, str], given_: dict[int, str]) -> None:
-    found = list(wrong_thoughts(sorted(said.items()), sorted(given_.items())))
-    assert len(found) == len({first for first, _ in said.items() ^ given_.items()})
-
-
-@given(st.integers(0, 2**32), st.integers(1, 40), st.booleans())
-def test_each_row_is_read_until_it_stands(seed: int, most: int, right: bool) -> None:
-    """However windows are cut, each token is read in order; where the claims are right, none is read twice."""
-    rng = random.Random(seed)
-    chunk, readings, thinking = 4, [], {}
-    for slot in range(rng.randrange(1, 6)):
-        length = rng.randrange(1, 50)
-        ends = [end for end in range(chunk, length + 1, chunk) if rng.random() < 0.4]
-        pauses = ends if right else [end for end in range(chunk, length + 1, chunk) if rng.random() < 0.4]
-        sequence: Any = Request(slot, slot)  # not looked at
-        sample = Audited(sequence, [1])
-        readings.append(_Tokens(sample, slot, list(range(length)), pauses=pauses))
-        thinking[slot] = ends
-    rows = 0
-    for read in up_to_thoughts(readings, most):
-        assert 0 < sum(len(window.tokens) for _, window in read) <= most
-        assert len({window.slot for _, window in read}) == len(read)
-        for reading, window in read:
-            assert window.start == reading.at
-            assert window.tokens == reading.tokens[window.start :][: len(window.tokens)]
-            end = window.start + len(window.tokens)
-            reading.at = next((e for e in thinking[reading.slot] if window.start < e < end), end)
-            rows += len(window.tokens)
-    assert all(reading.at == len(reading.tokens) for reading in readings)
-    assert not right or rows == sum(len(reading.tokens) for reading in readings)
-
-
-class _Tokens(Reading):
-    """A reading whose windows want no logits."""
-
-    def window(self, start: int, width: int) -> Any:
-        return Window(self.slot, start, self.tokens[start : start + width], 0)
-
-
 def test_after_many_sequences_at_a_time(thinking: Engine) -> None:
     """An engine can judge whatever it generated before."""
     many = thinking.with_settings(batch_size=40, prefix_cache=False)
     requests = [Request(i, i, prompt=f"{i} Alice flips.", params=SamplingParams(max_tokens=3)) for i in range(40)]
     done = many.generate(requests)
     assert many.stats.peak_live == 40
-    samples = [
-        Audited(
-            *(next(many.sequences(c.request)), list(c.token_ids)),
-            thoughts=[(thought.first, thought.text) for thought in c.thoughts or ()],
-        )
-        for c in done
-    ]
-    judged = list(judge(many, samples))
-    assert len(judged) == 40
-    assert not any(a.mismatches or a.wrong_thoughts for a in judged)
+    samples = [Known(next(many.sequences(c.request)), list(c.token_ids)) for c in done]
+    found = list(read(many, samples))
+    assert sorted(map(id, found)) == sorted(map(id, samples))
+    for completion, known in zip(done, samples, strict=True):
+        assert not known.mismatches
+        said = [thought.tokens for thought in completion.thoughts or ()]
+        assert said == [thought for thought in known.sequence.thoughts if thought]

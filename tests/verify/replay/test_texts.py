@@ -20,8 +20,8 @@ from detgen.outputs.lines import dump
 from detgen.run import RunConfig, run
 from detgen.verify.replay.audit import Audit
 from detgen.verify.replay.claims import read_manifest
-from detgen.verify.replay.derived_lines import Derivation
 from detgen.verify.replay.result import AuditResult
+from detgen.verify.replay.texts import TextReplay
 
 Line = dict[str, Any]
 Judge = Callable[[Path], AuditResult]
@@ -47,7 +47,11 @@ def first(lines: list[Line], **fields: Any) -> Line:
         (0, lambda raw: raw + b"\n", "is not a line of a run"),
         (9, lambda raw: raw[:-1], "spelled as no run"),
         (7, lambda raw: raw[:-2] + b',"extra":1}\n', "has 'extra', which no run writes here"),
-        (7, lambda raw: raw.replace(b"prompts.jsonl:6", b"prompts.jsonl:7"), "should be the error"),
+        (
+            7,
+            lambda raw: raw.replace(b"prompts.jsonl:6", b"prompts.jsonl:7"),
+            "error is 'prompts.jsonl:7: prompt must be",
+        ),
         (0, lambda raw: b'{"index":0,"sample":' + b"[" * 50_000 + b"\n", "is not a line of a run"),
     ],
     ids=[
@@ -70,14 +74,14 @@ def test_the_bytes_of_output_lines(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda ls: ls[1].update(logprob=ls[1]["logprob"] - 1e-7), "logprob and margin are"),
-        (lambda ls: ls[1].update(margin=ls[1]["margin"] + 1e-7), "logprob and margin are"),
-        (lambda ls: ls[1].update(margin=None), "logprob and margin are"),
-        (lambda ls: ls[1].update(logprob=0.5), "logprob is 0.5, but must be null or a number from -inf to 0"),
+        (lambda ls: ls[1].update(logprob=ls[1]["logprob"] - 1e-7), "logprob is -"),
+        (lambda ls: ls[1].update(margin=ls[1]["margin"] + 1e-7), "margin is 0."),
+        (lambda ls: ls[1].update(margin=None), "margin is None, should be 0."),
+        (lambda ls: ls[1].update(logprob=0.5), "logprob is 0.5, should be -"),
         (lambda ls: ls[0].update(token=ls[0]["token"] + 1), "token is"),
         (lambda ls: ls[1].update(position=9), "position is 9, should be 1"),
         (lambda ls: ls[1].update(id="other"), "id is 'other', should be 'greedy'"),
-        (lambda ls: ls[1].update(extra=1), "'extra' is no field of it"),
+        (lambda ls: ls[1].update(extra=1), "has 'extra', which no run writes here"),
         (lambda ls: ls[0].update(drafter="model"), "nobody drafts the first token"),
         (lambda ls: ls[0].update(drafted=ls[0]["token"]), "1 tokens are drafted, where 0 can be"),
         (lambda ls: first(ls, status="accepted").update(status="corrected"), "status is 'corrected', should be 'acce"),
@@ -153,7 +157,7 @@ def test_a_damaged_manifest_is_one_line(folder: Path) -> None:
     ("change", "words"),
     [
         (lambda line: line["token_ids"].__setitem__(0, 5), "text"),
-        (lambda line: line.update(finish_reason="stop"), "finish_reason is 'stop', its tokens give 'length'"),
+        (lambda line: line.update(finish_reason="stop"), "finish_reason is 'stop', should be 'length'"),
         (lambda line: line.update(completion_tokens=3), "completion_tokens is 3"),
         (lambda line: line["token_ids"].append(5), "has 9 tokens, but may have 8"),
         (lambda line: line.update(error="no"), "is an error, but the prompt can run"),
@@ -271,13 +275,13 @@ def test_a_stopped_runs_journal(stopped: Path, engine: Engine) -> None:
         path.write_bytes(b'{"crc32":' + b'{"crc32":'.join([renewed, *entries[1:]]))
         return judge(stopped, engine)
 
-    tokens = json.loads(before.split(b"\n", 1)[0])["tokens"]
+    tokens, sample = (json.loads(before.split(b"\n", 1)[0])[name] for name in ("tokens", "sample"))
     assert found(attempt(b'"tokens":%d' % tokens, b'"tokens":%d' % (tokens + 1)), "journal.jsonl", "")
     assert found(attempt(b'"request":"', b'"request":"0'), "journal.jsonl", "")
     assert found(attempt(b'"rounds":', b'"rounds":1'), "journal.jsonl", "")
     assert found(attempt(b'"drafts":{', b'"drafts":{"you":{"rounds":0},'), "journal.jsonl", "")
     attempt(b'"tokens":%d' % tokens, b'"tokens":[]')  # no entry: the sample will run again
-    assert found(attempt(b'"sample":0', b'"sample":7'), "journal.jsonl", "which is no sample of the run")
+    assert found(attempt(b'"sample":%d' % sample, b'"sample":7'), "journal.jsonl", "which is no sample of the run")
     path.write_bytes(before)
     edit_lines(stopped / "outputs.jsonl", lambda lines: lines[0].update(text="other"))
     assert found(judge(stopped, engine), "outputs.jsonl:1", "text is 'other'")
@@ -300,21 +304,20 @@ def test_a_sample_that_is_an_error_is_generated_again(tmp_path: Path, engine: En
     assert found(judge(folder, engine), "outputs.jsonl:2", "is an error, but the prompt can run")
     edit_lines(folder / "outputs.jsonl", lambda lines: lines[1].update(error="prompts.jsonl:2: no"))
     renew(folder)
-    assert found(judge(folder, broken), "outputs.jsonl:2", "error is 'prompts.jsonl:2: no', its tokens give")
+    assert found(judge(folder, broken), "outputs.jsonl:2", "error is 'prompts.jsonl:2: no', should be")
 
 
-def test_refusals_for_want_of_memory(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They depend on the machine: only their figures are judged, and an engine with less memory asks for more."""
+def test_refusals_for_want_of_memory(tmp_path: Path, engine: Engine) -> None:
+    """They depend on the machine: the run's own room decides, and an engine with less memory asks for more."""
+
+    def room(positions: int) -> Engine:
+        return engine.with_settings(kv_memory=positions * engine.position_bytes)
+
     prompts = [{"prompt": "import os\n"}, {"prompt": "x = 1\n" * 20, "max_tokens": 100}]
-    capacity = type(engine._scheduler).capacity
-    with monkeypatch.context() as patch:
-        patch.setattr(type(engine._scheduler), "capacity", 64)
-        folder = make_run(tmp_path, prompts, engine)
+    folder = make_run(tmp_path, prompts, room(64))
     assert "--kv-memory" in (folder / "outputs.jsonl").read_text()
-    assert judge(folder, engine).findings == []
-    with monkeypatch.context() as patch:
-        patch.setattr(type(engine._scheduler), "capacity", 100)
-        assert judge(folder, engine).findings == []
+    for judging in (engine, room(64), room(128)):
+        assert judge(folder, judging).findings == []
     for old, new in (("sequences of 64", "sequences of 999"), ("may grow to 1", "may grow to 2"), ("ask for", "ask ")):
         before = (folder / "outputs.jsonl").read_text()
         assert old in before
@@ -322,12 +325,12 @@ def test_refusals_for_want_of_memory(tmp_path: Path, engine: Engine, monkeypatch
         renew(folder)
         assert found(judge(folder, engine), "outputs.jsonl:2", ""), new
         (folder / "outputs.jsonl").write_text(before)
+    renew(folder)
     (tmp_path / "more").mkdir()
-    whole = make_run(tmp_path / "more", prompts, engine)
-    assert type(engine._scheduler).capacity is capacity
-    monkeypatch.setattr(type(engine._scheduler), "capacity", 64)
-    with pytest.raises(CheckError, match="give the audit more with --kv-memory"):
-        judge(whole, engine)
+    for some, less in ((engine, room(64)), (room(128), room(64))):  # it ran, or was refused for want of more room
+        whole = make_run(tmp_path / "more", prompts, some, overwrite=True)
+        with pytest.raises(CheckError, match="give the audit more with --kv-memory"):
+            judge(whole, less)
 
 
 def test_logits_that_are_not_finite(folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,20 +344,20 @@ def test_logits_that_are_not_finite(folder: Path, engine: Engine, monkeypatch: p
         return logits
 
     monkeypatch.setattr(forward, "run", broken)
-    assert any("the logits of token" in f.what for f in judge(folder, engine).findings)
+    assert any("not finite at position" in f.what for f in judge(folder, engine).findings)
 
 
 def test_files_are_read_beside_each_other(folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample's lines are held while it is judged, not longer."""
     held: list[int] = []
-    original = Derivation._check_sample
+    original = TextReplay._sample
 
-    def watched(self: Derivation, seq: Any) -> Any:
+    def watched(self: TextReplay, seq: Any) -> Any:
         held.append(seq.request.index)
         return original(self, seq)
 
-    monkeypatch.setattr(Derivation, "_check_sample", watched)
-    monkeypatch.setattr("detgen.verify.replay.token_judging._AHEAD", 2)
+    monkeypatch.setattr(TextReplay, "_sample", watched)
+    monkeypatch.setattr("detgen.verify.replay.texts.AHEAD", 2)
     seen: list[tuple[int, int]] = []
 
     class Watching(Silent):
@@ -381,4 +384,16 @@ def test_hidden_states_that_are_not_finite(folder: Path, engine: Engine) -> None
     first = engine.encode(Request(0, 0, prompt="class Stack:\n"))[0]
     with engine.canonical.decoder.breaking(first):
         findings = judge(folder, engine).findings
-    assert any("the hidden states at position 0 are not finite" in f.what for f in findings)
+    assert any("not finite at position 0" in f.what for f in findings)
+
+
+def test_a_text_that_ends_before_its_last_token(tmp_path: Path, engine: Engine) -> None:
+    """Whatever else fits: the tokens, the logits, and why it is said to have ended."""
+    folder = make_run(tmp_path, [{"prompt": "def add(a, b):\n"}], engine)
+    (line,) = map(json.loads, (folder / "outputs.jsonl").read_text().splitlines())
+    tokens = line["token_ids"]
+    at = next(i for i in range(1, 7) if tokens[i] not in tokens[:i] and tokens[i] != tokens[-1])
+    edit_manifest(folder, lambda m: m["parameters"].update(stop_token_ids=[tokens[at]]))
+    edit_lines(folder / "outputs.jsonl", lambda lines: lines[0].update(finish_reason="stop"))
+    renew(folder)
+    assert found(judge(folder, engine), "outputs.jsonl:1", f"has 8 tokens, but ends with token {at}")

@@ -70,10 +70,10 @@ def test_untouched(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
     ("change", "said"),
     [
         (lambda lines: lines[0].update(logprob=lines[0]["logprob"] + 1e-9), "outputs.jsonl:1: logprob is"),
-        (lambda lines: lines[1]["logprobs"][0].update(logprob=-1.0), "outputs.jsonl:2: logprobs is"),
-        (lambda lines: lines[4]["logprobs"][3].update(greedy="x"), "outputs.jsonl:5: logprobs is"),
+        (lambda lines: lines[1]["logprobs"][0].update(logprob=-1.0), "outputs.jsonl:2: logprobs[0] is"),
+        (lambda lines: lines[4]["logprobs"][3].update(greedy="x"), "outputs.jsonl:5: logprobs[3] is"),
         (lambda lines: lines[2].update(is_greedy=True), "outputs.jsonl:3: is_greedy is True"),
-        (lambda lines: lines[0]["token_ids"].append(3), "outputs.jsonl:1: token_ids is"),
+        (lambda lines: lines[0]["token_ids"].append(3), "outputs.jsonl:1: token_ids has"),
         (lambda lines: lines[0].update(metadata={"note": 2}), "outputs.jsonl:1: metadata is"),
         (lambda lines: lines[0].update(extra=1), "outputs.jsonl:1: has 'extra', which no run writes here"),
         (lambda lines: lines[5].update(error="p.jsonl:4: something else"), "outputs.jsonl:6: error is"),

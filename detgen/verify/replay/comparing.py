@@ -1,0 +1,109 @@
+"""Lines beside what they must be, byte for byte; and what differs, in words."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from detgen.engine.request import TokenLogprobs
+from detgen.outputs import dump
+from detgen.verify.replay.result import AuditResult
+from detgen.verify.replay.run_files import Line, in_words
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 120
+
+Path = tuple[Any, ...]  # a field, and the place in it if it is a list
+# Asked about a value that is another one than it must be, given the line that must be there: "tie" where rounding
+# explains it, "free" where it may stand there, else None.
+Allow = Callable[[Path, Any, Any, dict[str, Any]], str | None]
+
+
+def shown(value: object) -> str:
+    """A value of a line, which may be long or nested deep, in few characters."""
+    return _SHOWN.repr(value)
+
+
+def compare_line(line: Line, derived: bytes, result: AuditResult, allow: Allow = lambda *_: None) -> bytes:
+    """Compare a line with what it must be; what differs goes to the result.
+
+    Args:
+        line: of a run.
+        derived: what it must be.
+        result: takes the findings.
+        allow: is asked about each value that is another one.
+
+    Returns:
+        What it must be, with those of its own values that are allowed.
+    """
+    if line.raw == derived:
+        return derived
+    faults, ties = result.faults, list[str]()
+
+    def settle(path: Path, found: Any, wanted: Any) -> Any:
+        if found == wanted:
+            return wanted
+        if len(path) == 1 and type(found) is type(wanted) is list and len(found) == len(wanted):
+            return [settle((*path, i), *pair) for i, pair in enumerate(zip(found, wanted, strict=True))]
+        allowed = allow(path, found, wanted, fields)
+        what = _difference(path, found, wanted)
+        if allowed is None:
+            result.add(line.where, what, "line")
+        elif allowed == "tie":
+            ties.append(what)
+        return wanted if allowed is None else found
+
+    fields = json.loads(derived)
+    settled = {name: settle((name,), line.fields.get(name), wanted) for name, wanted in fields.items()}
+    if unknown := [name for name in line.fields if name not in fields]:
+        result.add(line.where, f"has {', '.join(map(ascii, unknown))[:200]}, which no run writes here", "line")
+    if ties:
+        result.add(line.where, ties[0] + (f", and {len(ties) - 1} more" if ties[1:] else ""), "tie")
+    accepted = dump(settled).encode() + b"\n"
+    if result.faults == faults and line.raw != accepted:
+        result.add(line.where, _spelling(line.raw, accepted), "line")
+    return accepted
+
+
+def compare_log(lines: list[Line], derived: bytes, result: AuditResult, allow: Allow = lambda *_: None) -> bytes:
+    """The same for the acceptance log of a sample."""
+    wants = derived.splitlines(keepends=True)
+    for line in lines[len(wants) :]:
+        result.add(line.where, f"is one too many of {in_words(line.key)}", "line")
+    for at, (line, want) in enumerate(zip(lines, wants, strict=False)):
+        wants[at] = compare_line(line, want, result, allow)
+    return b"".join(wants)
+
+
+def plausible(entry: TokenLogprobs, token: int, wanted: int, greedy: bool, vocabulary: int) -> bool:
+    """Whether some logits give a token's own and the most likely log-probabilities."""
+    ids, values = [t for t, _ in entry.top], [p for _, p in entry.top]
+    ordered = all((-p, t) < (-q, u) for (t, p), (u, q) in pairwise(entry.top))
+    if len(ids) != wanted or not ordered or not all(0 <= t < vocabulary for t in ids) or len(set(ids)) < len(ids):
+        return False
+    if not all(value <= 0 for value in (entry.logprob, *values)) or (greedy and ids and ids[0] != token):
+        return False
+    if token in ids:
+        return values[ids.index(token)] == entry.logprob
+    return not values or entry.logprob <= values[-1]
+
+
+def _difference(path: Path, found: Any, wanted: Any) -> str:
+    """A value and what it must be, in words; of lists that are not equally long, the first entry that differs."""
+    name = f"{path[0]}[{path[1]}]" if len(path) > 1 else path[0]
+    if len(path) > 1 or type(found) is not list or type(wanted) is not list:
+        return f"{name} is {shown(found)}, should be {shown(wanted)}"
+    at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
+    there, instead = (shown(entries[at]) if at < len(entries) else "nothing" for entries in (found, wanted))
+    lengths = f"has {len(found):,} entries, should have {len(wanted):,}"
+    return f"{name} {lengths}; {name}[{at}] is {there}, should be {instead}"
+
+
+def _spelling(found: bytes, wanted: bytes) -> str:
+    """Where two spellings of a line begin to differ."""
+    at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
+    there, instead = found[at : at + 20], wanted[at : at + 20]
+    return f"is spelled as no run spells it, from byte {at}: {there!r} instead of {instead!r}"

@@ -1,0 +1,138 @@
+"""The lines of a folder of scores, derived from its prompts.
+
+A score is what canonical passes say of tokens that the prompts give, so everything is derived. Under another profile
+bits are not promised: then log-probabilities may differ as far as rounding explains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from detgen.engine import Engine
+from detgen.engine.request import Request
+from detgen.engine.score_requests import Score, ScoreRequest
+from detgen.engine.scored import ScoredSequence
+from detgen.outputs.lines import bad_line, output_line
+from detgen.prompts import BadLine
+from detgen.verify.replay.comparing import Path, compare_line
+from detgen.verify.replay.lines import AHEAD, Replay
+from detgen.verify.replay.run_files import Key, Line
+
+# Of the tokens of scores, by place: the error of differences of logits that the tolerance allows, and how far the token
+# is from being as likely as the best one, or the next.
+_Errors = dict[Key, dict[int, tuple[float, float]]]
+
+
+class ScoreReplay(Replay):
+    """Derives the lines of scores; see `Replay`."""
+
+    def _check(self, items: Iterable[Request | BadLine]) -> Iterator[None]:
+        source = iter(items)
+        while some := list(islice(source, AHEAD)):
+            errors: _Errors = {}
+            scored = self._score([item for item in some if isinstance(item, ScoreRequest) and self._came(item)], errors)
+            for item in some:
+                if isinstance(item, BadLine):
+                    self._check_refusal(item.index, bad_line(item))
+                    continue
+                assert isinstance(item, ScoreRequest)
+                if (scores := scored.get(item.index)) is None:
+                    self._result.missing += item.samples
+                elif (why := self._refused(item, scores[0].error if scores[0].refused else None)) is not None:
+                    self._check_refusal(item.index, output_line(self._placed(Score(item, error=why)), self._pieces))
+                else:
+                    failed = False
+                    for score in scores:
+                        failed |= self._compare(self._placed(score), errors)
+                        yield
+                    self.totals.errors += failed
+
+    def _refusal(self, engine: Engine, request: Request) -> str | None:
+        assert isinstance(request, ScoreRequest)
+        (score, *_) = engine.score(request)
+        return score.error if score.refused else None
+
+    def _came(self, request: ScoreRequest) -> bool:
+        """Whether the run may have come to a prompt; one that was not stopped has come to all."""
+        if self._kept is None or self._outputs.peek() is not None:
+            return True
+        return any(self._kept.lines(request, sample) is not None for sample in request.wanted)
+
+    def _score(self, requests: list[ScoreRequest], errors: _Errors) -> dict[int, list[Score]]:
+        """The scores of some requests, by index; `errors` gets what rounding explains, under another profile."""
+
+        def trace(seq: ScoredSequence, first: int, logits: torch.Tensor) -> None:
+            tokens = torch.tensor(seq.scored[first : first + len(logits)], device=logits.device)
+            best = logits.topk(2).values
+            own = logits.gather(-1, tokens[:, None])[:, 0]
+            apart = torch.where(own == best[:, 0], best[:, 0] - best[:, 1], best[:, 0] - own)
+            error = 2 * self._tolerance * logits.masked_fill(~logits.isfinite(), 0).abs().amax(-1)
+            found = errors.setdefault((seq.request.index, seq.sample), {})
+            found.update(enumerate(zip(error.tolist(), apart.tolist(), strict=True), seq.first + first))
+
+        found: dict[int, list[Score]] = {request.index: [] for request in requests}
+        for scores in self._engine.score_stream(requests, trace if self._tolerance else None):
+            for score in scores:
+                found[score.request.index].append(score)
+        return {index: sorted(own, key=lambda score: score.sample) for index, own in found.items()}
+
+    def _compare(self, score: Score, errors: _Errors) -> bool:
+        """Compare the line of a score; whether it ended with an error, by itself."""
+        key = (score.request.index, score.sample)
+        derived = output_line(score, self._pieces).encode()
+        line = self._take(key)
+        if self._kept is not None:
+            kept = self._kept.lines(score.request, score.sample)
+            if line is None and kept is None:
+                self._result.missing += 1
+                return False
+            if kept is not None:
+                kept.check(key, (derived, b""), self._result)
+        elif line is None:
+            return False
+        self._result.samples += 1
+        self._result.tokens += len(score.token_ids)
+        if line is None:
+            return False
+        self.totals.prompts += score.sample == 0
+        self.totals.add(score)
+        compare_line(line, derived, self._result, _Rounded(line, errors.get(key, {})))
+        return score.error is not None
+
+
+class _Rounded:
+    """What rounding explains of the line of a score."""
+
+    def __init__(self, line: Line, errors: dict[int, tuple[float, float]]) -> None:
+        self._line, self._errors = line.fields, errors
+
+    def __call__(self, path: Path, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
+        """See `Allow`; the sums may be what the tokens of the line give."""
+        theirs: Any = self._line.get("logprobs")
+        if not self._errors:
+            return None
+        if path[0] == "logprobs" and len(path) > 1:
+            return "tie" if _close(found, wanted, *self._errors[path[1]]) else None
+        try:
+            if path == ("logprob",):
+                return "free" if found == math.fsum(each["logprob"] for each in theirs) else None
+            if path == ("is_greedy",):
+                return "free" if found is all(each["greedy"] for each in theirs) else None
+        except (TypeError, KeyError):
+            pass
+        return None
+
+
+def _close(written: Any, wanted: dict[str, Any], error: float, apart: float) -> bool:
+    """Whether rounding explains what a line says of a token."""
+    if not isinstance(written, dict) or written.keys() != wanted.keys() or written["token"] != wanted["token"]:
+        return False
+    was, now = written["logprob"], wanted["logprob"]
+    if type(was) is not float or type(now) is not float or not abs(was - now) <= error:
+        return False
+    return written["greedy"] is wanted["greedy"] or (type(written["greedy"]) is bool and apart <= error)
