@@ -4,7 +4,7 @@
     python benchmarks/coordinator.py --requests 20000 --tokens 512
 
 Everything but the engines is detgen's own: the input is read, requests go to workers over Ray, and their completions,
-made up beforehand, come back and go through journal, writer and acceptance log to the disk. Workers and coordinator
+made up beforehand, come back and go through store, writer and acceptance log to the disk. Workers and coordinator
 share this machine, so the rate is what all of it takes together; the coordinator's own limit is its processor time.
 
     requests/s   of a run's generating part, by the clock

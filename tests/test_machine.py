@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import mmap
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
-from detgen.machine import cpu_name, forget_peak_memory, peak_memory
+from detgen.machine import cpu_name, forget_peak_memory, on_network, peak_memory
 
 
 def test_the_processor_has_a_name() -> None:
@@ -23,3 +25,14 @@ def test_a_peak_lasts_until_it_is_forgotten() -> None:
     assert peak_memory() > before + (100 << 20)
     forget_peak_memory()
     assert peak_memory() < before + (64 << 20)
+
+
+def test_a_network_file_system_is_known_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not on_network(tmp_path / "new")
+    device = tmp_path.stat().st_dev
+    for kind, expected in (("ext4", False), ("nfs4", True), ("fuse.sshfs", True), ("fuse.portal", False)):
+        line = f"29 1 {os.major(device)}:{os.minor(device)} / / rw shared:1 - {kind} server:/x rw\n"
+        monkeypatch.setattr(Path, "read_text", lambda path, line=line: f"30 1 0:1 / /x rw - nfs y rw\n{line}")
+        assert on_network(tmp_path / "new") == expected
+    monkeypatch.setattr(Path, "read_text", lambda path: (_ for _ in ()).throw(OSError))
+    assert not on_network(tmp_path)

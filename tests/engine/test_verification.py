@@ -11,7 +11,7 @@ from detgen.engine.pass_results import WantedRows
 from detgen.engine.records import NONE, STATUSES
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
-from detgen.engine.verification import judge, log_columns, verify
+from detgen.engine.verification import judge, log_columns
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.logprobs import Judged
 

@@ -200,7 +200,7 @@ def test_a_store_that_has_no_room_is_reported_and_loses_nothing(tmp_path: Path) 
 
 
 def test_a_line_waits_for_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And commits wait for fifty times as long as one takes; whoever ends in between commits what there is."""
+    """And commits wait for so many times as long as one takes; whoever ends in between commits what there is."""
     monkeypatch.setattr(detgen.outputs.writer, "SPARING", 50)
     now = [0.0]
     monkeypatch.setattr(detgen.outputs.writer.time, "monotonic", lambda: now[0])

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from detgen.outputs.entries import pack, read_entries
 from helpers.checks import Silent
 from helpers.tampering import edit_lines, edit_manifest
 
 from detgen import Engine, EngineConfig
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import CheckError
+from detgen.outputs.packing import pack, unpacked
+from detgen.outputs.store import STORE, digest
 from detgen.run import ScoreConfig, run
 from detgen.verify.replay.audit import Audit
 from detgen.verify.replay.claims import read_manifest
@@ -105,7 +108,7 @@ def test_digests_and_totals(folder: Path, audit: Callable[[Path], AuditResult]) 
 
 
 def test_a_stopped_run(tmp_path: Path, engine: Engine, audit: Callable[[Path], AuditResult]) -> None:
-    """What the journal has is judged, too; what is missing is counted."""
+    """What the store has is judged, too; what is missing is counted."""
 
     class Failing:
         def __getattr__(self, name: str) -> Any:
@@ -126,12 +129,17 @@ def test_a_stopped_run(tmp_path: Path, engine: Engine, audit: Callable[[Path], A
     assert result.samples >= 2
     assert result.missing > 0
     assert result.samples + result.missing == 9
-    journal = tmp_path / "out" / "journal.jsonl"
-    *others, last = read_entries(journal)
-    changed = replace(last, output=last.output.replace(b'"logprob":-', b'"logprob":-1'))
-    journal.write_bytes(b"".join(map(pack, [*others, changed])))
+    with sqlite3.connect(tmp_path / "out" / STORE) as db:
+        query = "SELECT id, place, key, value FROM entries JOIN packed USING (id) ORDER BY id DESC"
+        entry, place, key, value = db.execute(query).fetchone()
+        asked = ScoreRequest(0, 0, prompt="")
+        score = unpacked(value[16:], asked, 0)
+        assert isinstance(score, Score)
+        data = pack(replace(score, logprobs=(-1.0, *score.logprobs[1:])))
+        db.execute("UPDATE packed SET value = ? WHERE id = ?", (digest(key, data) + data, entry))
     (finding,) = audit(tmp_path / "out").findings
-    assert f"the entry of prompt {last.index}, sample {last.sample}: output: not what" in finding.what
+    assert finding.where == STORE
+    assert f"of prompt {place}, sample" in finding.what
 
 
 def test_another_profile(folder: Path, audit: Callable[[Path], AuditResult], engine: Engine) -> None:

@@ -6,7 +6,9 @@ Digests are renewed after each change, so that only the content can tell.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from helpers.checks import Silent
 from helpers.tampering import Changed, edit_lines, edit_manifest, fail, renew
 
 from detgen import Engine, EngineConfig, Request, SamplingParams
+from detgen.engine.request import Completion
 from detgen.errors import CheckError
 from detgen.outputs.lines import dump
+from detgen.outputs.packing import pack, unpacked
+from detgen.outputs.store import STORE, digest
 from detgen.run import RunConfig, run
 from detgen.verify.replay.audit import Audit
 from detgen.verify.replay.claims import read_manifest
@@ -229,7 +234,7 @@ def stopped(tmp_path: Path, engine: Engine) -> Path:
     small = engine.with_settings(drafter="ngram", batch_size=2)
     folder = make_run(tmp_path, PROMPTS, Changed(small, stop=4))
     assert json.loads((folder / "manifest.json").read_text())["status"] == "interrupted"
-    assert (folder / "journal.jsonl").stat().st_size
+    assert (folder / STORE).stat().st_size
     return folder
 
 
@@ -239,7 +244,7 @@ def kill(folder: Path) -> None:
 
 
 def test_a_stopped_run(stopped: Path, engine: Engine) -> None:
-    """What there is is judged, wherever a kill tore the files; the journal has what they lack."""
+    """What there is is judged, wherever a kill tore the files; the store has what they lack."""
     result = judge(stopped, engine)
     assert result.findings == []
     assert result.samples + result.missing == 6
@@ -260,29 +265,32 @@ def test_a_stopped_run(stopped: Path, engine: Engine) -> None:
     assert result.samples == samples
 
 
-def test_a_stopped_runs_journal(stopped: Path, engine: Engine) -> None:
-    """Its lines, figures and digests of requests are judged as well."""
-    import zlib
+def test_a_stopped_runs_store(stopped: Path, engine: Engine) -> None:
+    """What it has is judged as well, and stays as it is."""
+    before = {path.name: path.read_bytes() for path in stopped.iterdir()}
+    assert judge(stopped, engine).findings == []
+    assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
 
-    path = stopped / "journal.jsonl"
-    before = path.read_bytes()
+    def attempt(change: Callable[[Completion], Completion]) -> AuditResult:
+        """Change the first sample, and renew its digest."""
+        with sqlite3.connect(stopped / STORE) as db:
+            entry, key, value = db.execute("SELECT id, key, value FROM entries JOIN packed USING (id)").fetchone()
+            asked = Request(0, 0, prompt="")
+            found = unpacked(value[16:], asked, 0)
+            assert isinstance(found, Completion)
+            data = pack(change(found))
+            db.execute("UPDATE packed SET value = ? WHERE id = ?", (digest(key, data) + data, entry))
+        result = judge(stopped, engine)
+        (stopped / STORE).write_bytes(before[STORE])
+        return result
 
-    def attempt(old: bytes, new: bytes, keep: str = "") -> AuditResult:
-        entries = before.split(b'{"crc32":')[1:]
-        body = entries[0][len(b'"00000000",') :].replace(old, new, 1)
-        assert body != entries[0][len(b'"00000000",') :]
-        renewed = b'"%08x",' % zlib.crc32(body) + body
-        path.write_bytes(b'{"crc32":' + b'{"crc32":'.join([renewed, *entries[1:]]))
-        return judge(stopped, engine)
-
-    tokens, sample = (json.loads(before.split(b"\n", 1)[0])[name] for name in ("tokens", "sample"))
-    assert found(attempt(b'"tokens":%d' % tokens, b'"tokens":%d' % (tokens + 1)), "journal.jsonl", "")
-    assert found(attempt(b'"request":"', b'"request":"0'), "journal.jsonl", "")
-    assert found(attempt(b'"rounds":', b'"rounds":1'), "journal.jsonl", "")
-    assert found(attempt(b'"drafts":{', b'"drafts":{"you":{"rounds":0},'), "journal.jsonl", "")
-    attempt(b'"tokens":%d' % tokens, b'"tokens":[]')  # no entry: the sample will run again
-    assert found(attempt(b'"sample":%d' % sample, b'"sample":7'), "journal.jsonl", "which is no sample of the run")
-    path.write_bytes(before)
+    for change in (
+        lambda c: replace(c, text="other"),
+        lambda c: replace(c, prompt_tokens=c.prompt_tokens + 1),
+        lambda c: replace(c, records=c.records[:-1]),
+        lambda c: replace(c, records=(c.records[0]._replace(margin=1.0), *c.records[1:])),
+    ):
+        assert found(attempt(change), STORE, "not what the other files have, or its tokens give")
     edit_lines(stopped / "outputs.jsonl", lambda lines: lines[0].update(text="other"))
     assert found(judge(stopped, engine), "outputs.jsonl:1", "text is 'other'")
 
