@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from detgen.cli.declared import as_typed
 
+from detgen.cli.declared import as_typed
 from detgen.errors import EngineError
 from detgen.failing import limit_reached
 
