@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import typer
 
 from detgen import Completion, Engine, EngineConfig, Request, Score, ScoreRequest
 from detgen.cli import app
-from detgen.params import PARAMETERS
+from detgen.params import PARAMETERS, Parameter
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
@@ -64,6 +65,20 @@ def table_options() -> dict[str, tuple[str, str]]:
             names = re.findall(r"`(--?[\w-]+)", option)
             found[", ".join(names)] = option.split("`")[1].removeprefix(names[0]).strip(), default.strip("`")
     return found
+
+
+def parameter_row(parameter: Parameter) -> str:
+    """A row of the table of parameters."""
+    names = ", ".join(f"`{name}`" for name in (parameter.name, *parameter.aliases))
+    return f"| {names} | {parameter.needed} | {json.dumps(parameter.default)} | {parameter.help} |"
+
+
+def test_the_table_of_parameters_is_the_declaration() -> None:
+    section = (
+        (ROOT / "docs/runs.md").read_text(encoding="utf-8").partition("\n## Parameters\n")[2].partition("\n## ")[0]
+    )
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [parameter_row(parameter) for parameter in PARAMETERS.values()]
 
 
 def test_the_option_table_is_the_help() -> None:

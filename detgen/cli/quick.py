@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,13 @@ class ReaderLeftError(KeyboardInterrupt):
     """Whoever read standard output has closed it; what is left need not be done."""
 
 
-def quick(config: RunConfig, prompts: Sequence[str]) -> tuple[RunConfig, bool]:
+def quick(config: RunConfig, prompts: Sequence[str], say: Callable[[str], None]) -> tuple[RunConfig, bool]:
     """What to run, with prompts that are given here or piped in as plain text; whether their texts alone are printed.
+
+    Args:
+        config: what was asked for otherwise.
+        prompts: those of `--prompt`.
+        say: is told if several lines of standard input are one prompt.
 
     Raises:
         RunError: prompts are given twice, or what is piped in cannot be a prompt.
@@ -43,6 +48,8 @@ def quick(config: RunConfig, prompts: Sequence[str]) -> tuple[RunConfig, bool]:
         if beginning.lstrip(_BLANK)[:1] in (b"", b"{", b"["):  # blank, or JSON lines
             return replace(config, piped=cast("BinaryIO", _Joined(beginning, stream))), False
         prompts = [_plain_text(beginning, stream)]
+        if count := prompts[0].count("\n"):
+            say(f"standard input is plain text, and its {count + 1:,} lines are one prompt; a .txt file has one a line")
     lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
     return replace(config, piped=io.BytesIO(lines.encode())), config.output is None
 

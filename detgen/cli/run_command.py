@@ -62,7 +62,7 @@ def run_command(
     A line's own settings (max_tokens, temperature, ...) override the options.
     A line that cannot be run becomes an error in the output; the rest run.
     """
-    config, bare = quick(config, prompt or ())
+    config, bare = quick(config, prompt or (), display.message)
     return go(config, display, strict=strict, bare=bare)
 
 

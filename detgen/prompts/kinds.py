@@ -137,7 +137,9 @@ class ScoredCompletions(TypedDict):
 # What continues a prompt, by the key that holds it; a line has one of them.
 CONTENTS = {"prompt": TextLine, "messages": ChatLine, "prompt_token_ids": TokensLine}
 SCORED = {"text": ScoredText, "completion": ScoredCompletion, "completions": ScoredCompletions}
-CHAT_KEYS = tuple(key for key in ChatLine.__annotations__ if key not in (*Line.__annotations__, *CONTENTS))
+# What a chat may have besides, and what it is where nothing is asked.
+CHAT_KEYS: dict[str, Any] = {"tools": [], "chat_template_kwargs": {}, "continue_final_message": False}
+assert CHAT_KEYS.keys() == ChatLine.__annotations__.keys() - {*Line.__annotations__, *CONTENTS}
 _KINDS = {"id": Line, **CONTENTS, **SCORED, "body": BatchLine}
 _CHECKS = {key: TypeAdapter(made).validator for key, made in _KINDS.items()}
 

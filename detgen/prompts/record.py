@@ -93,8 +93,8 @@ def _content(record: dict[str, Any]) -> dict[str, Any]:
     check(given[0], record)
     if given[0] == "messages":
         return read_chat(record)
-    for key in CHAT_KEYS:
-        if (value := record.get(key)) is not None and not (value is False or value == [] or value == {}):
+    for key, empty in CHAT_KEYS.items():
+        if (value := record.get(key)) is not None and (value or type(value) is not type(empty)):
             raise RequestError(f'{key} needs messages; leave it out, or put it into "metadata" if it is no setting')
     return {"prompt": record["prompt"]} if given[0] == "prompt" else {"token_ids": tuple(record["prompt_token_ids"])}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import invoke
 from helpers.fakes import Watcher
 
 from detgen.cli.quick import Following
@@ -85,6 +84,12 @@ def test_texts_alone_are_printed_and_nothing_is_left(
     assert printed.stdout.decode() == "".join(f"{line['text']}\n" for line in lines)
     echoed = detgen(*arguments, "-q", "--echo", given=given)
     assert echoed.stdout.decode() == "".join(f"{line['prompt']}{line['text']}\n" for line in lines)
+
+
+def test_lines_that_are_one_prompt_are_no_surprise(place: Path) -> None:
+    said = b"detgen: standard input is plain text, and its 3 lines are one prompt; a .txt file has one a line\n"
+    assert said in detgen(given=PLAIN).stderr
+    assert b"one prompt" not in detgen(given=b"Tell me a joke.\n").stderr
 
 
 def test_a_prompt_with_a_folder_is_a_run_like_others(place: Path) -> None:
@@ -193,10 +198,13 @@ def test_refusals(place: Path, arguments: list[str], given: bytes, said: str) ->
     assert left(place) == []
 
 
-def test_a_scoring_can_be_printed_too(place: Path) -> None:
-    """All that is not the run's own is shared with it."""
-    result = invoke("score", "--help")
-    assert "- writes the lines" in " ".join(result.stdout.replace("│", " ").split())
+def test_scores_go_to_standard_output(place: Path) -> None:
+    samples = str(Path(__file__).parents[2] / "sample_prompts" / "scores.jsonl")
+    command = [sys.executable, "-m", "detgen", "score", samples, "-q", "--kv-memory", "64MiB", "--limit", "3"]
+    printed = subprocess.run([*command, "-o", "-"], capture_output=True, check=True)
+    assert left(place) == []
+    subprocess.run([*command, "-o", "out"], check=True)
+    assert printed.stdout == Path("out/outputs.jsonl").read_bytes()
 
 
 def test_whole_lines_are_copied_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

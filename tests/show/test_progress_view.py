@@ -134,3 +134,21 @@ def test_a_stage_is_drawn_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> 
     drawn = written(out)
     assert "probing \\x1b[31m" in drawn
     assert "0:01:05" in drawn
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_drawing_makes_room_for_what_is_written_to_the_same_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    out = console(terminal=True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    with LiveDisplay(out) as display:
+        display.progress(PROGRESS)
+        time.sleep(0.3)
+        with display.aside():
+            drawn = written(out)
+            assert drawn.rstrip().endswith("\x1b[2K") == terminal, "cleared"
+            time.sleep(0.6)
+            assert (written(out) == drawn) == terminal, "nothing is drawn meanwhile"
+        time.sleep(0.6)
+        assert len(written(out)) > len(drawn), "and it goes on"
