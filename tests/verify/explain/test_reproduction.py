@@ -16,7 +16,7 @@ from detgen import Engine, EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError
 from detgen.params import SamplingParams
-from detgen.verify.explain import replay
+from detgen.verify.explain import reproduction
 from detgen.verify.explain.explaining import Explanation
 from detgen.verify.perturb import running
 from detgen.verify.perturb.axes import Setting
