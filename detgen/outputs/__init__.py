@@ -19,10 +19,11 @@ from detgen.outputs.manifest_reading import parse_manifest, read_manifest, read_
 from detgen.outputs.samples import Samples
 from detgen.outputs.shared_store import SharedStore
 from detgen.outputs.store import Store
-from detgen.outputs.totals import Totals
+from detgen.outputs.totals import Answers, Totals
 from detgen.outputs.writer import Writer
 
 __all__ = [
+    "Answers",
     "FolderLostError",
     "FolderStore",
     "KeptSamples",

@@ -141,6 +141,16 @@ _Drafters = _keyed("Drafters", {name: NotRequired[_Counts] for name in DRAFTERS 
 
 
 @_declared
+class AnswerCounts(TypedDict):
+    """See `Answers`."""
+
+    prompts: _Count
+    right: _Count
+    right_by_length: _Count
+    unknown: _Count
+
+
+@_declared
 class Summary(TypedDict):
     """Totals of a run; `prompt_tokens` counts each prompt once."""
 
@@ -151,6 +161,7 @@ class Summary(TypedDict):
     prompt_tokens: _Count
     drafters: _Drafters  # type: ignore[valid-type]
     total: _Counts  # type: ignore[valid-type]
+    answers: NotRequired[AnswerCounts]
 
 
 @_declared

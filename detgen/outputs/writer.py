@@ -13,6 +13,7 @@ from typing import Any
 
 from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request
+from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import OutputError
 from detgen.outputs.directory import digest, write_all, writing
 from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
@@ -282,12 +283,17 @@ class Writer:
             self._outputs.write(slot.error)
             return
         assert slot.request is not None
+        scores = []
         for number, entry in sorted(slot.entries.items()):
             made = slot.made.get(number) or self._samples.read(entry, slot.request, number)
             self._outputs.write(output_line(made, self._pieces).encode())
             if self._acceptance is not None and isinstance(made, Completion) and made.error is None:
                 self._acceptance.write(acceptance_lines(made).encode())
             self.totals.add(made)
+            if isinstance(made, Score):
+                scores.append(made)
+        if isinstance(slot.request, ScoreRequest):
+            self.totals.answers.add(slot.request, scores)
 
 
 def _short(request: Request) -> Request:

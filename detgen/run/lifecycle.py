@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from detgen.errors import EngineError, OutputError, PromptsError, RequestError, 
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
 from detgen.outputs import (
+    Answers,
     FolderLostError,
     FolderStore,
     OutputFolder,
@@ -390,7 +391,7 @@ def _conclude(
     manifest |= {
         "status": "finished" if finished else "interrupted",
         "seconds": round(manifest["seconds"] + seconds, 3),
-        "summary": {**asdict(written), "total": asdict(written.drafters.total())},
+        "summary": written.summary(),
     }
     if finished:
         manifest["files"] = files
@@ -403,6 +404,7 @@ def _already_finished(folder: OutputFolder, manifest: dict[str, Any], observer: 
     folder.drop_drafts()
     counts = {name: count for name, count in manifest["summary"].items() if name != "total"}
     counts["drafters"] = DraftCounts({name: DrafterStats(**drafts) for name, drafts in counts["drafters"].items()})
+    counts["answers"] = Answers(**counts.get("answers", {}))
     written = Totals(**counts)
     return RunSummary(
         status="already finished",

@@ -82,6 +82,12 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if summary.reused:
         yield "reused", f"{_samples(summary.reused)} of earlier runs; the figures below leave them out"
     yield "tokens", f"{made.tokens:,}"
+    if (answers := written.answers).prompts:
+        share, by_length = answers.right / answers.prompts, answers.right_by_length / answers.prompts
+        of = "1 prompt" if answers.prompts == 1 else f"{answers.prompts:,} prompts"
+        yield "accuracy", f"{share:.1%} of {of} with an answer; {by_length:.1%} by log-probability per character"
+    if answers.unknown:
+        yield "answers", f"{answers.unknown:,} that are none of their prompt's completions, and not counted"
     if summary.seconds > 0:
         yield "tokens per second", f"{made.tokens / summary.seconds:,.1f} ({clock(summary.seconds)} in all)"
     if (thinking := summary.thoughts) is not None:

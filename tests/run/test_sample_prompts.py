@@ -6,6 +6,7 @@ Whoever changes one of them has changed the arithmetic, a model or what an outpu
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from typer.testing import CliRunner
 
 from detgen.cli import app
 from detgen.kernels.c import library
+from detgen.outputs.batch_results import digested
+from detgen.outputs.lines import dump
 
 PROMPTS = Path(__file__).parents[2] / "sample_prompts"
-# SHA-256 of outputs.jsonl with 32 tokens a sample, by the file and the temperature.
+# SHA-256 of outputs.jsonl with 32 tokens a sample, by the file and the temperature, without keys that came later.
 KNOWN = {
     ("batch.jsonl", "0"): "2214b3b054322d328b56480773db4a1e2946abd2d39d214000501716e8e83410",
     ("code.jsonl", "0"): "f0287f841f3ff64be05297fa4f4943f5ded70c8b4fcf0dae1f10b1422e86f833",
@@ -46,7 +49,8 @@ def digest(folder: Path, file: str, *options: str, command: str = "run") -> str:
     arguments = [command, str(PROMPTS / file), "-o", str(folder), "-q", "--kv-memory", "128MiB", *target, *options]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    return hashlib.sha256((folder / "outputs.jsonl").read_bytes()).hexdigest()
+    lines = [dump(digested(json.loads(line))) for line in (folder / "outputs.jsonl").read_text().splitlines()]
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
 @pytest.mark.parametrize(("file", "temperature"), KNOWN)

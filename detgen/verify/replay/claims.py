@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +95,14 @@ def check_results(folder: Path, manifest: dict[str, Any], prompts: Prompts, resu
 
 def check_summary(manifest: dict[str, Any], totals: Totals, result: AuditResult) -> None:
     """The totals of a run against those of its lines."""
-    found = {**asdict(totals), "total": asdict(totals.drafters.total())}
+    found = totals.summary()
     said = manifest["summary"]
     wrong = [
         f"{name} is {said[name]:,}, the lines give {found[name]:,}" for name in _COUNTS if said[name] != found[name]
     ]
     drafters = {**{f"drafters.{n}": c for n, c in said["drafters"].items()}, "total": said["total"]}
     given = {**{f"drafters.{n}": c for n, c in found["drafters"].items()}, "total": found["total"]}
+    drafters["answers"], given["answers"] = said.get("answers"), found.get("answers")
     for name in sorted(drafters.keys() | given.keys()):
         if drafters.get(name) != given.get(name):
             wrong.append(f"{name} is {drafters.get(name)}, the lines give {given.get(name)}")

@@ -51,6 +51,7 @@ class ScoreReplay(Replay):
                         failed |= self._compare(self._placed(score), errors)
                         yield
                     self.totals.errors += failed
+                    self.totals.answers.add(item, scores)
 
     def _refusal(self, engine: Engine, request: Request) -> str | None:
         assert isinstance(request, ScoreRequest)

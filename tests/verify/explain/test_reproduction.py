@@ -31,7 +31,7 @@ SETTING = Setting(batch=3, order="reversed", neighbours="long", drafter="ngram",
 def _save(path: Path, check: Check, case: Case) -> None:
     difference = Difference(case.watched[0].id, 0, "token", 20, 3, (5, 6))
     found = Explanation(case, case, difference, "a prompt", ("'a'", "'b'"), (), None)
-    assert replay.save_replay(path, found, check) == f"detgen verify-determinism --replay {path}"
+    assert reproduction.save_replay(path, found, check) == f"detgen verify-determinism --replay {path}"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_everything_comes_back(saved: tuple[Path, Case, Pool], config: EngineCon
     path, case, pool = saved
     assert any(r.token_ids for r in case.watched)
     assert any(r.params.stop for r in case.watched)
-    loaded, prompts, seed, again = replay.load(path)
+    loaded, prompts, seed, again = reproduction.load(path)
     assert again == case
     assert seed == 2**40
     assert asdict(loaded) == asdict(config)
@@ -62,7 +62,7 @@ def test_everything_comes_back(saved: tuple[Path, Case, Pool], config: EngineCon
 def test_chats_come_back(tmp_path: Path, make_check: Callable[..., Check]) -> None:
     request = Request(0, "chat", messages=[{"role": "user", "content": "é"}], params=SamplingParams(max_tokens=3))
     _save(tmp_path / "found.json", make_check(Pool([request], "long")), Case(Setting(), [request]))
-    assert replay.load(tmp_path / "found.json")[3].watched == [request]
+    assert reproduction.load(tmp_path / "found.json")[3].watched == [request]
 
 
 def test_fault_shows_again_until_it_is_fixed(
@@ -81,13 +81,13 @@ def test_fault_shows_again_until_it_is_fixed(
     _save(tmp_path / "found.json", make_check(Pool(watched, "long")), Case(setting, watched))
     with monkeypatch.context() as patch:
         noise_keyed_by_slot(patch)
-        found = replay.again(tmp_path / "found.json", observer)
+        found = reproduction.again(tmp_path / "found.json", observer)
     assert found is not None
     assert found.error is None
     assert found.case == Case(setting, watched)
     assert (found.difference.id, found.difference.what) == (2, "token")
     assert found.words[0] != found.words[1]
-    assert replay.again(tmp_path / "found.json", observer) is None
+    assert reproduction.again(tmp_path / "found.json", observer) is None
 
 
 def test_a_file_cannot_have_a_models_code_run(
@@ -105,10 +105,10 @@ def test_a_file_cannot_have_a_models_code_run(
     def seen(config: EngineConfig, _: object) -> None:
         raise SeenError(config.trust_remote_code)
 
-    monkeypatch.setattr(replay, "check_sources", seen)
+    monkeypatch.setattr(reproduction, "check_sources", seen)
     for trusted in (False, True):
         with pytest.raises(SeenError, match=str(trusted)):
-            replay.again(path, observer, trusted=trusted)
+            reproduction.again(path, observer, trusted=trusted)
 
 
 def _without(name: str) -> Callable[[dict[str, Any]], object]:
@@ -142,7 +142,7 @@ def test_damaged(
     path = tmp_path / "damaged.json"
     path.write_text(json.dumps(content))
     with pytest.raises(CheckError) as caught:
-        replay.load(path)
+        reproduction.load(path)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -153,11 +153,11 @@ def test_no_such_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other.json"
     path.write_bytes(content)
     with pytest.raises(CheckError, match=r"other\.json is not a reproduction file of detgen verify-determinism: "):
-        replay.load(path)
+        reproduction.load(path)
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match=r"cannot read .*nowhere\.json: No such file"):
-        replay.load(tmp_path / "nowhere.json")
+        reproduction.load(tmp_path / "nowhere.json")
     with pytest.raises(CheckError, match="is not a regular file"):
-        replay.load(tmp_path)
+        reproduction.load(tmp_path)
