@@ -13,7 +13,9 @@ from detgen import RequestError, SamplingParams
 from detgen.prompts.keys import KEYS
 from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 
-NAMES = sorted({*KEYS, *UNSUPPORTED, *OTHER_NAMES, "guided_json", "do_sample", "add_special_tokens", "temprature", "x"})
+ASKING_ELSEWHERE = ["suffix", "echo", "prefix", "assistant_prefix", "system", "beam_search", "smoothing_factor", "tfs"]
+ALMOST = ["guided_json", "do_sample", "add_special_tokens", "temprature", "x"]
+NAMES = sorted({*KEYS, *UNSUPPORTED, *OTHER_NAMES, *ASKING_ELSEWHERE, *ALMOST})
 
 GOOD: list[dict[str, Any]] = [
     {"id": "plain", "prompt": "def add(a, b):\n"},
