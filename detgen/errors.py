@@ -27,8 +27,16 @@ class OutputError(Exception):
     """The output folder cannot be used or written; the message names it and the remedy."""
 
 
-class CacheError(Exception):
-    """The completion cache cannot be used; the message names it, the reason and the remedy."""
+class StoreError(Exception):
+    """A store of samples cannot be used; the message names it, the reason and the remedy.
+
+    Attributes:
+        damaged: whether what is there is no store, or a damaged one.
+    """
+
+    def __init__(self, message: str, damaged: bool = False) -> None:
+        super().__init__(message)
+        self.damaged = damaged
 
 
 class RunError(Exception):

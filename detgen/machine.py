@@ -43,3 +43,21 @@ def forget_peak_memory() -> None:
     """Start the peak anew, where the system can."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def on_network(path: Path) -> bool:
+    """Whether a file is on a network file system, as far as the system tells; the file need not be there."""
+    with suppress(OSError):
+        device = (path if path.exists() else path.parent).stat().st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            mounted, _, kind = line.partition(" - ")
+            if mounted.split()[2] == number:
+                return kind.split()[0].removeprefix("fuse.") in _NETWORKED
+    return False
+
+
+_NETWORKED = {
+    *("9p", "afs", "beegfs", "ceph", "cifs", "davfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
+    *("orangefs", "s3fs", "smb3", "smbfs", "sshfs", "virtiofs", "vboxsf"),
+}

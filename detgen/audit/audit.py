@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from detgen.audit.claims import (
     check_files,
     check_input,
     check_profile,
-    check_requests,
     check_results,
     check_summary,
     read_manifest,
@@ -28,6 +29,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.pieces import Pieces
 from detgen.engine.request import Request
 from detgen.errors import CheckError, PromptsError
+from detgen.outputs import KeptSamples
 from detgen.outputs.finished import items_of, prompts_of
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts, read_scores
@@ -95,19 +97,23 @@ class Audit:
         result.tolerance = max(TOLERANCE.get(d, 5e-2) for d in dtypes)
         prompts = self._prompts()
         derivation: Derivation | ScoreDerivation
-        if manifest.get("command") == "score":
-            derivation = ScoreDerivation(self._engine, self._folder, prompts.name, stopped=self._stopped, result=result)
-            judged = derivation.check(self._scores(prompts))
-        else:
-            derivation = Derivation(self._engine, self._folder, prompts.name, stopped=self._stopped, result=result)
-            judged = map(self._report, judge(self._engine, derivation.check(items_of(manifest, prompts))))
-        started = time.perf_counter()
-        for done, _ in enumerate(judged, start=1):
-            result.seconds = time.perf_counter() - started
-            observer.progress(Progress(done, None, "samples", result.seconds, figures=(f"{result.faults:,} faults",)))
+        judged: Iterator[None]
+        with KeptSamples(self._folder) if self._stopped else nullcontext() as kept:
+            dated = self._engine.dated
+            find = None if kept is None else partial(kept.find, manifest=manifest, source=prompts.name, dated=dated)
+            if manifest.get("command") == "score":
+                derivation = ScoreDerivation(self._engine, self._folder, prompts.name, kept=find, result=result)
+                judged = derivation.check(self._scores(prompts))
+            else:
+                derivation = Derivation(self._engine, self._folder, prompts.name, kept=find, result=result)
+                judged = map(self._report, judge(self._engine, derivation.check(items_of(manifest, prompts))))
+            started = time.perf_counter()
+            for done, _ in enumerate(judged, start=1):
+                result.seconds = time.perf_counter() - started
+                figures = (f"{result.faults:,} faults",)
+                observer.progress(Progress(done, None, "samples", result.seconds, figures=figures))
         if "summary" in manifest and derivation.whole:
             check_summary(manifest, derivation.totals, result)
-        check_requests(self._folder, manifest, prompts, result)
         check_results(self._folder, manifest, prompts, Pieces(lambda: self._engine.tokenizer), result)
         if manifest["seconds"] and "summary" in manifest:
             result.run_speed = manifest["summary"]["tokens"] / manifest["seconds"]

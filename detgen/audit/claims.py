@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from detgen import outputs
 from detgen.audit.result import AuditResult
 from detgen.engine.pieces import Pieces
-from detgen.engine.request import Request
 from detgen.errors import CheckError, OutputError
 from detgen.outputs import Totals, differences, finished, open_plain
 from detgen.outputs.batch_results import result_lines
 from detgen.outputs.folder import OUTPUTS
-from detgen.outputs.lines import content_digest, request_line
-from detgen.outputs.manifest import REQUESTS, RESULTS
+from detgen.outputs.manifest import RESULTS
 from detgen.prompts import Inspection, Prompts
 
 if TYPE_CHECKING:  # the manifest is read before torch is imported
@@ -77,19 +75,6 @@ def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, r
     for name, is_now in (("format", prompts.format), ("prompts", found.prompts)):
         if is_now != described[name]:
             result.add("manifest.json", f"input.{name} is {described[name]!r:.60}, the prompts give {is_now!r}", "file")
-
-
-def check_requests(folder: Path, manifest: dict[str, Any], prompts: Prompts, result: AuditResult) -> None:
-    """`requests.jsonl`, if the run has one, against what the prompts give."""
-    files = manifest.get("files", {})
-    if REQUESTS not in files or result.faults:
-        return
-    digest = hashlib.sha256()
-    for item in finished.items_of(manifest, prompts):
-        if isinstance(item, Request):
-            digest.update(request_line(item.index, content_digest(item)))
-    if digest.hexdigest() != files[REQUESTS]["sha256"]:
-        result.add(REQUESTS, "is not what the prompts give", "file")
 
 
 def check_results(

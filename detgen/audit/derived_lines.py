@@ -19,13 +19,14 @@ from detgen.audit.acceptance import LogError, replay
 from detgen.audit.audited import Audited
 from detgen.audit.line_differences import compare_line, compare_log, plausible, shown
 from detgen.audit.result import AuditResult
-from detgen.audit.run_files import Key, Line, Lines, StoppedJournal, in_words, parse
+from detgen.audit.run_files import Key, Line, Lines, in_words
+from detgen.audit.stopped import Find, Sample, check_kept, line_of, log_lines_of, log_of, output_of
 from detgen.audit.thoughts import Claims, claims_of, possible
 from detgen.engine import Engine
 from detgen.engine.request import Completion, Request, Thought, TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.errors import CheckError, RequestError
-from detgen.outputs import Entry, Totals, make_entry
+from detgen.outputs import Totals
 from detgen.outputs.lines import bad_line, output_line
 from detgen.prompts import BadLine
 
@@ -43,7 +44,7 @@ class Derivation:
         engine: knows how a request begins and ends, and generates those that end with an error.
         folder: the output folder.
         name: what errors call the input.
-        stopped: the run has not finished.
+        kept: finds samples in the store of a run that has not finished; None if it has.
         result: takes the findings.
 
     Attributes:
@@ -51,13 +52,14 @@ class Derivation:
         whole: whether every line could be derived, so that the totals can be compared.
     """
 
-    def __init__(self, engine: Engine, folder: Path, name: str, *, stopped: bool, result: AuditResult) -> None:
+    def __init__(self, engine: Engine, folder: Path, name: str, *, kept: Find | None, result: AuditResult) -> None:
         self.totals = Totals()
         self.whole = True
+        stopped = kept is not None
         self._engine, self._name, self._stopped, self._result = engine, name, stopped, result
+        self._kept = kept
         self._outputs = Lines(folder / "outputs.jsonl", stopped=stopped, result=result)
         self._acceptance = Lines(folder / "acceptance.jsonl", stopped=stopped, result=result)
-        self._journal = StoppedJournal(folder, result) if stopped else None
         self._generated: tuple[Request, list[Completion]] | None = None
         self._ended = False
         self._failed = -1  # the last prompt of which a sample ended with an error
@@ -83,8 +85,6 @@ class Derivation:
                 break
         self._outputs.rest()
         self._acceptance.rest()
-        if self._journal is not None:
-            self._journal.rest()
 
     def _sequences(self, item: Request | BadLine) -> tuple[str | None, Iterable[Sequence]]:
         """The line of a prompt that cannot run, or else its samples before their first token."""
@@ -166,9 +166,9 @@ class Derivation:
         """Check the lines of a sample that can run; None if its tokens cannot be judged."""
         key = (seq.request.index, seq.sample)
         written = self._take(key)
-        entry = self._journal.entry(key) if self._journal is not None else None
-        lines = self._log(key, entry)
-        line = written or (_of_entry(entry) if entry is not None else None)
+        kept = self._kept(seq.request, seq.sample) if self._kept is not None else None
+        lines = self._log(key, kept)
+        line = written or (line_of(kept) if kept is not None else None)
         if line is None:
             self._result.missing += self._stopped
             if lines is not None:
@@ -178,39 +178,35 @@ class Derivation:
             self.totals.prompts += 1
         derived, audited = self._error(seq, line, lines) if "error" in line.fields else self._text(seq, line, lines)
         if derived is not None:
-            self._note(compare_line(line, derived.output))
+            self._note(compare_line(line, output_of(derived)))
         if derived is None or lines is None or self._broken == key:
             self.whole = False
-            if self._journal is not None:
-                self._journal.forget(key)
             return audited
-        self._note(compare_log(lines, derived.acceptance))
+        self._note(compare_log(lines, log_of(derived)))
         if written is not None:
             self.totals.add(derived)
             if "error" in line.fields and self._failed != seq.request.index:
                 self._failed = seq.request.index
                 self.totals.errors += 1
-        if self._journal is not None:
-            self._journal.check(derived)
+        check_kept(kept, derived, self._result)
         return audited
 
-    def _log(self, key: Key, entry: Entry | None) -> list[Line] | None:
-        """The acceptance log of a sample; the journal's where a stopped run's file ends, None if nobody has it."""
+    def _log(self, key: Key, kept: Sample | None) -> list[Line] | None:
+        """The acceptance log of a sample; the store's where a stopped run's file ends, None if nobody has it."""
         lines = self._acceptance.take_all(key)
         if not self._stopped or self._acceptance.peek() is not None:
             return lines
-        if entry is None:
+        if kept is None:
             return None  # whether it is complete, nobody can tell
         found = b"".join(line.raw for line in lines)
-        if found != entry.acceptance:
-            if not entry.acceptance.startswith(found + self._acceptance.torn):
-                self._result.add("acceptance.jsonl", f"{in_words(key)} is not what the journal has", "line")
+        if found != log_of(kept):
+            if not log_of(kept).startswith(found + self._acceptance.torn):
+                self._result.add("acceptance.jsonl", f"{in_words(key)} is not what the store has", "line")
             self._acceptance.torn = b""
-        raws = entry.acceptance.splitlines(keepends=True)
-        return [Line("journal.jsonl", raw, parse(raw) or {}, key) for raw in raws]
+        return log_lines_of(kept, key)
 
-    def _error(self, seq: Sequence, line: Line, lines: list[Line] | None) -> tuple[Entry | None, None]:
-        """The entry of a sample that ended with an error: only generating it again shows whether it must."""
+    def _error(self, seq: Sequence, line: Line, lines: list[Line] | None) -> tuple[Completion | None, None]:
+        """A sample that ended with an error: only generating it again shows whether it must."""
         request = seq.request
         if self._generated is None or self._generated[0] is not request:
             self._generated = request, self._engine.generate([request])
@@ -218,10 +214,10 @@ class Derivation:
         if own is None or own.error is None:
             self._result.add(line.where, f"is an error, but the prompt can run: {shown(line.fields['error'])}", "line")
             return None, None
-        return make_entry(replace(own, error=self._placed(request, own.error))), None
+        return replace(own, error=self._placed(request, own.error)), None
 
-    def _text(self, seq: Sequence, line: Line, lines: list[Line] | None) -> tuple[Entry | None, Audited | None]:
-        """The entry of a sample as its tokens give it, and the sample for the judge; None where there is no telling."""
+    def _text(self, seq: Sequence, line: Line, lines: list[Line] | None) -> tuple[Completion | None, Audited | None]:
+        """A sample as its tokens give it, and the sample for the judge; None where there is no telling."""
         tokens = line.fields.get("token_ids")
         known = range(self._engine.vocabulary)
         if not isinstance(tokens, list) or not tokens or not all(type(t) is int and t in known for t in tokens):
@@ -240,7 +236,7 @@ class Derivation:
         reason = seq.finish_reason
         replayed = lines is not None and self._replay(seq, tokens, lines)
         seq.tokens[:] = prompt + tokens
-        completion = Completion(
+        derived = Completion(
             request=seq.request,
             sample=seq.sample,
             text=self._engine.stopping.text(seq),
@@ -253,7 +249,6 @@ class Derivation:
             thoughts=None if thoughts is None else tuple(Thought(first, (), text) for first, text in thoughts),
         )
         seq.tokens[:] = prompt
-        derived = make_entry(completion)
         scores = [(r.logprob, r.margin) for r in seq.records if r.token is not None] if replayed else None
         if not seq.deterministic:
             self._result.unverified += 1
@@ -334,12 +329,6 @@ class Derivation:
     def _note(self, found: Iterable[tuple[str, str]]) -> None:
         for where, what in found:
             self._result.add(where, what, "line")
-
-
-def _of_entry(entry: Entry) -> Line | None:
-    """The output line of a journal's entry."""
-    fields = parse(entry.output)
-    return Line("journal.jsonl", entry.output, fields, (entry.index, entry.sample)) if fields else None
 
 
 def _number(value: float | None) -> float:

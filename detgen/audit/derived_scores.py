@@ -19,13 +19,14 @@ import torch
 
 from detgen.audit.line_differences import compare_line
 from detgen.audit.result import AuditResult
-from detgen.audit.run_files import Key, Line, Lines, StoppedJournal, in_words
+from detgen.audit.run_files import Key, Line, Lines, in_words
+from detgen.audit.stopped import Find, check_kept, output_of
 from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.scored import ScoredSequence
 from detgen.errors import CheckError, EngineError
-from detgen.outputs import Totals, dump, make_entry
+from detgen.outputs import Totals, dump
 from detgen.outputs.lines import bad_line, output_line
 from detgen.prompts import BadLine
 
@@ -45,7 +46,7 @@ class ScoreDerivation:
         engine: scores the prompts again.
         folder: the output folder.
         name: what errors call the input.
-        stopped: the run has not finished.
+        kept: finds samples in the store of a run that has not finished; None if it has.
         result: takes the findings.
 
     Attributes:
@@ -53,12 +54,12 @@ class ScoreDerivation:
         whole: whether every line could be compared, so that the totals can be.
     """
 
-    def __init__(self, engine: Engine, folder: Path, name: str, *, stopped: bool, result: AuditResult) -> None:
+    def __init__(self, engine: Engine, folder: Path, name: str, *, kept: Find | None, result: AuditResult) -> None:
         self.totals = Totals()
         self.whole = True
+        self._kept, stopped = kept, kept is not None
         self._engine, self._name, self._stopped, self._result = engine, name, stopped, result
         self._lines = Lines(folder / "outputs.jsonl", stopped=stopped, result=result)
-        self._journal = StoppedJournal(folder, result) if stopped else None
 
     def check(self, items: Iterable[Request | BadLine]) -> Iterator[None]:
         """Check the lines of all prompts; yields after each of a score.
@@ -88,14 +89,12 @@ class ScoreDerivation:
                     yield
                 self.totals.errors += failed
         self._lines.rest()
-        if self._journal is not None:
-            self._journal.rest()
 
     def _written(self, request: ScoreRequest) -> bool:
         """Whether the run may have come to a prompt; one that was not stopped has come to all."""
-        if self._journal is None or self._lines.peek() is not None:
+        if self._kept is None or self._lines.peek() is not None:
             return True
-        return any(self._journal.has((request.index, sample)) for sample in range(request.samples))
+        return any(self._kept(request, sample) is not None for sample in request.wanted)
 
     def _score(self, requests: list[ScoreRequest], errors: Errors) -> dict[int, list[Score]]:
         """The scores of some requests, by index; `errors` gets what rounding explains, under another profile."""
@@ -151,26 +150,27 @@ class ScoreDerivation:
     def _compare(self, score: Score, errors: Errors) -> bool:
         """Compare the line of a score; whether it ended with an error, by itself."""
         key = (score.request.index, score.sample)
-        derived = make_entry(score)
+        derived = output_of(score)
         line = self._take(key)
-        if self._journal is not None:
-            if line is None and self._journal.entry(key) is None:
+        if self._kept is not None:
+            kept = self._kept(score.request, score.sample)
+            if line is None and kept is None:
                 self._result.missing += 1
                 return False
-            self._journal.check(derived)
+            check_kept(kept, score, self._result)
         elif line is None:
             return False
         self._result.samples += 1
-        self._result.tokens += derived.tokens
+        self._result.tokens += len(score.token_ids)
         if line is None:
             return False
         self.totals.prompts += score.sample == 0
-        self.totals.add(derived)
-        if line.raw != derived.output and _rounded(line, derived.output, errors.get(key, {})):
+        self.totals.add(score)
+        if line.raw != derived and _rounded(line, derived, errors.get(key, {})):
             self._result.add(line.where, "rounding explains the log-probabilities", "tie")
         else:
-            self._note(line, derived.output)
-        return derived.error
+            self._note(line, derived)
+        return score.error is not None
 
     def _was_refused(self, request: ScoreRequest) -> bool:
         """Whether the run refused a prompt for want of memory: what its line says must follow from its room."""

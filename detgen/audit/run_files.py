@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from detgen.audit.result import AuditResult
-from detgen.outputs import Entry, read_entries
 
 Key = tuple[int, int]  # index of the prompt, number of the sample
 
@@ -106,94 +102,3 @@ def parse(raw: bytes) -> dict[str, Any] | None:
     if not isinstance(fields, dict) or not type(fields.get("index")) is type(fields.get("sample")) is int:
         return None
     return fields
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What memory holds of an entry: its digest, and the entry while no other file has its lines."""
-
-    digest: bytes
-    entry: Entry | None
-
-
-class StoppedJournal:
-    """The journal of a stopped run.
-
-    Args:
-        folder: the output folder.
-        result: takes entries that are none.
-    """
-
-    def __init__(self, folder: Path, result: AuditResult) -> None:
-        self._kept: dict[Key, _Kept] = {}
-        self._result = result
-        path = folder / "journal.jsonl"
-        if not path.is_file():
-            return
-        written = min(_last_key(folder / name) for name in ("outputs.jsonl", "acceptance.jsonl"))
-        number = 0
-        try:
-            for entry in read_entries(path):
-                number += 1
-                key = (entry.index, entry.sample)
-                self._kept[key] = _Kept(_digest(entry), entry if key >= written else None)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            result.add("journal.jsonl", f"entry {number + 1} is none of a run, though its checksum is right", "line")
-
-    def entry(self, key: Key) -> Entry | None:
-        """The entry of a sample whose lines may be missing from the other files."""
-        kept = self._kept.get(key)
-        return kept.entry if kept else None
-
-    def has(self, key: Key) -> bool:
-        """Whether there is an entry of a sample."""
-        return key in self._kept
-
-    def check(self, derived: Entry) -> None:
-        """Compare an entry with what it must be."""
-        key = (derived.index, derived.sample)
-        kept = self._kept.pop(key, None)
-        if kept is None or kept.digest == _digest(derived):
-            return
-        what = "its lines or figures are not those of the other files, or not what its tokens give"
-        if kept.entry is not None:
-            wrong = [name for name in Entry.__slots__ if getattr(kept.entry, name) != getattr(derived, name)]
-            what = f"{', '.join(wrong)}: not what its tokens give"
-        self._result.add("journal.jsonl", f"the entry of {in_words(key)}: {what}", "line")
-
-    def forget(self, key: Key) -> None:
-        """Leave out a sample whose lines cannot be derived."""
-        self._kept.pop(key, None)
-
-    def rest(self) -> None:
-        """Entries of samples that the prompts do not have are findings."""
-        for key in self._kept:
-            self._result.add("journal.jsonl", f"has an entry of {in_words(key)}, which is no sample of the run", "line")
-
-
-def _digest(entry: Entry) -> bytes:
-    figures = (*(getattr(entry, name) for name in Entry.__slots__ if name != "drafts"), sorted(entry.drafts.items()))
-    return hashlib.blake2b(repr(figures).encode(), digest_size=16).digest()
-
-
-def _last_key(path: Path) -> Key:
-    """Whose the last whole line of a file is; before all others if there is no telling."""
-    if path.is_file():
-        with path.open("rb") as file:
-            fields = parse(_last_line(file))
-        if fields:
-            return fields["index"], fields["sample"]
-    return -1, -1
-
-
-def _last_line(file: BinaryIO, block: int = 1 << 16) -> bytes:
-    """The last line that has an end; empty if there is none."""
-    end = file.seek(0, os.SEEK_END)
-    tail = b""
-    while end and tail.count(b"\n") < 2:
-        start = max(end - block, 0)
-        file.seek(start)
-        tail = file.read(end - start) + tail
-        end = start
-    whole = tail[: tail.rfind(b"\n") + 1]
-    return whole[whole.rfind(b"\n", 0, -1) + 1 :]

@@ -1,4 +1,4 @@
-"""Where completion caches are, and opening the one of a folder."""
+"""Where the stores of `--cache` are, and opening the one of a folder."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from detgen.cache.store import Store
-from detgen.errors import CacheError
+from detgen.errors import StoreError
 from detgen.outputs.directory import make_folder
-
-FILE = "detgen-cache.sqlite3"
+from detgen.outputs.store import STORE, Store
 
 _PRIVATE = 0o700  # it holds what its user had generated
 
@@ -26,16 +24,16 @@ def make_store(folder: Path | None) -> Store:
     """The cache of a folder, which is made if it is not there; None is the user's.
 
     Raises:
-        CacheError: something else is in its place, or it cannot be used.
+        StoreError: something else is in its place, or it cannot be used.
     """
     folder = folder or default_folder()
     try:
         if folder.exists() and not folder.is_dir():
-            raise CacheError(f"{folder} is a file, and a cache is a folder; name another place")
+            raise StoreError(f"{folder} is a file, and a cache is a folder; name another place")
         make_folder(folder, _PRIVATE)
     except OSError as error:
-        raise CacheError(f"cannot make the folder {folder} of the cache: {error.strerror}") from None
-    return Store(folder / FILE)
+        raise StoreError(f"cannot make the folder {folder} of the cache: {error.strerror}") from None
+    return Store(folder / STORE)
 
 
 @contextmanager
@@ -43,10 +41,10 @@ def open_store(folder: Path | None) -> Iterator[Store]:
     """The cache of a folder, which is there already; None is the user's.
 
     Raises:
-        CacheError: there is none, or it cannot be used.
+        StoreError: there is none, or it cannot be used.
     """
-    path = (folder or default_folder()) / FILE
+    path = (folder or default_folder()) / STORE
     if not path.exists():
-        raise CacheError(f"there is no cache in {path.parent}; detgen run --cache {folder or 'auto'} makes one")
+        raise StoreError(f"there is no cache in {path.parent}; detgen run --cache {folder or 'auto'} makes one")
     with closing(Store(path)) as store:
         yield store

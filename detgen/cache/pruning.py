@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 import detgen
-from detgen.cache.store import Store, sound
+from detgen.outputs.store import Store, sound
 
 _BATCH = 1000  # entries to a transaction, so that nobody waits for long
 
@@ -83,7 +83,7 @@ def contents(store: Store, *, check: bool = False) -> Contents:
         check: whether to read each completion and see if it is whole.
 
     Raises:
-        CacheError: it cannot be read.
+        StoreError: it cannot be read.
     """
     with store.watched():
         models = store.db.execute(
@@ -110,7 +110,7 @@ def prune(store: Store, *, older_than: float | None = None, max_size: int | None
             neither, those go that are damaged or that this version of detgen cannot use.
 
     Raises:
-        CacheError: it cannot be written.
+        StoreError: it cannot be written.
     """
     before, removed = _size(store), 0
     doomed: list[Iterator[list[int]]] = []
@@ -126,7 +126,7 @@ def prune(store: Store, *, older_than: float | None = None, max_size: int | None
             store.remove(entries)
             removed += len(entries)
         store.shrink()
-        store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        store.checkpoint()
     return Pruned(removed, before, _size(store))
 
 
@@ -140,7 +140,7 @@ def _damaged(store: Store) -> Iterator[list[int]]:
     """Entries that are damaged, some at a time."""
     last = -1
     while rows := store.db.execute(
-        "SELECT entries.id, key, value FROM entries LEFT JOIN completions USING (id) WHERE entries.id > ?"
+        "SELECT entries.id, key, value FROM entries LEFT JOIN packed USING (id) WHERE entries.id > ?"
         " ORDER BY entries.id LIMIT ?",
         (last, _BATCH),
     ).fetchall():
@@ -162,7 +162,7 @@ def _unused_since(store: Store, moment: int) -> Iterator[list[int]]:
 
 def _least_used(store: Store, most: int) -> Iterator[list[int]]:
     """Entries without which the database has so many bytes at most, as far as the rest of it leaves room."""
-    joined = "entries LEFT JOIN completions USING (id)"
+    joined = "entries LEFT JOIN packed USING (id)"
     query = f"SELECT entries.id, length(value) FROM {joined} ORDER BY used, entries.id LIMIT ?"
     while (excess := _size(store) - most) > 0 and (rows := store.db.execute(query, (_BATCH,)).fetchall()):
         before = accumulate((size or 0 for _, size in rows), initial=0)

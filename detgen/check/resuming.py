@@ -20,8 +20,7 @@ from detgen.errors import CheckError
 
 DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
 
-_LOOK_SECONDS = 0.005  # between two looks at the journal
-_ENTRY = b'{"crc32":'  # what an entry of the journal begins with
+_LOOK_SECONDS = 0.005  # between two looks at the outputs
 
 
 def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> tuple[dict[Key, Observed], bool]:
@@ -44,19 +43,19 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
         prompts = "".join(json.dumps(_line(r)) + "\n" for r in task.queue)
         (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
         command = [*DETGEN, "run", str(folder / "prompts.jsonl"), *_options(task, config), "-o", str(folder / "out")]
-        killed = _run(command, until, folder / "out" / "journal.jsonl", sum(r.params.n for r in task.queue) // 2)
+        killed = _run(command, until, folder / "out" / "outputs.jsonl", sum(r.params.n for r in task.queue) // 2)
         _run(command, until)
         lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
     found = [line for line in map(json.loads, lines) if "error" not in line]
     return {(line["id"], line["sample"]): _observed(line) for line in found}, killed
 
 
-def _run(command: list[str], until: float | None, journal: Path | None = None, samples: int = 0) -> bool:
-    """Run a command to its end, or until its journal has so many samples; whether it was killed then."""
+def _run(command: list[str], until: float | None, outputs: Path | None = None, samples: int = 0) -> bool:
+    """Run a command to its end, or until its outputs have so many lines; whether it was killed then."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
-            while journal is not None and process.poll() is None:
-                if journal.exists() and journal.read_bytes().count(_ENTRY) >= max(samples, 1):
+            while outputs is not None and process.poll() is None:
+                if outputs.exists() and outputs.read_bytes().count(b"\n") >= max(samples, 1):
                     process.kill()
                     return True
                 check_time(until)

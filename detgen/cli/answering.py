@@ -48,13 +48,13 @@ def errors_shown(display: QuietDisplay) -> Iterator[None]:
     Raises:
         typer.Exit: with the status.
     """
-    from detgen.errors import CacheError, CheckError, EngineError, OutputError, PromptsError, RequestError
+    from detgen.errors import CheckError, EngineError, OutputError, PromptsError, RequestError, StoreError
     from detgen.failing import limit_reached
     from detgen.worker import WorkerError
 
     try:
         yield
-    except (CacheError, CheckError, EngineError, OutputError, PromptsError, RequestError, WorkerError) as error:
+    except (CheckError, EngineError, OutputError, PromptsError, RequestError, StoreError, WorkerError) as error:
         display.error(options.as_typed(error))
         raise typer.Exit(options.REFUSED) from None
     except OSError as error:

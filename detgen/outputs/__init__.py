@@ -1,42 +1,47 @@
-"""What a run writes: outputs and acceptance log in input order, journal, manifest.
+"""What a run writes: outputs and acceptance log in input order, its store of finished samples, its manifest.
 
-A finished sample goes to the journal first; from there it is copied to `outputs.jsonl` and `acceptance.jsonl` when its
-turn comes. Hence a run can be killed at any moment: resuming needs the journal only and rebuilds both files from it,
-byte for byte.
+A finished sample goes to the store first; when its turn comes, its lines are written to `outputs.jsonl` and
+`acceptance.jsonl`. Hence a run can be killed at any moment: resuming is finding what is in the store.
 """
 
 from __future__ import annotations
 
 from detgen.errors import OutputError
 from detgen.outputs.directory import open_plain
-from detgen.outputs.entries import Entry, Gap, make_entry, read_entries
 from detgen.outputs.failures import first_errors
 from detgen.outputs.folder import OutputFolder
+from detgen.outputs.folder_store import FolderStore
 from detgen.outputs.holding import FolderLostError
-from detgen.outputs.identity import changes, differences, model_stamp
+from detgen.outputs.identity import differences, differences_in_kind, model_stamp
+from detgen.outputs.kept_samples import KeptSamples
 from detgen.outputs.lines import dump, echoed
 from detgen.outputs.manifest import parse_manifest, sampling_params
 from detgen.outputs.manifest_reading import read_manifest, read_manifest_of_texts
-from detgen.outputs.writer import Totals, Writer
+from detgen.outputs.samples import Samples
+from detgen.outputs.shared_store import SharedStore
+from detgen.outputs.store import Store
+from detgen.outputs.totals import Totals
+from detgen.outputs.writer import Writer
 
 __all__ = [
-    "Entry",
     "FolderLostError",
-    "Gap",
+    "FolderStore",
+    "KeptSamples",
     "OutputError",
     "OutputFolder",
+    "Samples",
+    "SharedStore",
+    "Store",
     "Totals",
     "Writer",
-    "changes",
     "differences",
+    "differences_in_kind",
     "dump",
     "echoed",
     "first_errors",
-    "make_entry",
     "model_stamp",
     "open_plain",
     "parse_manifest",
-    "read_entries",
     "read_manifest",
     "read_manifest_of_texts",
     "sampling_params",

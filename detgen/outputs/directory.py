@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 from detgen.errors import OutputError
 from detgen.failing import limit_reached
@@ -168,16 +167,18 @@ class Directory:
 
     def has(self, name: str) -> bool:
         """Whether there is anything of that name."""
-        with suppress(FileNotFoundError):
-            os.stat(name, dir_fd=self._file, follow_symlinks=False)
-            return True
-        return False
+        return self.look(name) is not None
 
     def holds(self, name: str, file: int) -> bool:
         """Whether the name still belongs to an open file."""
+        found = self.look(name)
+        return found is not None and os.path.samestat(found, os.fstat(file))
+
+    def look(self, name: str) -> os.stat_result | None:
+        """What has a name, which is not followed if it is a link; None if nothing has."""
         with suppress(FileNotFoundError):
-            return os.path.samestat(os.stat(name, dir_fd=self._file, follow_symlinks=False), os.fstat(file))
-        return False
+            return os.stat(name, dir_fd=self._file, follow_symlinks=False)
+        return None
 
     def deleted(self) -> bool:
         """Whether the folder itself was deleted."""
@@ -232,46 +233,6 @@ def free_folder(path: Path) -> Path:
         if make_folder(place):
             return place
     raise AssertionError
-
-
-def copy(source: int, target: int, start: int, end: int) -> None:
-    """Copy bytes of an open file to the end of another."""
-    while start < end and (block := os.pread(source, min(_BLOCK, end - start), start)):
-        write_all(target, block)
-        start += len(block)
-
-
-def reader_of(file: int) -> BinaryIO:
-    """A reader of an open file with a position of its own, so that the file can be appended to meanwhile."""
-    return cast("BinaryIO", io.BufferedReader(_Reader(file)))
-
-
-class _Reader(io.RawIOBase):
-    """Reads a file where it says, not where the descriptor is. The descriptor stays open when it is closed."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._file
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: os.fstat(self._file).st_size}[whence]
-        self._at = start + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        data = os.pread(self._file, len(buffer), self._at)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def digest(file: int) -> str:

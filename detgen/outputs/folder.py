@@ -10,19 +10,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from detgen.errors import OutputError
-from detgen.outputs.directory import Directory, copy, digest, free_folder, make_folder, write_all, writing
+from detgen.errors import OutputError, StoreError
+from detgen.outputs.directory import Directory, digest, free_folder, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
-from detgen.outputs.manifest import REQUESTS, RESULTS, parse_manifest
+from detgen.outputs.manifest import RESULTS, parse_manifest
+from detgen.outputs.store import STORE, beside
 
 _ELSEWHERE = "choose another folder with -o"
 
-OUTPUTS, ACCEPTANCE, JOURNAL, SPOOL = "outputs.jsonl", "acceptance.jsonl", "journal.jsonl", "stdin.jsonl"
-FORMER = "former.sqlite3"  # what earlier runs of other prompts finished
+OUTPUTS, ACCEPTANCE, SPOOL = "outputs.jsonl", "acceptance.jsonl", "stdin.jsonl"
+ASIDE = "samples-damaged.sqlite3"  # what was found in the place of the store and is not trusted
 _MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
-_FILES = (OUTPUTS, ACCEPTANCE, REQUESTS, RESULTS, JOURNAL, FORMER, SPOOL, _CRASH, _MANIFEST)
-_DRAFT_SPOOL = f"{SPOOL}.tmp"
-_DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (_MANIFEST, JOURNAL, FORMER, RESULTS, _CRASH)))  # left by a crash
+_DRAFT_SPOOL, DRAFT_STORE = f"{SPOOL}.tmp", f"{STORE}.tmp"
+_STORES = tuple(file for name in (ASIDE, STORE, DRAFT_STORE) for file in (*beside(name), name))
+_FILES = (OUTPUTS, ACCEPTANCE, RESULTS, *_STORES, SPOOL, _CRASH, _MANIFEST)
+_DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (_MANIFEST, RESULTS, _CRASH)))  # left by a crash
 
 
 class OutputFolder:
@@ -63,9 +65,9 @@ class OutputFolder:
         return self.path / ACCEPTANCE
 
     @property
-    def journal(self) -> Path:
-        """Where the journal is."""
-        return self.path / JOURNAL
+    def store(self) -> Path:
+        """Where the store of samples is."""
+        return self.path / STORE
 
     @property
     def spool(self) -> Path:
@@ -180,25 +182,16 @@ class OutputFolder:
             with writing(self.path / name):
                 self.directory.remove(name)
 
-    def succeed(self, *, piped: bool) -> None:
-        """Make room for a run of other prompts, which takes from `FORMER` what the earlier run finished.
+    def drop_former(self, *, piped: bool) -> None:
+        """Delete what an earlier run wrote that no file of this one will replace, and what a crash left.
 
         Args:
             piped: whether its prompts are those that were piped in.
         """
         self.check()
         with writing(self.path):
-            for name in (JOURNAL, RESULTS, _CRASH, *(() if piped else (SPOOL,))):
+            for name in (RESULTS, _CRASH, *_DRAFTS, *(() if piped else (SPOOL,))):
                 self.directory.remove(name)
-            self.directory.sync()
-
-    def remove_journal(self) -> None:
-        """Delete the journal of a finished run."""
-        self.check()
-        with writing(self.journal):
-            for name in (JOURNAL, *_DRAFTS):
-                self.directory.remove(name)
-            self.directory.sync()
 
     def has_intact(self, name: str, sha256: str) -> bool:
         """Whether it holds a file of this name and content."""
@@ -270,21 +263,20 @@ class OutputFolder:
             return self.path / _CRASH
         return None
 
-    def rescue(self, journal: int, end: int) -> Path | None:
-        """Put a lost folder's journal into a new folder, from which the run can be resumed; None if that fails.
+    def rescue(self, copy: Callable[[Path], None], *, held: bool) -> Path | None:
+        """Put a lost folder's samples into a new folder, from which the run can be resumed; None if that fails.
 
         Args:
-            journal: descriptor of the journal.
-            end: bytes of it that count.
+            copy: writes the store to a path.
+            held: whether the store is in this folder still, which then stays as it is.
         """
-        if self.directory.holds(JOURNAL, journal):
+        if held:
             return self.path
-        with suppress(OSError):
+        with suppress(OSError, StoreError):
             path = free_folder(self.path)
+            copy(path / STORE)
             kept = Directory(path)
             try:
-                with kept.draft(JOURNAL) as file:
-                    copy(journal, file, 0, end)
                 kept.write(_MANIFEST, self._latest)
             finally:
                 kept.close()

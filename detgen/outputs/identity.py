@@ -1,4 +1,4 @@
-"""Decides whether two runs are the same run, so that one can resume the other."""
+"""What two runs differ in, as far as it can change an output."""
 
 from __future__ import annotations
 
@@ -16,18 +16,7 @@ from detgen.models.folders import EMBEDDED
 
 # Parts of a profile that cannot change an output.
 _IRRELEVANT = ("name", "path", "threads")
-
-
-def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Those `differences` that leave a completion what it is: which prompts there are."""
-    found = []
-    for key in ("sha256", "format"):
-        if old["input"][key] != new["input"][key]:
-            found.append(f"input: {_input(old['input'])} -> {_input(new['input'])}")
-            break
-    if "parameters" in new:
-        found += _compare("limit", old["parameters"].get("limit"), new["parameters"].get("limit"))
-    return found
+_KINDS = ("command: ", "detgen: ", "profile.")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -38,12 +27,18 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     found = _compare("command", old.get("command", "run"), new.get("command", "run"))
     if found:
         return found  # nothing else can be compared
-    found += changes(old, new)
+    if any(old["input"][key] != new["input"][key] for key in ("sha256", "format")):
+        found.append(f"input: {_input(old['input'])} -> {_input(new['input'])}")
     found += _compare("prompt column", old["input"].get("prompt_column"), new["input"].get("prompt_column"))
     for part in ("detgen", "parameters", "profile"):
         if part in new:
             found += _compare(part, old.get(part), new[part])
     return found
+
+
+def differences_in_kind(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Those `differences` after which no sample of the one run is one of the other: command, version and profile."""
+    return [line for line in differences(old, new) if line.startswith(_KINDS)]
 
 
 def profile_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -75,7 +70,6 @@ def _input(described: dict[str, Any]) -> str:
 def _compare(name: str, old: object, new: object) -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [key for key in {**old, **new} if not key.startswith("draft") and key not in _IRRELEVANT]
-        keys = [key for key in keys if (name, key) != ("parameters", "limit")]  # see `changes`
         shown = "" if name == "parameters" else f"{name}."
         return [line for key in keys for line in _compare(f"{shown}{key}", old.get(key), new.get(key))]
     return [] if old == new else [f"{name}: {old} -> {new}"]

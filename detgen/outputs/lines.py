@@ -115,7 +115,7 @@ def shallow(instance: Any) -> dict[str, Any]:
 def request_digest(request: Request) -> str:
     """Digest of everything in a request that can change its output lines."""
     asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": shallow(request.params)}
-    del asked["index"], asked["line"]  # the place in the input, by which the journal finds it
+    del asked["index"], asked["line"]  # the place in the input
     del asked["only"]  # what is left of it to run
     if isinstance(request, ScoreRequest):
         asked["completions"] = request.completions
@@ -137,11 +137,6 @@ def content_digest(request: Request) -> str | None:
     asked = [{name: getattr(request, name) for name in _CONTENT}, params]
     text = json.dumps(asked, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def request_line(index: int, content: str | None) -> bytes:
-    """The line of `requests.jsonl` of a request, given its `content_digest`."""
-    return b'{"index":%d,"request":%s}\n' % (index, json.dumps(content).encode())
 
 
 def _error_line(id: str | int, index: int, sample: int, error: str, metadata: dict[str, Any]) -> str:

@@ -25,7 +25,6 @@ from detgen.prompts.record_values import kind
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")
-REQUESTS = "requests.jsonl"  # of generated texts
 RESULTS = "results.jsonl"  # if they were asked for
 
 _MOST = 2**63 - 1
@@ -314,7 +313,7 @@ _KEYS: dict[str, Rule] = {
 _ENDED: dict[str, Rule] = {"summary": _record(_SUMMARY)}
 _MANIFEST = _record(
     {**_KEYS, "parameters": _parameters},
-    {**_ENDED, "files": _record(dict.fromkeys(FILES, _file), {REQUESTS: _file, RESULTS: _file})},
+    {**_ENDED, "files": _record(dict.fromkeys(FILES, _file), {RESULTS: _file})},
 )
 _SCORES = _record(
     {**_KEYS, "command": _one_of("score"), "parameters": _record({"limit": _or_null(_whole(1)), "echo": _flag})},

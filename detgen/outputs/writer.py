@@ -4,59 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from detgen.engine.request import Completion, Request
-from detgen.engine.score_requests import Score
-from detgen.engine.stats import DraftCounts
 from detgen.errors import OutputError
 from detgen.outputs.directory import digest, write_all, writing
-from detgen.outputs.entries import Entry, Gap, make_entry
 from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
 from detgen.outputs.holding import FolderLostError
-from detgen.outputs.journal import Journal
-from detgen.outputs.lines import bad_line, content_digest, output_line, request_digest, request_line
-from detgen.outputs.manifest import REQUESTS
+from detgen.outputs.lines import acceptance_lines, bad_line, dump, echoed, output_line
+from detgen.outputs.samples import Sample, Samples
+from detgen.outputs.totals import Totals
 from detgen.prompts import BadLine
 
 # How far the input may be read past the first unwritten prompt. An unwritten prompt takes a few hundred bytes, since
-# its samples are in the journal; only the lines of errors are kept in memory.
+# its samples are in the store; memory holds only what their lines repeat of the request, and the lines of errors.
 AHEAD_PROMPTS = 1 << 15
 AHEAD_BYTES = 1 << 26
 
+# A commit waits until so many times as long as the last one took have gone by; so commits take less than 2 % of a run.
+SPARING = 50
+_LONGEST = 1.0  # seconds that one waits, however slow the disk
+LOOK_SECONDS = 0.2  # between two looks at the folder
+
 _BLOCK = 1 << 20
-
-
-@dataclass(slots=True)
-class Totals:
-    """Totals over what a run wrote.
-
-    Attributes:
-        prompts: all of them.
-        samples: those that gave a text.
-        errors: prompts that could not run, or of which a sample ended with an error.
-        tokens: of the samples.
-        prompt_tokens: of each prompt whose first sample gave a text.
-        drafters: counts by drafter.
-    """
-
-    prompts: int = 0
-    samples: int = 0
-    errors: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-    drafters: DraftCounts = field(default_factory=DraftCounts)
-
-    def add(self, entry: Entry) -> None:
-        """Count a sample; a prompt's errors are counted by whoever knows all of its samples."""
-        self.samples += not entry.error
-        self.tokens += entry.tokens
-        self.prompt_tokens += entry.prompt_tokens if entry.sample == 0 else 0
-        self.drafters.add(entry.drafts)
 
 
 @dataclass(slots=True)
@@ -64,72 +39,73 @@ class _Slot:
     """A prompt that is not written yet.
 
     Attributes:
+        request: what its lines need of it; None if it cannot run.
         missing: how many of its samples are not finished.
-        offsets: offsets in the journal, by sample.
-        digest: of the request, if samples of it are an earlier process's.
-        line: its line of `requests.jsonl`, if it is a request.
+        entries: of those that are committed, by sample.
+        made: those that are still in memory, by sample.
         error: its line if it cannot run.
         failed: whether any of its samples is known to have ended with an error.
+        size: bytes that it holds beside these.
     """
 
+    request: Request | None
     missing: int
-    offsets: dict[int, int] = field(default_factory=dict)
-    digest: str | None = None
-    line: bytes = b""
+    entries: dict[int, int] = field(default_factory=dict)
+    made: dict[int, Sample] = field(default_factory=dict)
     error: bytes | None = None
     failed: bool = False
+    size: int = 0
 
 
 class Writer:
     """Takes prompts in input order and samples in any order; writes lines in input order.
 
-    When a run resumes, both files are written again from the journal.
+    A sample's lines are written when the store has it for good. When a run resumes, both files are written again from
+    the store.
 
     Attributes:
         totals: totals over what is written.
         fresh: totals over the samples that this process generated, written or not.
         done: prompts that are finished, written or not.
         errors: those of them that cannot run, or of which a sample is known to have ended with an error.
-        resumed: samples taken from the journal.
-        reused: samples taken from a completion cache.
+        resumed: samples that the folder had.
+        reused: samples taken from a shared store.
 
     Raises:
         OutputError: by every method that writes a file, if it cannot.
     """
 
     def __init__(
-        self, folder: OutputFolder, say: Callable[[str], None] = lambda text: None, *, acceptance: bool = True
+        self,
+        folder: OutputFolder,
+        samples: Samples,
+        say: Callable[[str], None] = lambda text: None,
+        *,
+        acceptance: bool = True,
     ) -> None:
-        """Open the files, what scores do not have only if there is to be an acceptance log; `say` is told of them."""
+        """Open the files, the acceptance log only if there is to be one; `say` is told of them."""
+        assert samples.own is not None
         self.totals = Totals()
         self.fresh = Totals()
         self.done = 0
         self.errors = 0
         self.resumed = 0
         self.reused = 0
-        self._folder = folder
+        self._folder, self._say = folder, say
+        self._samples, self._store = samples, samples.own
+        self._store.begin()
         self._slots: dict[int, _Slot] = {}
         self._next = 0
-        self._error_bytes = 0
-        self._say = say
-        self._journal = Journal(folder)
+        self._size = 0
+        self._adding: list[tuple[_Slot, Sample]] = []
+        self._committed = self._looked = time.monotonic()
+        self._cost = 0.0
         self._outputs = _Log(folder, OUTPUTS)
         self._acceptance = _Log(folder, ACCEPTANCE) if acceptance else None
-        self._requests = _Log(folder, REQUESTS) if acceptance else None
 
     @property
     def _logs(self) -> list[_Log]:
-        return [log for log in (self._outputs, self._acceptance, self._requests) if log is not None]
-
-    @property
-    def kept(self) -> int:
-        """Samples that the journal held when it was opened."""
-        return self._journal.kept
-
-    @property
-    def gaps(self) -> list[Gap]:
-        """What of the journal could not be read when it was opened."""
-        return self._journal.gaps
+        return [log for log in (self._outputs, self._acceptance) if log is not None]
 
     @property
     def waiting(self) -> int:
@@ -139,62 +115,72 @@ class Writer:
     @property
     def full(self) -> bool:
         """Whether to take no more prompts until some are written."""
-        return len(self._slots) >= AHEAD_PROMPTS or self._error_bytes >= AHEAD_BYTES
+        return len(self._slots) >= AHEAD_PROMPTS or self._size >= AHEAD_BYTES
 
     def recall(self, request: Request) -> Sequence[int]:
-        """Add the next request; those of its samples that the journal does not have.
-
-        Raises:
-            OutputError: the journal does not belong to these requests.
-        """
-        samples = range(request.samples)
-        offsets = {sample: at for sample, at in self._journal.offsets(request.index).items() if sample in samples}
-        slot = self._slots[request.index] = _Slot(missing=request.samples - len(offsets), offsets=offsets)
-        if self._requests is not None:
-            slot.line = request_line(request.index, content_digest(request))
-        if not offsets:
-            return samples
-        slot.digest = request_digest(request)
-        self.resumed += len(offsets)
-        if slot.missing:
-            return [sample for sample in samples if sample not in offsets]
-        self.done += 1
-        self._advance()
-        return ()
-
-    def reuse(self, completion: Completion) -> None:
-        """Add a sample that a completion cache has."""
-        self._add(completion)
-        self.reused += 1
-        if self._journal.waiting >= _BLOCK:
+        """Add the next request; those of its samples that no store has."""
+        slot = self._slots[request.index] = _Slot(_short(request), request.samples)
+        self._grow(slot, _size(request))
+        found = self._samples.take_own(request)
+        for sample, (entry, made) in found.items():
+            slot.entries[sample] = entry
+            self._finish(slot, made)
+        self.resumed += len(found)
+        missing = [sample for sample in request.wanted if sample not in found]
+        taken = self._samples.take_shared(request, missing) if missing else []
+        for made in taken:
+            self._add(slot, made, shared=True)
+        self.reused += len(taken)
+        if not slot.missing:
+            self._advance()
+        if not taken:
+            slot.made.clear()
+        elif self._samples.many:
             self.flush()
+        known = {made.sample for made in taken}
+        return [sample for sample in missing if sample not in known]
 
     def refuse(self, bad: BadLine) -> None:
         """Add the next input line, which cannot run."""
-        slot = self._slots[bad.index] = _Slot(missing=0)
+        slot = self._slots[bad.index] = _Slot(None, 0)
         self._set_error(slot, bad_line(bad))
         self._advance()
 
-    def finish(self, completion: Completion | Score) -> None:
+    def finish(self, sample: Sample) -> None:
         """Add a sample, or the error of a request that could not run; `flush` writes it."""
-        slot = self._slots[completion.request.index]
-        if completion.refused:
-            self._set_error(slot, output_line(completion))
+        slot = self._slots[sample.request.index]
+        if sample.refused:
+            self._set_error(slot, output_line(sample))
         elif slot.error is None:
-            self.fresh.add(self._add(completion))
+            self._add(slot, sample)
+            self.fresh.add(sample)
 
-    def flush(self) -> None:
-        """Write what was added: all of it to the journal, and to the two files whatever is next in order.
+    def flush(self, *, now: bool = False) -> None:
+        """Commit what was added, if it is time to, and write to the two files whatever is next in order.
+
+        Args:
+            now: whether it is in any case.
 
         Raises:
             FolderLostError: the folder is no longer this run's; see `rescuing`.
         """
-        synced = self._journal.flush()
-        self._advance()
-        for log in self._logs:
-            log.flush()
-        if synced:
-            self._keep()
+        began = time.monotonic()
+        due = began - self._committed >= min(SPARING * self._cost, _LONGEST) or self._samples.many
+        if now or due or began - self._looked >= LOOK_SECONDS:
+            self._looked = began
+            self._folder.check()
+            self._folder.keep_manifest()
+            self._store.keep()
+        if now or due:
+            self._commit()
+            self._committed = time.monotonic()
+            self._cost = self._committed - began
+            self._advance()
+            for slot, _ in self._adding:
+                slot.made.clear()
+            self._adding.clear()
+            for log in self._logs:
+                log.flush()
 
     def finish_all(self) -> dict[str, dict[str, Any]]:
         """Make everything durable.
@@ -202,9 +188,7 @@ class Writer:
         Returns:
             "sha256" and "bytes" of the two files, by name.
         """
-        self.flush()
-        self._journal.flush(sync=True)
-        self._keep()
+        self.flush(now=True)
         files = {log.name: log.sync() for log in self._logs}
         with writing(self._folder.path):
             self._folder.directory.sync()
@@ -225,9 +209,9 @@ class Writer:
         try:
             yield
         except FolderLostError as lost:
-            self._journal.flush(sync=True)
+            self._commit()
             former = self._folder.path
-            place = self._folder.rescue(self._journal.file, self._journal.end)
+            place = self._folder.rescue(self._store.copy, held=self._store.held)
             if place is None:
                 kept = "what was finished could not be kept"
             elif place == former:
@@ -237,42 +221,50 @@ class Writer:
             raise OutputError(f"{lost}; {kept}") from None
 
     def close(self) -> None:
-        """Close the files."""
-        self._journal.close()
+        """Close the files; what was added is committed first, unless the store is not as it should be."""
+        with suppress(OutputError):
+            if self._store.whole:
+                self._commit()
         for log in self._logs:
             log.close()
 
-    def _keep(self) -> None:
-        """See that the folder is this run's still, and that it has what a resume would need."""
-        self._folder.check()
-        self._folder.keep_manifest()
-        if self._journal.keep():
-            self._say(f"{self._folder.journal} was deleted while the run used it; it is written again")
+    def _add(self, slot: _Slot, sample: Sample, *, shared: bool = False) -> None:
+        self._samples.add(sample, shared=shared)
+        self._adding.append((slot, sample))
+        self._finish(slot, sample)
 
-    def _add(self, completion: Completion | Score) -> Entry:
-        entry = make_entry(completion)
-        slot = self._slots[entry.index]
-        slot.offsets[entry.sample] = self._journal.append(entry)
+    def _finish(self, slot: _Slot, sample: Sample) -> None:
+        slot.made[sample.sample] = sample
         slot.missing -= 1
         self.done += slot.missing == 0
-        self._fail(slot, entry.error)
-        return entry
+        self._fail(slot, sample.error is not None)
+
+    def _commit(self) -> None:
+        entries = self._samples.commit()
+        uncommitted = [(slot, made) for slot, made in self._adding if made.sample not in slot.entries]
+        for (slot, made), entry in zip(uncommitted, entries, strict=True):
+            slot.entries[made.sample] = entry
 
     def _advance(self) -> None:
-        """Copy whatever is next in order, as far as the journal is flushed."""
+        """Write whatever is next in order, as far as it is committed."""
         while (slot := self._slots.get(self._next)) and not slot.missing:
-            if slot.error is None and max(slot.offsets.values()) >= self._journal.end:
+            if slot.error is None and len(slot.entries) < (slot.request.samples if slot.request else 0):
                 return
             self._write(slot)
             del self._slots[self._next]
             self._next += 1
+            self._size -= slot.size
 
     def _set_error(self, slot: _Slot, line: str) -> None:
         slot.error = line.encode()
+        self._grow(slot, len(slot.error))
         slot.missing = 0
-        self._error_bytes += len(slot.error)
         self.done += 1
         self._fail(slot, True)
+
+    def _grow(self, slot: _Slot, size: int) -> None:
+        slot.size += size
+        self._size += size
 
     def _fail(self, slot: _Slot, failed: bool) -> None:
         self.errors += failed and not slot.failed
@@ -280,27 +272,30 @@ class Writer:
 
     def _write(self, slot: _Slot) -> None:
         self.totals.prompts += 1
-        if self._requests is not None:
-            self._requests.write(slot.line)
+        self.totals.errors += slot.failed
         if slot.error is not None:
-            self.totals.errors += 1
-            self._error_bytes -= len(slot.error)
             self._outputs.write(slot.error)
             return
-        for _, offset in sorted(slot.offsets.items()):
-            entry = self._journal.read(offset)
-            if slot.digest not in (None, entry.request):
-                raise OutputError(
-                    f"{self._folder.journal} has another prompt {self._next + 1} than the input: it was written for"
-                    " other prompts or by another detgen; start over with --overwrite, or choose another folder"
-                    " with -o"
-                )
-            self._outputs.write(entry.output)
-            if self._acceptance is not None:
-                self._acceptance.write(entry.acceptance)
-            self.totals.add(entry)
-            self._fail(slot, entry.error)
-        self.totals.errors += slot.failed
+        assert slot.request is not None
+        for number, entry in sorted(slot.entries.items()):
+            made = slot.made.get(number) or self._samples.read(entry, slot.request, number)
+            self._outputs.write(output_line(made).encode())
+            if self._acceptance is not None and isinstance(made, Completion) and made.error is None:
+                self._acceptance.write(acceptance_lines(made).encode())
+            self.totals.add(made)
+
+
+def _short(request: Request) -> Request:
+    """What the lines of a request need of it."""
+    if request.echo:
+        return request
+    return replace(request, prompt=None, messages=None, token_ids=None, tools=None, chat_template_kwargs=None)
+
+
+def _size(request: Request) -> int:
+    """About how many bytes its lines repeat of it."""
+    repeated = [*request.metadata.items(), *echoed(request).items()]
+    return len(dump(repeated)) if repeated else 0
 
 
 class _Log:

@@ -78,7 +78,7 @@ def status(report: Report) -> list[str]:
     of = "" if total is None else f" of {total:,}"
     return [
         f"This run {state}: the page shows the prompts whose lines are written, {report.lines.prompts:,}{of}.",
-        f"Its journal has {counted(report.kept or 0, 'finished sample')}. Run the same command again to resume; then"
+        f"Its store has {counted(report.kept or 0, 'finished sample')}. Run the same command again to resume; then"
         " make the page again.",
     ]
 

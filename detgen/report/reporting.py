@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from detgen.errors import OutputError
-from detgen.outputs import read_entries, read_manifest_of_texts
+from detgen.outputs import KeptSamples, read_manifest_of_texts
 from detgen.report.counting import Counts
 from detgen.report.log import Key, read_log
 from detgen.report.output_lines import Lines, read_lines
@@ -51,7 +51,7 @@ class Report:
         shown: samples that are shown window by window.
         texts: of tokens.
         faults: what is not as the run wrote it.
-        kept: entries of the journal of a run that has not finished; None if it has.
+        kept: samples in the store of a run that has not finished; None if it has.
         other: the folder that it is compared with, and what differs.
     """
 
@@ -102,7 +102,8 @@ def read_report(folder: Path, asked: Sequence[str] = (), against: Path | None = 
     _check_totals(report)
     _show(report, choosing)
     if manifest["status"] != "finished":
-        report.kept = _journal(folder)
+        with KeptSamples(folder) as kept:
+            report.kept = kept.count()
     return report
 
 
@@ -151,11 +152,3 @@ def _check_totals(report: Report) -> None:
         counts = {key: getattr(drafts[name], key) for key in drafts[name].__slots__}
         if said["drafters"].get(name) != counts:
             report.faults.add(f"manifest.json: the counts of drafter {name} are not those of the log")
-
-
-def _journal(folder: Path) -> int:
-    """Samples in the journal of a run that has not finished."""
-    try:
-        return sum(1 for _ in read_entries(folder / "journal.jsonl"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return 0

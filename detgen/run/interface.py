@@ -33,7 +33,7 @@ class RunConfig:
         echo: write the prompt beside each output.
         show_thoughts: show how a thinking model read the first prompt.
         output_format: openai also writes the results as the OpenAI batch API does, to `results.jsonl`.
-        cache: folder of the completion cache; "auto" is the user's, None uses none.
+        cache: folder of a store that is also asked and filled; "auto" is the user's, None uses none.
         workers: how many processes generate, and where; None for this one.
     """
 
@@ -122,8 +122,8 @@ class RunSummary:
     Attributes:
         written: what the folder holds.
         fresh: the part of it that this process generated; all of it if the run was finished already.
-        resumed: samples taken from the journal.
-        reused: samples taken from a completion cache, or from an earlier run into the folder.
+        resumed: samples that the folder had.
+        reused: samples taken from the store of `cache`.
         seconds: time this process spent generating.
         target_passes: canonical passes of this process.
         peak_memory: bytes.

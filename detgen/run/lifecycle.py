@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import detgen
-from detgen.cache import Store, drop_written
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
@@ -23,14 +22,25 @@ from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
-from detgen.outputs import FolderLostError, Gap, OutputFolder, Totals, Writer, model_stamp
-from detgen.outputs.folder import FORMER
+from detgen.outputs import (
+    FolderLostError,
+    FolderStore,
+    OutputFolder,
+    Samples,
+    Store,
+    Totals,
+    Writer,
+    differences,
+    model_stamp,
+)
+from detgen.outputs.folder import DRAFT_STORE, OUTPUTS
 from detgen.outputs.manifest import RESULTS
+from detgen.outputs.store import STORE, beside
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig, ThoughtCounts
 from detgen.run.results import add_results, are_wanted, make_results
-from detgen.run.reusing import Reuse, check_same, shared_cache, succeed
+from detgen.run.stores import check_kind, samples_of, shared_store, tell_damaged
 from detgen.run.unloaded import describe, unloaded
 from detgen.run.work import Work
 from detgen.workers.worker_engine import open_workers
@@ -69,29 +79,34 @@ def run(
     observer.stage("reading the prompts")
     cache = config.cache if isinstance(config, RunConfig) else None
     with (
-        ExitStack() as opened,
+        ExitStack() as workers,
         _opened(config, observer) as (folder, source, inspection),
         _crashes_noted(folder),
-        shared_cache(cache, folder, observer) as shared,
+        shared_store(cache, folder, observer) as shared,
+        ExitStack() as opened,
     ):
         manifest = _manifest(config, folder, source, inspection)
         former = None if config.overwrite else folder.manifest()
-        changed: list[str] = []
+        own = None
         if former is not None:
-            changed = check_same(folder, former, manifest)
+            check_kind(folder, former, manifest)
             if former["status"] == "finished":
                 folder.check_finished(former)
                 same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
-                if same and not changed and not show_thoughts:
+                if same and not differences(former, manifest) and not show_thoughts:
                     add_results(config, folder, source, former, observer)
-                    return _already_finished(folder, former)
+                    return _already_finished(folder, former, observer)
+            if not differences(former, manifest):
+                manifest |= {"created": former["created"], "seconds": former["seconds"]}
+            if folder.directory.has(STORE):
+                own = opened.enter_context(closing(FolderStore(folder, observer.message)))
 
         if build_engine:
             engine = build_engine(config.engine)
         elif config.workers:
-            engine = _load_workers(config, observer, opened)
+            engine = _load_workers(config, observer, workers)
         else:
-            engine = _engine(config, source, manifest["model_stamp"], shared, observer)
+            engine = _engine(config, source, manifest, own, shared, observer)
         if show_thoughts and not engine.thinks:
             name = engine.profile()["target"]["name"]
             raise RunError(
@@ -101,20 +116,40 @@ def run(
         manifest |= _plain(found)
         if former is None:
             folder.clear()
-        elif changed := check_same(folder, former, manifest):
-            succeed(folder, former, manifest, changed, observer, dated=engine.dated)
         else:
-            if former["status"] == "finished":
+            check_kind(folder, former, manifest)
+            changed = differences(former, manifest)
+            if not changed and former["status"] == "finished":
                 add_results(config, folder, source, former, observer)
-                return replace(_already_finished(folder, former), chunks=_first_chunks(config, folder, source, engine))
-            manifest |= {"created": former["created"], "seconds": former["seconds"]}
+                done = _already_finished(folder, former, observer)
+                return replace(done, chunks=_first_chunks(config, folder, source, engine))
+            _tell_former(folder, changed, own, observer)
         folder.write_manifest(manifest)
         if config.prompts == "-":
             source.path = folder.keep_received()
+        folder.drop_former(piped=config.prompts == "-")
+        if own is None:
+            own = opened.enter_context(closing(FolderStore(folder, observer.message)))
+        if not build_engine and not config.workers:
+            describe(engine, manifest["model_stamp"], own, shared)
+        samples = samples_of(own, shared, manifest, source.name, observer, dated=engine.dated)
+        try:
+            return _generate(config, folder, source, inspection, manifest, engine, samples, observer)
+        finally:
+            tell_damaged(folder.store, own.damaged, observer)
 
-        resumed = former is not None and not changed
-        with Reuse(shared, folder, manifest, observer, dated=engine.dated) as reuse:
-            return _generate(config, folder, source, inspection, manifest, engine, reuse, observer, resumed=resumed)
+
+def _tell_former(folder: OutputFolder, changed: list[str], own: FolderStore | None, observer: Observer) -> None:
+    """Say what becomes of the run that the folder holds."""
+    kept = own.kept if own is not None else 0
+    samples = "1 finished sample" if kept == 1 else f"{kept:,} finished samples"
+    if changed:
+        observer.message(
+            f"{folder.path}: {'; '.join(changed)}. What is there ({samples}) is used where it fits; only what is new is"
+            " generated"
+        )
+    else:
+        observer.message(f"resuming {folder.path}: {samples} kept")
 
 
 def _generate(
@@ -124,22 +159,15 @@ def _generate(
     inspection: Inspection,
     manifest: dict[str, Any],
     engine: EngineLike,
-    reuse: Reuse,
+    samples: Samples,
     observer: Observer,
-    *,
-    resumed: bool,
 ) -> RunSummary:
-    """Generate what the journal does not have; again if the files are not what was written, which costs no token."""
-    fresh, kept, reused, seconds = None, 0, 0, 0.0
+    """Generate what no store has; again if the files are not what was written, which costs no token."""
+    fresh, resumed, reused, seconds = None, 0, 0, 0.0
     for _ in range(_ATTEMPTS):
         logged = isinstance(config, RunConfig)
-        with closing(Writer(folder, observer.message, acceptance=logged)) as writer, writer.rescuing():
-            if resumed and fresh is None:
-                kept_now = f"{writer.kept:,} finished sample{'' if writer.kept == 1 else 's'}"
-                observer.message(f"resuming {folder.path}: {kept_now} kept")
-            if lost := _lost(folder, writer.gaps):
-                observer.message(lost)
-            work = Work(config, source, engine, writer, reuse, observer, inspection.prompts)
+        with closing(Writer(folder, samples, observer.message, acceptance=logged)) as writer, writer.rescuing():
+            work = Work(config, source, engine, writer, observer, inspection.prompts)
             finished = work.run()
             if finished:
                 if config.prompts == "-":
@@ -147,30 +175,30 @@ def _generate(
                 source.check_unchanged()
             files = writer.finish_all()
             if fresh is None:
-                fresh, kept, reused = writer.fresh, writer.resumed, writer.reused
+                fresh, resumed, reused = writer.fresh, writer.resumed, writer.reused
             seconds += work.seconds
             damage = writer.damage() if finished else None
             if damage is None:
                 written = writer.totals
                 if finished and are_wanted(config):
                     files[RESULTS] = make_results(config, folder, source, manifest, files)
-                _conclude(folder, manifest, written, files, seconds, finished, observer)
+                _conclude(folder, manifest, written, files, seconds, finished)
                 return RunSummary(
-                    status=manifest["status"],
+                    status="finished" if finished else "interrupted",
                     output=folder.path,
                     written=written,
                     fresh=fresh,
-                    resumed=kept,
+                    resumed=resumed,
                     seconds=seconds,
                     target_passes=engine.stats.target_passes,
                     peak_memory=peak_memory(),
-                    sha256=files["outputs.jsonl"]["sha256"] if finished else None,
+                    sha256=files[OUTPUTS]["sha256"] if finished else None,
                     thoughts=_thought_counts(engine),
                     chunks=_first_chunks(config, folder, source, engine),
                     results=files.get(RESULTS, {}).get("sha256"),
                     reused=reused,
                 )
-        observer.message(f"{damage} while the run wrote it; it is written again from the journal")
+        observer.message(f"{damage} while the run wrote it; it is written again from the store")
     raise RunError(
         f"{damage} again and again while the run wrote it; nothing is lost: end whatever does that, then run the same"
         " command again"
@@ -190,7 +218,7 @@ def _first_chunks(
     """The first sample as the model read it; nothing if it was not asked for, or the sample is an error or missing."""
     if not (isinstance(config, RunConfig) and config.show_thoughts):
         return ()
-    with folder.directory.reader("outputs.jsonl") as file:
+    with folder.directory.reader(OUTPUTS) as file:
         first = file.readline()
     line = json.loads(first) if first.endswith(b"\n") else {}
     request = next(source.read(config.params, 1), None)
@@ -199,31 +227,22 @@ def _first_chunks(
     return tuple(engine.chunks(request, line["token_ids"], dict(line["thoughts"])))
 
 
-def _lost(folder: OutputFolder, gaps: list[Gap]) -> str | None:
-    """What of a journal could not be read, in words; None if all of it could."""
-    if not gaps:
-        return None
-    count = sum(gap.lost for gap in gaps)
-    samples = f"{count:,} finished sample{'s' if count > 1 else ''}"
-    why = "its end is incomplete, as a crash leaves it" if gaps[0].torn else "a checksum does not match what is there"
-    return f"{folder.journal}: {samples} lost from byte {gaps[0].start:,} on, since {why}; what is lost will run again"
-
-
 def _engine(
-    config: RunConfig | ScoreConfig, source: Prompts, stamp: str | None, shared: Store | None, observer: Observer
+    config: RunConfig | ScoreConfig,
+    source: Prompts,
+    manifest: dict[str, Any],
+    own: FolderStore | None,
+    shared: Store | None,
+    observer: Observer,
 ) -> EngineLike:
-    """The engine of a run; it is not loaded where the cache has all samples."""
+    """The engine of a run; it is not loaded where the stores have all samples."""
 
     def load() -> EngineLike:
         return _load_engine(config.engine, observer)
 
-    if shared is None or not isinstance(config, RunConfig):
+    if isinstance(config, RunConfig) and config.show_thoughts:
         return load()
-    if not config.show_thoughts and (found := unloaded(config, stamp, source, shared, observer, load)) is not None:
-        return found
-    engine = load()
-    describe(engine, stamp, shared)
-    return engine
+    return unloaded(config, source, manifest, own, shared, observer, load) or load()
 
 
 def _load_engine(config: EngineConfig, observer: Observer) -> EngineLike:
@@ -276,7 +295,7 @@ def _crashes_noted(folder: OutputFolder) -> Iterator[None]:
     except Exception as error:
         if limit_reached(error) is None and (path := folder.note_crash(traceback.format_exc())):
             error.add_note(f"the traceback is in {path}")
-        if folder.directory.has("journal.jsonl"):
+        if folder.directory.has(STORE):
             error.add_note("what was finished is kept: run the same command again to resume")
         raise
 
@@ -360,7 +379,6 @@ def _conclude(
     files: dict[str, dict[str, Any]],
     seconds: float,
     finished: bool,
-    observer: Observer,
 ) -> None:
     manifest |= {
         "status": "finished" if finished else "interrupted",
@@ -370,19 +388,11 @@ def _conclude(
     if finished:
         manifest["files"] = files
     folder.write_manifest(manifest)
-    if finished:
-        if left := drop_written(folder, manifest):
-            observer.message(
-                f"{left:,} sample{'s' if left > 1 else ''} of earlier runs, for which no prompt asks any more,"
-                f" stay{'' if left > 1 else 's'} in {folder.path / FORMER} for later ones"
-            )
-        folder.remove_journal()
 
 
-def _already_finished(folder: OutputFolder, manifest: dict[str, Any]) -> RunSummary:
-    if folder.directory.has(folder.journal.name):  # a crash came between the manifest and this
-        drop_written(folder, manifest)
-    folder.remove_journal()
+def _already_finished(folder: OutputFolder, manifest: dict[str, Any], observer: Observer) -> RunSummary:
+    if any(folder.directory.has(name) for name in (DRAFT_STORE, *beside(STORE))):  # a run was killed at its very end
+        FolderStore(folder, observer.message).close()
     counts = {name: count for name, count in manifest["summary"].items() if name != "total"}
     counts["drafters"] = DraftCounts({name: DrafterStats(**drafts) for name, drafts in counts["drafters"].items()})
     written = Totals(**counts)
@@ -395,6 +405,6 @@ def _already_finished(folder: OutputFolder, manifest: dict[str, Any]) -> RunSumm
         seconds=0.0,
         target_passes=0,
         peak_memory=peak_memory(),
-        sha256=manifest["files"]["outputs.jsonl"]["sha256"],
+        sha256=manifest["files"][OUTPUTS]["sha256"],
         results=manifest["files"].get(RESULTS, {}).get("sha256"),
     )

@@ -1,4 +1,4 @@
-"""An engine that an earlier run has described to the completion cache, and that is loaded only if it has to generate.
+"""An engine that an earlier run has described to a store, and that is loaded only if it has to generate.
 
 Only models that run whole are described: their profile names their files, the number format and the arithmetic, so
 that it is known what it would be without loading them.
@@ -13,18 +13,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from detgen.cache import CompletionCache, Store, profile_digest
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.sources import uses_draft
 from detgen.engine.stats import EngineStats
-from detgen.errors import DEMO, CacheError
+from detgen.errors import DEMO, StoreError
+from detgen.outputs import FolderStore, Store
 from detgen.progress import Observer
 from detgen.prompts import Prompts
-from detgen.run.interface import EngineLike, RunConfig
-from detgen.run.reusing import today
+from detgen.run.interface import EngineLike, RunConfig, ScoreConfig
+from detgen.run.stores import samples_of
 
 _WHOLE = {"target", "dtype", "arithmetic"}  # all that the profile of a model that runs whole has
 
@@ -81,12 +81,16 @@ class Unloaded:
         if self._engine is None:
             self._engine = self._load()
             if self._engine.profile() != self.profile():
-                raise RuntimeError("the model is not what the completion cache says of it")
+                raise RuntimeError("the model is not what the store says of it")
         return self._engine
 
 
-def describe(engine: EngineLike, stamp: str | None, store: Store) -> None:
-    """Describe an engine to a cache, under the stamp of its configuration, if its model runs whole."""
+def describe(engine: EngineLike, stamp: str | None, own: FolderStore, shared: Store | None) -> None:
+    """Describe an engine to the stores, under the stamp of its configuration, if its model runs whole.
+
+    Raises:
+        OutputError: the folder's store cannot be written.
+    """
     profile = engine.profile()
     if stamp is None or profile.keys() != _WHOLE:
         return
@@ -94,25 +98,30 @@ def describe(engine: EngineLike, stamp: str | None, store: Store) -> None:
         **{"profile": profile, "draft": engine.draft_profile()},
         **{"dated": engine.dated, "thinks": engine.thinks},
     }
-    with suppress(CacheError):  # it is said when completions are to be written
-        store.describe(stamp, json.dumps(described).encode())
+    value = json.dumps(described).encode()
+    for store in (own, shared):
+        with suppress(StoreError):  # of the shared one it is said when samples are to be written
+            if store is not None and store.described(stamp) != value:
+                store.describe(stamp, value)
 
 
 def unloaded(
-    config: RunConfig,
-    stamp: str | None,
+    config: RunConfig | ScoreConfig,
     source: Prompts,
-    store: Store,
+    manifest: dict[str, Any],
+    own: FolderStore | None,
+    shared: Store | None,
     observer: Observer,
     load: Callable[[], EngineLike],
 ) -> Unloaded | None:
-    """The engine of a run all of whose samples a cache has; None if it has not, or does not know what the model is.
+    """The engine of a run all of whose samples are there; None if they are not, or nobody knows what the model is.
 
     Args:
         config: the run's.
-        stamp: `model_stamp` of its configuration.
         source: the prompts.
-        store: the cache.
+        manifest: the run's, without its profile.
+        own: the store of the folder, if it has one.
+        shared: that of `--cache`, if one is asked for.
         observer: is told of it.
         load: makes the engine; called if a sample is missing all the same.
 
@@ -120,30 +129,26 @@ def unloaded(
         EngineError: there is no such device or model.
         PromptsError: the prompts cannot be read.
     """
-    value = None
-    with suppress(CacheError):  # it is said when completions are read
-        value = None if stamp is None else store.described(stamp)
+    value, stamp = None, manifest["model_stamp"]
+    for store in (own, shared):
+        with suppress(StoreError):  # it is said when samples are read
+            value = value or (None if stamp is None or store is None else store.described(stamp))
     if value is None:
         return None
     described: dict[str, Any] = json.loads(value)
     if not uses_draft(config.engine):
         described["draft"] = None
-    if not _all_known(config, described, source, store) or not _is_the_same(config.engine, described, observer):
+    known = manifest | {"profile": described["profile"]}
+    samples = samples_of(own, shared, known, source.name, observer, dated=described["dated"])
+    name = described["profile"]["target"]["name"]
+    # The run itself tells a person of the input.
+    items = config.items(source, lambda text: None, name)
+    if not all(samples.has(item) for item in items if isinstance(item, Request)):
         return None
-    observer.message("all samples are in the cache: no model is loaded")
+    if not _is_the_same(config.engine, described, observer):
+        return None
+    observer.message("all samples are there: no model is loaded")
     return Unloaded(described, load)
-
-
-def _all_known(config: RunConfig, described: dict[str, Any], source: Prompts, store: Store) -> bool:
-    """Whether a cache has every sample that can run."""
-    profile, day = described["profile"], today() if described["dated"] else ""
-    name = profile["target"]["name"]
-
-    def say(text: str) -> None:
-        """Nothing: the run itself tells a person of the input."""
-
-    cache = CompletionCache(store, profile_digest(profile), name, say, day)
-    return all(cache.has(item) for item in config.items(source, say, name) if isinstance(item, Request))
 
 
 def _is_the_same(config: EngineConfig, described: dict[str, Any], observer: Observer) -> bool:

@@ -16,7 +16,6 @@ from detgen.outputs import Writer
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts
 from detgen.run.interface import EngineLike, RunConfig, ScoreConfig
-from detgen.run.reusing import Reuse
 
 _REPORT_SECONDS = 0.1
 
@@ -34,7 +33,6 @@ class Work:
         source: Prompts,
         engine: EngineLike,
         writer: Writer,
-        reuse: Reuse,
         observer: Observer,
         prompts: int | None,
     ) -> None:
@@ -42,7 +40,6 @@ class Work:
         self.seconds = 0.0
         self._engine = engine
         self._writer = writer
-        self._reuse = reuse
         self._observer = observer
         self._total = min(prompts, config.limit or prompts) if prompts is not None else None
         self._stream: Callable[[EngineLike, Iterable[Request]], Iterator[list[Any]]] = config.stream
@@ -68,13 +65,12 @@ class Work:
                 for completions in self._stream(self._engine, self._requests()):
                     for completion in completions:
                         self._writer.finish(self._placed(completion))
-                    self._reuse.keep(completions)
                     self._writer.flush()
                     self._report()
                     if self._stopped.is_set():
                         break
                 else:
-                    self._writer.flush()
+                    self._writer.flush(now=True)
                     if self._writer.waiting and not self._stopped.is_set():
                         raise RuntimeError(f"the engine ended with {self._writer.waiting} prompts unfinished")
         self._report(now=True)
@@ -102,16 +98,11 @@ class Work:
             self._report()
 
     def _rest(self, request: Request) -> Request | None:
-        """The request with those of its samples that nobody knows; None if all are known."""
+        """The request with those of its samples that no store has; None if they have all."""
         missing = self._writer.recall(request)
-        found = self._reuse.take(request, missing) if missing else []
-        for completion in found:
-            self._writer.reuse(completion)
-        known = {completion.sample for completion in found}
-        left = tuple(sample for sample in missing if sample not in known) if known else missing
-        if len(left) == request.samples:
+        if len(missing) == request.samples:
             return request
-        return replace(request, only=tuple(left)) if left else None
+        return replace(request, only=tuple(missing)) if missing else None
 
     def _report(self, *, now: bool = False) -> None:
         self.seconds = time.monotonic() - self._started

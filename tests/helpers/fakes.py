@@ -17,11 +17,12 @@ from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, SamplingParams, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
+from detgen.outputs import KeptSamples
 from detgen.progress import Observer, Progress
 from detgen.run import RunConfig, RunSummary, run
 from helpers.records import count_records
 
-NAMES = ("outputs.jsonl", "acceptance.jsonl", "requests.jsonl", "manifest.json")
+NAMES = ("outputs.jsonl", "acceptance.jsonl", "samples.sqlite3", "manifest.json")
 
 
 class FakeEngine:
@@ -167,6 +168,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in NAMES[:2]}
+
+
+def kept_in(folder: Path) -> int:
+    """Samples in the store of a folder."""
+    with KeptSamples(folder) as kept:
+        return kept.count()
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:

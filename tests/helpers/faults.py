@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from detgen.outputs.journal import Journal
 
 from detgen.check import resuming
 from detgen.engine import engine, output_processing, verification
@@ -31,7 +32,6 @@ from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.penalties import Adjuster
 from detgen.kernels.sampling import Choices
-from detgen.outputs.journal import Journal
 from detgen.program.operands import Cache
 from detgen.program.steps import Rotate
 from detgen.runner import block_manager, kv_cache

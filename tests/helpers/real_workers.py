@@ -43,10 +43,10 @@ def one_process(prompts: Path, out: Path) -> dict[str, bytes]:
     return content(out)
 
 
-def journalled(out: Path) -> int:
-    """Samples in the journal of a run; 0 without one."""
+def written(out: Path) -> int:
+    """Lines that a run has written; 0 without any."""
     try:
-        return (out / "journal.jsonl").read_bytes().count(b'{"crc32"')
+        return (out / "outputs.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakes import Watcher, content, go, lines, manifest_of, no_engine, stopping_at
+from helpers.fakes import Watcher, content, go, lines, manifest_of, stopping_at
 
 from detgen.engine.request import SamplingParams
-from detgen.errors import RunError
 from detgen.prompts.seeds import line_seed
 
 WARM = SamplingParams(max_tokens=3, temperature=1.0, seed=7)
@@ -38,19 +37,23 @@ def asking(tmp_path: Path) -> Path:
         ({"echo": True}, "echo: False -> True", "echo: True -> False"),
     ],
 )
-def test_a_resumed_run_is_asked_the_same(
+def test_what_is_asked_may_change_on_the_way(
     tmp_path: Path, asking: Path, change: dict[str, Any], with_it: str, without: str
 ) -> None:
-    out = tmp_path / "out"
-    assert go(asking, out, build=stopping_at(2), **change).status == "interrupted"
-    with pytest.raises(RunError, match=without):
-        go(asking, out, build=no_engine)
-    assert go(asking, out, **change).status == "finished"
-    go(asking, tmp_path / "whole", **change)
+    """What fits is taken, and the bytes are those of a run that was asked so from the beginning."""
+    out, watcher = tmp_path / "out", Watcher()
+    go(asking, tmp_path / "plain", params=WARM)
+    go(asking, tmp_path / "whole", params=WARM, **change)
+    assert go(asking, out, build=stopping_at(2), params=WARM, **change).status == "interrupted"
+    assert go(asking, out, watcher, params=WARM).status == "finished"
+    assert watcher.messages[0].startswith(f"{out}: {without}. What is there (")
+    assert content(out) == content(tmp_path / "plain")
+    watcher.messages.clear()
+    assert go(asking, out, watcher, params=WARM, **change).resumed > 0
+    assert watcher.messages[0].startswith(f"{out}: {with_it}. What is there (")
     assert content(out) == content(tmp_path / "whole")
-    go(asking, tmp_path / "plain")
-    with pytest.raises(RunError, match=with_it):
-        go(asking, tmp_path / "plain", build=no_engine, **change)
+    assert go(asking, out, params=WARM).fresh.samples == 0, "what was asked first is still there"
+    assert content(out) == content(tmp_path / "plain")
 
 
 def test_the_manifest_has_what_was_asked(tmp_path: Path, asking: Path) -> None:

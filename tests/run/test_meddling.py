@@ -11,18 +11,21 @@ from typing import Any
 import pytest
 from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, stopping_at
 
-import detgen.outputs.journal
+import detgen.outputs.writer
 from detgen.engine.config import EngineConfig
 from detgen.errors import RunError
 from detgen.outputs import OutputFolder
+from detgen.outputs.folder import ASIDE
+from detgen.outputs.store import STORE
 
 Build = Callable[[EngineConfig], FakeEngine]
 
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the folder in each step, not only at each fsync."""
-    monkeypatch.setattr(detgen.outputs.journal, "SYNC_SECONDS", 0.0)
+    """Commit, and look at the folder, in each step."""
+    monkeypatch.setattr(detgen.outputs.writer, "SPARING", 0)
+    monkeypatch.setattr(detgen.outputs.writer, "LOOK_SECONDS", 0)
 
 
 def meddling(action: Callable[[], object], step: int = 6) -> Build:
@@ -61,12 +64,12 @@ def _replace(path: Path) -> None:
         (_replace, "was replaced by another"),
     ],
 )
-def test_files_that_were_changed_are_written_again_before_the_journal_goes(
+def test_files_that_were_changed_are_written_again(
     tmp_path: Path, prompts: Path, name: str, action: Callable[[Path], None], said: str
 ) -> None:
     out, watcher = tmp_path / "out", Watcher()
     summary = go(prompts, out, watcher, build=meddling(lambda: action(out / name)))
-    assert watcher.messages == [f"{out / name} {said} while the run wrote it; it is written again from the journal"]
+    assert watcher.messages == [f"{out / name} {said} while the run wrote it; it is written again from the store"]
     whole = go(prompts, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
     assert sorted(path.name for path in out.iterdir()) == sorted(NAMES)
@@ -74,7 +77,7 @@ def test_files_that_were_changed_are_written_again_before_the_journal_goes(
     assert summary.resumed == 0
 
 
-def test_files_that_keep_changing_end_the_run_with_the_journal_in_place(tmp_path: Path, prompts: Path) -> None:
+def test_files_that_keep_changing_end_the_run_with_the_store_in_place(tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "out"
 
     class Watching(Watcher):
@@ -97,20 +100,22 @@ def test_a_folder_that_was_emptied_is_filled_again(tmp_path: Path, prompts: Path
     out, watcher = tmp_path / "out", Watcher()
     go(prompts, out, watcher, build=meddling(lambda: [path.unlink() for path in out.glob("[!.]*")]))
     deleted = "was deleted while the run used it; it is written again"
-    assert watcher.messages[:2] == [f"{out / 'manifest.json'} {deleted}", f"{out / 'journal.jsonl'} {deleted}"]
+    assert watcher.messages[:2] == [f"{out / 'manifest.json'} {deleted}", f"{out / STORE} {deleted}"]
     go(prompts, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
     assert manifest_of(out)["status"] == "finished"
     assert sorted(path.name for path in out.iterdir()) == sorted(NAMES)
 
 
-def test_a_journal_that_was_deleted_is_there_for_the_next_run(tmp_path: Path, prompts: Path) -> None:
+@pytest.mark.parametrize("deleted", [[STORE], [f"{STORE}-wal"], [STORE, f"{STORE}-wal"]])
+def test_a_store_that_was_deleted_is_there_for_the_next_run(tmp_path: Path, prompts: Path, deleted: list[str]) -> None:
+    """Also if it is SQLite's file beside it, without which a crash would cost what is not in the store itself."""
     out = tmp_path / "out"
 
     def build(config: EngineConfig) -> FakeEngine:
         engine = stopping_at(8)(config)
         stop = engine.on_step
-        engine.on_step = lambda now: (out / "journal.jsonl").unlink() if now == 5 else stop(now)
+        engine.on_step = lambda now: [(out / name).unlink() for name in deleted] if now == 5 else stop(now)
         return engine
 
     assert go(prompts, out, build=build).status == "interrupted"
@@ -119,13 +124,19 @@ def test_a_journal_that_was_deleted_is_there_for_the_next_run(tmp_path: Path, pr
     assert content(out) == content(tmp_path / "whole")
 
 
-def test_a_journal_that_was_changed_ends_the_run(tmp_path: Path, prompts: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(RunError, match=r"journal\.jsonl was changed while the run used it; run the same command again"):
-        go(prompts, out, build=meddling(lambda: os.truncate(out / "journal.jsonl", 100)))
-    go(prompts, out)
+@pytest.mark.parametrize("name", [STORE, f"{STORE}-wal"])
+@pytest.mark.parametrize("action", [_truncate, _overwrite])
+def test_a_store_that_was_changed_ends_the_run(
+    tmp_path: Path, prompts: Path, name: str, action: Callable[[Path], None]
+) -> None:
+    """What is whole in it is taken by the next one."""
+    out, watcher = tmp_path / "out", Watcher()
+    with pytest.raises(RunError, match=rf"{STORE} was changed while the run used it; run the same command again"):
+        go(prompts, out, build=meddling(lambda: action(out / name)))
+    assert go(prompts, out, watcher).status == "finished"
     go(prompts, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
+    assert sorted(path.name for path in out.iterdir() if path.name != ASIDE) == sorted(NAMES)
 
 
 def test_the_work_of_a_deleted_folder_is_kept(tmp_path: Path, prompts: Path) -> None:
@@ -162,7 +173,7 @@ def test_a_folder_that_another_run_took_is_left_to_it(tmp_path: Path, prompts: P
         shutil.rmtree(out)
         folders.append(OutputFolder(out).__enter__())
         folders[0].write_manifest(manifest)
-        (out / "journal.jsonl").write_text("the second run's")
+        (out / STORE).write_text("the second run's")
 
     go(other, tmp_path / "manifest")
     manifest = manifest_of(tmp_path / "manifest") | {"status": "running"}
@@ -172,7 +183,7 @@ def test_a_folder_that_another_run_took_is_left_to_it(tmp_path: Path, prompts: P
     ):
         go(prompts, out, build=meddling(taken))
     assert manifest_of(out) == manifest
-    assert (out / "journal.jsonl").read_text() == "the second run's"
+    assert (out / STORE).read_text() == "the second run's"
     assert (out / ".lock").exists()
     folders[0].__exit__(None, None, None)
     assert go(prompts, kept).resumed > 0
@@ -181,7 +192,7 @@ def test_a_folder_that_another_run_took_is_left_to_it(tmp_path: Path, prompts: P
 
 
 def test_a_folder_that_was_taken_at_the_very_end_is_left_alone(tmp_path: Path, prompts: Path) -> None:
-    """Also by the last changes: manifest, journal, lock, the folder itself."""
+    """Also by the last changes: manifest, store, lock, the folder itself."""
     out = tmp_path / "out"
 
     class Watching(Watcher):
@@ -251,42 +262,6 @@ def test_a_run_goes_on_in_a_renamed_folder(
     assert sorted(path.name for path in new.iterdir()) == sorted([*NAMES, *["stdin.jsonl"] * piped])
     assert len(lines(new / "outputs.jsonl")) == 18
     assert manifest_of(new)["status"] == "finished"
-
-
-def test_damage_of_a_journal_is_told_with_what_it_cost(tmp_path: Path, prompts: Path) -> None:
-    out = tmp_path / "out"
-    go(prompts, out, build=stopping_at(9))
-    journal = bytearray((out / "journal.jsonl").read_bytes())
-    heads = [at for at in range(len(journal)) if journal.startswith(b'{"crc32"', at)]
-    assert len(heads) > 6
-    journal[heads[2] + 200] ^= 1
-    journal[heads[3] + 200] ^= 1
-    del journal[heads[-1] + 50 :]
-    (out / "journal.jsonl").write_bytes(journal)
-    watcher = Watcher()
-    summary = go(prompts, out, watcher, build=stopping_at(1))
-    assert watcher.messages == [
-        f"resuming {out}: {len(heads) - 3} finished samples kept",
-        f"{out / 'journal.jsonl'}: 3 finished samples lost from byte {heads[2]:,} on, since a checksum does not match"
-        " what is there; what is lost will run again",
-    ]
-    assert summary.status == "interrupted"
-    watcher.messages.clear()
-    go(prompts, out, watcher)
-    assert len(watcher.messages) == 1  # said once
-    go(prompts, tmp_path / "whole")
-    assert content(out) == content(tmp_path / "whole")
-
-
-def test_an_incomplete_end_of_a_journal_is_told(tmp_path: Path, prompts: Path) -> None:
-    out, watcher = tmp_path / "out", Watcher()
-    go(prompts, out, build=stopping_at(6))
-    size = (out / "journal.jsonl").stat().st_size
-    os.truncate(out / "journal.jsonl", size - 3)
-    go(prompts, out, watcher)
-    assert watcher.messages[1].endswith(
-        "since its end is incomplete, as a crash leaves it; what is lost will run again"
-    )
 
 
 def test_an_internal_error_leaves_its_traceback_in_the_folder(tmp_path: Path, prompts: Path) -> None:

@@ -8,22 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.fakes import NAMES, content, go, stopping_at
+from helpers.fakes import NAMES, content, go, kept_in, stopping_at
 
 from detgen.errors import OutputError, RunError
-from detgen.outputs import OutputFolder, read_entries
+from detgen.outputs import OutputFolder
 from detgen.outputs.directory import Directory, NotPlainError, make_folder, open_plain
+from detgen.outputs.folder import ASIDE
+from detgen.outputs.store import STORE, beside
 
 OWN = (
     *NAMES,
     "results.jsonl",
     "results.jsonl.tmp",
-    "journal.jsonl",
+    *beside(STORE),
+    ASIDE,
     "stdin.jsonl",
     ".lock",
     "stdin.jsonl.tmp",
     "manifest.json.tmp",
-    "journal.jsonl.tmp",
+    f"{STORE}.tmp",
 )
 
 
@@ -65,7 +68,7 @@ def test_whatever_is_no_plain_file_is_refused_by_name(tmp_path: Path, prompts: P
     assert sorted(path.name for path in out.iterdir() if path.name != ".lock") == before
 
 
-@pytest.mark.parametrize("name", [*NAMES, "journal.jsonl", "manifest.json.tmp", "journal.jsonl.tmp"])
+@pytest.mark.parametrize("name", [*NAMES, *beside(STORE), "manifest.json.tmp", f"{STORE}.tmp"])
 def test_a_link_that_is_planted_in_mid_run_is_not_followed(tmp_path: Path, prompts: Path, name: str) -> None:
     out = tmp_path / "out"
     (tmp_path / "precious").write_text("precious")
@@ -96,10 +99,10 @@ def test_other_names_of_an_output_file_keep_its_content(tmp_path: Path, prompts:
     go(prompts, out, build=stopping_at(4))
     os.link(out / "outputs.jsonl", tmp_path / "backup")
     before = (tmp_path / "backup").read_bytes()
-    os.link(out / "journal.jsonl", tmp_path / "journal")
-    with pytest.raises(RunError, match=r"journal\.jsonl has another name, too \(a hard link\)"):
+    os.link(out / STORE, tmp_path / "store")
+    with pytest.raises(RunError, match=r"samples\.sqlite3 has another name, too \(a hard link\)"):
         go(prompts, out)
-    (tmp_path / "journal").unlink()
+    (tmp_path / "store").unlink()
     go(prompts, out)
     assert (tmp_path / "backup").read_bytes() == before
 
@@ -115,11 +118,12 @@ def test_a_file_that_is_exchanged_for_a_pipe_is_not_waited_for(tmp_path: Path, m
         open_plain(tmp_path / "link")
 
 
-def test_a_journal_behind_a_link_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "there").write_text("")
-    (tmp_path / "journal.jsonl").symlink_to("there")
-    with pytest.raises(NotPlainError):
-        list(read_entries(tmp_path / "journal.jsonl"))
+def test_a_store_behind_a_link_is_not_read(tmp_path: Path, prompts: Path) -> None:
+    go(prompts, tmp_path / "out", build=stopping_at(4))
+    assert kept_in(tmp_path / "out") > 0
+    (tmp_path / "out" / STORE).rename(tmp_path / "there")
+    (tmp_path / "out" / STORE).symlink_to(tmp_path / "there")
+    assert kept_in(tmp_path / "out") == 0
 
 
 def test_every_folder_that_is_made_is_made_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,11 @@
-"""Samples that end with an error of their own: lines and journal entries as other samples have them."""
+"""Samples that end with an error of their own: lines and entries of the store as other samples have them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from helpers.fakes import FakeEngine, Watcher, content, go, lines, manifest_of, stopping_at
-
-from detgen.outputs import read_entries
+from helpers.fakes import FakeEngine, Watcher, content, go, kept_in, lines, manifest_of, stopping_at
 
 TEXTS = (
     '{"prompt": "a", "n": 2}',
@@ -62,11 +60,7 @@ def test_they_are_kept_and_not_run_again(tmp_path: Path, overflowing: Path, step
     whole = go(overflowing, tmp_path / "whole")
     out = tmp_path / "out"
     assert go(overflowing, out, build=stopping_at(step)).status == "interrupted"
-    kept = list(read_entries(out / "journal.jsonl"))
-    failed = [entry for entry in kept if entry.error]
-    assert all((e.tokens, e.prompt_tokens, e.acceptance, dict(e.drafts)) == (0, 0, b"", {}) for e in failed)
-    if step == 5:
-        assert failed
+    kept = kept_in(out)
     engines: list[FakeEngine] = []
 
     def build(config: object) -> FakeEngine:
@@ -75,5 +69,17 @@ def test_they_are_kept_and_not_run_again(tmp_path: Path, overflowing: Path, step
 
     again = go(overflowing, out, build=build)
     assert again.written == whole.written
+    assert again.resumed == kept
     assert engines[0].pulled < 8 if step > 2 else engines[0].pulled < 9
+    assert content(out) == content(tmp_path / "whole")
+
+
+def test_an_error_that_is_kept_names_its_own_line(tmp_path: Path, overflowing: Path) -> None:
+    """It is taken again in its place only, and there without running."""
+    out = tmp_path / "out"
+    go(overflowing, out)
+    overflowing.write_text("\n".join([*TEXTS[:2], "", *TEXTS[2:], '{"prompt": "new"}']))
+    summary = go(overflowing, out)
+    assert summary.fresh.samples == 1
+    go(overflowing, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")

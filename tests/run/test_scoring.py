@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from detgen import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import RunError
+from detgen.outputs.store import STORE
 from detgen.run import RunSummary, ScoreConfig, run
 
 LINES: list[Any] = [
@@ -109,7 +108,7 @@ def test_the_lines(tmp_path: Path, prompts: Path, engine: Engine) -> None:
     written = summary.written
     assert (summary.status, written.prompts, written.samples, written.errors) == ("finished", 20, 19, 4)
     assert summary.written.tokens == sum(line.get("completion_tokens", 0) for line in found)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "outputs.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "outputs.jsonl", STORE]
     manifest = manifest_of(tmp_path / "out")
     assert (manifest["command"], manifest["parameters"]) == ("score", {"limit": None, "echo": False})
     assert list(manifest["files"]) == ["outputs.jsonl"]
@@ -152,8 +151,6 @@ def test_a_finished_folder_is_left_alone(tmp_path: Path, prompts: Path, engine: 
     config = ScoreConfig(str(prompts), out, EngineConfig(drafter="none", batch_size=3))
     again = run(config, Watcher(), build_engine=no_engine)
     assert (again.status, again.sha256) == ("already finished", first.sha256)
-    with pytest.raises(RunError, match=r"differs from this one: limit: None -> 3. Start over with --overwrite"):
-        run(replace(config, limit=3), Watcher(), build_engine=no_engine)
     (out / "outputs.jsonl").write_text("")
     with pytest.raises(RunError, match=r"outputs\.jsonl was changed after the run had finished"):
         run(config, Watcher(), build_engine=no_engine)
@@ -190,17 +187,35 @@ def test_the_folder_is_named_after_the_file(
     assert run(config, Watcher(), build_engine=lambda _: engine).output == Path("p-scores")
 
 
-def test_other_completions_are_not_resumed(tmp_path: Path, engine: Engine) -> None:
-    """The digest of a request has its completions: an edited journal of another file is refused."""
+def test_a_limit_and_a_file_may_change(tmp_path: Path, prompts: Path, engine: Engine) -> None:
+    """A score is taken again in its place only."""
+    out = tmp_path / "out"
+    assert score(prompts, out, Scoring(engine), limit=3).fresh.samples == 5
+    again = Scoring(engine)
+    summary = score(prompts, out, again)
+    assert (summary.resumed, summary.fresh.samples) == (5, 14)
+    assert (out / "outputs.jsonl").read_bytes() == _fresh(prompts, engine)
+    assert score(prompts, out, again, limit=3).fresh.samples == 0
+    first, *rest = prompts.read_text().splitlines(keepends=True)
+    prompts.write_text("".join([first, *rest[3:]]))
+    assert score(prompts, out, again).resumed == 1
+    assert (out / "outputs.jsonl").read_bytes() == _fresh(prompts, engine)
+
+
+def _fresh(prompts: Path, engine: Engine) -> bytes:
+    score(prompts, prompts.parent / "fresh", engine, overwrite=True)
+    return (prompts.parent / "fresh" / "outputs.jsonl").read_bytes()
+
+
+def test_other_completions_are_not_taken(tmp_path: Path, engine: Engine) -> None:
+    """The digest of a request has its completions."""
     path, out = tmp_path / "p.jsonl", tmp_path / "out"
     path.write_text('{"prompt": "a", "completion": " b"}\n{"prompt": "a", "completion": " c"}\n')
-    score(path, out, Scoring(engine.with_settings(batch_size=1), 1))
-    manifest = manifest_of(out)
+    score(path, out, engine)
     path.write_text('{"prompt": "a", "completion": " x"}\n{"prompt": "a", "completion": " c"}\n')
-    manifest["input"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match="has another prompt 1 than the input"):
-        score(path, out, engine)
+    summary = score(path, out, engine)
+    assert (summary.resumed, summary.fresh.samples) == (1, 1)
+    assert (out / "outputs.jsonl").read_bytes() == _fresh(path, engine)
 
 
 @pytest.mark.parametrize(

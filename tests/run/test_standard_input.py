@@ -12,7 +12,6 @@ import pytest
 from helpers.fakes import NAMES, content, go, lines, no_engine, stopping_at
 
 from detgen.errors import RunError
-from detgen.outputs.folder import FORMER
 
 
 @pytest.fixture
@@ -97,13 +96,13 @@ def test_other_input_takes_what_the_earlier_run_finished(
     go("-", out)
     pipe(data + b'\n{"prompt": "new"}\n')
     summary = go("-", out, build=stopping_at(1))
-    assert (summary.status, summary.reused) == ("interrupted", 15)
+    assert (summary.status, summary.resumed) == ("interrupted", 15)
     pipe(b"")
     assert go("-", out, limit=4).status == "finished", "what was piped last, with another limit"
     assert (out / "stdin.jsonl").read_bytes() == data + b'\n{"prompt": "new"}\n'
     pipe(b"")
-    assert go("-", out).reused == 15, "what the last run left out stays"
-    assert go(prompts, out).reused == 15
-    assert sorted(path.name for path in out.iterdir()) == sorted([*NAMES, FORMER]), "nobody asks for the new one"
+    assert go("-", out).resumed == 15, "what the last run left out stays"
+    assert go(prompts, out).resumed == 15
+    assert sorted(path.name for path in out.iterdir()) == sorted(NAMES)
     go(prompts, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")

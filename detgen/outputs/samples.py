@@ -1,0 +1,136 @@
+"""Where a run takes finished samples from, and keeps them: the store of its folder and, if asked for, a shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from detgen.engine.request import Completion, Request
+from detgen.engine.score_requests import Score
+from detgen.outputs.folder_store import FolderStore
+from detgen.outputs.keys import asked_anywhere, asked_here, entry_key, profile_digest
+from detgen.outputs.packing import pack, unpacked
+from detgen.outputs.shared_store import SharedStore
+from detgen.outputs.store import Entry
+
+Sample = Completion | Score
+
+_BATCH = 256  # samples that wait for the shared store
+_MANY, _MOST_BYTES = 1000, 1 << 20  # that wait for the folder's
+
+
+class Samples:
+    """The samples of one profile in the stores of a run.
+
+    Args:
+        own: the folder's store; None if it has none yet.
+        shared: that of `--cache`; None for none.
+        profile: the run's, as its manifest has it.
+        source: what errors call the input.
+        begun: the day on which the run began, if the text of a chat has the day in it.
+        today: the present day, likewise; a shared store has what was asked today.
+
+    Raises:
+        OutputError: by every method, if the folder's store cannot be used.
+    """
+
+    def __init__(
+        self,
+        own: FolderStore | None,
+        shared: SharedStore | None,
+        profile: dict[str, Any],
+        source: str,
+        begun: str = "",
+        today: str = "",
+    ) -> None:
+        self.own = own
+        self._shared, self._source, self._begun, self._today = shared, source, begun, today
+        self._profile, self._model = profile_digest(profile), profile["target"]["name"]
+        self._new: list[Entry] = []
+        self._size = 0  # bytes of these
+
+    def has(self, request: Request) -> bool:
+        """Whether all of a request's samples are there, damaged or not."""
+        own = self._own_keys(request) if self.own is not None else []
+        return all(
+            any(self.own is not None and self.own.has(self._key(asked, sample)) for asked in own)
+            or any(self._shared is not None and self._shared.has(key) for key in self._shared_keys(request, [sample]))
+            for sample in request.wanted
+        )
+
+    def take_own(self, request: Request) -> dict[int, tuple[int, Sample]]:
+        """Those of a request's samples that the folder had when the run began: entry and sample, by number."""
+        found: dict[int, tuple[int, Sample]] = {}
+        if self.own is None or not self.own.kept:
+            return found
+        asked_own = self._own_keys(request)
+        for sample in request.wanted:
+            for asked in asked_own:
+                entry = self.own.find(self._key(asked, sample), request.index)
+                if entry is not None and (made := unpacked(entry[1], request, sample)) is not None:
+                    found[sample] = entry[0], made
+                    if self._begun == self._today:
+                        self._share(made, entry[1])
+                    break
+        return found
+
+    def take_shared(self, request: Request, samples: Sequence[int]) -> list[Sample]:
+        """Those of a request's samples that the shared store has."""
+        if self._shared is None:
+            return []
+        values = map(self._shared.find, self._shared_keys(request, samples))
+        made = [unpacked(v, request, n) for v, n in zip(values, samples, strict=False) if v is not None]
+        return [each for each in made if each is not None]
+
+    @property
+    def many(self) -> bool:
+        """Whether so many were added that they should be committed, since memory holds them."""
+        return len(self._new) >= _MANY or self._size >= _MOST_BYTES
+
+    def add(self, sample: Sample, *, shared: bool = False) -> None:
+        """Keep a sample from the next `commit` on; `shared` says that it came from the shared store."""
+        value = pack(sample)
+        request = sample.request
+        asked = None if sample.error is not None else asked_anywhere(request, self._begun)
+        key = self._key(asked or asked_here(request, self._source), sample.sample)
+        self._new.append(Entry(key, len(sample.token_ids), value, request.index))
+        self._size += len(value)
+        if not shared:
+            self._share(sample, value)
+
+    def commit(self) -> list[int]:
+        """Write what was added, first to the shared store and then, durably, to the folder's; its entries there."""
+        assert self.own is not None
+        if self._shared is not None:
+            self._shared.commit(self._profile, self._model)
+        entries = self.own.add(self._profile, self._model, self._new) if self._new else []
+        self._new.clear()
+        self._size = 0
+        return entries
+
+    def read(self, entry: int, request: Request, sample: int) -> Sample:
+        """What an entry of the folder's store holds, as one of a request's samples."""
+        assert self.own is not None
+        found = unpacked(self.own.read(entry), request, sample)
+        assert found is not None  # the entry was taken or written by this process
+        return found
+
+    def _share(self, sample: Sample, value: bytes) -> None:
+        """Keep a sample in the shared store, if others may take it: an error is to be tried again."""
+        if self._shared is not None and sample.error is None:
+            for key in self._shared_keys(sample.request, [sample.sample]):
+                self._shared.add(Entry(key, len(sample.token_ids), value))
+            if self._shared.waiting >= _BATCH:
+                self._shared.commit(self._profile, self._model)
+
+    def _key(self, asked: str, sample: int) -> bytes:
+        return entry_key(self._profile, asked, sample)
+
+    def _own_keys(self, request: Request) -> list[str]:
+        """By what a sample may be in the folder's store."""
+        anywhere = asked_anywhere(request, self._begun)
+        return [*([] if anywhere is None else [anywhere]), asked_here(request, self._source)]
+
+    def _shared_keys(self, request: Request, samples: Sequence[int]) -> list[bytes]:
+        asked = asked_anywhere(request, self._today)
+        return [] if asked is None else [self._key(asked, sample) for sample in samples]

@@ -1,0 +1,327 @@
+"""The database of finished samples, in a run's folder or shared by runs.
+
+Nothing in it is believed: an entry counts only if a digest over its key and its bytes says that it is whole. A process
+may be killed at any moment. On a local disk the database is in WAL mode, so that readers of a shared one and its writer
+do not wait for each other; on a network file system, where WAL has no memory to share, it has a rollback journal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import detgen
+from detgen.errors import StoreError
+from detgen.machine import on_network
+
+STORE = "samples.sqlite3"  # in a run's folder, and in that of `--cache`
+
+_APPLICATION = 0x64746763  # "dtgc"
+_SCHEMA = 2
+_PATIENCE = 5.0  # seconds to wait for a process that is writing
+_USE_SECONDS = 3600  # the time of the last use is noted to within so much
+_DIGEST = 16  # bytes
+_PAGES = 4000  # that are given back at a time, so that nobody waits for long
+
+# Values are apart from the rest, so that what is asked of all entries reads little.
+_TABLES = (
+    "CREATE TABLE profiles (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, model TEXT NOT NULL,"
+    " version TEXT NOT NULL)",
+    "CREATE TABLE entries (id INTEGER PRIMARY KEY, key BLOB NOT NULL, place INTEGER NOT NULL,"
+    " profile INTEGER NOT NULL, tokens INTEGER NOT NULL, used INTEGER NOT NULL)",
+    "CREATE INDEX keys ON entries (key)",
+    "CREATE TABLE packed (id INTEGER PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE engines (stamp BLOB PRIMARY KEY, value BLOB NOT NULL)",
+)
+_FIND = (
+    "SELECT entries.id, used, value FROM entries LEFT JOIN packed USING (id) WHERE key = ? AND entries.id <= ?"
+    " ORDER BY place = ? DESC, entries.id"
+)
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sample to be kept.
+
+    Attributes:
+        key: see `detgen.outputs.keys.entry_key`.
+        tokens: its number of tokens.
+        value: its bytes.
+        place: index of its request in the input.
+    """
+
+    key: bytes
+    tokens: int
+    value: bytes
+    place: int = 0
+
+
+class Store:
+    """Opens the database, and makes it if it is not there.
+
+    Args:
+        path: the file.
+        lone: only this process uses it, and what was added is on the disk. It may have several entries with one key,
+            of requests that are alike. In a shared one the first entry stays the only one, and a power cut may cost
+            the last ones.
+
+    Attributes:
+        path: the file.
+        damaged: how many entries were found to be damaged; `add` removes them.
+
+    Raises:
+        StoreError: by every method: the database cannot be used; the message names it, the reason and the remedy.
+    """
+
+    def __init__(self, path: Path, *, lone: bool = False) -> None:
+        self.path = path
+        self.damaged = 0
+        self._lone = lone
+        self._damaged: list[tuple[int, bytes]] = []
+        self._used: list[int] = []
+        for place in (path, *(path.with_name(name) for name in beside(path.name))):
+            # SQLite would wait for a pipe, and make what a dangling link names.
+            if os.path.lexists(place) and not os.path.isfile(place):
+                raise StoreError(f"{place} is no file, so no store of detgen can be there; name another folder")
+        with self.watched():
+            uri = f"file:{quote(str(path.absolute()))}"
+            self.db = sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
+        try:
+            with self.watched():
+                self._prepare()
+        except StoreError:
+            self.db.close()
+            raise
+
+    def close(self) -> None:
+        """Note what was used, as far as that can be written, and close it."""
+        with suppress(StoreError):
+            self.note_uses()
+        with suppress(sqlite3.Error):
+            self.db.close()
+
+    def find(self, key: bytes, place: int = 0, until: int = _MOST) -> tuple[int, bytes] | None:
+        """An entry with this key, and its bytes; None if there is none, or it is damaged.
+
+        Args:
+            key: of the entry.
+            place: of several, that of this place is preferred.
+            until: the last entry that counts.
+        """
+        with self.watched():
+            rows = self.db.execute(_FIND, (key, until, place)).fetchall()
+        for entry, used, value in rows:
+            if (found := sound(key, value)) is not None:
+                if not isinstance(used, int) or used < time.time() - _USE_SECONDS:
+                    self._used.append(entry)
+                return entry, found
+            self.damaged += 1
+            self._damaged.append((entry, key))
+        return None
+
+    def has(self, key: bytes) -> bool:
+        """Whether there is an entry, damaged or not."""
+        with self.watched():
+            return self.db.execute("SELECT 1 FROM entries WHERE key = ?", (key,)).fetchone() is not None
+
+    def read(self, entry: int) -> bytes | None:
+        """The bytes of an entry; None if it is gone or damaged."""
+        query = "SELECT key, value FROM entries LEFT JOIN packed USING (id) WHERE entries.id = ?"
+        with self.watched():
+            row = self.db.execute(query, (entry,)).fetchone()
+        return None if row is None else sound(*row)
+
+    def add(self, profile: str, model: str, new: Iterable[Entry]) -> list[int]:
+        """Keep samples, all of them or, on an error, none; their entries.
+
+        Args:
+            profile: `profile_digest`.
+            model: what the model is called.
+            new: the samples.
+        """
+        with self.writing():
+            for entry, key in self._damaged:
+                if self.db.execute("DELETE FROM entries WHERE id = ? AND key = ?", (entry, key)).rowcount:
+                    self.db.execute("DELETE FROM packed WHERE id = ?", (entry,))
+            owner = self._profile(profile, model)
+            entries = [self._insert(each, owner) for each in new]
+        self._damaged.clear()
+        self.note_uses(least=1000)
+        return entries
+
+    def describe(self, stamp: str, value: bytes) -> None:
+        """Keep what an engine is, by the stamp of its configuration."""
+        key = bytes.fromhex(stamp)
+        with self.writing():
+            self.db.execute("INSERT OR REPLACE INTO engines VALUES (?, ?)", (key, digest(key, value) + value))
+
+    def described(self, stamp: str) -> bytes | None:
+        """What was kept for a stamp; None if there is nothing, or it is damaged."""
+        with self.watched():
+            row = self.db.execute("SELECT value FROM engines WHERE stamp = ?", (bytes.fromhex(stamp),)).fetchone()
+        return None if row is None else sound(bytes.fromhex(stamp), row[0])
+
+    def forget_engines(self) -> None:
+        """Remove all that `describe` keeps."""
+        with self.writing():
+            self.db.execute("DELETE FROM engines")
+
+    def count(self) -> int:
+        """How many samples there are."""
+        return self._number("SELECT count(*) FROM entries")
+
+    def last(self) -> int:
+        """The last entry; 0 if there is none."""
+        return self._number("SELECT coalesce(max(id), 0) FROM entries")
+
+    def remove(self, entries: list[int]) -> None:
+        """Remove entries."""
+        with self.writing():
+            for table in ("entries", "packed"):
+                self.db.executemany(f"DELETE FROM {table} WHERE id = ?", [(each,) for each in entries])
+
+    def shrink(self) -> None:
+        """Give free space back."""
+        with self.watched():
+            for _ in range(-(-self.pragma("freelist_count") // _PAGES)):
+                self.db.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` stops after one page
+
+    def pragma(self, name: str) -> int:
+        """The number that a pragma has."""
+        return self._number(f"PRAGMA {name}")
+
+    def check(self) -> None:
+        """Read all of it; `StoreError.damaged` if its structure is. What entries hold is found when they are read."""
+        with self.watched():
+            (found,) = self.db.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise StoreError(f"cannot use {self.path}: {found}; delete it", True)
+
+    def checkpoint(self) -> None:
+        """Bring all that was written into the file itself."""
+        with self.watched():
+            self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A transaction: all of the block, or nothing."""
+        with self.watched():
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self.db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Turn SQLite's errors into messages that name the file, the reason and the remedy."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name == "SQLITE_NOTADB":
+                raise StoreError(f"{self.path} is no store of detgen; name another folder, or move it", True) from None
+            remedy = next((what for start, what in _REMEDIES if name.startswith(start)), None)
+            words = remedy or ("delete it" if name else "name another folder")
+            raise StoreError(f"cannot use {self.path}: {error}; {words}", bool(name) and remedy is None) from error
+
+    def _insert(self, new: Entry, profile: int) -> int:
+        if not self._lone:
+            there = self.db.execute("SELECT id FROM entries WHERE key = ?", (new.key,)).fetchone()
+            if there is not None:
+                return int(there[0])
+        entry = self.db.execute(
+            "INSERT INTO entries (key, place, profile, tokens, used) VALUES (?, ?, ?, ?, ?)",
+            (new.key, new.place, profile, new.tokens, int(time.time())),
+        ).lastrowid
+        value = digest(new.key, new.value) + new.value
+        self.db.execute("INSERT OR REPLACE INTO packed VALUES (?, ?)", (entry, value))
+        return int(entry or 0)
+
+    def _profile(self, digest: str, model: str) -> int:
+        known = (bytes.fromhex(digest), model, detgen.__version__)
+        self.db.execute("INSERT OR IGNORE INTO profiles (digest, model, version) VALUES (?, ?, ?)", known)
+        return int(self.db.execute("SELECT id FROM profiles WHERE digest = ?", known[:1]).fetchone()[0])
+
+    def note_uses(self, least: int = 1) -> None:
+        """Note which entries were found, if they are so many."""
+        if len(self._used) < least:
+            return
+        used, self._used = self._used, []
+        with self.writing():
+            now = int(time.time())
+            self.db.executemany("UPDATE entries SET used = ? WHERE id = ?", [(now, each) for each in used])
+
+    def _prepare(self) -> None:
+        self.db.text_factory = lambda data: data.decode(errors="replace")  # damage may make a text of anything
+        for setting in ("trusted_schema = OFF", "cell_size_check = ON", f"synchronous = {_SYNCHRONOUS[self._lone]}"):
+            self.db.execute(f"PRAGMA {setting}")
+        if self._lone:  # before anything is read: no memory is shared then, and nothing stands beside the database
+            self.db.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+        if self._is_new():
+            self.db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            with self.writing():
+                if self._is_new():  # unless another process was quicker
+                    for table in _TABLES:
+                        self.db.execute(table)
+                    self.db.execute(f"PRAGMA application_id = {_APPLICATION}")
+                    self.db.execute(f"PRAGMA user_version = {_SCHEMA}")
+        application, schema = (self.pragma(name) for name in ("application_id", "user_version"))
+        if application != _APPLICATION:
+            raise StoreError(f"{self.path} is another program's database; name another folder", True)
+        if schema != _SCHEMA:
+            message = f"{self.path} was made by another version of detgen; name another folder, or delete it"
+            raise StoreError(message, True)
+        mode = "DELETE" if on_network(self.path) else "WAL"
+        with suppress(sqlite3.OperationalError):  # somebody else is just doing so
+            self.db.execute(f"PRAGMA journal_mode = {mode}").fetchall()
+        self.count()  # the tables are there; and with the first reading, what stands beside the database
+
+    def _is_new(self) -> bool:
+        return not self._number("SELECT count(*) FROM sqlite_master") and not self.pragma("application_id")
+
+    def _number(self, query: str) -> int:
+        with self.watched():
+            return int(self.db.execute(query).fetchone()[0])
+
+
+_SYNCHRONOUS = {True: "FULL", False: "NORMAL"}
+# What is no sign of damage, and what to do.
+_REMEDIES = (
+    ("SQLITE_FULL", "free some space"),
+    ("SQLITE_BUSY", "another process keeps it locked; wait for that"),
+    ("SQLITE_LOCKED", "another process keeps it locked; wait for that"),
+    ("SQLITE_READONLY", "make it writable, or name another folder"),
+    ("SQLITE_PERM", "make it writable, or name another folder"),
+    ("SQLITE_CANTOPEN", "name another folder"),
+    ("SQLITE_IOERR", "look after its disk"),
+    ("SQLITE_NOMEM", "free some memory"),
+)
+
+
+def beside(name: str) -> tuple[str, ...]:
+    """Files that SQLite puts beside a database of this name."""
+    return tuple(f"{name}{ending}" for ending in ("-journal", "-wal", "-shm"))
+
+
+def sound(key: bytes, value: object) -> bytes | None:
+    """The bytes of an entry without their digest; None if it is not the one of key and bytes."""
+    if not isinstance(key, bytes) or not isinstance(value, bytes) or digest(key, value[_DIGEST:]) != value[:_DIGEST]:
+        return None
+    return value[_DIGEST:]
+
+
+def digest(key: bytes, value: bytes) -> bytes:
+    """The digest that stands before the bytes of an entry."""
+    return hashlib.blake2b(value, digest_size=_DIGEST, key=key[:64]).digest()
