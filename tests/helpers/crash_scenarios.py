@@ -35,7 +35,8 @@ LINES = "\n".join(
 OTHERS = "\n".join([*LINES.splitlines()[4:2:-1], '{"prompt": "gone"}', *LINES.splitlines()[5:]])
 
 
-def _run(folder: Path, prompts: str = LINES, **changes: Any) -> RunSummary:
+def run_prompts(folder: Path, prompts: str = LINES, **changes: Any) -> RunSummary:
+    """Run prompts into a folder."""
     path = folder.with_name(f"{folder.name}-prompts") / "prompts.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_text(prompts)
@@ -43,7 +44,7 @@ def _run(folder: Path, prompts: str = LINES, **changes: Any) -> RunSummary:
 
 
 def _interrupted(folder: Path) -> None:
-    _run(folder, build=stopping_at(4))
+    run_prompts(folder, build=stopping_at(4))
 
 
 def _damaged(folder: Path) -> None:
@@ -58,7 +59,7 @@ def _damaged(folder: Path) -> None:
 
 def _filled(folder: Path) -> None:
     """A cache that has a part of the samples."""
-    _run(folder, OTHERS, cache=folder / "cache")
+    run_prompts(folder, OTHERS, cache=folder / "cache")
     shutil.rmtree(folder / "out")
 
 
@@ -81,7 +82,7 @@ def _meddled(folder: Path) -> RunSummary:
         engine.on_step = meddle
         return engine
 
-    return _run(folder, build=build)
+    return run_prompts(folder, build=build)
 
 
 @dataclass(frozen=True)
@@ -100,18 +101,18 @@ class Scenario:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "fresh": Scenario(_run),
-    "resumed": Scenario(_run, _interrupted),
-    "from a damaged store": Scenario(_run, _damaged, kept=False),
-    "overwriting": Scenario(lambda folder: _run(folder, overwrite=True), _run, kept=False),
-    "finished before": Scenario(_run, _run),
-    "after a run of other prompts": Scenario(_run, lambda folder: _run(folder, OTHERS)),
+    "fresh": Scenario(run_prompts),
+    "resumed": Scenario(run_prompts, _interrupted),
+    "from a damaged store": Scenario(run_prompts, _damaged, kept=False),
+    "overwriting": Scenario(lambda folder: run_prompts(folder, overwrite=True), run_prompts, kept=False),
+    "finished before": Scenario(run_prompts, run_prompts),
+    "after a run of other prompts": Scenario(run_prompts, lambda folder: run_prompts(folder, OTHERS)),
     "after an interrupted run of other prompts": Scenario(
-        _run, lambda folder: _run(folder, OTHERS, build=stopping_at(4))
+        run_prompts, lambda folder: run_prompts(folder, OTHERS, build=stopping_at(4))
     ),
-    "with a cache": Scenario(lambda folder: _run(folder, cache=folder / "cache")),
-    "with a filled cache": Scenario(lambda folder: _run(folder, cache=folder / "cache"), _filled),
-    "OpenAI": Scenario(lambda folder: _run(folder, output_format="openai")),
+    "with a cache": Scenario(lambda folder: run_prompts(folder, cache=folder / "cache")),
+    "with a filled cache": Scenario(lambda folder: run_prompts(folder, cache=folder / "cache"), _filled),
+    "OpenAI": Scenario(lambda folder: run_prompts(folder, output_format="openai")),
     "piped": Scenario(_piped),
     "meddled with": Scenario(_meddled, kept=False),
 }
