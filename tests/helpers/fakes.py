@@ -7,8 +7,10 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
 from detgen.outputs import KeptSamples
+from detgen.outputs.store import sound
 from detgen.params import SamplingParams
 from detgen.progress import Observer, Progress
 from detgen.run import RunConfig, RunSummary, run
@@ -174,6 +177,17 @@ def kept_in(folder: Path) -> int:
     """Samples in the store of a folder."""
     with KeptSamples(folder) as kept:
         return kept.count()
+
+
+def keys_in(folder: Path) -> set[bytes]:
+    """The keys of the samples in the store of a folder that are whole; none is there twice."""
+    keys: list[bytes] = []
+    with KeptSamples(folder) as kept, suppress(sqlite3.Error):
+        if (store := kept._store) is not None:
+            rows = store.db.execute("SELECT key, value FROM entries JOIN packed USING (id)")
+            keys = [key for key, value in rows if sound(key, value) is not None]
+    assert len(keys) == len(set(keys))
+    return set(keys)
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
