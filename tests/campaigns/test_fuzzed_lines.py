@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from detgen.audit.audit import Audit, read_manifest
 from helpers.checks import Silent
 from helpers.fuzzed_lines import GOOD, TEMPLATE, mixed, text
 
