@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import detgen.outputs.journal
 import pytest
-from helpers.completions import completion, lines_of, request
+from helpers.completions import NUMBERED, completion, lines_of, request
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +37,10 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def opened(folder: OutputFolder, shared: SharedStore | None = None) -> Iterator[Writer]:
     """A writer with the folder's store."""
-    with closing(FolderStore(folder)) as own, closing(Writer(folder, Samples(own, shared, PROFILE, "p"))) as writer:
+    with (
+        closing(FolderStore(folder)) as own,
+        closing(Writer(folder, Samples(own, shared, PROFILE, "p"), pieces=NUMBERED)) as writer,
+    ):
         yield writer
 
 

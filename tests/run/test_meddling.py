@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import detgen.outputs.journal
 import pytest
 from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, stopping_at
 
