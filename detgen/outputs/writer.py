@@ -30,7 +30,7 @@ AHEAD_BYTES = 1 << 26
 
 # A commit waits until so many times as long as the last one took have gone by; so commits take less than 2 % of a run.
 SPARING = 80
-_LONGEST = 1.0  # seconds that one waits, however slow the disk
+_LONGEST = 2.0  # seconds that one waits, however slow the disk
 LOOK_SECONDS = 0.2  # between two looks at the folder
 
 _BLOCK = 1 << 20
