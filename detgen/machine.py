@@ -10,6 +10,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+_OF_A_DATABASE = 3  # files: it, its log, and its folder while that is synced
+
 
 def cpu_name() -> str:
     """The processor's model."""
@@ -61,3 +63,17 @@ _NETWORKED = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "davfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("orangefs", "s3fs", "smb3", "smbfs", "sshfs", "virtiofs", "vboxsf"),
 }
+
+
+def no_file_left() -> OSError | None:
+    """Why a process cannot open the files that a database takes, if it cannot; SQLite itself does not say."""
+    taken: list[int] = []
+    try:
+        while len(taken) < _OF_A_DATABASE:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error
+    finally:
+        for file in taken:
+            os.close(file)
+    return None

@@ -89,7 +89,10 @@ class Pieces:
         return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
     def _bytes(self, token: int) -> bytes:
-        entry = self._tokenizer.convert_ids_to_tokens(token)
+        try:
+            entry = self._tokenizer.convert_ids_to_tokens(token)
+        except OverflowError:  # no vocabulary has it, but a tampered line may
+            entry = None
         if entry is None:
             return b""
         if token in self._tokenizer.added_tokens_decoder:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import detgen
 from detgen.errors import StoreError
-from detgen.machine import on_network
+from detgen.machine import no_file_left, on_network
 
 STORE = "samples.sqlite3"  # in a run's folder, and in that of `--cache`
 
@@ -234,7 +234,8 @@ class Store:
                 raise StoreError(f"{self.path} is no store of detgen; name another folder, or move it", True) from None
             remedy = next((what for start, what in _REMEDIES if name.startswith(start)), None)
             words = remedy or ("delete it" if name else "name another folder")
-            raise StoreError(f"cannot use {self.path}: {error}; {words}", bool(name) and remedy is None) from error
+            damaged = bool(name) and remedy is None
+            raise StoreError(f"cannot use {self.path}: {error}; {words}", damaged) from (no_file_left() or error)
 
     def _insert(self, new: Entry, profile: int) -> int:
         if not self._lone:

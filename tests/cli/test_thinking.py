@@ -109,7 +109,7 @@ def test_audit_of_a_tampered_run(flips: tuple[Path, Result], tmp_path: Path) -> 
     renew(tmp_path / "out")
     result = detgen("audit", str(tmp_path / "out"), "-q")
     assert result.exit_code == 1, result.output
-    said = "outputs.jsonl:1: the thought of the chunk at position 8 is ' heads', its tokens give ' tails'"
+    said = "outputs.jsonl:1: thoughts[1] is [8, ' heads'], should be [8, ' tails']"
     assert result.stdout.splitlines()[0] == said
 
 

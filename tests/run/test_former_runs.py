@@ -4,6 +4,7 @@ overwrite."""
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from helpers.fakes import (
 
 import detgen
 from detgen.engine.config import EngineConfig
-from detgen.errors import EngineError, RunError
+from detgen.errors import DEMO, EngineError, RunError
 from detgen.params import SamplingParams
 from detgen.run import run
 
@@ -84,8 +85,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, prompts: Path, monkeypatch
 
 def test_a_finished_run_is_recognised_without_a_model(tmp_path: Path, prompts: Path) -> None:
     target = tmp_path / "model"
-    target.mkdir()
-    (target / "config.json").write_text("{}")
+    shutil.copytree(DEMO / "target", target)
     asked = replace(config(prompts, tmp_path / "out"), engine=EngineConfig(target=target))
     run(asked, Watcher(), build_engine=FakeEngine)
     faster = replace(asked, engine=EngineConfig(target=target, batch_size=99))

@@ -92,7 +92,7 @@ def test_the_lines(tmp_path: Path, prompts: Path, engine: Engine) -> None:
         "prompt_tokens": expected.prompt_tokens,
         "completion_tokens": len(expected.token_ids),
         "logprobs": [
-            {"token": t, "logprob": p, "greedy": g}
+            {"token": t, "logprob": p, "greedy": g, "text": engine.pieces.of(t).text}
             for t, p, g in zip(expected.token_ids, expected.logprobs, expected.greedy, strict=True)
         ],
         "metadata": {"note": 1},
