@@ -17,14 +17,15 @@ from detgen.check.running import Task
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError
+from detgen.outputs import KeptSamples
 
 DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
 
-_LOOK_SECONDS = 0.005  # between two looks at the outputs
+_LOOK_SECONDS = 0.005  # between two looks at the store
 
 
 def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> tuple[dict[Key, Observed], bool]:
-    """Run a task, kill it by SIGKILL when about half of its samples are finished, and run it again to the end.
+    """Run a task, kill it by SIGKILL when the first of its samples are committed, and run it again to the end.
 
     Args:
         task: its setting must be one that the command line has.
@@ -43,19 +44,21 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
         prompts = "".join(json.dumps(_line(r)) + "\n" for r in task.queue)
         (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
         command = [*DETGEN, "run", str(folder / "prompts.jsonl"), *_options(task, config), "-o", str(folder / "out")]
-        killed = _run(command, until, folder / "out" / "outputs.jsonl", sum(r.params.n for r in task.queue) // 2)
+        killed = _run(command, until, folder / "out")
         _run(command, until)
         lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
     found = [line for line in map(json.loads, lines) if "error" not in line]
     return {(line["id"], line["sample"]): _observed(line) for line in found}, killed
 
 
-def _run(command: list[str], until: float | None, outputs: Path | None = None, samples: int = 0) -> bool:
-    """Run a command to its end, or until its outputs have so many lines; whether it was killed then."""
+def _run(command: list[str], until: float | None, out: Path | None = None) -> bool:
+    """Run a command to its end, or until the store of its folder has a sample; whether it was killed then."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
-            while outputs is not None and process.poll() is None:
-                if outputs.exists() and outputs.read_bytes().count(b"\n") >= max(samples, 1):
+            while out is not None and process.poll() is None:
+                with KeptSamples(out) as kept:
+                    begun = kept.count() > 0
+                if begun:
                     process.kill()
                     return True
                 check_time(until)
