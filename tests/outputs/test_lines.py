@@ -62,7 +62,7 @@ def test_an_acceptance_line_has_its_keys_in_order() -> None:
     assert lines == (
         '{"id":3,"index":2,"sample":1,"position":1,"round":0,"token":8,"drafter":"ngram","drafted":9,'
         '"status":"corrected","logprob":-0.125,"margin":0.5}\n'
-        '{"id":3,"index":2,"sample":1,"position":0,"round":0,"token":null,"drafter":"ngram","drafted":9,'
+        '{"id":3,"index":2,"sample":1,"position":0,"round":0,"token":null,"drafter":"model","drafted":9,'
         '"status":"rolled_back","logprob":null,"margin":null}\n'
     )
 
