@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers.fakes import content
-from helpers.real_workers import RAY, WORKER, alive, family, one_process, wait_for, write_prompts, written
+from helpers.fakes import content, kept_in
+from helpers.real_workers import RAY, WORKER, alive, family, one_process, wait_for, write_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def test_workers_that_are_killed_are_replaced(
     draw = random.Random(5)
     kills = 0
     process = _start(prompts, out)
-    wait_for(lambda: written(out), 60)
+    wait_for(lambda: kept_in(out), 60)
     while kills < tries(5):
         time.sleep(draw.uniform(0, 4))
         assert process.poll() is None, "it ended before all kills"
@@ -60,9 +60,9 @@ def test_a_coordinator_that_is_killed_leaves_nothing_behind(
     draw = random.Random(6)
     all_of_them: list[psutil.Process] = []
     for _ in range(tries(5)):
-        before = written(out)
+        before = kept_in(out)
         process = _start(prompts, out)
-        wait_for(lambda before=before: written(out) > before, 60)  # type: ignore[misc]
+        wait_for(lambda before=before: kept_in(out) > before, 60)  # type: ignore[misc]
         time.sleep(draw.uniform(0, 0.5))
         started = family(process.pid)
         process.kill()

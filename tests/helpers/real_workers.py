@@ -43,14 +43,6 @@ def one_process(prompts: Path, out: Path) -> dict[str, bytes]:
     return content(out)
 
 
-def written(out: Path) -> int:
-    """Lines that a run has written; 0 without any."""
-    try:
-        return (out / "outputs.jsonl").read_bytes().count(b"\n")
-    except FileNotFoundError:
-        return 0
-
-
 def family(pid: int) -> list[psutil.Process]:
     """All that a process started."""
     return psutil.Process(pid).children(recursive=True)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.fakes import Watcher, content
+from helpers.fakes import Watcher, content, kept_in
 from helpers.real_workers import (
     ENGINE,
     PARAMS,
@@ -21,7 +21,6 @@ from helpers.real_workers import (
     one_process,
     wait_for,
     write_prompts,
-    written,
 )
 
 from detgen.run import RunConfig, run
@@ -41,7 +40,7 @@ def test_a_run_whose_coordinator_is_killed_or_interrupted_resumes(tmp_path: Path
     samples = 0
     for number in (signal.SIGKILL, signal.SIGINT):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-        wait_for(lambda before=samples: written(out) > before + 20)  # type: ignore[misc]
+        wait_for(lambda before=samples: kept_in(out) > before + 20)  # type: ignore[misc]
         started = family(process.pid)
         assert len(alive(started, WORKER)) == 2
         if number == signal.SIGKILL:
@@ -56,8 +55,8 @@ def test_a_run_whose_coordinator_is_killed_or_interrupted_resumes(tmp_path: Path
         # Two helpers of Ray's own look about for a minute when all others have been killed.
         names = RAY if number == signal.SIGKILL else ()
         wait_for(lambda started=started, names=names: not alive(started, *names))  # type: ignore[misc]
-        assert written(out) > samples
-        samples = written(out)
+        assert kept_in(out) > samples
+        samples = kept_in(out)
     assert samples < alone["outputs.jsonl"].count(b"\n")
     summary = run(RunConfig(str(prompts), out, PARAMS, ENGINE), Watcher())
     assert summary.resumed >= 20

@@ -13,17 +13,18 @@ from typing import Any
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError
+from detgen.outputs import KeptSamples
 from detgen.verify.perturb.budget import OutOfTime, check_time
 from detgen.verify.perturb.generation_digests import Key, Observed, line_of
 from detgen.verify.perturb.running import Task
 
 DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
 
-_LOOK_SECONDS = 0.005  # between two looks at the outputs
+_LOOK_SECONDS = 0.005  # between two looks at the store
 
 
 def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> tuple[dict[Key, Observed], bool]:
-    """Run a task, kill it by SIGKILL when about half of its samples are finished, and run it again to the end.
+    """Run a task, kill it by SIGKILL when the first of its samples are committed, and run it again to the end.
 
     Args:
         task: its setting must be one that the command line has.
@@ -42,7 +43,7 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
         prompts = "".join(json.dumps(_line(r)) + "\n" for r in task.queue)
         (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
         command = [*DETGEN, "run", str(folder / "prompts.jsonl"), *_options(task, config), "-o", str(folder / "out")]
-        killed = _run(command, until, folder / "out" / "outputs.jsonl", sum(r.params.n for r in task.queue) // 2)
+        killed = _run(command, until, folder / "out")
         _run(command, until)
         lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
     found = [line for line in map(line_of, lines) if "error" not in line]
@@ -50,12 +51,14 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
     return {(each.line["id"], each.line["sample"]): each for each in seen}, killed
 
 
-def _run(command: list[str], until: float | None, outputs: Path | None = None, samples: int = 0) -> bool:
-    """Run a command to its end, or until its outputs have so many lines; whether it was killed then."""
+def _run(command: list[str], until: float | None, out: Path | None = None) -> bool:
+    """Run a command to its end, or until the store of its folder has a sample; whether it was killed then."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
-            while outputs is not None and process.poll() is None:
-                if outputs.exists() and outputs.read_bytes().count(b"\n") >= max(samples, 1):
+            while out is not None and process.poll() is None:
+                with KeptSamples(out) as kept:
+                    begun = kept.count() > 0
+                if begun:
                     process.kill()
                     return True
                 check_time(until)
