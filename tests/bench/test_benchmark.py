@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from detgen.bench import BenchConfig, bench, benchmark, cells, measuring
+from detgen.bench import benchmark, cells, measuring
 from detgen.bench.bench_results import Stopped, load
-from detgen.bench.peer_interface import Contender, Job, Outcome
+from detgen.bench.benchmark import bench
+from detgen.bench.peer_interface import BenchConfig, Contender, Job, Outcome
 from detgen.bench.processor_time import Others
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError, EngineError

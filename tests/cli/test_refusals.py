@@ -41,7 +41,7 @@ CASES = {
     "run p.jsonl --drafter model --target some/model": "--drafter model needs a draft model",
     "run p.jsonl -o p.jsonl": "is a file, not a folder",
     **dict.fromkeys(
-        ("run p.jsonl -o -", "score p.jsonl -o -", "export out --to csv -o -", "report out -o -", "bench -o -"),
+        ("export out --to csv -o -", "report out -o -", "bench -o -"),
         "nothing is written to standard output",
     ),
     "run p.jsonl -o /proc/nowhere": "cannot use the folder",
