@@ -42,8 +42,8 @@ sys.path.insert(0, str(HERE / "tests"))
 
 from helpers.fuzzed_lines import TEMPLATE, mixed  # noqa: E402
 
-# Fields that the newer checkout adds to a file's lines, by dotted names; `*` is every element of a list, a number those from there on.
-# They stand last, so what is left of a line without them is the older line.
+# Fields that the newer checkout adds to a file's lines, by dotted names; `*` is every element of a list, a number those
+# from there on. They stand last, so what is left of a line without them is the older line.
 ADDED: dict[str, tuple[str, ...]] = {"outputs.jsonl": ("stop_reason", "logprobs.*.text", "logprobs.*.top.*.2")}
 # Columns that it adds to exported tables.
 ADDED_COLUMNS: tuple[str, ...] = ("stop_reason",)

@@ -40,6 +40,10 @@ CASES = {
     "run p.jsonl --batch-size 0": "--batch-size",
     "run p.jsonl --drafter model --target some/model": "--drafter model needs a draft model",
     "run p.jsonl -o p.jsonl": "is a file, not a folder",
+    **dict.fromkeys(
+        ("export out --to csv -o -", "report out -o -", "bench -o -"),
+        "nothing is written to standard output",
+    ),
     "run p.jsonl -o /proc/nowhere": "cannot use the folder",
     "run p.jsonl --target ./no": "there is no such folder",
     "run p.jsonl --target a/b/c": "not a name on the hub",
