@@ -66,7 +66,7 @@ class RunConfig:
     output: Annotated[
         Path | None,
         Option("DIR", "--output -o", panel="Options", default="<stem>-out"),
-        "Folder for outputs.jsonl, acceptance.jsonl, requests.jsonl and manifest.json. An unfinished run in it is"
+        "Folder for outputs.jsonl, acceptance.jsonl, samples.sqlite3 and manifest.json. An unfinished run in it is"
         " resumed. - writes the lines of outputs.jsonl to standard output instead.",
     ] = None
     params: SamplingParams = field(default_factory=SamplingParams)
