@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 from detgen.errors import PromptsError, RequestError
 from detgen.prompts.batch import Repeated, custom_id
 from detgen.prompts.formats import FORMATS
+from detgen.prompts.json_text import RepeatedKeyError
 from detgen.prompts.record_source import Inspection, Prompts
 from detgen.prompts.table import check_columns, import_package, plain_row
 
@@ -126,6 +127,8 @@ class TextPrompts(FilePrompts):
         """An item's record; an empty one if it has none."""
         try:
             record = self.decode(item)
+        except RepeatedKeyError as error:
+            record = error.value
         except RequestError:
             return {}
         return record if isinstance(record, dict) else {}

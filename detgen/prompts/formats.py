@@ -7,28 +7,21 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from detgen.errors import PromptsError, RequestError
-from detgen.params import shown
 from detgen.prompts.array import array_elements
+from detgen.prompts.json_text import RepeatedKeyError, parse_json
 from detgen.prompts.keys import BOOLEANS, INTEGERS, KEYS, NUMBERS, STRUCTURES
 from detgen.prompts.kinds import CONTENTS
 from detgen.prompts.record_values import LONGEST, TOO_LONG
 from detgen.prompts.table import check_columns
 
 _Row = tuple[list[str], list[str] | csv.Error]  # the names of the columns, and the cells or why there are none
-
-# Half of what Python reads: a record has the same error whoever calls the reader.
-_DEEPEST = 500
-_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 _PART = 1 << 20  # of a line that is passed over
 _BOM = b"\xef\xbb\xbf"
@@ -54,66 +47,6 @@ class Format:
     may_have_id: Callable[[Any], bool]
     may_be_batch: Callable[[Any], bool] = lambda item: False
     table: bool = False
-
-
-def parse_json(text: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        RequestError: not valid JSON, a key that is given twice, or a value that JSON output could not carry.
-    """
-    if _too_deep(text):
-        raise RequestError("not valid JSON: nested too deeply")
-    try:
-        return _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno} of it"
-        raise RequestError(f"not valid JSON: {error.msg.removesuffix(' at')} at {place}") from None
-    except RequestError:
-        raise
-    except RecursionError:
-        raise RequestError("not valid JSON: nested too deeply") from None
-    except ValueError as error:
-        reason = "a number of too many digits" if "integer string conversion" in str(error) else str(error)
-        raise RequestError(f"not valid JSON: {reason}") from None
-
-
-def _too_deep(text: str) -> bool:
-    """Whether a text is nested so deeply that it depends on the caller's own depth whether Python can read it."""
-    if text.count("[") + text.count("{") <= _DEEPEST:
-        return False
-    depth = 0
-    for part in _BRACKETS.finditer(text):
-        if part[0] in ("[", "{"):
-            depth += 1
-            if depth > _DEEPEST:
-                return True
-        elif part[0] in ("]", "}"):
-            depth -= 1
-    return False
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"the number {text[:40]} is out of range")
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"{shown(twice)} is given twice; keep one of them")
-    return found
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object)
 
 
 def _text(line: bytes) -> str:
@@ -254,7 +187,7 @@ def _cell(name: str, cell: str) -> object:
         try:
             return parse_json(cell)
         except RequestError as error:
-            if name == "metadata":
+            if name == "metadata" and not isinstance(error, RepeatedKeyError):
                 return cell  # as any other text that it may hold
             raise RequestError(f"{name}: {error}") from None
     if name in BOOLEANS:

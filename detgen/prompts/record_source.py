@@ -13,6 +13,7 @@ from detgen.engine.request import Request
 from detgen.errors import RequestError
 from detgen.params import SamplingParams
 from detgen.prompts.batch import custom_id, id_digest, settings
+from detgen.prompts.json_text import RepeatedKeyError
 from detgen.prompts.kinds import CONTENTS
 from detgen.prompts.notices import Notices
 from detgen.prompts.record import BadLine, parse_record
@@ -117,12 +118,19 @@ class Prompts(ABC):
         first_lines: dict[str, int] = {}  # of the ids that come again
         for index, (line, item) in enumerate(islice(self.items(), limit)):
             number = str(line) if self._string_ids else line
+            repeated: RepeatedKeyError | None = None
             try:
-                record = self._with_column(self.decode(item))
+                try:
+                    record = self.decode(item)
+                except RepeatedKeyError as error:
+                    record, repeated = error.value, error
+                record = self._with_column(record)
             except RequestError as error:
                 yield BadLine(index=index, line=line, id=number, error=f"{self.name}:{line}: {error}")
                 continue
             found = parse(record, index=index, line=line, name=self.name, defaults=defaults, number=number)
+            if repeated is not None:
+                found = BadLine(index, line, found.id, f"{self.name}:{line}: {repeated}", found.metadata)
             if (first := self._first_with_id(record, line, first_lines)) != line:
                 reason = f"custom_id {found.id!r} is that of line {first}, too; a batch has each once"
                 found = BadLine(index, line, found.id, f"{self.name}:{line}: {reason}", found.metadata)

@@ -31,7 +31,7 @@ def ids(path: Path | str, limit: int | None = None) -> list[str | int]:
         (['{"prompt": "a", "id": 7}', '{"prompt": "b", "id": "x"}', '{"prompt": "c"}'], [7, "x", "3"]),
         (['{"prompt": "a"}', '{"prompt": "b", "task": {"id": "x"}}', '{"prompt": "\\"id\\""}'], [1, 2, 3]),
         (['{"prompt": "a"}', '{"prompt": "b", "\\u0069d": "x"}'], ["1", "x"]),
-        (['{"prompt": "a"}', '{"prompt": "b", "id": "x", "id": 3}'], [1, 2]),  # which is no line
+        (['{"prompt": "a"}', '{"prompt": "b", "id": "x", "id": 3}'], [1, 3]),  # the last is its id, and it cannot run
     ],
 )
 @pytest.mark.parametrize("ending", ["jsonl", "json"])

@@ -91,6 +91,19 @@ def test_a_key_is_given_once(tmp_path: Path, line: str, key: str) -> None:
     assert error(tmp_path, line) == f"p.jsonl:1: {key!r} is given twice; keep one of them"
 
 
+def test_a_line_with_a_key_given_twice_keeps_its_id_and_its_metadata(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": "a", "id": "first", "team": 3, "seed": 1, "seed": 1}',
+        '{"prompt": "b", "seed": 1, "seed": 1} and more',
+    ]
+    first, second = read(write(tmp_path, "p.jsonl", "\n".join(lines)))
+    assert isinstance(first, BadLine)
+    assert isinstance(second, BadLine)
+    assert (first.id, first.metadata) == ("first", {"team": 3})
+    assert second.id == "2"
+    assert "not valid JSON" in second.error
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
