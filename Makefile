@@ -1,5 +1,6 @@
 # make demo   generate texts with the embedded models
 # make test   run the tests
+# make check  check style and types, and run the tests that find most faults, in under a minute
 # make lint   check style and types
 # make clean  remove whatever the other three made
 
@@ -8,7 +9,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test check lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -17,6 +18,15 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
+
+# What every change can break: the bits of all kinds of models, invariance, what is read, kept, written and judged.
+QUICK := tests/test_frozen.py tests/test_layers.py tests/test_docs.py tests/test_params.py tests/program tests/prompts \
+    tests/outputs tests/drafters tests/report tests/export tests/cache tests/show tests/verify/replay \
+    tests/kernels/c/test_steps.py tests/kernels/test_logprobs.py tests/runner/test_chains.py tests/run/test_lifecycle.py \
+    $(addprefix tests/engine/test_,$(addsuffix .py,invariance rolling_back engine cache_use decoding stopping scheduler))
+
+check: lint
+	$(PY) -m pytest -q -n logical --maxprocesses 4 --dist loadfile $(QUICK)
 
 lint: $(VENV)/installed-dev
 	$(PY) -m ruff check
