@@ -104,7 +104,7 @@ def end(error: Exception) -> int:
             traceback.print_exception(error)
         print(f"detgen: error: {'; '.join(words)}", file=sys.stderr, flush=True)  # noqa: T201 (rich may be the fault)
     except (OSError, ValueError, AttributeError):
-        pass  # nobody listens; the status says it
+        pass  # the stream is closed; the exit status says it
     return status
 
 

@@ -238,7 +238,7 @@ class Parameter:
     Attributes:
         name: of the field, and the key of a JSON line.
         type: of its values, such as `int`, `float | None` or `tuple[str, ...]`.
-        default: its value where nobody gives one.
+        default: its value if none is given.
         help: what it does, in a sentence that may name the option's metavar.
         low: the least value; None if there is none.
         above: a value that it is above; None if there is none.

@@ -1,4 +1,4 @@
-"""Who is told how work is going: one observer, one kind of progress. Plain data; imports nothing of detgen."""
+"""Progress of long work: one observer, one kind of progress. Plain data; imports nothing of detgen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Progress:
 
 
 class Observer(Protocol):
-    """Who is told how a run, a check or a benchmark is going."""
+    """Receives the progress of a run, a check or a benchmark."""
 
     def message(self, text: str) -> None:
         """Something worth a line of its own."""
@@ -41,13 +41,13 @@ class Observer(Protocol):
 
 
 class Unobserved:
-    """An `Observer` for work that nobody watches."""
+    """An `Observer` that ignores everything."""
 
     def message(self, text: str) -> None:
-        """Nobody reads it."""
+        """Ignored."""
 
     def stage(self, text: str) -> None:
-        """Nobody waits."""
+        """Ignored."""
 
     def progress(self, progress: Progress) -> None:
-        """Nobody looks."""
+        """Ignored."""

@@ -325,6 +325,7 @@ EXAMPLES = {
         "detgen/kernels/c/choosing.c",
         "detgen/kernels/triton/sampling_kernels.py",
     },
+    "A parameter without a kernel": {"detgen/params.py", "detgen/engine/stopping.py"},
     "An argument of attention": {
         "detgen/kernels/attention.py",
         "detgen/kernels/c/attend.h",
@@ -362,7 +363,10 @@ def test_an_example_applies_and_touches_few_files(title: str) -> None:
 
 TRIED = """
 import importlib.util
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import detgen
@@ -397,6 +401,15 @@ for chosen in (engine, plain):
 assert engine.stats.drafters["repeat"].drafted
 assert found[:2] == found[2:], "the drafter changed the output"
 assert found[0] != found[1], "the filter changed nothing"
+
+Path("p.jsonl").write_text('{"prompt": "def add(a, b):", "trim": true}\\n{"prompt": "def add(a, b):"}\\n')
+command = [sys.executable, "-m", "detgen"]
+subprocess.run([*command, "run", "p.jsonl", "--max-tokens", "12", "-o", "out"], check=True)
+trimmed, whole = (json.loads(line)["text"] for line in Path("out/outputs.jsonl").read_text().splitlines())
+assert trimmed == whole.strip() != whole
+subprocess.run([*command, "audit", "out"], check=True)
+subprocess.run([*command, "run", "p.jsonl", "--max-tokens", "12", "-o", "out2", "--trim"], check=True)
+assert [json.loads(line)["text"] for line in Path("out2/outputs.jsonl").read_text().splitlines()] == [trimmed] * 2
 
 q, (k, v) = torch.randn(2, 2, 6, 16), torch.randn(2, 2, 64, 2, 16)
 scores = torch.cat([torch.einsum("shrd,skhd->shrk", q, k), torch.full((2, 2, 6, 1), 3.0)], -1)

@@ -72,7 +72,7 @@ class Engine:
     Args:
         config: the settings; or the target alone, a folder, hub name or loaded model, with all others as they are by
             default.
-        observer: is told what is being done while models are loaded and prepared.
+        observer: receives progress while models are loaded and prepared.
         settings: fields of `EngineConfig` by name; they override those of `config`.
 
     Attributes:

@@ -61,7 +61,7 @@ class OutputProcessor:
         scheduler: has the live sequences.
         stopping: decides where sequences end.
         stats: counters to update.
-        drafter: is told of each judged draft.
+        drafter: learns from each judged draft.
         ahead: reads the prompts of a thinking model; None if the target does not think.
 
     Attributes:
@@ -97,7 +97,7 @@ class OutputProcessor:
         return self.trace is not None and not self.trace.chains
 
     def plain(self, windows: Windows) -> bool:
-        """Whether nobody asks more of a canonical pass with these windows than which logits are the largest."""
+        """Whether all that a canonical pass with these windows has to give is which logits are the largest."""
         live, slots = self._scheduler.live, windows.slots[windows.logits > 0]
         asked = live.choosy[slots].any() or live.wordy[slots].any()
         return not self.seen and not asked
@@ -210,7 +210,7 @@ class OutputProcessor:
                 self._end(live[slot])
 
     def _read(self, windows: Windows, broken: list[int]) -> None:
-        """Note which chunks were read; break those off that have a broken row whose logits nobody wants."""
+        """Note which chunks were read; break those off that have a broken row whose logits are not needed."""
         live = self._scheduler.live
         reading = live.reading[windows.slots].nonzero()[0]
         if not len(reading):

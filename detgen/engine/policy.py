@@ -15,8 +15,8 @@ from detgen.kernels.decoder import Chaining
 from detgen.kernels.input_batch import MOST_ROWS, Windows
 from detgen.kernels.pass_cost import PassCost
 
-# Passes in one call, where nobody drafts; more gain little, and a slot waits for them when its sample ends. A sequence
-# that is alone waits for nobody, so there are more of them as long as they are over soon.
+# Passes in one call, where there is no drafting; more gain little, and a slot waits for them when its sample ends. A
+# sequence that is alone delays no other, so there are more of them as long as they are over soon.
 CHAINED, ALONE = 4, 16
 _SOON = 0.01  # seconds
 _LOGITS = 1 << 25  # most entries of logits that one call leaves behind
@@ -62,7 +62,7 @@ class Policy:
         return int(min(max(_SOON / max(self._passes.cost.predict(1), 1e-9), CHAINED), ALONE))
 
     def may_chain(self, live: RunningBatch, windows: Windows) -> bool:
-        """Whether a call may make several passes over these windows: they are all there is to do, and nobody drafts.
+        """Whether a call may make several passes over these windows: they are all there is to do, without drafts.
 
         A drafter that is not idle may find something after the next token, so each pass is a call then.
         """
@@ -93,5 +93,5 @@ class Policy:
         return found
 
     def _undrafted(self, live: RunningBatch) -> bool:
-        """Whether nobody drafts, or there is nobody to draft for: unverified requests are never drafted for."""
+        """Whether there is no drafter, or nothing to draft for: unverified requests are never drafted for."""
         return self._drafter.idle() or not live.verified[live.busy].any()

@@ -181,7 +181,7 @@ class Scheduler:
         """Take the youngest sequence's pages; it waits in its place."""
         seq = self.live[self.live.youngest()]
         self.release(seq)
-        seq.passed = self._batch_size  # nobody takes the pages that it waits for
+        seq.passed = self._batch_size  # no other takes the pages that it waits for
         self.preemptions += 1
         at = next((i for i, other in enumerate(self.waiting) if other.order > seq.order), len(self.waiting))
         self.waiting.insert(at, seq)

@@ -57,7 +57,7 @@ class Tally:
 class ScoredSequence(Sequence):
     """A prompt and its completion while they are read, or a window of a text.
 
-    Its tokens are all but the last one, as nobody asks what comes behind that.
+    Its tokens are all but the last one, as what comes after that is not scored.
 
     Attributes:
         tally: the score that it is a part of.

@@ -33,7 +33,7 @@ def check_sources(config: EngineConfig, observer: Observer | None = None) -> Non
 
     Args:
         config: names the models.
-        observer: is told of downloads from the hub; None leaves it unasked.
+        observer: receives the progress of downloads from the hub; if None, the hub is not asked.
 
     Raises:
         EngineError: a model cannot be loaded; names it, the file and the reason.

@@ -13,7 +13,7 @@ from collections import deque
 
 from detgen.errors import EngineError
 
-_PATIENCE = 30.0  # seconds for which others wait for a stream that nobody reads
+_PATIENCE = 30.0  # seconds for which others wait for a stream that is not read
 _LOOK = 0.5  # seconds between two looks at who has the turn
 
 
@@ -76,7 +76,7 @@ class Turns:
         still = holder.still
         if still is not None and time.monotonic() - still > _PATIENCE:
             raise EngineError(
-                f"another thread has an open stream of this engine that nobody has read for {_PATIENCE:.0f} seconds: "
+                f"another thread has an open stream of this engine that has not been read for {_PATIENCE:.0f} seconds: "
                 "read it to the end, or close it"
             )
 

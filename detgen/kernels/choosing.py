@@ -76,7 +76,7 @@ def draws(vocabulary: int, how: Mapping[str, np.ndarray]) -> Draws:
 
     Args:
         vocabulary: logits of a row.
-        how: what `draw` is told.
+        how: the arguments of `draw`.
     """
     made = Draws(of=Rows(stride=vocabulary, vocabulary=vocabulary, count=len(how["temperature"]), threads=1))
     return _told(made, how)

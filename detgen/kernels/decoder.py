@@ -57,7 +57,7 @@ class Chaining(Protocol):
     def sample(
         self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None
     ) -> tuple[np.ndarray, torch.Tensor | Scores, list[int]]:
-        """Each sequence goes on with what it is likely to choose; lengths are lowered where nobody can tell, too.
+        """Each sequence goes on with what it is likely to choose; a choice that cannot be known lowers its length, too.
 
         Returns:
             What each row is likely to choose, int64 [rows]; the rows' logits, or their scores where there is no more to
@@ -121,5 +121,5 @@ class Decoder(Protocol):
         ...
 
     def explain_difference(self) -> str:
-        """Why logits differ from those of the model's own forward, as a clause; "" where nobody knows."""
+        """Why logits differ from those of the model's own forward, as a clause; "" where it is unknown."""
         ...

@@ -130,7 +130,7 @@ class Choices(_Arrays):
         return Choice(**{name: getattr(self, name)[row].item() for name in ARRAYS}, adjustment=adjustment)
 
     def how(self) -> dict[str, np.ndarray]:
-        """What kernels are told: the arrays, and the floor, which is the logarithm of min_p."""
+        """What kernels get: the arrays, and the floor, which is the logarithm of min_p."""
         floors = np.full(len(self), -np.inf)
         for i in np.flatnonzero(self.min_p).tolist():
             floors[i] = floor_of(self.min_p[i])

@@ -124,7 +124,7 @@ class Layer:
         head_norms: of queries and of keys, each of a head, or of all heads together; None for none.
         rotary: how heads are rotated; None for not at all.
         interleaved: see `Family`.
-        query_scale: the attention's scale, where the attention is told another one; None otherwise.
+        query_scale: the attention's scale, where attention is given another one; None otherwise.
         norms: as in `Family`; None for none.
         parallel: see `Family`.
         mlp: the feed-forward.

@@ -1,4 +1,4 @@
-"""The digest of a model's files, which takes a while for large ones: an observer is told how far the reading is."""
+"""The digest of a model's files, which takes a while for large ones: an observer receives its progress."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PART = 1 << 20
 
 
 class Told:
-    """How far a reading is, as an observer is told it.
+    """The progress of a reading, for an observer.
 
     Args:
         total: bytes that are read.
-        observer: is told nothing in the first second.
+        observer: receives progress, after the first second.
     """
 
     def __init__(self, total: int, observer: Observer) -> None:

@@ -1,7 +1,7 @@
 """Makes the gguf package quick enough for transformers, which asks it for the same things again and again.
 
 Its reader makes two numpy arrays of each string of a list, and vocabularies have hundreds of thousands; its table of
-tensors' names is built anew for each module of a model. What transformers is told stays the same.
+tensors' names is built anew for each module of a model. What transformers receives stays the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LENGTH, _LIST = struct.Struct("<Q"), struct.Struct("<IQ")  # the latter begins 
 class QuickReader(GGUFReader):
     """A reader whose lists have texts and numbers for entries instead of arrays of numpy.
 
-    Transformers, which is told that such a value is a list and not of what, takes the entries as they are.
+    Transformers, which learns that such a value is a list but not of what, takes the entries as they are.
     """
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:

@@ -30,7 +30,7 @@ def fetched(name: str, observer: Observer, *, trusted: bool) -> Path:
 
     Args:
         name: OWNER/NAME.
-        observer: is told of a download, and how far it is.
+        observer: receives the progress of a download.
         trusted: whether its code is wanted too.
 
     Raises:

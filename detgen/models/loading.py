@@ -135,7 +135,7 @@ def load_model(
         dtype: number format in which weights are kept; auto is the checkpoint's own. The arithmetic's is float32.
         quant: quantization of its linear layers.
         trusted: whether the model's own code may run (`--trust-remote-code`).
-        observer: is told what is being done.
+        observer: receives progress.
 
     Raises:
         EngineError: if there is no such model, it needs code and is not trusted, its files are damaged or do not belong

@@ -112,7 +112,7 @@ class Mask:
         try:
             found = self._function(torch.tensor(0, device=to), head.to(to), rows.to(to), keys.to(to))
             return found.expand(shape).cpu()
-        except Exception as e:  # a function of anybody's
+        except Exception as e:  # a function of the model's own code
             raise UnknownMaskError("the mask of its attention cannot be asked for what it hides") from e
 
 

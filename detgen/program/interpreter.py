@@ -57,7 +57,7 @@ class Interpreter:
         Args:
             rows: those of the pass.
             given: tensors that are buffers, float32 [rows or n, width].
-            take: is told what each step wrote.
+            take: receives what each step wrote.
 
         Returns:
             bool [rows], whether a key of the last layer is not finite.

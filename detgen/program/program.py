@@ -69,7 +69,7 @@ class Program:
     def _unread(self, buffer: Buffer, wanted: bool) -> Iterator[str]:
         """Why a step cannot read such rows of a buffer."""
         if buffer not in self._wanted:
-            yield f"reads {buffer}, which nobody has written"
+            yield f"reads {buffer}, which no step has written"
         elif self._wanted[buffer] != wanted:
             yield f"reads {'the wanted' if wanted else 'all'} rows, but {buffer} has {'all' if wanted else 'others'}"
 

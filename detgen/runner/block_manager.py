@@ -2,8 +2,8 @@
 
 A page is one key block, 64 positions. A slot has a table of pages; truncation gives whole pages back, and nothing is
 moved. Prefixes are shared: whole blocks, known by a chained hash of their tokens (as in vLLM's automatic prefix
-caching), by reference; the first positions of a block, known by comparing tokens, as a copy. Pages that nobody uses any
-more stay findable until they are reused, the least recently used first.
+caching), by reference; the first positions of a block, known by comparing tokens, as a copy. Pages that are no longer
+in use stay findable until they are reused, the least recently used first.
 
 Every operation takes time proportional to the pages it is about. Knows no tensors and no requests.
 """
@@ -95,7 +95,7 @@ class BlockManager:
 
     @property
     def available(self) -> int:
-        """Pages that can be taken: fresh, empty, or holding something that nobody uses."""
+        """Pages that can be taken: fresh, empty, or holding content that is not in use."""
         if self._laid_out:
             return self.count
         return self.count - self._fresh + len(self._empty) + len(self._retained)
@@ -152,7 +152,7 @@ class BlockManager:
         return Prefix(pages, page, block * PAGE + shared, key in self._promised)
 
     def need(self, blocks: int, prefix: Prefix | None = None) -> int:
-        """How many of the available pages `take` would use up; shared ones that nobody uses now count too."""
+        """How many of the available pages `take` would use up; shared ones that are not in use now count too."""
         if prefix is None:
             return blocks
         return blocks - sum(1 for page in prefix.pages if self.references[page])
@@ -359,7 +359,7 @@ class BlockManager:
         self.tables, self.held = tables, held
 
     def _next(self) -> int:
-        """A page for new content: empty, fresh, or the least recently used of those that nobody uses."""
+        """A page for new content: empty, fresh, or the least recently used of those that are not in use."""
         enough = self.kept is not None and len(self._retained) >= self.kept
         if self._empty:
             page = self._empty.pop()

@@ -23,7 +23,7 @@ class KVCache:
 
     Position p of slot s is at `pages.tables[s, p // PAGE] * PAGE + p % PAGE`. The last page is scratch: padding rows
     write there and nothing reads it unmasked. All entries are finite: the buffers start as zeros, and what is written
-    is bounded. So an entry that overflowed harms nobody who has it masked, be it another request that gets the page or
+    is bounded. So an entry that overflowed harms no sequence that masks it, be it another request that gets the page or
     an earlier row of the same pass.
 
     Args:

@@ -70,7 +70,7 @@ class ModelRunner:
 
     @property
     def concurrent(self) -> bool:
-        """Whether several threads may run passes at a time: nobody holds state during a pass."""
+        """Whether several threads may run passes at a time: no state is held during a pass."""
         return self.thinking is None and self.decoder.concurrent
 
     @property
@@ -172,7 +172,7 @@ class ModelRunner:
 
         Args:
             windows: see `chain`, like ends.
-            lengths: lowered where nobody can tell what is chosen, too.
+            lengths: also lowered where the choice cannot be known.
             choices: how the first token of each is chosen; the next ones likewise, at the positions behind it.
             ends: where sequences end.
 

@@ -35,7 +35,7 @@ from detgen.runner.thinker import SLOTS, Block, Thinker, one_layer
 
 _ROOM = 384  # MiB that libraries take while a small model is prepared, KV buffers included
 _LEAST_POSITIONS = 6 * PAGE  # `check_depth` needs them
-# On a CPU, pages that hold something but that nobody uses, 16,384 positions: what was touched stays taken from the
+# On a CPU, pages that hold content but are not in use, 16,384 positions: what was touched stays taken from the
 # machine, and memory must not grow with the number of prompts.
 _KEPT_PAGES = 256
 
@@ -82,7 +82,7 @@ def prepare(
         device: of both.
         batch_size: most requests at a time; the draft model's passes are timed with that many rows.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
-        observer: is told what is being done.
+        observer: receives progress.
 
     Raises:
         EngineError: if a model is not supported, the target is not row-invariant, or the memory is too small.

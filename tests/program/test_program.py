@@ -72,8 +72,8 @@ def test_what_fits_is_taken() -> None:
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "width read": (lambda: build(linear(x=Y), given=(Y,)), r"'up' \(Linear\): y\[40\] has not the width 20"),
     "width written": (lambda: build(linear(to=Into(X))), r"x\[20\] has not the width 40"),
-    "never written": (lambda: build(linear(), given=()), r"reads x\[20\], which nobody has written"),
-    "never written, added to": (lambda: build(linear(to=Into(Y, add=True))), r"reads y\[40\], which nobody"),
+    "never written": (lambda: build(linear(), given=()), r"reads x\[20\], which no step has written"),
+    "never written, added to": (lambda: build(linear(to=Into(Y, add=True))), r"reads y\[40\], which no step"),
     "other rows": (lambda: build(linear(wanted=True)), r"reads the wanted rows, but x\[20\] has all"),
     "rows taken twice": (
         lambda: build(*(2 * [steps.Take(name="take", x=X, to=X)])),

@@ -168,7 +168,7 @@ class Chain(ctypes.Structure):
     key of the last layer is not finite, which of the first pass stands there.
 
     Where sequences are sampled, and `draws` tells how, the results are logits instead, kept unless `results` is null,
-    and `tokens` takes, by sequence and pass, what is likely to be chosen, -1 where nobody can tell.
+    and `tokens` takes, by sequence and pass, what is likely to be chosen, -1 where that cannot be known.
     """
 
     _fields_ = (

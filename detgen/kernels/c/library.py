@@ -143,14 +143,14 @@ class Runner:
         Args:
             rows: see `chain`, like slots, lengths and ends.
             slots: theirs.
-            lengths: lowered where nobody can tell, too.
+            lengths: also lowered where the choice cannot be known.
             draws: how the sequences' first tokens are sampled; see `choosing.draws`.
             ends: where they do.
-            logits: takes the rows' logits, float32 [sequences, passes, vocabulary]; None if nobody wants them.
+            logits: takes the rows' logits, float32 [sequences, passes, vocabulary]; None if they are not needed.
 
         Returns:
-            The tokens, int64 [sequences, passes], -1 where nobody can tell, or a sequence takes no part; and what keys
-            are not finite, see `chain`.
+            The tokens, int64 [sequences, passes], -1 where the choice cannot be known, or a sequence takes no part; and
+            what keys are not finite, see `chain`.
 
         Raises:
             MemoryError: if there is no memory for the buffers.

@@ -1,4 +1,4 @@
-"""Work that a device is told once and does again and again: graphs, and the copies before them.
+"""Work that is recorded on a device once and replayed: graphs, and the copies before them.
 
 On CUDA, what a function launches is recorded as a graph, and one call replays it, where launching it anew takes some
 hundred. Elsewhere the function is called again. What would make a graph compute with stale memory is an error there:
