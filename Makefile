@@ -2,14 +2,16 @@
 # make test   run the tests
 # make check  check style and types, and run the tests that find most faults, in under a minute
 # make lint   check style and types
-# make clean  remove whatever the other three made
+# make docs   build the pages of docs/ as a site, into build/docs; a broken link fails
+# make clean  remove whatever the others made
+# make help   show these lines
 
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check lint clean
+.PHONY: demo test check lint docs clean help
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -33,6 +35,13 @@ lint: $(VENV)/installed-dev
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
+docs: $(VENV)/installed-docs
+	$(PY) -m sphinx -W --keep-going -n -q -b html docs build/docs
+	@echo "build/docs/index.html"
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
+
 clean:
 	rm -rf $(VENV) demo-out build detgen.egg-info detgen/kernels/c/*.so detgen/kernels/c/layout.h .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -45,6 +54,10 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt detgen/program/steps.
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(INSTALL) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(INSTALL) --editable ".[docs]"
 	@touch $@
 
 $(PY):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,22 +15,34 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-import typer
+from typer.testing import CliRunner
 
 from detgen import Completion, Engine, EngineConfig, Request, Score, ScoreRequest
 from detgen.cli import app
-from detgen.params import PARAMETERS, Parameter
+from detgen.params import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from reference import commands  # noqa: E402
+
 DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
 NAMING = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
 DESIGN, ADDING = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("design.md", "adding.md"))
 
-# Files of a run, and what other libraries call their own.
-FOREIGN_FILES = re.compile(r".*\.(jsonl?|txt|csv|parquet|gz|zst|sqlite3)")
-FOREIGN_NAMES = {"AttentionInterface", "AttentionMaskInterface", "F.linear", "LLM.int8"}
+# Files of a run, paths of the batch API, and what other libraries call their own.
+FOREIGN_FILES = re.compile(r".*\.(jsonl?|txt|csv|html|parquet|gz|zst|sqlite3)|/v1/.*|.*-out/")
+FOREIGN_NAMES = {
+    "AttentionInterface",
+    "AttentionMaskInterface",
+    "F.linear",
+    "LLM.int8",
+    "bench.md",
+    "datasets.load_from_disk",
+}
 
 
 def shown(path: Path) -> str:
@@ -36,54 +50,78 @@ def shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# The option table
+# The README
 
 
-def run_options() -> dict[str, tuple[str, str]]:
-    """Value and default of each option of `detgen run`, as `--help` shows them, by its names: "--output, -o"."""
-    command: Any = typer.main.get_command(app)
-    options = [p for p in command.commands["run"].params if p.param_type_name == "option"]
-    return {", ".join(o.opts): ("" if o.is_flag else o.metavar, _default(o)) for o in options}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def _default(option: Any) -> str:
-    if isinstance(option.show_default, str):
-        return option.show_default
-    if option.is_flag:
-        return "on" if option.default else "off"
-    return str(option.default) if option.show_default else "none"
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
-def table_options() -> dict[str, tuple[str, str]]:
-    """The same from the README."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("### Options of `detgen run`\n")[2].partition("\n#")[0]
-    found = {}
-    for line in section.splitlines():
-        if line.startswith("| `-"):
-            option, default, _ = (cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1])
-            names = re.findall(r"`(--?[\w-]+)", option)
-            found[", ".join(names)] = option.split("`")[1].removeprefix(names[0]).strip(), default.strip("`")
-    return found
+def test_the_picture_is_what_a_run_writes(tmp_path: Path) -> None:
+    """Prompts and texts line by line, and the digest, which the tutorial shows too."""
+    prompts, out = ROOT / "sample_prompts" / "methods.jsonl", tmp_path / "out"
+    done = CliRunner().invoke(app, ["run", str(prompts), "-o", str(out), "-q"])
+    assert done.exit_code == 0, done.output
+    svg = ElementTree.parse(ROOT / "docs" / "picture.svg").getroot()
+    drawn = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+    written = (out / "outputs.jsonl").read_bytes()
+    digest = hashlib.sha256(written).hexdigest()
+    given, texts = prompts.read_text("utf-8").splitlines(), [json.loads(line)["text"] for line in written.splitlines()]
+    green = [e.text for e in svg.iter("{http://www.w3.org/2000/svg}text") if e.get("class") == "new"]
+    assert green == [line for text in texts for line in text.splitlines()]
+    assert {*given, digest} <= {*drawn}
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    assert all(f"    {line}\n" in tutorial for line in (*given, written.decode().splitlines()[1]))
+    assert digest in tutorial
 
 
-def parameter_row(parameter: Parameter) -> str:
-    """A row of the table of parameters."""
-    names = ", ".join(f"`{name}`" for name in (parameter.name, *parameter.aliases))
-    return f"| {names} | {parameter.needed} | {json.dumps(parameter.default)} | {parameter.help} |"
+# Commands
 
 
-def test_the_table_of_parameters_is_the_declaration() -> None:
-    section = (
-        (ROOT / "docs/runs.md").read_text(encoding="utf-8").partition("\n## Parameters\n")[2].partition("\n## ")[0]
+OPTIONS = {name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} for name, c in commands().items()}
+EVERYWHERE = {"--help", "-h"}
+ROOT_OPTIONS = {"--version", "--debug", "--install-completion", "--show-completion", *EVERYWHERE}
+
+
+def typed(text: str) -> Iterator[str]:
+    """What is typed after `detgen` in the code of a document: in backticks, in a line of a block, behind a pipe."""
+    lines = [line for line in text.splitlines() if re.match(r"    |\$ ", line)]
+    for line in (*quoted(text), *lines):
+        for part in line.split("|"):
+            if found := re.match(r"\s*(?:\$ )?detgen (.+)", part):
+                yield found[1]
+
+
+def wrong_in(command: str) -> list[str]:
+    """Words that no command of detgen takes."""
+    words = shlex.split(command, comments=True)
+    taken = 2 if words[0] == "cache" else 1
+    name = " ".join(words[:taken])
+    if name == "COMMAND" or name.startswith("-"):
+        return [word for word in words if word.startswith("-") and word not in ROOT_OPTIONS]
+    if name not in OPTIONS:
+        return [] if name == "cache" else [name]
+    given = (word.partition("=")[0] for word in words[taken:] if re.match(r"--?[a-z]", word))
+    return [word for word in given if word not in OPTIONS[name] | EVERYWHERE]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=shown)
+def test_commands_and_options_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not [word for command in typed(text) for word in wrong_in(command)]
+    alone = {word for name in quoted(text) for word in name.split() if re.fullmatch(r"--[a-z][a-z-]+", word)}
+    if path.parent == ROOT / "docs":
+        assert not alone - ROOT_OPTIONS - set().union(*OPTIONS.values())
+
+
+def test_a_wrong_command_and_a_wrong_option_are_found() -> None:
+    text = (
+        "    $ detgen go prompts.jsonl\n    cat x | detgen run -o - --no-such 3 # --more\n`detgen cache info --check`\n"
     )
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    assert rows == [parameter_row(parameter) for parameter in PARAMETERS.values()]
-
-
-def test_the_option_table_is_the_help() -> None:
-    assert table_options() == run_options()
-    assert list(table_options()) == list(run_options())
+    assert [wrong_in(command) for command in typed(text)] == [[], ["go"], ["--no-such"]]
 
 
 # Names
@@ -200,7 +238,8 @@ def test_each_parameter_says_what_it_does() -> None:
 
 @pytest.mark.parametrize("option", ["--target-quant", "--draft-quant", "--speculative-prefill"])
 def test_what_an_option_takes_is_in_the_docstring_of_its_setting(option: str) -> None:
-    values = re.findall(r"[a-z][a-z0-9]+", run_options()[option][0])
+    metavar = next(p.metavar for p in commands()["run"].params if option in p.opts)
+    values = re.findall(r"[a-z][a-z0-9]+", metavar)
     name = option.removeprefix("--").replace("-", "_")
     said = re.search(rf"^        {name}: (.*(?:\n            .*)*)", str(EngineConfig.__doc__), flags=re.MULTILINE)
     assert said is not None

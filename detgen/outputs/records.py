@@ -1,8 +1,8 @@
 """What a run writes, declared once: a line of outputs, of a score, of an error, of the acceptance log, and a result.
 
 The writer builds these objects, in this order of keys; `parse_line` checks them; the report and the audit read them; a
-column of an export is a key that is marked as one; docs/lines.md has their tables (`table`). A key is added here and
-where it is filled.
+column of an export is a key that is marked as one; docs/lines.md has their tables. A key is added here and where it is
+filled.
 """
 
 from __future__ import annotations
@@ -292,9 +292,3 @@ def columns() -> dict[str, str | list[str]]:
     keys = keys_of(TextLine) | keys_of(ErrorLine)
     marked = {name: key.column for name, key in keys.items() if key.column is not None}
     return {name: column.type for name, column in sorted(marked.items(), key=lambda each: each[1].place)}
-
-
-def table(kind: type) -> str:
-    """The table of a declaration's keys, in Markdown."""
-    rows = (f"| `{name}` | {key.text} |" for name, key in keys_of(kind).items())
-    return "\n".join(("| key | contents |", "| --- | --- |", *rows))

@@ -19,7 +19,7 @@ RUNNER = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "120"})
 STORIES = Path(__file__).parents[2] / "sample_prompts" / "coin_flips.jsonl"
 FLIPS = ["run", str(STORIES), "--target", "demo-thinking"]
 
-# How the model reads the first story, as the README shows it.
+# How the model reads the first story, as docs/run_thinking.md shows it.
 DRAWN = """\
 tokens  chunk                   state of  thought
 0-3     "A coin's state"        -         -
@@ -47,8 +47,8 @@ def test_the_first_story(flips: tuple[Path, Result]) -> None:
     assert result.exit_code == 0, result.output
     drawn, _, summary = result.stdout.partition("\n\n")
     assert f"{drawn}\n" == DRAWN
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert textwrap.indent(DRAWN, "    ") in readme
+    page = (Path(__file__).parents[2] / "docs" / "run_thinking.md").read_text(encoding="utf-8")
+    assert textwrap.indent(DRAWN, "    ") in page
     thoughts = re.search(
         r"^thoughts +([\d,]+) written, ([\d,]+) chunks, ([\d,]+) prefill rounds, ([\d,]+) passes saved$", summary, re.M
     )

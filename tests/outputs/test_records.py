@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +22,7 @@ from detgen.outputs.records import (
     is_line,
     keys_of,
     parse_line,
-    table,
 )
-
-DOCS = Path(__file__).parents[2] / "docs" / "lines.md"
 
 
 def whole() -> Completion:
@@ -93,8 +89,3 @@ def test_a_line_of_the_acceptance_log_has_the_declared_keys() -> None:
 def test_columns_are_declared_keys() -> None:
     assert list(columns())[:3] == ["id", "index", "sample"]
     assert set(columns()) <= {*keys_of(TextLine), *keys_of(ErrorLine)}
-
-
-@pytest.mark.parametrize("kind", [TextLine, AcceptanceLine, ScoreLine])
-def test_the_docs_have_the_tables(kind: Any) -> None:
-    assert table(kind) in DOCS.read_text()

@@ -1,0 +1,165 @@
+"""Write the tables of docs/ that are made from declarations: options, exit statuses, parameters, keys of lines,
+attributes of classes.
+
+python tools/reference.py
+
+In a page, a table stands between `<!-- table: NAME -->` and `<!-- end -->`; `TABLES` has the names.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from detgen import Completion, EngineConfig, Request, Score, ScoreRequest
+from detgen.cli import app
+from detgen.outputs.records import AcceptanceLine, ErrorLine, ScoredToken, ScoreLine, TextLine, TokenEntry, keys_of
+from detgen.params import PARAMETERS
+
+PAGES = Path(__file__).parent.parent / "docs"
+TABLE = re.compile(r"(?<=<!-- table: )(.+?)( -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
+
+
+def commands() -> dict[str, Any]:
+    """The commands by what is typed after `detgen`: "run", "cache info"."""
+
+    def below(group: Any, before: str) -> Iterator[tuple[str, Any]]:
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                yield from below(command, f"{before}{name} ")
+            else:
+                yield before + name, command
+
+    return dict(below(typer.main.get_command(app), ""))
+
+
+def rows(head: str, lines: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown; its heads are separated by commas."""
+    names = head.split(", ")
+    cells = [names, ["---"] * len(names), *([cell.replace("|", r"\|") for cell in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def sentence(text: str) -> str:
+    """A help text in Markdown, with options and values of its own in code."""
+    plain = " ".join(text.replace(r"\[", "[").split()).replace("*", r"\*").replace("<", r"\<")
+    return re.sub(r"(?<![\w`-])(--[a-z][a-z-]+|\$'\\n')", r"`\1`", plain)
+
+
+def option(parameter: Any) -> tuple[str, str, str]:
+    """An option or argument: how it is typed, its default, and what it is for."""
+    names: list[str] = [*parameter.opts, *parameter.secondary_opts]
+    if parameter.param_type_name == "argument":
+        names = [parameter.metavar]
+    elif not parameter.is_flag:
+        names[0] += f" {parameter.metavar}"
+    return code(names), default(parameter), sentence(parameter.help)
+
+
+def code(names: Iterable[str]) -> str:
+    """Names in Markdown."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def default(parameter: Any) -> str:
+    """What holds if it is not given, as the help says it."""
+    if parameter.required:
+        return "required"
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default.replace("<stem>", "STEM")
+    if getattr(parameter, "is_flag", False):
+        return "on" if parameter.default else "off"
+    return f"`{parameter.default}`" if parameter.show_default and parameter.default is not None else "none"
+
+
+def options(command: Any) -> str:
+    """The arguments and options of a command, in the groups of its help."""
+
+    def panel(parameter: Any) -> str:
+        return "Arguments" if parameter.param_type_name == "argument" else parameter.rich_help_panel or "Options"
+
+    parts = []
+    for name, group in groupby((p for p in command.params if p.name != "help"), panel):
+        parts.append(f"**{name}**\n\n{rows('option, default, meaning', map(option, group))}")
+    return "\n\n".join(parts)
+
+
+def statuses() -> str:
+    """What each command exits with, as its help says it."""
+    found = []
+    for name, command in commands().items():
+        _, told, said = " ".join(command.epilog.split()).partition("Exit status: ")
+        if told:
+            meanings = dict(re.findall(r"(\d+) (.+?)(?:, (?=\d)|$)", said.rstrip(".")))
+            found.append([f"`detgen {name}`", *(sentence(meanings.get(status, "")) for status in ("0", "1", "2"))])
+    return rows("command, 0, 1, 2", found)
+
+
+def parameters() -> str:
+    """What a line may set, and the options of the same meaning."""
+    return rows(
+        "key, value, default, option, meaning",
+        (
+            (
+                code((p.name, *p.aliases)),
+                p.needed,
+                f"`{json.dumps(p.default)}`",
+                f"`{p.flag}`" if p.option else "none",
+                p.help,
+            )
+            for p in PARAMETERS.values()
+        ),
+    )
+
+
+def keys(kind: type) -> str:
+    """The keys of a line."""
+    return rows("key, contents", ((f"`{name}`", key.text) for name, key in keys_of(kind).items()))
+
+
+def attributes(kind: type) -> str:
+    """The attributes of a class, as its docstring has them."""
+    said = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.+(?:\n     .+)*)", said, flags=re.MULTILINE)
+    return rows("attribute, meaning", ((f"`{name}`", sentence(text)) for name, text in found))
+
+
+LINES = (TextLine, ErrorLine, ScoreLine, AcceptanceLine, TokenEntry, ScoredToken)
+CLASSES = (EngineConfig, Request, Completion, ScoreRequest, Score)
+TABLES: dict[str, Callable[[], str]] = {
+    "exit statuses": statuses,
+    "parameters": parameters,
+    **{kind.__name__: partial(keys, kind) for kind in LINES},
+    **{f"attributes of {kind.__name__}": partial(attributes, kind) for kind in CLASSES},
+    **{f"options of {name}": partial(options, command) for name, command in commands().items()},
+}
+
+
+def filled(text: str) -> str:
+    """A page with its tables as they are declared now.
+
+    Raises:
+        KeyError: it names a table that there is not.
+    """
+    return TABLE.sub(lambda found: found[1] + found[2] + TABLES[found[1]](), text)
+
+
+def main() -> None:
+    """Fill all pages."""
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if text != (new := filled(text)):
+            page.write_text(new, encoding="utf-8")
+            print(f"docs/{page.name}")
+
+
+if __name__ == "__main__":
+    main()
