@@ -8,9 +8,8 @@ engine tokenizes.
 from __future__ import annotations
 
 from detgen.errors import PromptsError
+from detgen.prompts.opening import open_prompts, spooled_prompts
 from detgen.prompts.record import BadLine
-from detgen.prompts.record_source import Inspection, Prompts
-from detgen.prompts.score_records import read_scores
-from detgen.prompts.source import open_prompts, spooled_prompts
+from detgen.prompts.source import Inspection, Prompts, read_scores
 
 __all__ = ["BadLine", "Inspection", "Prompts", "PromptsError", "open_prompts", "read_scores", "spooled_prompts"]

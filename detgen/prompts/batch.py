@@ -11,9 +11,7 @@ from typing import Any, get_args
 
 from detgen.errors import RequestError
 from detgen.params import SamplingParams
-from detgen.prompts.keys import KEYS
-from detgen.prompts.kinds import CONTENTS, BatchLine, Url, check
-from detgen.prompts.record_values import kind
+from detgen.prompts.kinds import CONTENTS, KEYS, BatchLine, Url, check, kind
 from detgen.prompts.unsupported import check_body
 
 _FORM = tuple(BatchLine.__annotations__)
@@ -140,7 +138,7 @@ class Repeated:
 
     def add(self, id: str) -> None:
         """Count an id."""
-        self._digests.append(id_digest(id))
+        self._digests.append(short_digest(id))
 
     def found(self) -> frozenset[int]:
         """The digests that came more than once, nearly always those of equal ids."""
@@ -152,6 +150,6 @@ class Repeated:
         return frozenset(digests[counts > 1].tolist())
 
 
-def id_digest(id: str) -> int:
-    """Eight bytes of an id's BLAKE2b digest."""
-    return int.from_bytes(hashlib.blake2b(id.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+def short_digest(text: str) -> int:
+    """Eight bytes of a text's BLAKE2b digest, as a big-endian number."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from detgen.engine.request import Request
-from detgen.prompts.batch import is_batch, settings
-from detgen.prompts.keys import misspelt
+from detgen.prompts.batch import is_batch, settings, short_digest
+from detgen.prompts.spelling import misspelt
 
 _PLACES = 1 << 16  # 512 KiB each time
 _KEYS = 100  # misspelt keys that are counted one by one
@@ -108,7 +107,7 @@ class _Seen:
 
     def again(self, value: Any) -> bool:
         """Whether it was shown before; remembers it."""
-        digest = int.from_bytes(hashlib.blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8).digest())
+        digest = short_digest(repr(value))
         place = digest % _PLACES
         found = self._table[place] == digest
         self._table[place] = digest

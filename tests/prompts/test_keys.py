@@ -12,7 +12,7 @@ from helpers.reading import DEFAULTS, error, one, read, write
 
 from detgen.engine.request import Request
 from detgen.prompts import BadLine, open_prompts
-from detgen.prompts.keys import misspelt
+from detgen.prompts.spelling import misspelt
 from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 
 # Names that data sets give their columns.
