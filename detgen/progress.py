@@ -1,4 +1,4 @@
-"""Who is told how work is going: one observer, one kind of progress. Plain data; imports nothing of detgen."""
+"""Reporting how work is going: an observer and the progress that it is told. Plain data; imports nothing of detgen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Progress:
         total: all parts; None if not known.
         unit: what the parts are, such as "prompts".
         seconds: time passed.
-        left: seconds left; None if there is no telling.
+        left: seconds left; None if that cannot be told.
         figures: what else there is to say, in words, the most important first.
     """
 
@@ -28,26 +28,26 @@ class Progress:
 
 
 class Observer(Protocol):
-    """Who is told how a run, a check or a benchmark is going."""
+    """Is told how a run, a check or a benchmark is going."""
 
     def message(self, text: str) -> None:
-        """Something worth a line of its own."""
+        """Take a message that deserves a line of its own."""
 
     def stage(self, text: str) -> None:
-        """What is being done from now on, before there is progress: such as "loading MODEL"."""
+        """Take the name of what begins now, such as "loading MODEL"."""
 
     def progress(self, progress: Progress) -> None:
-        """How far the work is; called as often as there is news, shown as often as it can be read."""
+        """Take how far the work is; called at every change, shown as often as a person can read."""
 
 
 class Unobserved:
-    """An `Observer` for work that nobody watches."""
+    """An `Observer` that ignores what it is told."""
 
     def message(self, text: str) -> None:
-        """Nobody reads it."""
+        """Do nothing."""
 
     def stage(self, text: str) -> None:
-        """Nobody waits."""
+        """Do nothing."""
 
     def progress(self, progress: Progress) -> None:
-        """Nobody looks."""
+        """Do nothing."""

@@ -66,7 +66,7 @@ def audit(out: Path, prompts: str | None, engine: EngineConfig, json_file: Path 
         from detgen.verify.replay.audit import audit_run
 
         result = audit_run(out, engine, prompts, display)
-    from detgen.show.audit_view import show_audit
+    from detgen.show.answers import show_audit
 
     if result.faults or not display.quiet:
         show_audit(result, out)

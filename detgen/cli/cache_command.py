@@ -74,7 +74,7 @@ def info_command(
             display.stage("reading the completions")
         with open_store(folder) as store:
             found = contents(store, check=check)
-    from detgen.show.cache_view import show_contents
+    from detgen.show.answers import show_contents
 
     if found.damaged or not display.quiet:
         show_contents(store.path, found)
@@ -116,7 +116,7 @@ def prune_command(
         display.stage("removing completions")
         with open_store(folder) as store:
             pruned = prune(store, older_than=older_than, max_size=max_size)
-    from detgen.show.cache_view import show_pruned
+    from detgen.show.answers import show_pruned
 
     if not display.quiet:
         show_pruned(store.path, pruned)

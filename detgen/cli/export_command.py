@@ -77,7 +77,7 @@ def export_command(
         from detgen.export.exporting import export_run
 
         exported = export_run(out, to, prompts, output, display)
-    from detgen.show.export_view import show_export
+    from detgen.show.answers import show_export
 
     if not display.quiet:
         show_export(exported)

@@ -50,6 +50,17 @@ class Screen(Console):
         """Print as rich does; a text is one line, whatever is in it."""
         super().print(*map(_one_line, objects), **options)
 
+    def say(self, text: str, style: str = "") -> None:
+        """Print one line, however long it is."""
+        self.print(Text(text, style=style), soft_wrap=True)
+
+    def rows(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Print a label and a value per line."""
+        rows = list(rows)
+        width = max(len(label) for label, _ in rows)
+        for label, value in rows:
+            self.print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of anything else, such as a table; their line ends are its own."""
         for segment in super().render(renderable, options):
@@ -82,6 +93,11 @@ def open_output(width: int = 120) -> Screen:
     if not screen.is_terminal:
         screen.width = width
     return screen
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as `1 sample` or `2,000 samples`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def clock(seconds: float) -> str:
