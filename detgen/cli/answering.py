@@ -43,6 +43,10 @@ JsonFile = Annotated[
         help="Write the result as JSON.",
     ),
 ]
+MovedPrompts = Annotated[
+    str | None,
+    typer.Argument(metavar="PROMPTS", show_default="where the manifest says", help="Where the run's prompts are now."),
+]
 
 
 def load_torch(display: QuietDisplay) -> None:

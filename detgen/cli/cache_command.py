@@ -8,30 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli.declared import DONE, FAILED, command, parser
+from detgen.cli.declared import DONE, FAILED, command, epilog, parser
 from detgen.engine.config import parse_size
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-INFO_EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen cache info[/]",
-        "  [bold]detgen cache info --check /data/completions[/]",
-        "",
-        "Exit status: 0 shown, 1 shown, but completions are damaged (--check), 2 refused, 70 internal error, 130"
-        " interrupted.",
-    )
+INFO_EPILOG = epilog(
+    "detgen cache info",
+    "detgen cache info --check /data/completions",
+    status="0 shown, 1 shown, but completions are damaged (--check), 2 refused",
 )
-PRUNE_EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen cache prune[/]",
-        "  [bold]detgen cache prune --older-than 30d --max-size 2GB[/]",
-        "",
-        "Exit status: 0 done, 2 refused, 70 internal error, 130 interrupted.",
-    )
+PRUNE_EPILOG = epilog(
+    "detgen cache prune", "detgen cache prune --older-than 30d --max-size 2GB", status="0 done, 2 refused"
 )
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -36,6 +36,7 @@ from detgen.worker import WorkerError
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # an internal error ends with 70, see `detgen.failing`
 _ERRORS = (BenchError, StoreError, CheckError, EngineError, OutputError, PromptsError, RequestError, RunError)
 _PANELS = get_args(Panel)
+_OWN = ("display", "return")  # annotations that are no options, of what is imported for type checkers alone
 
 
 @dataclass
@@ -118,7 +119,10 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
-_OWN = ("display", "return")  # annotations that are no options, of what is imported for type checkers alone
+def epilog(*examples: str, status: str) -> str:
+    """The end of a command's help: examples, and what its exit statuses mean besides those of all commands."""
+    lines = (f"  [bold]{example}[/]" for example in examples)
+    return "\n".join(("Examples:", *lines, "", f"Exit status: {status}, 70 internal error, 130 interrupted."))
 
 
 def _declaration(kind: Any, extras: tuple[Any, ...], *, optional: bool = False) -> _Declaration:
