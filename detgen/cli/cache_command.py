@@ -50,7 +50,7 @@ def group() -> None:
 @command
 def info_command(
     folder: Folder = None,
-    check: Annotated[bool, typer.Option("--check", help="Read every completion and see if it is whole.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read every completion and check that it is whole.")] = False,
     *,
     display: QuietDisplay,
 ) -> int:
@@ -79,7 +79,7 @@ def prune_command(
             parser=parse_age,
             metavar="AGE",
             show_default=False,
-            help="Remove what was not used for so long, such as 30d, 12h or 2w.",
+            help="Remove what has not been used for this long, such as 30d, 12h or 2w.",
         ),
     ] = None,
     max_size: Annotated[
@@ -96,7 +96,7 @@ def prune_command(
 ) -> int:
     """Remove completions from a cache, and give their space back. Runs may use the cache meanwhile.
 
-    Without options, what goes is damaged or was made by another version of detgen.
+    Without options, only what is damaged or was made by another version of detgen is removed.
     """
     with display:
         from detgen.cache import open_store

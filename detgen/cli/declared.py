@@ -68,7 +68,7 @@ class _Declaration:
             yield from [part] if isinstance(part, Parameter) else part.parameters()
 
     def build(self, values: dict[str, Any]) -> Any:
-        """What was asked for; None where it may be left out and nothing was asked."""
+        """The declaration with what was given; None if it is optional and nothing was given."""
         given = {name: values[p.name] for name, p in self.fields.items() if isinstance(p, Parameter)}
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
         if self.optional and not given:
@@ -80,7 +80,7 @@ class _Declaration:
 def command(function: Callable[..., int]) -> Callable[..., None]:
     """A function as a typer command: its declared parameters become options, and what it returns the exit status.
 
-    A parameter `display` shows progress and messages. What a person can mend is shown in a line, not raised.
+    A parameter `display` shows progress and messages. What the user can fix is shown in one line, not raised.
     """
     hints = SimpleNamespace(__annotations__={k: v for k, v in function.__annotations__.items() if k not in _OWN})
     typed = get_type_hints(hints, function.__globals__, include_extras=True)

@@ -28,7 +28,7 @@ def check_columns(name: str, columns: Iterable[str], column: str | None, remedy:
     """Make sure that a table has a column of prompts.
 
     Raises:
-        PromptsError: it has not the one that is named, or, if none is, none of the usual name.
+        PromptsError: it lacks the column that is named or, if none is, all of the usual ones.
     """
     columns = list(columns)
     if column is not None and column not in columns:

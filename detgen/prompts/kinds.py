@@ -51,7 +51,7 @@ class MessageOfCalls(TypedDict):
 
 
 def _form(message: Any) -> str:
-    """Which of the three a message is to be judged by; the brackets tell it from a key in the place of an error."""
+    """Which of the three forms a message must have; the brackets tell it from a key in the location of an error."""
     if not isinstance(message, dict):
         return "<text>"
     content = message.get("content")
@@ -136,7 +136,7 @@ class ScoredCompletions(TypedDict):
 # What continues a prompt, by the key that holds it; a line has one of them.
 CONTENTS = {"prompt": TextLine, "messages": ChatLine, "prompt_token_ids": TokensLine}
 SCORED = {"text": ScoredText, "completion": ScoredCompletion, "completions": ScoredCompletions}
-# What a chat may have besides, and what it is where nothing is asked.
+# The other keys of a chat, each with the value that asks for nothing.
 CHAT_KEYS: dict[str, Any] = {"tools": [], "chat_template_kwargs": {}, "continue_final_message": False}
 assert CHAT_KEYS.keys() == ChatLine.__annotations__.keys() - {*Line.__annotations__, *CONTENTS}
 # The names of parameters in a line: other names, and all keys that decide something of a request.
@@ -177,7 +177,7 @@ _NEEDED = {
     "missing": "a string",
     "string_type": "a string",
 }
-_BESIDES = {"messages[].content[].type": "; detgen reads text alone"}
+_BESIDES = {"messages[].content[].type": "; detgen reads only text"}
 
 
 def check(key: str, line: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ def _identity(record: dict[str, Any], number: str | int) -> str | int:
 
 
 def _metadata(record: dict[str, Any]) -> dict[str, Any]:
-    """The unknown keys, and those of the object `metadata`; what is there but no object is an unknown key, too."""
+    """The unknown keys, and those of the object `metadata`; if that is no object, it is an unknown key, too."""
     metadata = {key: value for key, value in record.items() if key not in KEYS}
     own = record.get("metadata")
     check_depth("", metadata)
@@ -113,7 +113,9 @@ def _metadata(record: dict[str, Any]) -> dict[str, Any]:
     if isinstance(own, dict):
         for key, value in own.items():
             if key in metadata and metadata[key] != value:
-                raise RequestError(f"{key!r} is beside metadata and, with another value, in it; keep one of them")
+                raise RequestError(
+                    f"{key!r} is given beside metadata and, with another value, inside it; keep one of them"
+                )
         metadata |= own
     elif own is not None:
         metadata["metadata"] = own

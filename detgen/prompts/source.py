@@ -108,8 +108,8 @@ class Prompts(ABC):
             limit: most records to read; None reads all.
             echo: whether outputs repeat their prompts.
             seed_per_line: derive the seed of a record that sets none from the default and its id (`line_seed`).
-            say: is told, a line each, what a person should hear of the input.
-            model: the name of the model that runs, so that a person hears of requests for another one.
+            say: is called with each notice about the input, one line of text.
+            model: the name of the model that runs, so that requests for another one are noticed.
             parse: what makes a request of a record, as `parse_record` does.
 
         Raises:
@@ -124,7 +124,7 @@ class Prompts(ABC):
             number = str(line) if self._string_ids else line
             found = parse(record, index=index, line=line, number=number, defaults=defaults)
             if (first := self._first_with_id(record, line, first_lines)) != line:
-                wrong = f"custom_id {found.id!r} is that of line {first}, too; a batch has each once"
+                wrong = f"custom_id {found.id!r} is also that of line {first}; a batch may have each only once"
             if wrong is not None:
                 found = BadLine(index, line, found.id, wrong, found.metadata)
             if notices is not None and parse is parse_record:

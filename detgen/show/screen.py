@@ -1,7 +1,7 @@
-"""Where things are shown: consoles that survive a reader who leaves and a text that means harm, and words for numbers.
+"""Consoles that survive a closed pipe and hostile text, and numbers in words.
 
 What did not come from detgen, such as a file's name or a library's error, may hold what a terminal obeys. Everything
-that a command shows passes through `Screen` or `plain`, so that it is seen and not obeyed.
+that a command shows passes through `Screen` or `plain`, so that a terminal shows it and does not obey it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _escaped(found: re.Match[str]) -> str:
 class Screen(Console):
     """A console that shows control characters instead of obeying them, and each text that it is given on one line.
 
-    It falls silent when its reader leaves, as in `| head`, where rich's ends the process: what a command has done is in
-    its files and its exit code.
+    It falls silent when its reader leaves, as in `| head`, where rich's console ends the process: the result of a
+    command is in its files and its exit status.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:

@@ -162,7 +162,7 @@ def test_metadata_as_an_object(tmp_path: Path) -> None:
         assert item.metadata == {"metadata": json.loads(other)}
     assert one(tmp_path, '{"prompt": "a", "metadata": null}') == one(tmp_path, '{"prompt": "a"}')
     assert error(tmp_path, '{"prompt": "a", "task": 1, "metadata": {"task": 2}}') == (
-        "p.jsonl:1: 'task' is beside metadata and, with another value, in it; keep one of them"
+        "p.jsonl:1: 'task' is given beside metadata and, with another value, inside it; keep one of them"
     )
     deep = '{"prompt": "a", "metadata": ' + '{"a":' * 150 + "1" + "}" * 151
     assert error(tmp_path, deep) == "p.jsonl:1: nested more than 100 deep"
