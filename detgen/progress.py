@@ -1,4 +1,4 @@
-"""Progress of long work: one observer, one kind of progress. Plain data; imports nothing of detgen."""
+"""Progress of long work: an observer, and what it receives. Plain data; imports nothing of detgen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Progress:
         total: all parts; None if not known.
         unit: what the parts are, such as "prompts".
         seconds: time passed.
-        left: seconds left; None if there is no telling.
+        left: seconds left; None if that cannot be told.
         figures: what else there is to say, in words, the most important first.
     """
 
@@ -31,23 +31,23 @@ class Observer(Protocol):
     """Receives the progress of a run, a check or a benchmark."""
 
     def message(self, text: str) -> None:
-        """Something worth a line of its own."""
+        """Take a message that deserves a line of its own."""
 
     def stage(self, text: str) -> None:
-        """What is being done from now on, before there is progress: such as "loading MODEL"."""
+        """Take the name of what begins now, such as "loading MODEL"."""
 
     def progress(self, progress: Progress) -> None:
-        """How far the work is; called as often as there is news, shown as often as it can be read."""
+        """Take how far the work is; called at every change, shown as often as a person can read."""
 
 
 class Unobserved:
     """An `Observer` that ignores everything."""
 
     def message(self, text: str) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def stage(self, text: str) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def progress(self, progress: Progress) -> None:
-        """Ignored."""
+        """Do nothing."""

@@ -20,7 +20,6 @@ from detgen.cli import (
     report_command,
     run_command,
     schema_command,
-    score_command,
     verify_command,
 )
 from detgen.failing import DEBUG
@@ -119,8 +118,8 @@ def root(
 
 
 _COMMANDS: dict[str, tuple[Any, str]] = {
-    "run": (run_command.run_command, run_command.EPILOG),
-    "score": (score_command.score_command, score_command.EPILOG),
+    "run": (run_command.run_command, run_command.RUN_EPILOG),
+    "score": (run_command.score_command, run_command.SCORE_EPILOG),
     "audit": (audit_command.audit_command, audit_command.EPILOG),
     "export": (export_command.export_command, export_command.EPILOG),
     "report": (report_command.report_command, report_command.EPILOG),

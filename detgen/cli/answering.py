@@ -1,4 +1,4 @@
-"""What the commands that answer yes or no share: the answer as an exit status and as JSON, and where it is written."""
+"""What commands share: their answer as an exit status and as JSON, and the arguments that several of them have."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def named(path: Path | None) -> Path | None:
     """A file or folder to write; not `-`, which elsewhere is standard output."""
     if path == Path("-"):
-        raise typer.BadParameter("'-' is no name for it; nothing is written to standard output")
+        raise typer.BadParameter("'-' cannot be used here; nothing is written to standard output")
     return path
 
 
 def writable(path: Path | None) -> Path | None:
-    """A file that can be written; said before the work, not after it."""
+    """A file that can be written; checked before the work, not after it."""
     path = named(path)
     if path is not None and path.is_dir():
         raise typer.BadParameter(f"cannot write {path}: it is a folder")
@@ -43,10 +43,14 @@ JsonFile = Annotated[
         help="Write the result as JSON.",
     ),
 ]
+MovedPrompts = Annotated[
+    str | None,
+    typer.Argument(metavar="PROMPTS", show_default="where the manifest says", help="Where the run's prompts are now."),
+]
 
 
 def load_torch(display: QuietDisplay) -> None:
-    """Import what takes seconds, once nothing that can be seen without it stands in the way."""
+    """Import PyTorch, which takes seconds, after all checks that do not need it."""
     display.stage("loading PyTorch")
     from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
 

@@ -7,23 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli.answering import JsonFile, answered, load_torch
-from detgen.cli.declared import command
+from detgen.cli.answering import JsonFile, MovedPrompts, answered, load_torch
+from detgen.cli.declared import command, epilog
 from detgen.declaring import Part
 from detgen.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen audit out[/]",
-        "  [bold]detgen audit out moved/prompts.jsonl --json audit.json[/]",
-        "  [bold]detgen audit out --target models/large --device cpu[/]",
-        "",
-        "Exit status: 0 nothing differs, 1 faults found, 2 wrong usage, 70 internal error, 130 interrupted.",
-    )
+EPILOG = epilog(
+    "detgen audit out",
+    "detgen audit out moved/prompts.jsonl --json audit.json",
+    "detgen audit out --target models/large --device cpu",
+    status="0 nothing differs, 1 faults found, 2 wrong usage",
 )
 Judge = Annotated[
     EngineConfig,
@@ -38,12 +34,7 @@ Judge = Annotated[
 def audit_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", show_default=False, help="The output folder of a run.")],
     engine: Judge,
-    prompts: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROMPTS", show_default="where the manifest says", help="Where the run's prompts are now."
-        ),
-    ] = None,
+    prompts: MovedPrompts = None,
     json_file: JsonFile = None,
     *,
     display: QuietDisplay,
@@ -66,7 +57,7 @@ def audit(out: Path, prompts: str | None, engine: EngineConfig, json_file: Path 
         from detgen.verify.replay.audit import audit_run
 
         result = audit_run(out, engine, prompts, display)
-    from detgen.show.audit_view import show_audit
+    from detgen.show.answers import show_audit
 
     if result.faults or not display.quiet:
         show_audit(result, out)

@@ -8,30 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli.declared import DONE, FAILED, command, parser
+from detgen.cli.declared import DONE, FAILED, command, epilog, parser
 from detgen.engine.config import parse_size
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-INFO_EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen cache info[/]",
-        "  [bold]detgen cache info --check /data/completions[/]",
-        "",
-        "Exit status: 0 shown, 1 shown, but completions are damaged (--check), 2 refused, 70 internal error, 130"
-        " interrupted.",
-    )
+INFO_EPILOG = epilog(
+    "detgen cache info",
+    "detgen cache info --check /data/completions",
+    status="0 shown, 1 shown, but completions are damaged (--check), 2 refused",
 )
-PRUNE_EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen cache prune[/]",
-        "  [bold]detgen cache prune --older-than 30d --max-size 2GB[/]",
-        "",
-        "Exit status: 0 done, 2 refused, 70 internal error, 130 interrupted.",
-    )
+PRUNE_EPILOG = epilog(
+    "detgen cache prune", "detgen cache prune --older-than 30d --max-size 2GB", status="0 done, 2 refused"
 )
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -61,7 +50,7 @@ def group() -> None:
 @command
 def info_command(
     folder: Folder = None,
-    check: Annotated[bool, typer.Option("--check", help="Read every completion and see if it is whole.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read every completion and check that it is whole.")] = False,
     *,
     display: QuietDisplay,
 ) -> int:
@@ -74,7 +63,7 @@ def info_command(
             display.stage("reading the completions")
         with open_store(folder) as store:
             found = contents(store, check=check)
-    from detgen.show.cache_view import show_contents
+    from detgen.show.answers import show_contents
 
     if found.damaged or not display.quiet:
         show_contents(store.path, found)
@@ -90,7 +79,7 @@ def prune_command(
             parser=parse_age,
             metavar="AGE",
             show_default=False,
-            help="Remove what was not used for so long, such as 30d, 12h or 2w.",
+            help="Remove what has not been used for this long, such as 30d, 12h or 2w.",
         ),
     ] = None,
     max_size: Annotated[
@@ -107,7 +96,7 @@ def prune_command(
 ) -> int:
     """Remove completions from a cache, and give their space back. Runs may use the cache meanwhile.
 
-    Without options, what goes is damaged or was made by another version of detgen.
+    Without options, only what is damaged or was made by another version of detgen is removed.
     """
     with display:
         from detgen.cache import open_store
@@ -116,7 +105,7 @@ def prune_command(
         display.stage("removing completions")
         with open_store(folder) as store:
             pruned = prune(store, older_than=older_than, max_size=max_size)
-    from detgen.show.cache_view import show_pruned
+    from detgen.show.answers import show_pruned
 
     if not display.quiet:
         show_pruned(store.path, pruned)

@@ -36,6 +36,7 @@ from detgen.worker import WorkerError
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # an internal error ends with 70, see `detgen.failing`
 _ERRORS = (BenchError, StoreError, CheckError, EngineError, OutputError, PromptsError, RequestError, RunError)
 _PANELS = get_args(Panel)
+_OWN = ("display", "return")  # annotations that are no options, of what is imported for type checkers alone
 
 
 @dataclass
@@ -67,7 +68,7 @@ class _Declaration:
             yield from [part] if isinstance(part, Parameter) else part.parameters()
 
     def build(self, values: dict[str, Any]) -> Any:
-        """What was asked for; None where it may be left out and nothing was asked."""
+        """The declaration with what was given; None if it is optional and nothing was given."""
         given = {name: values[p.name] for name, p in self.fields.items() if isinstance(p, Parameter)}
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
         if self.optional and not given:
@@ -79,7 +80,7 @@ class _Declaration:
 def command(function: Callable[..., int]) -> Callable[..., None]:
     """A function as a typer command: its declared parameters become options, and what it returns the exit status.
 
-    A parameter `display` shows progress and messages. What a person can mend is shown in a line, not raised.
+    A parameter `display` shows progress and messages. What the user can fix is shown in one line, not raised.
     """
     hints = SimpleNamespace(__annotations__={k: v for k, v in function.__annotations__.items() if k not in _OWN})
     typed = get_type_hints(hints, function.__globals__, include_extras=True)
@@ -118,7 +119,10 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
-_OWN = ("display", "return")  # annotations that are no options, of what is imported for type checkers alone
+def epilog(*examples: str, status: str) -> str:
+    """The end of a command's help: examples, and what its exit statuses mean besides those of all commands."""
+    lines = (f"  [bold]{example}[/]" for example in examples)
+    return "\n".join(("Examples:", *lines, "", f"Exit status: {status}, 70 internal error, 130 interrupted."))
 
 
 def _declaration(kind: Any, extras: tuple[Any, ...], *, optional: bool = False) -> _Declaration:

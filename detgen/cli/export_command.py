@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli.answering import named
-from detgen.cli.declared import DONE, command
+from detgen.cli.answering import MovedPrompts, named
+from detgen.cli.declared import DONE, command, epilog
 from detgen.export import FORMS
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen export out --to parquet[/]",
-        "  [bold]detgen export out --to csv -o texts.csv[/]",
-        "  [bold]detgen export out moved/batch.jsonl --to openai -o results.jsonl[/]",
-        "",
-        "Exit status: 0 done, 2 refused, 70 internal error, 130 interrupted.",
-    )
+EPILOG = epilog(
+    "detgen export out --to parquet",
+    "detgen export out --to csv -o texts.csv",
+    "detgen export out moved/batch.jsonl --to openai -o results.jsonl",
+    status="0 done, 2 refused",
 )
 
 
@@ -49,12 +45,7 @@ def export_command(
             " per request, as the OpenAI batch API writes it.",
         ),
     ],
-    prompts: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROMPTS", show_default="where the manifest says", help="Where the run's prompts are now."
-        ),
-    ] = None,
+    prompts: MovedPrompts = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -77,7 +68,7 @@ def export_command(
         from detgen.export.exporting import export_run
 
         exported = export_run(out, to, prompts, output, display)
-    from detgen.show.export_view import show_export
+    from detgen.show.answers import show_export
 
     if not display.quiet:
         show_export(exported)

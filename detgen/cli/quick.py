@@ -24,7 +24,7 @@ _BLOCK = 1 << 16
 
 
 class ReaderLeftError(KeyboardInterrupt):
-    """Whoever read standard output has closed it; what is left need not be done."""
+    """The reader of standard output has closed it, so the rest need not be done."""
 
 
 def quick(config: RunConfig, prompts: Sequence[str], say: Callable[[str], None]) -> tuple[RunConfig, bool]:
@@ -101,7 +101,7 @@ def _plain_text(beginning: bytes, stream: BinaryIO) -> str:
 def to_standard_output(
     config: RunConfig | ScoreConfig, display: QuietDisplay, *, bare: bool
 ) -> Iterator[tuple[RunConfig | ScoreConfig, Following]]:
-    """What to run, in a folder that is gone afterwards, and who follows it: lines, or `bare` texts, are printed.
+    """What to run, in a temporary folder, and the observer that prints its lines, or the texts alone if `bare`.
 
     Raises:
         RunError: standard output is closed, or something is asked for that it cannot take.

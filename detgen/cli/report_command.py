@@ -63,7 +63,7 @@ def report_command(
         report = read_report(out, request or (), against)
         display.stage("drawing the page")
         size = write(report, output)
-    from detgen.show.report_view import show_report
+    from detgen.show.answers import show_report
 
     if report.faults.count or not display.quiet:
         show_report(report, output, size)

@@ -1,6 +1,6 @@
-"""`detgen run`: prompts in, a folder of outputs out, or standard output.
+"""`detgen run` and `detgen score`: prompts in, a folder of outputs out, or standard output.
 
-What a run does is in `detgen.run`, how it looks in `detgen.show`. The command imports both when it is called, since
+What they do is in `detgen.run`, how it looks in `detgen.show`. The commands import both when they are called, since
 they bring torch and rich, and `--help` works without them.
 """
 
@@ -13,25 +13,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli.declared import DONE, FAILED, INTERRUPTED, command
+from detgen.cli.declared import DONE, FAILED, INTERRUPTED, command, epilog
 from detgen.cli.quick import ReaderLeftError, quick, to_standard_output
 from detgen.run import RunConfig, RunSummary, ScoreConfig
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen run prompts.jsonl[/]",
-        "  [bold]detgen run --prompt 'def add(a, b):' --max-tokens 40[/]",
-        "  [bold]detgen run prompts.jsonl -o out --max-tokens 200 --temperature 0.8 --seed 7[/]",
-        "  [bold]detgen run chats.jsonl --target models/large --draft models/small[/]",
-        "  [bold]zcat prompts.jsonl.gz | detgen run -o - --stop $'\\n\\n' | jq .text[/]",
-        "",
-        "Exit status: 0 done, 1 no prompt could be run (with --strict: some could not), 2 refused, 70 internal error,"
-        " 130 interrupted.",
-    )
+RUN_EPILOG = epilog(
+    "detgen run prompts.jsonl",
+    "detgen run --prompt 'def add(a, b):' --max-tokens 40",
+    "detgen run prompts.jsonl -o out --max-tokens 200 --temperature 0.8 --seed 7",
+    "detgen run chats.jsonl --target models/large --draft models/small",
+    "zcat prompts.jsonl.gz | detgen run -o - --stop $'\\n\\n' | jq .text",
+    status="0 done, 1 no prompt could be run (with --strict: some could not), 2 refused",
+)
+SCORE_EPILOG = epilog(
+    "detgen score questions.jsonl",
+    "detgen score questions.jsonl -o scores --target models/large",
+    "detgen score 'hf://NAME?split=test&column=text'",
+    status="0 done, 1 no prompt could be scored (with --strict: some could not), 2 refused",
 )
 Strict = Annotated[
     bool,
@@ -64,6 +65,15 @@ def run_command(
     """
     config, bare = quick(config, prompt or (), display.message)
     return go(config, display, strict=strict, bare=bare)
+
+
+@command
+def score_command(config: ScoreConfig, strict: Strict = False, *, display: QuietDisplay) -> int:
+    """Write the log-probabilities of given completions, or of whole texts, token by token and in sum.
+
+    A line that cannot be scored becomes an error in the output; the rest are scored.
+    """
+    return go(config, display, strict=strict)
 
 
 def go(config: RunConfig | ScoreConfig, display: QuietDisplay, *, strict: bool, bare: bool = False) -> int:

@@ -18,7 +18,7 @@ from detgen.errors import OutputError, RequestError
 from detgen.outputs.directory import open_plain
 from detgen.outputs.manifest import OtherManifest, RunManifest, ScoreManifest
 from detgen.params import PARAMETERS, SamplingParams
-from detgen.prompts.record_values import kind
+from detgen.prompts.kinds import kind
 
 _SHOWN = 60  # characters of a wrong value in a message
 _NEEDED = {  # by the type of pydantic's error; {} is what it knows of it

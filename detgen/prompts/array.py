@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from detgen.errors import PromptsError
-from detgen.prompts.record_values import LONGEST
 
+LONGEST = 64 << 20  # bytes of a line, characters of an element or of a row; no context holds as many
 _CHUNK = 1 << 16
 _OUTER, _NESTED = re.compile(r'["\[\]{},]'), re.compile(r'["\[\]{}]')  # of an element and within it
 _QUOTED = re.compile(r'\\.|"', re.DOTALL)

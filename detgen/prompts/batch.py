@@ -11,9 +11,7 @@ from typing import Any, get_args
 
 from detgen.errors import RequestError
 from detgen.params import SamplingParams
-from detgen.prompts.keys import KEYS
-from detgen.prompts.kinds import CONTENTS, BatchLine, Url, check
-from detgen.prompts.record_values import kind
+from detgen.prompts.kinds import CONTENTS, KEYS, BatchLine, Url, check, kind
 from detgen.prompts.unsupported import check_body
 
 _FORM = tuple(BatchLine.__annotations__)
@@ -24,7 +22,7 @@ _CONTENT = {_CHATS: "messages", _COMPLETIONS: "prompt"}
 def is_batch(record: object) -> bool:
     """Whether a record has the form of a batch request, whole or with parts missing.
 
-    Single names of the form are common names of other data, also beside a prompt.
+    A single key of the form is not enough: other data use these names, too, also beside a prompt.
     """
     if not isinstance(record, dict):
         return False
@@ -49,7 +47,7 @@ def settings(record: dict[str, Any]) -> dict[str, Any]:
 def unpack(record: dict[str, Any], defaults: SamplingParams) -> tuple[dict[str, Any], SamplingParams]:
     """A batch request as a record of detgen's own form, and the defaults of what it does not set.
 
-    Keys that are no settings, such as `model` and `user`, are left in it; they become metadata.
+    Keys that are not settings, such as `model` and `user`, stay in it and become metadata.
 
     Raises:
         RequestError: it is incomplete, or asks for what detgen does not do.
@@ -60,7 +58,7 @@ def unpack(record: dict[str, Any], defaults: SamplingParams) -> tuple[dict[str, 
         if name in KEYS:
             raise RequestError(f"{name} stands beside body; put it into body, or leave it out")
         if name in body and body[name] != value:
-            raise RequestError(f"{name!r} is beside body and, with another value, in it; keep one of them")
+            raise RequestError(f"{name!r} is given beside body and, with another value, inside it; keep one of them")
     url = _url(record["url"])
     for name in ("id", "prompt_token_ids"):
         if body.get(name) is not None:
@@ -79,7 +77,7 @@ def unpack(record: dict[str, Any], defaults: SamplingParams) -> tuple[dict[str, 
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:
-    """The body of a request whose other parts are what they must be, but for the url's value."""
+    """The body of a request, whose other parts are checked except for the value of the url."""
     for name in _FORM:
         if record.get(name) is None:
             raise RequestError(f"{name} is missing; a batch request has {', '.join(_FORM[:-1])} and body")
@@ -133,14 +131,14 @@ def _read_logprobs(plain: dict[str, Any], defaults: SamplingParams) -> SamplingP
 
 
 class Repeated:
-    """Finds the ids that a file has more than once; memory holds eight bytes for each."""
+    """Finds the ids that occur more than once, with eight bytes of memory for each id."""
 
     def __init__(self) -> None:
         self._digests = array("Q")
 
     def add(self, id: str) -> None:
         """Count an id."""
-        self._digests.append(id_digest(id))
+        self._digests.append(short_digest(id))
 
     def found(self) -> frozenset[int]:
         """The digests that came more than once, nearly always those of equal ids."""
@@ -152,6 +150,6 @@ class Repeated:
         return frozenset(digests[counts > 1].tolist())
 
 
-def id_digest(id: str) -> int:
-    """Eight bytes of an id's BLAKE2b digest."""
-    return int.from_bytes(hashlib.blake2b(id.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+def short_digest(text: str) -> int:
+    """Eight bytes of a text's BLAKE2b digest, as a big-endian number."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())

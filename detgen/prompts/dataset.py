@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from detgen.errors import PromptsError
-from detgen.prompts.record_source import Inspection, Prompts
-from detgen.prompts.table import check_columns, import_package, plain_row
+from detgen.prompts.columns import check_columns, read_row
+from detgen.prompts.files import import_package
+from detgen.prompts.source import Inspection, Prompts
 
 _OPTIONS = ("split", "column", "config", "revision")
 
@@ -92,13 +93,13 @@ class DatasetPrompts(Prompts):
 
     def decode(self, item: Any) -> object:
         """The row as JSON-like values."""
-        record = plain_row(item)
+        record = read_row(item)
         if self.column is not None:
             record.setdefault(self.column, None)  # a cell without a JSON form
         return record
 
     def _load(self, revision: str | None) -> Any:
-        datasets = import_package("datasets", "datasets", self.given)
+        datasets = import_package("datasets", self.given)
         datasets.disable_progress_bars()
         try:
             if self.path is not None and any((self.path / f).exists() for f in ("dataset_dict.json", "state.json")):
@@ -137,7 +138,7 @@ class DatasetPrompts(Prompts):
 
     def _commit(self) -> str:
         """The commit that the name stands for now; loading it makes a resumed run read the same rows."""
-        hub = import_package("huggingface_hub", "huggingface_hub", self.given)
+        hub = import_package("huggingface_hub", self.given)
         try:
             info = hub.HfApi().dataset_info(self._place, revision=self._options.get("revision"), timeout=30)
         except Exception as error:

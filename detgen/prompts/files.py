@@ -1,32 +1,37 @@
-"""Prompts in one file: text formats, compressed or not, and Parquet."""
+"""Prompts in one file that is read from its beginning, compressed or not."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib
 import io
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from detgen.errors import PromptsError, RequestError
+from detgen.errors import PromptsError
 from detgen.prompts.batch import Repeated, custom_id
-from detgen.prompts.formats import FORMATS
-from detgen.prompts.json_text import RepeatedKeyError
-from detgen.prompts.record_source import Inspection, Prompts
-from detgen.prompts.table import check_columns, import_package, plain_row
+from detgen.prompts.source import Inspection, Prompts
 
 _CHUNK = 1 << 20
 _COMPRESSED = 256  # bytes of zstandard that are read at a time: four of them may become 128 KiB
 
 
+@dataclass(eq=False)
 class FilePrompts(Prompts):
-    """A file that may not change while it is read."""
+    """A file that may not change while it is read.
+
+    Attributes:
+        compression: "gz", "zst" or nothing.
+    """
 
     path: Path
+    compression: str = ""
     _inspected: tuple[int, int] | None = None
 
     def inspect(self) -> Inspection:
@@ -37,7 +42,7 @@ class FilePrompts(Prompts):
         """
         with self._reading():
             self._inspected = self._stamp()
-            count = self._count()
+            count = self.count()
             with self.path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if not count:
@@ -56,13 +61,36 @@ class FilePrompts(Prompts):
                     f"{self.given} changed while it was read; run again with --overwrite or another output folder"
                 )
 
-    @abstractmethod
-    def _count(self) -> int:
-        """The number of records."""
+    def items(self) -> Iterator[tuple[int, Any]]:
+        """Each record, not decoded, with its number.
 
-    def _stamp(self) -> tuple[int, int]:
-        stat = self.path.stat()
-        return stat.st_size, stat.st_mtime_ns
+        Raises:
+            PromptsError: the file, or the rest of it, cannot be read.
+        """
+        with self._reading(), self.path.open("rb") as file:
+            yield from self.cut(self._decompressed(file))
+
+    @abstractmethod
+    def cut(self, file: BinaryIO) -> Iterator[tuple[int, Any]]:
+        """Cut a stream into items with their numbers; an empty item stands for one that is too long to be held."""
+
+    def may_have(self, key: str, item: Any) -> bool:
+        """Whether the record of an item may have this key; quicker than `decode`, and right if it says no."""
+        return False
+
+    def count(self) -> int:
+        """The number of records; finds out about their ids."""
+        count, ids = 0, Repeated()
+        for _, item in self.items():
+            count += 1
+            if self.may_have("custom_id", item) or (not self._string_ids and self.may_have("id", item)):
+                record, _ = self.decoded(item)
+                if (id := custom_id(record)) is not None:
+                    ids.add(id)
+                own = record.get("id") if isinstance(record, dict) else None
+                self._string_ids = self._string_ids or id is not None or isinstance(own, str)
+        self._repeated = ids.found()
+        return count
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -73,76 +101,19 @@ class FilePrompts(Prompts):
         except OSError as error:
             raise PromptsError(f"cannot read {self.given}: {error.strerror or error}") from None
 
-
-class TextPrompts(FilePrompts):
-    """A file of one of the text formats, compressed or not."""
-
-    def __init__(
-        self,
-        given: str,
-        name: str,
-        stem: str,
-        format: str,
-        path: Path,
-        column: str | None = None,
-        compression: str = "",
-    ) -> None:
-        """Note where it is; nothing is read yet. `compression` is "gz", "zst" or nothing."""
-        super().__init__(given, name, stem, format, path, column)
-        self._format = FORMATS[format]
-        self._compression = compression
-
-    def items(self) -> Iterator[tuple[int, Any]]:
-        """Each line, element or row, not decoded, with its number.
-
-        Raises:
-            PromptsError: the file, or the rest of it, cannot be read.
-        """
-        with self._reading(), self.path.open("rb") as file:
-            yield from self._format.items(self._decompressed(file), self.given, self.column)
-
-    def decode(self, item: Any) -> object:
-        """The value of an item.
-
-        Raises:
-            RequestError: it has none.
-        """
-        return self._format.decode(item)
-
-    def _count(self) -> int:
-        count, ids = 0, Repeated()
-        for _, item in self.items():
-            count += 1
-            may_be_batch = self._format.may_be_batch(item)
-            if not may_be_batch and (self._string_ids or not self._format.may_have_id(item)):
-                continue
-            record = self._record(item)
-            if (id := custom_id(record)) is not None:
-                ids.add(id)
-            self._string_ids = self._string_ids or id is not None or isinstance(record.get("id"), str)
-        self._repeated = ids.found()
-        return count
-
-    def _record(self, item: Any) -> dict[str, Any]:
-        """An item's record; an empty one if it has none."""
-        try:
-            record = self.decode(item)
-        except RepeatedKeyError as error:
-            record = error.value
-        except RequestError:
-            return {}
-        return record if isinstance(record, dict) else {}
+    def _stamp(self) -> tuple[int, int]:
+        stat = self.path.stat()
+        return stat.st_size, stat.st_mtime_ns
 
     def _decompressed(self, file: BinaryIO) -> BinaryIO:
-        if self._compression == "gz":
-            return cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=file), _CHUNK))
-        if self._compression == "zst":
-            return cast("BinaryIO", io.BufferedReader(_Blocks(self._zst_blocks(file)), _CHUNK))
-        return file
+        if not self.compression:
+            return file
+        raw = gzip.GzipFile(fileobj=file) if self.compression == "gz" else _Blocks(self._zst_blocks(file))
+        return cast("BinaryIO", io.BufferedReader(raw, _CHUNK))
 
     def _zst_blocks(self, file: BinaryIO) -> Iterator[bytes]:
         # zstandard's own stream reader takes a truncated file for a whole one.
-        zstandard = import_package("zstandard", "zstandard", self.given)
+        zstandard = import_package("zstandard", self.given)
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         frame = None
         try:
@@ -158,48 +129,6 @@ class TextPrompts(FilePrompts):
             raise zlib.error(str(error)) from None
         if frame is not None:
             raise EOFError("it ends in the middle")
-
-
-class ParquetPrompts(FilePrompts):
-    """A Parquet file, read a batch of rows at a time."""
-
-    def items(self) -> Iterator[tuple[int, Any]]:
-        """Each row, with its number.
-
-        Raises:
-            PromptsError: the file, or the rest of it, cannot be read.
-        """
-        with self._table() as table:
-            batches = table.iter_batches(batch_size=1024)
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-
-    def decode(self, item: Any) -> object:
-        """The row as JSON could carry it."""
-        return plain_row(item)
-
-    def _count(self) -> int:
-        with self._table() as table:
-            columns = table.schema_arrow.names
-            check_columns(
-                self.given,
-                columns,
-                self.column,
-                remedy="rename the one that holds the prompts, or name it with --prompt-column",
-            )
-            if "id" in columns:
-                batches = table.iter_batches(batch_size=1024, columns=["id"])
-                self._string_ids = any(isinstance(id, str) for batch in batches for id in batch.column(0).to_pylist())
-            return int(table.metadata.num_rows)
-
-    @contextmanager
-    def _table(self) -> Iterator[Any]:
-        parquet = import_package("pyarrow", "pyarrow.parquet", self.given)
-        arrow = import_package("pyarrow", "pyarrow", self.given)
-        try:
-            with self._reading(), parquet.ParquetFile(self.path) as table:
-                yield table
-        except arrow.ArrowException as error:
-            raise PromptsError(f"{self.given} is not a Parquet file that can be read: {error}") from None
 
 
 class _Blocks(io.RawIOBase):
@@ -219,3 +148,16 @@ class _Blocks(io.RawIOBase):
         buffer[:count] = self._left[:count]
         self._left = self._left[count:]
         return count
+
+
+def import_package(module: str, given: str) -> Any:
+    """A module that only some inputs need.
+
+    Raises:
+        PromptsError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise PromptsError(f"{given}: reading it needs the package {package}: pip install {package}") from None

@@ -1,4 +1,4 @@
-"""The text formats: how a stream of bytes is cut into items, and the value of an item.
+"""The forms of a file: how it is cut into records, and the value of a record.
 
 Cutting is separate from decoding, so that counting the prompts of a file is cheap.
 """
@@ -7,126 +7,166 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, BinaryIO
 
 from detgen.errors import PromptsError, RequestError
-from detgen.prompts.array import array_elements
-from detgen.prompts.json_text import RepeatedKeyError, parse_json
-from detgen.prompts.keys import BOOLEANS, INTEGERS, KEYS, NUMBERS, STRUCTURES
+from detgen.prompts.array import LONGEST, array_elements
+from detgen.prompts.columns import check_columns, read_cell, read_row
+from detgen.prompts.files import FilePrompts, import_package
+from detgen.prompts.json_text import parse_json
 from detgen.prompts.kinds import CONTENTS
-from detgen.prompts.record_values import LONGEST, TOO_LONG
-from detgen.prompts.table import check_columns
 
 _Row = tuple[list[str], list[str] | csv.Error]  # the names of the columns, and the cells or why there are none
 
+_TOO_LONG = "longer than 64 MiB, the most that is read; shorten the prompt, or divide it"
 _PART = 1 << 20  # of a line that is passed over
 _BOM = b"\xef\xbb\xbf"
-_ESCAPED_LETTERS = (b"\\u005", b"\\u006", b"\\u007")  # of the name of a key
+_QUOTED = {key: f'"{key}"'.encode() for key in ("id", "custom_id")}
+_ESCAPED_LETTER = re.compile(rb"\\u00[567]")  # of the name of a key
+_DELIMITERS = {"csv": (",", "comma"), "tsv": ("\t", "tab")}
+_RENAME = "or name it with --prompt-column"
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A text format.
+class TextLines(FilePrompts):
+    """A prompt a line, as it is."""
 
-    Attributes:
-        items: cuts a stream, which errors call by the second argument, into items with their numbers; the third one
-            is the column of the prompts, if it has another name than usual. An empty item stands for one that is too
-            long to be held.
-        decode: the value of an item; raises RequestError.
-        may_have_id: whether an item may have an id that is a string; quicker than `decode`, and right if it says no.
-        may_be_batch: whether it may be a batch request that has an id; likewise.
-        table: whether the first line names columns.
-    """
-
-    items: Callable[[BinaryIO, str, str | None], Iterator[tuple[int, Any]]]
-    decode: Callable[[Any], object]
-    may_have_id: Callable[[Any], bool]
-    may_be_batch: Callable[[Any], bool] = lambda item: False
-    table: bool = False
-
-
-def _text(line: bytes) -> str:
-    if not line:
-        raise RequestError(TOO_LONG)
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"not valid UTF-8 at byte {error.start + 1}") from None
-
-
-def _lines(file: BinaryIO, name: str, column: str | None) -> Iterator[tuple[int, bytes]]:
-    for number in count(1):
-        line = file.readline(LONGEST + 1)
-        if not line:
-            return
-        if len(line) > LONGEST:
-            while line and not line.endswith(b"\n"):
-                line = file.readline(_PART)
-            yield number, b""
-            continue
-        if number == 1:
-            line = line.removeprefix(_BOM)
-        if line.strip():
-            yield number, line.rstrip(b"\r\n")
-
-
-def _decode_json_line(line: bytes) -> object:
-    return parse_json(_text(line))
-
-
-def _decode_text_line(line: bytes) -> object:
-    return {"prompt": _text(line)}
-
-
-def _decode_element(text: str) -> object:
-    if not text:
-        raise RequestError(TOO_LONG)
-    value = parse_json(_valid(text))
-    return {"prompt": value} if isinstance(value, str) else value
-
-
-def _valid(text: str) -> str:
-    """Refuse what `surrogateescape` let through."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise RequestError("not valid UTF-8") from None
-    return text
-
-
-def _elements(file: BinaryIO, name: str, column: str | None) -> Iterator[tuple[int, str]]:
-    return array_elements(file, name)
-
-
-def _rows(file: BinaryIO, name: str, column: str | None, delimiter: str) -> Iterator[tuple[int, _Row]]:
-    """The rows of a table, each with the header; a row's number is that of the line it starts on."""
-    csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the default of 128 KiB
-    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        lines = _RowLines(text, name)
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        try:
-            header = [cell.strip() for cell in next(filter(None, reader), [])]
-        except csv.Error as error:
-            raise PromptsError(f"{name}: its first line is not a CSV header: {error}") from None
-        if header:
-            check_columns(
-                name, header, column, remedy="rename one of them in the first line, or name it with --prompt-column"
-            )
-        while True:
-            line, lines.held = reader.line_num + 1, 0
-            try:
-                row: list[str] | csv.Error = next(reader)
-            except StopIteration:
+    def cut(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """The lines that are not blank."""
+        for number in count(1):
+            line = file.readline(LONGEST + 1)
+            if not line:
                 return
+            if len(line) > LONGEST:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(_PART)
+                yield number, b""
+                continue
+            if number == 1:
+                line = line.removeprefix(_BOM)
+            if line.strip():
+                yield number, line.rstrip(b"\r\n")
+
+    def decode(self, item: Any) -> object:
+        """The prompt of a line."""
+        return {"prompt": _text(item)}
+
+
+class JsonLines(TextLines):
+    """A JSON text a line."""
+
+    def decode(self, item: Any) -> object:
+        """The value of a JSON text."""
+        return parse_json(_text(item))
+
+    def may_have(self, key: str, item: bytes) -> bool:
+        """Whether the key, which may be escaped, is somewhere in the text."""
+        return _QUOTED[key] in item or (b"\\u00" in item and _ESCAPED_LETTER.search(item) is not None)
+
+
+class JsonArray(JsonLines):
+    """A JSON array of records, or of prompts."""
+
+    def cut(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """The text of each element."""
+        return ((n, text.encode("utf-8", "surrogateescape")) for n, text in array_elements(file, self.given))
+
+    def decode(self, item: Any) -> object:
+        """The value of an element."""
+        value = super().decode(item)
+        return {"prompt": value} if isinstance(value, str) else value
+
+
+class Table(FilePrompts):
+    """CSV or TSV, the names of the columns in the first line."""
+
+    def cut(self, file: BinaryIO) -> Iterator[tuple[int, _Row]]:
+        """The rows, each with the header; a row's number is that of the line it starts on."""
+        csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the default of 128 KiB
+        with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+            lines = _RowLines(text, self.given)
+            reader = csv.reader(lines, delimiter=_DELIMITERS[self.format][0], strict=True)
+            try:
+                header = [cell.strip() for cell in next(filter(None, reader), [])]
             except csv.Error as error:
-                row = error
-            if row:
-                yield line, (header, row)
+                raise PromptsError(f"{self.given}: its first line is not a CSV header: {error}") from None
+            if header:
+                check_columns(self.given, header, self.column, f"rename one of them in the first line, {_RENAME}")
+            while True:
+                line, lines.held = reader.line_num + 1, 0
+                try:
+                    row: list[str] | csv.Error = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    row = error
+                if row:
+                    yield line, (header, row)
+
+    def decode(self, item: _Row) -> object:
+        """A row's cells as values of their columns."""
+        header, row = item
+        if isinstance(row, csv.Error):
+            raise RequestError(f"not valid CSV: {row}")
+        if len(row) > len(header):
+            delimiter = _DELIMITERS[self.format][1]
+            raise RequestError(f"{len(row)} cells under {len(header)} columns; quote a cell that holds a {delimiter}")
+        record: dict[str, Any] = {name: read_cell(name, cell) for name, cell in zip(header, row, strict=False)}
+        if all(record.get(name) is None for name in CONTENTS):
+            record["prompt"] = ""  # an empty cell means the default elsewhere, here an empty prompt
+        return record
+
+    def may_have(self, key: str, item: _Row) -> bool:
+        """Whether there is such a column."""
+        return key in item[0]
+
+
+class Parquet(FilePrompts):
+    """A Parquet file, read a batch of rows at a time."""
+
+    def cut(self, file: BinaryIO) -> Iterator[tuple[int, Any]]:
+        """The rows."""
+        with self._table(file) as table:
+            batches = table.iter_batches(batch_size=1024)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+
+    def decode(self, item: Any) -> object:
+        """The row as JSON could carry it."""
+        return read_row(item)
+
+    def count(self) -> int:
+        """The number of rows, which the file itself says; of the rest, only ids are read."""
+        with self.path.open("rb") as file, self._table(file) as table:
+            columns = table.schema_arrow.names
+            check_columns(self.given, columns, self.column, f"rename the one that holds the prompts, {_RENAME}")
+            if "id" in columns:
+                batches = table.iter_batches(batch_size=1024, columns=["id"])
+                self._string_ids = any(isinstance(id, str) for batch in batches for id in batch.column(0).to_pylist())
+            return int(table.metadata.num_rows)
+
+    @contextmanager
+    def _table(self, file: BinaryIO) -> Iterator[Any]:
+        parquet, arrow = (import_package(module, self.given) for module in ("pyarrow.parquet", "pyarrow"))
+        try:
+            with parquet.ParquetFile(file) as table:
+                yield table
+        except arrow.ArrowException as error:
+            raise PromptsError(f"{self.given} is not a Parquet file that can be read: {error}") from None
+
+
+# By the ending of a file's name.
+FORMATS: dict[str, Callable[..., FilePrompts]] = {
+    "jsonl": JsonLines,
+    "ndjson": JsonLines,
+    "json": JsonArray,
+    "txt": TextLines,
+    "csv": Table,
+    "tsv": Table,
+    "parquet": Parquet,
+}
 
 
 class _RowLines:
@@ -159,80 +199,14 @@ class _RowLines:
         self.held += len(line)
         self._line += 1
         if self.held > LONGEST:
-            raise PromptsError(f"{self._name}:{self._line}: the row is {TOO_LONG}; a quote may be missing before")
+            raise PromptsError(f"{self._name}:{self._line}: the row is {_TOO_LONG}; a quote may be missing before")
         return line
 
 
-def _decode_row(item: _Row, delimiter: str) -> object:
-    header, row = item
-    if isinstance(row, csv.Error):
-        raise RequestError(f"not valid CSV: {row}")
-    if len(row) > len(header):
-        raise RequestError(f"{len(row)} cells under {len(header)} columns; quote a cell that holds a {delimiter}")
-    record: dict[str, Any] = {name: _cell(name, cell) for name, cell in zip(header, row, strict=False)}
-    if all(record.get(name) is None for name in CONTENTS):
-        record["prompt"] = ""  # an empty cell means the default elsewhere, here an empty prompt
-    return record
-
-
-def _cell(name: str, cell: str) -> object:
-    """A cell as the type of its column; what does not parse stays a string, for the parameter's own check."""
-    _valid(cell)
-    if name not in KEYS:
-        return cell
-    if not cell:
-        return None
-    beginnings = ("[",) if name == "stop" else ("[", "{")  # a text may well end before a brace
-    if name in ("messages", "prompt_token_ids") or (name in STRUCTURES and cell.startswith(beginnings)):
-        try:
-            return parse_json(cell)
-        except RequestError as error:
-            if name == "metadata" and not isinstance(error, RepeatedKeyError):
-                return cell  # as any other text that it may hold
-            raise RequestError(f"{name}: {error}") from None
-    if name in BOOLEANS:
-        return {"true": True, "1": True, "false": False, "0": False}.get(cell.strip().lower(), cell)
-    if name not in NUMBERS:
-        return cell
+def _text(line: bytes) -> str:
+    if not line:
+        raise RequestError(_TOO_LONG)
     try:
-        number = float(cell)
-    except ValueError:
-        return cell
-    if name in INTEGERS and number.is_integer():
-        return int(cell) if cell.strip().lstrip("+-").isdecimal() else int(number)
-    return number
-
-
-def _json_line_may_have_id(line: bytes) -> bool:
-    return b'"id"' in line or b"\\u00" in line  # the name of a key may be escaped
-
-
-def _element_may_have_id(text: str) -> bool:
-    return '"id"' in text or "\\u00" in text
-
-
-def _json_line_may_be_batch(line: bytes) -> bool:
-    return b'"custom_id"' in line or (b"\\u00" in line and any(start in line for start in _ESCAPED_LETTERS))
-
-
-def _element_may_be_batch(text: str) -> bool:
-    return _json_line_may_be_batch(text.encode("utf-8", "surrogatepass"))
-
-
-def _row_may_have_id(item: _Row) -> bool:
-    return "id" in item[0]
-
-
-def _table(delimiter: str, name: str) -> Format:
-    return Format(
-        partial(_rows, delimiter=delimiter), partial(_decode_row, delimiter=name), _row_may_have_id, table=True
-    )
-
-
-FORMATS = {
-    "jsonl": Format(_lines, _decode_json_line, _json_line_may_have_id, _json_line_may_be_batch),
-    "json": Format(_elements, _decode_element, _element_may_have_id, _element_may_be_batch),
-    "txt": Format(_lines, _decode_text_line, lambda line: False),
-    "csv": _table(",", "comma"),
-    "tsv": _table("\t", "tab"),
-}
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"not valid UTF-8 at byte {error.start + 1}") from None

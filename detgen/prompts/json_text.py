@@ -1,4 +1,4 @@
-"""The value of a JSON text, as strictly as every Python reads it."""
+"""The value of a JSON text, read equally strictly by every version of Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from detgen.errors import RequestError
 from detgen.params import shown
 
-# Half of what Python reads: a record has the same error whoever calls the reader.
+# Half of the depth that Python reads, so that the error of a record does not depend on the depth of the caller.
 _DEEPEST = 500
 _BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
@@ -19,7 +19,7 @@ class RepeatedKeyError(RequestError):
     """A key is given twice.
 
     Attributes:
-        value: of the whole text, with the last one of the key, for what else is to be known of it.
+        value: of the whole text, in which the last value of the key counts.
     """
 
     value: Any = None
@@ -88,4 +88,4 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object)
-_LENIENT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)  # the last one of a key
+_LENIENT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)  # takes the last value of a key

@@ -13,8 +13,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # before Python 3.12, pydantic needs this one
 
 from detgen.errors import RequestError
-from detgen.params import check_text, shown
-from detgen.prompts.record_values import kind
+from detgen.params import PARAMETERS, check_text, shown
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Url = Literal["/v1/chat/completions", "/v1/completions"]
@@ -52,7 +51,7 @@ class MessageOfCalls(TypedDict):
 
 
 def _form(message: Any) -> str:
-    """Which of the three a message is to be judged by; the brackets tell it from a key in the place of an error."""
+    """Which of the three forms a message must have; the brackets tell it from a key in the location of an error."""
     if not isinstance(message, dict):
         return "<text>"
     content = message.get("content")
@@ -137,11 +136,27 @@ class ScoredCompletions(TypedDict):
 # What continues a prompt, by the key that holds it; a line has one of them.
 CONTENTS = {"prompt": TextLine, "messages": ChatLine, "prompt_token_ids": TokensLine}
 SCORED = {"text": ScoredText, "completion": ScoredCompletion, "completions": ScoredCompletions}
-# What a chat may have besides, and what it is where nothing is asked.
+# The other keys of a chat, each with the value that asks for nothing.
 CHAT_KEYS: dict[str, Any] = {"tools": [], "chat_template_kwargs": {}, "continue_final_message": False}
 assert CHAT_KEYS.keys() == ChatLine.__annotations__.keys() - {*Line.__annotations__, *CONTENTS}
-_KINDS = {"id": Line, **CONTENTS, **SCORED, "body": BatchLine}
-_CHECKS = {key: TypeAdapter(made).validator for key, made in _KINDS.items()}
+# The names of parameters in a line: other names, and all keys that decide something of a request.
+ALIASES = {alias: name for name, parameter in PARAMETERS.items() for alias in parameter.aliases}
+KEYS = frozenset({*CONTENTS, *Line.__annotations__, *CHAT_KEYS, *PARAMETERS, *ALIASES})
+
+_CHECKS = {
+    key: TypeAdapter(kind).validator for key, kind in {"id": Line, **CONTENTS, **SCORED, "body": BatchLine}.items()
+}
+# Far below the depth at which Python's JSON encoder fails, far above that of real metadata.
+_DEEPEST = 100
+_WORDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 
 # What values must be, by the place of an error, or by pydantic's name of it.
 _NEEDED = {
@@ -162,7 +177,7 @@ _NEEDED = {
     "missing": "a string",
     "string_type": "a string",
 }
-_BESIDES = {"messages[].content[].type": "; detgen reads text alone"}
+_BESIDES = {"messages[].content[].type": "; detgen reads only text"}
 
 
 def check(key: str, line: dict[str, Any]) -> None:
@@ -196,3 +211,29 @@ def _said(error: ValidationError, line: dict[str, Any]) -> str:
     told = why in ("literal_error", "greater_than_equal")
     given = "nothing" if value is None and (told or why == "missing") else shown(value) if told else kind(value)
     return f"{place} must be {needed}, got {given}{_BESIDES.get(pattern, '')}"
+
+
+def kind(value: object) -> str:
+    """What a JSON value is, in words."""
+    return _WORDS.get(type(value), type(value).__name__)
+
+
+def check_depth(name: str, value: object) -> None:
+    """Refuse what is nested too deeply to be written.
+
+    Raises:
+        RequestError: naming the limit.
+    """
+    if _too_deep(value, _DEEPEST):
+        raise RequestError(f"{name and name + ' is '}nested more than {_DEEPEST} deep")
+
+
+def _too_deep(value: object, left: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    if left == 0:
+        return True
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list) and _too_deep(part, left - 1):
+            return True
+    return False

@@ -1,16 +1,15 @@
-"""What a person should hear of an input that runs: keys that look misspelt, equal samples and ids, other models."""
+"""Notices about an input: keys that look misspelt, equal samples and ids, requests for other models."""
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from detgen.engine.request import Request
-from detgen.prompts.batch import is_batch, settings
-from detgen.prompts.keys import misspelt
+from detgen.prompts.batch import is_batch, settings, short_digest
+from detgen.prompts.spelling import misspelt
 
 _PLACES = 1 << 16  # 512 KiB each time
 _KEYS = 100  # misspelt keys that are counted one by one
@@ -27,14 +26,14 @@ class _Count:
 class Notices:
     """Looks at records and requests as they are read.
 
-    Its memory has a bound however long the input is. What came before is noticed for certain if it is the last one, and
-    nearly so among the last ten thousand.
+    Its memory is bounded, however long the input is. What repeats the request just before is always noticed, what
+    repeats one of the last ten thousand nearly always.
 
     Args:
         name: of the input, before line numbers.
         say: takes a line of text.
         seed_per_line: whether lines have seeds of their own already.
-        model: the name of the model that runs; None if there is no telling.
+        model: the name of the model that runs; None if it is not known.
     """
 
     def __init__(self, name: str, say: Callable[[str], None], *, seed_per_line: bool, model: str | None = None) -> None:
@@ -108,7 +107,7 @@ class _Seen:
 
     def again(self, value: Any) -> bool:
         """Whether it was shown before; remembers it."""
-        digest = int.from_bytes(hashlib.blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8).digest())
+        digest = short_digest(repr(value))
         place = digest % _PLACES
         found = self._table[place] == digest
         self._table[place] = digest
@@ -116,6 +115,6 @@ class _Seen:
 
 
 def _asked(request: Request) -> tuple[Any, ...]:
-    """Whatever decides a sample."""
+    """Everything that decides a sample."""
     chat = (request.tools, request.chat_template_kwargs, request.continue_final_message)
     return request.prompt, request.messages, request.token_ids, chat, request.params

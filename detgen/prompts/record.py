@@ -1,18 +1,16 @@
-"""One decoded record in, a checked request out."""
+"""One decoded record in, a checked request to generate or to score out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from detgen.engine.request import Request
+from detgen.engine.score_requests import ScoreRequest
 from detgen.errors import RequestError
 from detgen.params import PARAMETERS, SamplingParams
-from detgen.prompts.batch import custom_id, is_batch, unpack
-from detgen.prompts.chats import read_chat
-from detgen.prompts.keys import KEYS, without_aliases
-from detgen.prompts.kinds import CHAT_KEYS, CONTENTS, check
-from detgen.prompts.record_values import check_depth, kind
+from detgen.prompts.batch import is_batch, unpack
+from detgen.prompts.kinds import ALIASES, CHAT_KEYS, CONTENTS, KEYS, SCORED, check, check_depth, kind
 from detgen.prompts.unsupported import check_supported
 
 
@@ -24,7 +22,7 @@ class BadLine:
         index: place in the input, from 0.
         line: line or record number, from 1.
         id: the record's own id where it could be read, else the line number.
-        error: the place and the reason.
+        error: the reason; in what `Prompts.read` gives, behind the place.
         metadata: the record's other keys.
     """
 
@@ -36,16 +34,24 @@ class BadLine:
 
 
 def parse_record(
-    record: object, *, index: int, line: int, name: str, defaults: SamplingParams, number: str | int
+    record: object, *, index: int, line: int, number: str | int, defaults: SamplingParams
 ) -> Request | BadLine:
-    """The request that a record describes, or why it cannot run; `number` is its id if it has none of its own."""
+    """The request that a record describes, or why it cannot run.
+
+    Args:
+        record: any value.
+        index: place in the input, from 0.
+        line: line or record number, from 1.
+        number: the record's id if it has none of its own.
+        defaults: the parameters that the record does not set.
+    """
     identity: str | int = number
     metadata: dict[str, Any] = {}
     try:
         if not isinstance(record, dict):
             raise RequestError(f'a prompt must be an object such as {{"prompt": "..."}}, got {kind(record)}')
         if is_batch(record):
-            identity = number if (own := custom_id(record)) is None else own
+            identity = own if isinstance(own := record.get("custom_id"), str) else number
             record, defaults = unpack(record, defaults)
         identity = _identity(record, number)
         metadata = _metadata(record)
@@ -54,8 +60,39 @@ def parse_record(
         check_supported(record, request)
     except (RequestError, RecursionError) as error:  # the repr of a wrong value may be nested too deeply
         reason = str(error) if isinstance(error, RequestError) else "nested too deeply"
-        return BadLine(index=index, line=line, id=identity, error=f"{name}:{line}: {reason}", metadata=metadata)
+        return BadLine(index=index, line=line, id=identity, error=reason, metadata=metadata)
     return request
+
+
+def parse_score(record: object, *, texts: bool = False, **place: Any) -> Request | BadLine:
+    """The request to score that a record describes, or why it cannot run.
+
+    Sampling parameters decide nothing of a score and become metadata, as unknown keys do.
+
+    Args:
+        record: has `prompt`, `messages` or `prompt_token_ids` with `completion` or `completions`, or `text`.
+        texts: whether a prompt without completions is a text to be scored as a whole.
+        place: as `parse_record` takes it.
+    """
+    if not isinstance(record, dict):
+        return parse_record(record, **place)
+    settings = {key: value for key, value in record.items() if key in PARAMETERS or key in ALIASES}
+    asked = {key: value for key, value in record.items() if key not in SCORED and key not in settings}
+    if record.get("text") is not None and not any(asked.get(key) for key in CONTENTS):
+        asked["prompt"] = "text"  # any will do: what holds for all lines is judged, and then the text
+    found = parse_record(asked, **place)
+    if metadata := {**settings, **found.metadata}:
+        found = replace(found, metadata=metadata)
+    if isinstance(found, BadLine):
+        return found
+    try:
+        check_depth("", settings)
+        shared = {field.name: getattr(found, field.name) for field in fields(found)}
+        if record.get("text") is not None:
+            return ScoreRequest(**{**shared, "prompt": _text(record)})
+        return ScoreRequest(**shared, completions=_completions(record, texts=texts))
+    except RequestError as error:
+        return BadLine(place["index"], place["line"], found.id, str(error), found.metadata)
 
 
 def _identity(record: dict[str, Any], number: str | int) -> str | int:
@@ -68,7 +105,7 @@ def _identity(record: dict[str, Any], number: str | int) -> str | int:
 
 
 def _metadata(record: dict[str, Any]) -> dict[str, Any]:
-    """The unknown keys, and those of the object `metadata`; what is there but no object is an unknown key, too."""
+    """The unknown keys, and those of the object `metadata`; if that is no object, it is an unknown key, too."""
     metadata = {key: value for key, value in record.items() if key not in KEYS}
     own = record.get("metadata")
     check_depth("", metadata)
@@ -76,7 +113,9 @@ def _metadata(record: dict[str, Any]) -> dict[str, Any]:
     if isinstance(own, dict):
         for key, value in own.items():
             if key in metadata and metadata[key] != value:
-                raise RequestError(f"{key!r} is beside metadata and, with another value, in it; keep one of them")
+                raise RequestError(
+                    f"{key!r} is given beside metadata and, with another value, inside it; keep one of them"
+                )
         metadata |= own
     elif own is not None:
         metadata["metadata"] = own
@@ -92,16 +131,74 @@ def _content(record: dict[str, Any]) -> dict[str, Any]:
         raise RequestError(f"both {given[0]} and {given[1]} are given; give one of them")
     check(given[0], record)
     if given[0] == "messages":
-        return read_chat(record)
+        return _chat(record)
     for key, empty in CHAT_KEYS.items():
         if (value := record.get(key)) is not None and (value or type(value) is not type(empty)):
             raise RequestError(f'{key} needs messages; leave it out, or put it into "metadata" if it is no setting')
     return {"prompt": record["prompt"]} if given[0] == "prompt" else {"token_ids": tuple(record["prompt_token_ids"])}
 
 
+def _chat(record: dict[str, Any]) -> dict[str, Any]:
+    if goes_on := bool(record.get("continue_final_message")):
+        last = record["messages"][-1]
+        content = last.get("content") or ""
+        text = "".join(part["text"] for part in content) if isinstance(content, list) else content
+        if last["role"] != "assistant" or not text.strip():
+            raise RequestError("continue_final_message needs a last message of the assistant that has a text")
+    asked = {key: record.get(key) for key in ("messages", "tools", "chat_template_kwargs")}
+    for key, value in asked.items():
+        check_depth(key, value)
+    return {key: value or None for key, value in asked.items()} | {"continue_final_message": goes_on}
+
+
 def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
-    record = without_aliases(record)
+    record = _without_aliases(record)
     changes = {name: record[name] for name in PARAMETERS.keys() & record.keys() if record[name] is not None}
-    if not changes:
-        return defaults
-    return defaults.with_(**changes)
+    return defaults.with_(**changes) if changes else defaults
+
+
+def _without_aliases(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with each key under the name that it has in `SamplingParams`, unless two names disagree."""
+    given = [alias for alias in ALIASES if alias in record]
+    if not given:
+        return record
+    plain = {key: value for key, value in record.items() if key not in ALIASES}
+    spelled: dict[str, str] = {}
+    for alias in given:
+        name, value = ALIASES[alias], record[alias]
+        if value is None:
+            continue
+        if plain.get(name) is not None and plain[name] != value:
+            other = spelled.get(name, name)
+            raise RequestError(
+                f"{other} and {alias} mean the same and are given as {plain[name]!r} and {value!r}; give one of them"
+            )
+        plain[name] = value
+        spelled.setdefault(name, alias)
+    return plain
+
+
+def _text(record: dict[str, Any]) -> str:
+    """A text that is scored as a whole."""
+    for key in (*CONTENTS, "completion", "completions"):
+        if record.get(key):
+            raise RequestError(f"both {key} and text are given; give a prompt with completions, or a text alone")
+    check("text", record)
+    text: str = record["text"]
+    return text
+
+
+def _completions(record: dict[str, Any], *, texts: bool) -> tuple[str, ...] | None:
+    """The completions of a prompt; None if there are none and it is a text."""
+    one: Any = record.get("completion")
+    several: Any = record.get("completions")
+    if one is not None and several is not None:
+        raise RequestError("both completion and completions are given; give one of them")
+    if one is None and several is None:
+        if texts:
+            return None
+        raise RequestError(
+            "there is neither completion nor completions; a text to be scored as a whole is given as text"
+        )
+    check("completions" if one is None else "completion", record)
+    return tuple(several) if one is None else (one,)

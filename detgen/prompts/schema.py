@@ -1,6 +1,6 @@
 """The JSON Schema of a line, for editors and other programs: what `kinds` and `detgen.params` declare.
 
-It knows what each key holds. What the keys of a line must be to each other, or are refused for, reading it tells.
+It says what each key holds. Which keys exclude or need each other, and which are refused, is checked in reading.
 """
 
 from __future__ import annotations

@@ -1,65 +1,194 @@
-"""From the name of an input to its reader."""
+"""What all inputs have in common: a name, a digest, and records in order, of which requests are made."""
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from detgen.errors import PromptsError
-from detgen.prompts.dataset import DatasetPrompts
-from detgen.prompts.files import ParquetPrompts, TextPrompts
-from detgen.prompts.formats import FORMATS
-from detgen.prompts.record_source import Prompts
+from detgen.engine.request import Request
+from detgen.errors import RequestError
+from detgen.params import SamplingParams
+from detgen.prompts.batch import custom_id, settings, short_digest
+from detgen.prompts.json_text import RepeatedKeyError
+from detgen.prompts.kinds import CONTENTS
+from detgen.prompts.notices import Notices
+from detgen.prompts.record import BadLine, parse_record, parse_score
 
-_COMPRESSIONS = ("gz", "zst")
-_SAME = {"ndjson": "jsonl"}
 
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is known of an input before the run.
 
-def open_prompts(given: str, column: str | None = None) -> Prompts:
-    """The reader of a file, a folder or a dataset on the hub. Nothing is read yet.
-
-    Args:
-        given: the path, or "hf://...".
-        column: the key or column that holds the prompts, if it has another name than usual.
-
-    Raises:
-        PromptsError: there is no such file, no reader for it, or it has no columns.
+    Attributes:
+        sha256: digest of the file's bytes; of a dataset, of whatever identifies its content.
+        prompts: how many records it has; None where counting would mean downloading.
     """
-    if given.startswith("hf://"):
-        return DatasetPrompts(given, column)
-    path = Path(given)
-    try:
-        if path.is_dir() or (not path.exists() and Path(given.partition("?")[0]).is_dir()):
-            return DatasetPrompts(given, column)
-        found = path.exists()
-    except OSError as error:  # such as a prompt, too long for a file name
-        raise PromptsError(f"cannot read {given}: {error.strerror}; name a file with prompts in it") from None
-    if not found:
-        raise PromptsError(f"there is no file {given}")
-    if not path.is_file():  # a pipe would be empty when it is read again
-        raise PromptsError(f"{given} is not a regular file; pass - and pipe to stdin")
-    stem, *suffixes = _split_name(path.name)
-    format = _SAME.get(suffixes[0], suffixes[0]) if suffixes else ""
-    if format == "parquet" and len(suffixes) == 1:
-        return ParquetPrompts(given, path.name, stem, format, path, column)
-    if format not in FORMATS:
-        raise PromptsError(
-            f"{given}: its name does not say what it holds; it must end in .jsonl, .ndjson, .json, .txt, .csv or .tsv"
-            " (optionally followed by .gz or .zst) or in .parquet; to pipe JSON lines to stdin, pass -"
-        )
-    if format == "txt" and column is not None:
-        raise PromptsError(f"{given}: a line of text has no columns; leave out --prompt-column")
-    return TextPrompts(given, path.name, stem, format, path, column, *suffixes[1:])
+
+    sha256: str
+    prompts: int | None
 
 
-def spooled_prompts(path: Path, column: str | None = None) -> Prompts:
-    """The reader of what was piped to standard input and kept in `path`; `column` is as `open_prompts` takes it."""
-    return TextPrompts("standard input", "stdin", "stdin", "jsonl", path, column)
+@dataclass(eq=False)
+class Prompts(ABC):
+    """An input. Nothing is read before it is inspected.
+
+    Attributes:
+        given: what the user called it; used in messages.
+        name: short name used in the errors of single records; does not depend on where the file is.
+        stem: what the output folder is named after.
+        format: "jsonl", "json", "txt", "csv", "tsv", "parquet" or "dataset".
+        path: the file or folder; None if it is on the hub.
+        column: the key or column that holds the prompts, if it has another name than usual.
+    """
+
+    given: str
+    name: str
+    stem: str
+    format: str
+    path: Path | None
+    column: str | None = None
+    # Whether records have ids that are strings, so that the numbers of those without ids are strings, too: known once
+    # the input is inspected.
+    _string_ids: bool = field(default=False, init=False)
+    # Digests of the ids that more than one batch request has: known likewise.
+    _repeated: frozenset[int] = field(default=frozenset(), init=False)
+
+    @abstractmethod
+    def inspect(self) -> Inspection:
+        """Count and identify the input.
+
+        Raises:
+            PromptsError: it cannot be read, or holds no prompts.
+        """
+
+    @abstractmethod
+    def items(self) -> Iterator[tuple[int, Any]]:
+        """Each record, not decoded, with its line or record number from 1.
+
+        Raises:
+            PromptsError: the input, or the rest of it, cannot be read.
+        """
+
+    @abstractmethod
+    def decode(self, item: Any) -> object:
+        """The JSON-like value of one of `items`.
+
+        Raises:
+            RequestError: it has none; the message gives the reason, without the place.
+        """
+
+    def check_unchanged(self) -> None:  # noqa: B027 (most inputs cannot change)
+        """Make sure that what was read is what was inspected.
+
+        Raises:
+            PromptsError: the input changed in between.
+        """
+
+    def read(
+        self,
+        defaults: SamplingParams,
+        limit: int | None = None,
+        *,
+        echo: bool = False,
+        seed_per_line: bool = False,
+        say: Callable[[str], None] | None = None,
+        model: str | None = None,
+        parse: Callable[..., Request | BadLine] = parse_record,
+    ) -> Iterator[Request | BadLine]:
+        """The first `limit` requests, in input order.
+
+        Args:
+            defaults: the parameters that a record does not set.
+            limit: most records to read; None reads all.
+            echo: whether outputs repeat their prompts.
+            seed_per_line: derive the seed of a record that sets none from the default and its id (`line_seed`).
+            say: is called with each notice about the input, one line of text.
+            model: the name of the model that runs, so that requests for another one are noticed.
+            parse: what makes a request of a record, as `parse_record` does.
+
+        Raises:
+            PromptsError: the input, or the rest of it, cannot be read.
+        """
+        notices = Notices(self.name, say, seed_per_line=seed_per_line, model=model) if say is not None else None
+        first_lines: dict[str, int] = {}  # of the ids that come again
+        for index, (line, item) in enumerate(islice(self.items(), limit)):
+            record, wrong = self.decoded(item)
+            if self.column is not None and isinstance(record, dict):
+                record, wrong = self._with_column(record, self.column, wrong)
+            number = str(line) if self._string_ids else line
+            found = parse(record, index=index, line=line, number=number, defaults=defaults)
+            if (first := self._first_with_id(record, line, first_lines)) != line:
+                wrong = f"custom_id {found.id!r} is also that of line {first}; a batch may have each only once"
+            if wrong is not None:
+                found = BadLine(index, line, found.id, wrong, found.metadata)
+            if notices is not None and parse is parse_record:
+                notices.record(record, line)
+            if isinstance(found, BadLine):
+                yield replace(found, error=f"{self.name}:{line}: {found.error}")
+                continue
+            if seed_per_line and isinstance(record, dict) and settings(record).get("seed") is None:
+                found = found.with_params(seed=line_seed(defaults.seed, found.id))
+            if echo:
+                found = replace(found, echo=True)
+            if notices is not None:
+                notices.request(found)
+            yield found
+        if notices is not None:
+            notices.end()
+
+    def decoded(self, item: Any) -> tuple[object, str | None]:
+        """The value of one of `items`, and what is wrong with it; None and the reason if it has no value."""
+        try:
+            return self.decode(item), None
+        except RepeatedKeyError as error:
+            return error.value, str(error)
+        except RequestError as error:
+            return None, str(error)
+
+    def _first_with_id(self, record: object, line: int, first_lines: dict[str, int]) -> int:
+        """The first line with the id of a batch request: its own, unless the id comes again."""
+        if not self._repeated or (id := custom_id(record)) is None or short_digest(id) not in self._repeated:
+            return line
+        return first_lines.setdefault(id, line)
+
+    @staticmethod
+    def _with_column(record: dict[str, Any], column: str, wrong: str | None) -> tuple[object, str | None]:
+        """A record with the content of the chosen column as its prompt, chat or token ids; and what is wrong with it.
+
+        None and the reason if there is no such column.
+        """
+        if column not in record:
+            return None, f"there is no {column!r}, which --prompt-column names"
+        content = record[column]
+        kind = "prompt"
+        if isinstance(content, list):
+            kind = "prompt_token_ids" if content and isinstance(content[0], int) else "messages"
+        return {kind: content, **{k: v for k, v in record.items() if k not in (column, *CONTENTS)}}, wrong
 
 
-def _split_name(name: str) -> list[str]:
-    """Stem, format and compression (if any) in lower case."""
-    parts = name.rsplit(".", 2)
-    if len(parts) == 3 and parts[2].lower() in _COMPRESSIONS:
-        return [parts[0], parts[1].lower(), parts[2].lower()]
-    stem, _, suffix = name.rpartition(".")
-    return [stem, suffix.lower()] if stem else [name]
+def read_scores(
+    prompts: Prompts, limit: int | None = None, *, echo: bool = False, say: Callable[[str], None] | None = None
+) -> Iterator[Request | BadLine]:
+    """The first `limit` requests to score, in input order; arguments and errors as those of `Prompts.read`.
+
+    A line of plain text is a text to be scored as a whole. So is what stands in a column that the user names, where
+    there are no completions beside it.
+    """
+    parse = partial(parse_score, texts=prompts.format == "txt" or prompts.column is not None)
+    return prompts.read(SamplingParams(), limit, echo=echo, say=say, parse=parse)
+
+
+def line_seed(seed: int, id: str | int) -> int:
+    """The seed of a line that has none of its own (`--seed-per-line`): 0 <= seed < 2**63.
+
+    The BLAKE2b digest of eight bytes of the JSON text `[seed,id]` (ASCII, without spaces), as a big-endian number,
+    shifted right by one bit. It depends on nothing but the two, so a line keeps its samples wherever it stands in
+    whatever file.
+    """
+    return short_digest(json.dumps([seed, id], separators=(",", ":"))) >> 1

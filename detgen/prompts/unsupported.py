@@ -1,6 +1,6 @@
-"""Keys that people set elsewhere to get another text, and that detgen does not know: such a line is refused.
+"""Keys that change the text in other programs and that detgen does not have: a line with one of them is refused.
 
-A key whose value changes nothing (null, empty, or what stands beside it here) is metadata, as any unknown key is.
+A key whose value changes nothing (null, empty, or one that is listed with it here) is metadata, as unknown keys are.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "forced_bos_token_id": ((), _BANS),
     "forced_eos_token_id": ((), _BANS),
     "sequence_bias": ((), _BANS),
-    "logits_processor": ((), "detgen runs no code of its input"),
-    "logits_processors": ((), "detgen runs no code of its input"),
-    "custom_logit_processor": ((), "detgen runs no code of its input"),
+    "logits_processor": ((), "detgen does not run code from its input"),
+    "logits_processors": ((), "detgen does not run code from its input"),
+    "custom_logit_processor": ((), "detgen does not run code from its input"),
     "watermark": ((False,), "detgen has no watermarks"),
     "watermarking_config": ((), "detgen has no watermarks"),
     "max_length": ((), "give max_tokens, which does not count the prompt"),
@@ -80,17 +80,17 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": ((), "detgen uses the model's own chat template"),
     "truncate_prompt_tokens": ((-1,), _PROMPT),
     "prefix": ((), "let the prompt begin with it"),
-    "suffix": ((), "detgen only goes on behind a prompt"),
+    "suffix": ((), "detgen only continues a prompt"),
     "system": ((), "give messages, the first with the role system"),
     "assistant_prefix": ((), "give messages, the last one the assistant's, and continue_final_message"),
-    "multi_modal_data": ((), "detgen reads text alone"),
-    "prompt_embeds": ((), "detgen reads text and token ids alone"),
-    "inputs_embeds": ((), "detgen reads text and token ids alone"),
+    "multi_modal_data": ((), "detgen reads only text"),
+    "prompt_embeds": ((), "detgen reads only text and token ids"),
+    "inputs_embeds": ((), "detgen reads only text and token ids"),
     "skip_special_tokens": ((True,), "token_ids in the output has the special tokens"),
     "include_stop_str_in_output": ((False,), "detgen ends a text before the stop string"),
     "return_full_text": ((False,), "give the option --echo"),
     "echo": ((False,), "give the option --echo, which writes prompts to outputs.jsonl"),
-    "prompt_logprobs": ((False,), "detgen reports the logprobs of generated tokens alone"),
+    "prompt_logprobs": ((False,), "detgen reports the logprobs of generated tokens only"),
     "sampling_params": ((), _NESTED),
     "generation_config": ((), _NESTED),
     "generation_kwargs": ((), _NESTED),
@@ -98,18 +98,18 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "extra_body": ((), _NESTED),
 }
 
-# What only requests to an API have; elsewhere these are names of data.
+# Keys that only requests to an API have; in other lines they are names of data.
 IN_BODY: dict[str, tuple[tuple[Any, ...], str]] = {
     "stream": ((False,), "results are written to a file"),
     "stream_options": ((), "results are written to a file"),
-    "tools": ((), "detgen does not read calls of tools out of a text"),
-    "modalities": ((["text"],), "detgen writes text alone"),
-    "audio": ((), "detgen writes text alone"),
-    "web_search_options": ((), "detgen searches nothing"),
+    "tools": ((), "detgen does not parse tool calls from a text"),
+    "modalities": ((["text"],), "detgen writes only text"),
+    "audio": ((), "detgen writes only text"),
+    "web_search_options": ((), "detgen does not search the web"),
     "verbosity": (("medium",), "say in the prompt how long an answer should be"),
 }
 
-# What other programs call it: the name here, and the values that change nothing.
+# Names in other programs: the name here, and the values that change nothing.
 OTHER_NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "stop_sequences": ("stop", ()),
     "stop_strings": ("stop", ()),
@@ -162,7 +162,7 @@ def check_body(body: dict[str, Any]) -> None:
 
 
 def _check_fitting(record: dict[str, Any], request: Request) -> None:
-    """Keys that are refused only where they ask for something else than what is done anyway."""
+    """Refuse keys that ask for something other than what is done anyway."""
     done = {
         "do_sample": (request.params.temperature > 0, "detgen samples if the temperature is above 0"),
         "add_generation_prompt": (not request.continue_final_message, "give continue_final_message"),
@@ -170,7 +170,7 @@ def _check_fitting(record: dict[str, Any], request: Request) -> None:
     }
     for key, (value, reason) in done.items():
         if not _changes_nothing(record.get(key), (value,)):
-            raise RequestError(f"{key} is not supported but as {str(value).lower()} here: {reason}; {_REMEDY}")
+            raise RequestError(f"{key} is supported only as {str(value).lower()} here: {reason}; {_REMEDY}")
 
 
 def _changes_nothing(value: object, neutral: tuple[Any, ...]) -> bool:

@@ -161,9 +161,9 @@ def show(results: Results, old: Results | None, folder: Path, *, quiet: bool = F
             [] if quiet else [f"no change beyond noise since {old.environment['created']}"]
         )
         for line in lines:
-            console.print(Text(line), soft_wrap=True)
+            console.say(line)
     if not quiet:
-        console.print(Text(f"written: {folder}/bench.json, {folder}/bench.md"), soft_wrap=True)
+        console.say(f"written: {folder}/bench.json, {folder}/bench.md")
 
 
 def render(results: Results) -> RenderableType:

@@ -1,4 +1,4 @@
-"""How a run, a check or a benchmark is going, on standard error: a bar on a terminal, lines elsewhere."""
+"""The progress of a run, a check or a benchmark on standard error: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from detgen.progress import Progress
+from detgen.progress import Progress, Unobserved
 from detgen.show.screen import Screen, clock, plain
 
 _INTERVAL = 10.0  # seconds between two lines of progress
 
 
 def open_display(*, quiet: bool = False, as_json: bool = False) -> QuietDisplay:
-    """The display that suits standard error: live on a terminal, plain lines elsewhere, errors only if `quiet`.
+    """The display that suits standard error: live on a terminal, plain lines elsewhere.
 
     Args:
         quiet: show only what goes wrong, and how the command ends.
@@ -39,7 +39,7 @@ def open_display(*, quiet: bool = False, as_json: bool = False) -> QuietDisplay:
     return LiveDisplay(console) if console.file.isatty() and not console.is_dumb_terminal else PlainDisplay(console)
 
 
-class QuietDisplay:
+class QuietDisplay(Unobserved):
     """An `Observer` that shows errors and notices only. A context manager, as the louder displays are.
 
     Attributes:
@@ -49,7 +49,7 @@ class QuietDisplay:
 
     quiet = True
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Screen) -> None:
         self.console = console
 
     def __enter__(self) -> Self:
@@ -61,34 +61,22 @@ class QuietDisplay:
         self.close()
 
     def close(self) -> None:
-        """The work is over: there will be no more progress."""
-
-    def message(self, text: str) -> None:
-        """Something worth a line of its own."""
-
-    def stage(self, text: str) -> None:
-        """What is being done from now on."""
-
-    def progress(self, progress: Progress) -> None:
-        """How far the work is."""
+        """End: there will be no more progress."""
 
     def error(self, text: str) -> None:
         """Why the command failed; shown even if quiet."""
-        self._print(f"detgen: error: {text}", style="red")
+        self.console.say(f"detgen: error: {text}", "red")
 
     def notice(self, text: str, command: str = "") -> None:
         """How the command ended, such as that it was interrupted, and what to type now; shown even if quiet."""
-        self._print(f"detgen: {text}")
+        self.console.say(f"detgen: {text}")
         if command:
-            self._print(f"  {command}")
+            self.console.say(f"  {command}")
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While something else is written, perhaps to the same terminal."""
+        """Make room for something else that is written, perhaps to the same terminal."""
         yield
-
-    def _print(self, text: str, style: str = "") -> None:
-        self.console.print(Text(plain(text), style=style), soft_wrap=True)
 
 
 class PlainDisplay(QuietDisplay):
@@ -98,7 +86,7 @@ class PlainDisplay(QuietDisplay):
 
     quiet = False
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Screen) -> None:
         super().__init__(console)
         self._started = time.monotonic()
         self._latest: Progress | None = None
@@ -132,7 +120,7 @@ class PlainDisplay(QuietDisplay):
 class LiveDisplay(PlainDisplay):
     """Two lines on a terminal, redrawn all the time: a bar, and the figures below it; before that, the stage."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Screen) -> None:
         super().__init__(console)
         self._spinner = Spinner("dots")
         self._stage = "starting", self._started
@@ -184,7 +172,7 @@ class LiveDisplay(PlainDisplay):
 class JsonDisplay(PlainDisplay):
     """An object a line, for programs: `event`, `time` (seconds since 1970), and what the event has to say."""
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
+    def __init__(self, console: Screen, *, quiet: bool) -> None:
         super().__init__(console)
         self.quiet = quiet
 
@@ -219,8 +207,7 @@ class JsonDisplay(PlainDisplay):
             self._write("progress", **(asdict(progress) | {"figures": list(progress.figures)}))
 
     def _write(self, event: str, **said: Any) -> None:
-        line = json.dumps({"event": event, "time": round(time.time(), 3), **said})
-        self.console.print(Text(line), soft_wrap=True)
+        self.console.say(json.dumps({"event": event, "time": round(time.time(), 3), **said}))
 
 
 def _done(progress: Progress) -> str:

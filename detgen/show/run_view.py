@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
-from rich.text import Text
 
 from detgen.outputs import first_errors
-from detgen.show.screen import Screen, clock, plain, size
+from detgen.show.screen import Screen, clock, counted, plain, size
 
 if TYPE_CHECKING:
     from detgen.engine.chunks import Chunk
@@ -21,21 +20,18 @@ _SHOWN = 3  # errors
 
 def print_summary(summary: RunSummary) -> None:
     """Print a label and a value per line; before them, if they are known, the first prompt's chunks."""
-    rows = list(_rows(summary))
-    width = max(len(label) for label, _ in rows)
     console = Screen(highlight=False)
     if summary.chunks:
         print_chunks(summary.chunks)
         console.print()
-    for label, value in rows:
-        console.print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
+    console.rows(_rows(summary))
 
 
 def print_chunks(chunks: Iterable[Chunk]) -> None:
     """Print how a model that thinks took in a prompt."""
     console = Screen(highlight=False)
     for line in drawing(chunks):
-        console.print(Text(line), soft_wrap=True)
+        console.say(line)
 
 
 def drawing(chunks: Iterable[Chunk]) -> list[str]:
@@ -57,8 +53,7 @@ def failures(summary: RunSummary, *, kept: bool = True) -> Iterator[str]:
     written = summary.written
     if not written.errors:
         return
-    prompts = "1 prompt" if written.errors == 1 else f"{written.errors:,} prompts"
-    whole = "no prompt could be run" if summary.all_failed else f"{prompts} could not be run"
+    whole = "no prompt could be run" if summary.all_failed else f"{counted(written.errors, 'prompt')} could not be run"
     where = f" are in {summary.output / 'outputs.jsonl'}" if kept else ""
     errors = first_errors(summary.output / "outputs.jsonl", _SHOWN)
     yield f"{whole}:" if errors else whole
@@ -78,13 +73,13 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "samples", f"{written.samples:,}"
     yield "errors", f"{written.errors:,}"
     if fresh and summary.resumed:
-        yield "resumed", f"{_samples(summary.resumed)} of this run; the figures below leave them out"
+        yield "resumed", f"{counted(summary.resumed, 'sample')} of this run; the figures below leave them out"
     if summary.reused:
-        yield "reused", f"{_samples(summary.reused)} of earlier runs; the figures below leave them out"
+        yield "reused", f"{counted(summary.reused, 'sample')} of earlier runs; the figures below leave them out"
     yield "tokens", f"{made.tokens:,}"
     if (answers := written.answers).prompts:
         share, by_length = answers.right / answers.prompts, answers.right_by_length / answers.prompts
-        of = "1 prompt" if answers.prompts == 1 else f"{answers.prompts:,} prompts"
+        of = counted(answers.prompts, "prompt")
         yield "accuracy", f"{share:.1%} of {of} with an answer; {by_length:.1%} by log-probability per character"
     if answers.unknown:
         yield "answers", f"{answers.unknown:,} that are none of their prompt's completions, and not counted"
@@ -108,10 +103,6 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "SHA-256 of outputs.jsonl", summary.sha256
     if summary.results:
         yield "SHA-256 of results.jsonl", summary.results
-
-
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count:,} samples"
 
 
 def _drafter(counts: DrafterStats) -> str:

@@ -1,7 +1,7 @@
-"""Where things are shown: consoles that survive a reader who leaves and a text that means harm, and words for numbers.
+"""Consoles that survive a closed pipe and hostile text, and numbers in words.
 
 What did not come from detgen, such as a file's name or a library's error, may hold what a terminal obeys. Everything
-that a command shows passes through `Screen` or `plain`, so that it is seen and not obeyed.
+that a command shows passes through `Screen` or `plain`, so that a terminal shows it and does not obey it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,24 @@ def _escaped(found: re.Match[str]) -> str:
 class Screen(Console):
     """A console that shows control characters instead of obeying them, and each text that it is given on one line.
 
-    It falls silent when its reader leaves, as in `| head`, where rich's ends the process: what a command has done is in
-    its files and its exit code.
+    It falls silent when its reader leaves, as in `| head`, where rich's console ends the process: the result of a
+    command is in its files and its exit status.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does; a text is one line, whatever is in it."""
         super().print(*map(_one_line, objects), **options)
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print one line, however long it is."""
+        self.print(Text(text, style=style), soft_wrap=True)
+
+    def rows(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Print a label and a value per line."""
+        rows = list(rows)
+        width = max(len(label) for label, _ in rows)
+        for label, value in rows:
+            self.print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of anything else, such as a table; their line ends are its own."""
@@ -82,6 +93,11 @@ def open_output(width: int = 120) -> Screen:
     if not screen.is_terminal:
         screen.width = width
     return screen
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as `1 sample` or `2,000 samples`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def clock(seconds: float) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -94,10 +92,6 @@ def test_the_option_arrives(run_with: RunWith) -> None:
     assert "neither auto nor a folder" in result.stderr
 
 
-def detgen(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "detgen", *arguments], capture_output=True, text=True, check=False)
-
-
 def test_the_embedded_model_generates_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into a folder of its own through a cache, and into the folder of the run before; both pass an audit."""
     monkeypatch.chdir(tmp_path)
@@ -107,19 +101,19 @@ def test_the_embedded_model_generates_only_what_is_new(tmp_path: Path, monkeypat
     for name, records in (("a", first), ("b", second)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     options = ("--max-tokens", "12", "--threads", "1")
-    assert detgen("run", "a.jsonl", "-o", "a", "--cache", "cache", *options).returncode == 0
-    done = detgen("run", "b.jsonl", "-o", "b", "--cache", "cache", "--drafter", "none", *options)
-    assert done.returncode == 0, done.stderr
+    assert invoke("run", "a.jsonl", "-o", "a", "--cache", "cache", *options).exit_code == 0
+    done = invoke("run", "b.jsonl", "-o", "b", "--cache", "cache", "--drafter", "none", *options)
+    assert done.exit_code == 0, done.stderr
     assert "reused                    18 samples of earlier runs;" in done.stdout.replace("resumed", "")
-    assert detgen("run", "b.jsonl", "-o", "fresh", *options).returncode == 0
+    assert invoke("run", "b.jsonl", "-o", "fresh", *options).exit_code == 0
     assert (Path("b") / "outputs.jsonl").read_bytes() == (Path("fresh") / "outputs.jsonl").read_bytes()
-    into = detgen("run", "b.jsonl", "-o", "a", *options)
+    into = invoke("run", "b.jsonl", "-o", "a", *options)
     assert "What is there (18 finished samples) is used where it fits" in into.stderr
     assert content(Path("a"))["outputs.jsonl"] == content(Path("fresh"))["outputs.jsonl"]
     assert manifest_of(Path("a"))["summary"]["tokens"] == manifest_of(Path("fresh"))["summary"]["tokens"]
     assert sorted(path.name for path in Path("a").iterdir()) == sorted(path.name for path in Path("fresh").iterdir())
     for folder in "ab":
-        audit = detgen("audit", folder, "--threads", "1")
-        assert audit.returncode == 0, audit.stdout + audit.stderr
+        audit = invoke("audit", folder, "--threads", "1")
+        assert audit.exit_code == 0, audit.stdout + audit.stderr
         assert "nothing differs" in audit.stdout
-        assert detgen("report", folder, "-o", f"{folder}.html").returncode == 0
+        assert invoke("report", folder, "-o", f"{folder}.html").exit_code == 0

@@ -38,12 +38,12 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture
 def run_with(monkeypatch: pytest.MonkeyPatch) -> RunWith:
-    """Invoke `detgen run` with a run that does not run: it ends as `outcome` says and keeps what it was given."""
+    """Invoke `detgen run` or `score` with a run that only keeps what it was given, and ends as `outcome` says."""
 
-    def run_with(*arguments: str, outcome: RunSummary | BaseException = SUMMARY) -> tuple[Result, RunConfig]:
-        seen: list[RunConfig] = []
+    def run_with(*arguments: str, outcome: RunSummary | BaseException = SUMMARY, command: str = "run") -> Any:
+        seen: list[Any] = []
 
-        def run(config: RunConfig, observer: Any) -> RunSummary:
+        def run(config: Any, observer: Any) -> RunSummary:
             seen.append(config)
             observer.message("a message")
             if isinstance(outcome, BaseException):
@@ -51,8 +51,8 @@ def run_with(monkeypatch: pytest.MonkeyPatch) -> RunWith:
             return outcome
 
         monkeypatch.setattr(detgen.run, "run", run)
-        monkeypatch.setattr(sys, "argv", ["detgen", "run", *arguments])
-        result = invoke("run", *arguments)
+        monkeypatch.setattr(sys, "argv", ["detgen", command, *arguments])
+        result = invoke(command, *arguments)
         return result, seen[0] if seen else RunConfig("", None, SamplingParams(), EngineConfig())
 
     return run_with

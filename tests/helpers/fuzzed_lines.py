@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from detgen import RequestError, SamplingParams
-from detgen.prompts.keys import KEYS
+from detgen.prompts.kinds import KEYS
 from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 
 ASKING_ELSEWHERE = ["suffix", "echo", "prefix", "assistant_prefix", "system", "beam_search", "smoothing_factor", "tfs"]

@@ -30,7 +30,7 @@ def test_json_array(tmp_path: Path) -> None:
 
 def test_json_array_with_bytes_that_are_no_text(tmp_path: Path) -> None:
     items = read(write(tmp_path, "p.json", b'["a", "\xff", "b"]'))
-    assert [getattr(item, "error", item.id) for item in items] == [1, "p.json:2: not valid UTF-8", 3]
+    assert [getattr(item, "error", item.id) for item in items] == [1, "p.json:2: not valid UTF-8 at byte 2", 3]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_other_keys_of_the_line_are_metadata(tmp_path: Path) -> None:
         ({**completion(), "url": CHATS}, f"body has prompt, but {CHATS} takes messages; send prompt to {COMPLETIONS}"),
         ({**chat(), "temperature": 1}, "temperature stands beside body; put it into body, or leave it out"),
         ({**chat(), "prompt": "x"}, "prompt stands beside body; put it into body, or leave it out"),
-        ({**chat(user="a"), "user": "b"}, "'user' is beside body and, with another value, in it; keep one of them"),
+        ({**chat(user="a"), "user": "b"}, "'user' is given beside body and, with another value, inside it; keep one"),
         (chat(id="b"), "body has id, which a batch request does not have; give custom_id"),
         (completion(prompt_token_ids=[3]), "body has prompt_token_ids, which a batch request does not have"),
         (chat(model=5), "model must be a string, got a number"),
@@ -131,11 +131,11 @@ def test_other_keys_of_the_line_are_metadata(tmp_path: Path) -> None:
         (completion(logprobs=True), "logprobs must be a whole number from 0 to 100, got True"),
         (completion(top_logprobs=3), "top_logprobs is called logprobs here"),
         (chat(stream=True), "stream is not supported: results are written to a file; leave it out"),
-        (chat(tools=[{"type": "function"}]), "tools is not supported: detgen does not read calls of tools"),
+        (chat(tools=[{"type": "function"}]), "tools is not supported: detgen does not parse tool calls"),
         (chat(tool_choice="required"), "tool_choice is not supported"),
         (chat(response_format={"type": "json_object"}), "response_format is not supported: detgen does not hold"),
-        (chat(modalities=["text", "audio"]), "modalities is not supported: detgen writes text alone"),
-        (chat(audio={"voice": "v"}), "audio is not supported: detgen writes text alone"),
+        (chat(modalities=["text", "audio"]), "modalities is not supported: detgen writes only text"),
+        (chat(audio={"voice": "v"}), "audio is not supported: detgen writes only text"),
         (completion(suffix="s"), "suffix is not supported"),
         (completion(echo=True), "echo is not supported"),
         (completion(best_of=2), "best_of is not supported"),
@@ -153,9 +153,9 @@ def test_a_request_that_cannot_run_says_why(tmp_path: Path, line: dict[str, Any]
 def test_an_empty_id_is_an_id(tmp_path: Path) -> None:
     items = read(write(tmp_path, "p.jsonl", "\n".join(json.dumps({**chat(n=n), "custom_id": ""}) for n in (0, 1))))
     assert [item.id for item in items] == ["", ""]
-    assert [item.error[:40] for item in items if isinstance(item, BadLine)] == [
-        "p.jsonl:1: n must be a whole number of a",
-        "p.jsonl:2: custom_id '' is that of line ",
+    assert [item.error[:45] for item in items if isinstance(item, BadLine)] == [
+        "p.jsonl:1: n must be a whole number of at lea",
+        "p.jsonl:2: custom_id '' is also that of line ",
     ]
 
 
@@ -190,9 +190,9 @@ def test_an_id_that_comes_again_is_an_error_with_the_first_line(tmp_path: Path, 
     items = read(write(tmp_path, name, data))
     assert [item.id for item in items] == ids
     assert {item.line: item.error for item in items if isinstance(item, BadLine)} == {
-        3: f"{name}:3: custom_id 'a' is that of line 1, too; a batch has each once",
-        5: f"{name}:5: custom_id 'b' is that of line 2, too; a batch has each once",
-        6: f"{name}:6: custom_id 'a' is that of line 1, too; a batch has each once",
+        3: f"{name}:3: custom_id 'a' is also that of line 1; a batch may have each only once",
+        5: f"{name}:5: custom_id 'b' is also that of line 2; a batch may have each only once",
+        6: f"{name}:6: custom_id 'a' is also that of line 1; a batch may have each only once",
     }
     assert not any(isinstance(item, BadLine) for item in read(tmp_path / name, limit=2))
 

@@ -54,11 +54,11 @@ def test_messages_are_carried_as_they_are(tmp_path: Path, message: dict[str, Any
         ),
         (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]},
-            "messages[1].content[1].type must be 'text', got 'image_url'; detgen reads text alone",
+            "messages[1].content[1].type must be 'text', got 'image_url'; detgen reads only text",
         ),
         (
             {"role": "user", "content": [{"text": "a"}]},
-            "messages[1].content[0].type must be 'text', got nothing; detgen reads text alone",
+            "messages[1].content[0].type must be 'text', got nothing; detgen reads only text",
         ),
         (
             {"role": "user", "content": [{"type": "text", "text": 3}]},
@@ -100,7 +100,7 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
             "continue_final_message needs a last message of the assistant that has a text",
         ),
         ({"tool_choice": "required"}, "tool_choice is not supported: detgen cannot make a model call a tool; "),
-        ({"add_generation_prompt": False}, "add_generation_prompt is not supported but as true here: "),
+        ({"add_generation_prompt": False}, "add_generation_prompt is supported only as true here: "),
     ],
 )
 def test_wrong_settings_of_a_chat_are_refused(tmp_path: Path, keys: dict[str, Any], reason: str) -> None:

@@ -21,8 +21,7 @@ from detgen.cli import app
 from detgen.engine.request import Request
 from detgen.errors import PromptsError
 from detgen.prompts import BadLine, open_prompts
-from detgen.prompts.array import array_elements
-from detgen.prompts.record_values import LONGEST
+from detgen.prompts.array import LONGEST, array_elements
 
 LIMIT = 1 << 20
 SAID = "longer than 64 MiB, the most that is read; shorten the prompt, or divide it"

@@ -10,9 +10,8 @@ import pytest
 
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts import BadLine
-from detgen.prompts.record import parse_record
+from detgen.prompts.record import parse_record, parse_score
 from detgen.prompts.schema import prompt_schema, score_schema
-from detgen.prompts.score_records import parse_score
 
 jsonschema = pytest.importorskip("jsonschema")
 SAMPLES = Path(__file__).parents[2] / "sample_prompts"
@@ -25,7 +24,7 @@ def fits(schema: dict[str, Any], line: dict[str, Any]) -> bool:
 
 
 def runs(parse: Any, line: dict[str, Any], **options: Any) -> bool:
-    found = parse(line, index=0, line=1, name="p", defaults=SamplingParams(), number=1, **options)
+    found = parse(line, index=0, line=1, defaults=SamplingParams(), number=1, **options)
     return not isinstance(found, BadLine)
 
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.fakes import Watcher, content, go, lines, manifest_of, stopping_at
 
 from detgen.params import SamplingParams
-from detgen.prompts.seeds import line_seed
+from detgen.prompts.source import line_seed
 
 WARM = SamplingParams(max_tokens=3, temperature=1.0, seed=7)
 

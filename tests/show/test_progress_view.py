@@ -6,19 +6,19 @@ import time
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from detgen.progress import Progress
 from detgen.show.progress_view import LiveDisplay, PlainDisplay, QuietDisplay, open_display
+from detgen.show.screen import Screen
 
 PROGRESS = Progress(12, 64, "prompts", 6.0, figures=("100 tokens/s", "16 live"))
 
 
-def console(*, terminal: bool = False) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=100, highlight=False, legacy_windows=False)
+def console(*, terminal: bool = False) -> Screen:
+    return Screen(file=io.StringIO(), force_terminal=terminal, width=100, highlight=False, legacy_windows=False)
 
 
-def written(to: Console) -> str:
+def written(to: Screen) -> str:
     assert isinstance(to.file, io.StringIO)
     return to.file.getvalue()
 

@@ -14,7 +14,7 @@ from helpers.reading import DEFAULTS, read, write
 from detgen.engine.request import Request
 from detgen.prompts import open_prompts
 from detgen.prompts.notices import Notices
-from detgen.prompts.seeds import line_seed
+from detgen.prompts.source import line_seed
 
 
 def ids(path: Path | str, limit: int | None = None) -> list[str | int]:
