@@ -18,6 +18,7 @@ from detgen.report.streaming import Fields
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})  # categories that are not seen, or move what is seen
 _SHOWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
+_MOST_NAME = 1000  # characters of a text on one line
 
 
 class Texts:
@@ -92,7 +93,10 @@ class Texts:
         """The tokens of a prompt; None if they are not known."""
         if self._tokenizer is None:
             return None
-        found: list[int] = self._tokenizer.encode(prompt).ids
+        try:
+            found: list[int] = self._tokenizer.encode(prompt).ids
+        except TypeError:  # half a character, which no run reads
+            return None
         return found
 
     def _read_chunks(self, folder: Path) -> None:
@@ -117,8 +121,18 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def share(part: float, whole: float) -> str:
+    """A share in percent; a dash where there is nothing to share."""
+    return f"{part / whole:.1%}" if whole else "–"
+
+
 def visible(text: str) -> str:
-    """A text on one line in which nothing is hidden: line ends as arrows, what cannot be seen by its number."""
+    """A text on one line in which nothing is hidden: line ends as arrows, what cannot be seen by its number.
+
+    A text that is too long for a line is cut.
+    """
+    if len(text) > _MOST_NAME:
+        text = f"{text[: _MOST_NAME - 1]}…"
     return "".join(_SHOWN.get(c) or (_escaped(c) if unicodedata.category(c) in _HIDDEN else c) for c in text)
 
 

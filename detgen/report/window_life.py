@@ -10,6 +10,11 @@ from operator import itemgetter
 from detgen.report.streaming import Fields
 from detgen.report.texts import Texts, counted, visible
 
+MOST_ROUNDS = 60  # of the stairs
+MOST_ROW = 48  # positions of one of them
+_ACROSS = 24  # positions of a flight of them
+BOXES = 8  # drafted tokens of a window that is drawn
+
 # What became of a token, as the page shows it: a sign, and a word.
 SIGNS = {
     "accepted": ("✓", "accepted"),
@@ -148,6 +153,31 @@ def rounds_of(records: Iterable[Fields], texts: Texts) -> list[Round]:
         cells = found[-1].cells
         before = next((cell.text for cell in reversed(cells) if cell.token is not None), before)
     return found
+
+
+def instructive(rounds: list[Round]) -> Round | None:
+    """The round that shows most: drafts that stand, one that is wrong, and some behind it; None if nobody drafted."""
+    return max(
+        (r for r in rounds if r.drafted),
+        key=lambda r: (
+            bool(r.accepted) + bool(r.wrong) + bool(r.behind),
+            len(r.drafted) <= BOXES,
+            min(len(r.drafted), BOXES),
+            -r.number,
+        ),
+        default=None,
+    )
+
+
+def stairs(rounds: list[Round]) -> list[list[Round]]:
+    """The first rounds in flights that are narrow enough for a small screen."""
+    flights: list[list[Round]] = []
+    for one in rounds[:MOST_ROUNDS]:
+        if flights and one.cells[-1].position - flights[-1][0].cells[0].position < _ACROSS:
+            flights[-1].append(one)
+        else:
+            flights.append([one])
+    return flights
 
 
 def shown(token: object, texts: Texts) -> str:
