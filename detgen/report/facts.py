@@ -1,25 +1,18 @@
-"""What a page says in words: whether the output is guaranteed, how far the run is, what its windows did."""
+"""What ran, as the manifest says it: whether its output is guaranteed, how far it is, and its settings."""
 
 from __future__ import annotations
 
-import json
-from typing import NamedTuple
+from typing import Any
 
+from detgen.params import SamplingParams
 from detgen.report.reporting import Report
-from detgen.report.tables import MOST_TOKENS
-from detgen.report.texts import counted, harmless
-from detgen.report.window_life import Cell, Round
+from detgen.report.streaming import Fields
+from detgen.report.tables import Table
+from detgen.report.words import counted
 
-MOST_TEXT = 20_000  # characters of a text
-
-
-class Window(NamedTuple):
-    """A row of the table of windows: one round, or several in which nobody drafted."""
-
-    rounds: str
-    drafter: str
-    cells: list[Cell]
-    said: str
+_DEFAULTS = {**dict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
+# What settings mean that are not given.
+_UNSET = {"draft_tokens": "auto", "threads": "torch's choice", "kv_memory": "a share of what was free"}
 
 
 def guarantee(report: Report) -> tuple[str, list[str]]:
@@ -63,27 +56,60 @@ def status(report: Report) -> list[str]:
     ]
 
 
-def windows(rounds: list[Round]) -> tuple[list[Window], int]:
-    """The rounds of a sample as rows, those in which nobody drafted together; and how many rounds are left out."""
-    found: list[Window] = []
-    cells = 0
-    for i, shown in enumerate(rounds):
-        cells += len(shown.cells)
-        if cells > MOST_TOKENS:
-            return found, len(rounds) - i
-        if shown.drafted or not i or rounds[i - 1].drafted:
-            found.append(Window(str(shown.number), shown.drafter, shown.cells, shown.said()))
-            continue
-        first = found[-1].rounds.partition("–")[0]
-        if shown.cells[0].status == "unverified":
-            said = "The pass of each of these rounds chose one token; nothing is promised of these."
-        else:
-            said = "Nobody drafted in these rounds. The canonical pass of each chose one token."
-        found[-1] = Window(f"{first}–{shown.number}", shown.drafter, [*found[-1].cells, *shown.cells], said)
-    return found, 0
+def run(manifest: Fields) -> Table:
+    """What was run."""
+    profile, given, draft = manifest["profile"], manifest["input"], manifest["draft"]
+    target = profile["target"]
+    quant = "" if target["quant"] == "none" else f", quantized: {target['quant']}"
+    rows = [
+        ("target model", target["name"]),
+        ("digest of its files", target["digest"]),
+        ("number format", f"{profile['dtype']}{quant}"),
+        ("arithmetic", profile["arithmetic"]),
+        ("draft model", "none" if draft is None else f"{draft['name']}, {draft['digest']}"),
+        ("input", f"{given['path']} ({given['format']})"),
+        ("SHA-256 of the input", given["sha256"]),
+        ("detgen", manifest["detgen"]),
+        ("begun", manifest["created"]),
+        ("status", manifest["status"]),
+    ]
+    rows += [
+        (f"profile: {name}", _plain(value))
+        for name, value in profile.items()
+        if name not in ("target", "dtype", "arithmetic")
+    ]
+    rows += [(f"SHA-256 of {name}", known["sha256"]) for name, known in manifest.get("files", {}).items()]
+    return Table("run", "The run", ("what", "value"), rows)
 
 
-def text_of(text: object) -> str:
-    """A text as the page shows it."""
-    whole = harmless(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, indent=1))
-    return whole if len(whole) <= MOST_TEXT else f"{whole[:MOST_TEXT]}\n[{len(whole) - MOST_TEXT:,} more characters]"
+def parameters(manifest: Fields) -> Table:
+    """How tokens were chosen."""
+    rows = [
+        (name, _plain(value), "yes" if _plain(value) == _plain(_DEFAULTS[name]) else "no")
+        for name, value in manifest["parameters"].items()
+    ]
+    return Table("parameters", "Parameters of the run", ("parameter", "value", "default"), rows)
+
+
+def settings(manifest: Fields) -> Table:
+    """How the engine was set."""
+    rows = [(name, setting(name, value)) for name, value in manifest["settings"].items()]
+    return Table("settings", "Settings of the engine, which change no output", ("setting", "value"), rows)
+
+
+def setting(name: str, value: Any) -> str:
+    """A setting in words."""
+    return _UNSET.get(name, "none") if value is None else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    """A value of a manifest in words."""
+    if value is None or value in ([], ()):
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value[:20])) + (", ..." if len(value) > 20 else "")
+    return str(value)

@@ -14,7 +14,7 @@ from detgen.outputs import open_plain
 from detgen.outputs.directory import Directory
 from detgen.report import facts, tables, window_life
 from detgen.report.reporting import Report
-from detgen.report.texts import counted, harmless, share, visible
+from detgen.report.words import counted, harmless, share, text_of, visible
 
 MARK = '<meta name="generator" content="detgen report">'  # by which a page is known as one
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -76,7 +76,7 @@ def _template() -> Template:
         lstrip_blocks=True,
         finalize=_harmless,
     )
-    environment.filters.update(n="{:,}".format, of=counted, share=share, visible=visible, text=facts.text_of)
+    environment.filters.update(n="{:,}".format, of=counted, share=share, visible=visible, text=text_of)
     environment.globals.update(
         mark=Markup(MARK),
         style=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from detgen.engine.chunks import chunks_of
-from detgen.params import SamplingParams
 from detgen.report.counting import DEPTHS, HALVES, LOWEST, MOST_COMMITTED, STRETCH, THRESHOLDS
 from detgen.report.output_lines import Lines
 from detgen.report.reporting import Report, Shown
 from detgen.report.run_comparison import Comparison
 from detgen.report.streaming import Fields
-from detgen.report.texts import Texts, share
-from detgen.report.window_life import shown
+from detgen.report.texts import Texts
+from detgen.report.window_life import MOST_TOKENS, shown
+from detgen.report.words import share
 
-MOST_TOKENS = 1000  # of a request's tables
 MOST_CHUNKS = 200  # of a request of a thinking model
 
 _COUNTED = ("rounds", "drafted", "accepted", "corrected", "rolled_back", "bonus", "plain", "unverified")
 _MOST_STRETCHES = 16  # of the table of them
 _MOST_KINDS = 20  # of errors, or thoughts
-_DEFAULTS = {**dict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
-# What settings mean that are not given.
-_UNSET = {"draft_tokens": "auto", "threads": "torch's choice", "kv_memory": "a share of what was free"}
 _REASONS = {"length": "length: the limit of tokens", "stop": "stop: the end of the text, or a stop string"}
 
 
@@ -58,65 +54,6 @@ class Table:
     def numeric(self) -> set[int]:
         """The columns of numbers."""
         return {i for row in self.rows for i, cell in enumerate(row) if isinstance(cell, int | float)}
-
-
-def run(manifest: Fields) -> Table:
-    """What was run."""
-    profile, given, draft = manifest["profile"], manifest["input"], manifest["draft"]
-    target = profile["target"]
-    quant = "" if target["quant"] == "none" else f", quantized: {target['quant']}"
-    rows = [
-        ("target model", target["name"]),
-        ("digest of its files", target["digest"]),
-        ("number format", f"{profile['dtype']}{quant}"),
-        ("arithmetic", profile["arithmetic"]),
-        ("draft model", "none" if draft is None else f"{draft['name']}, {draft['digest']}"),
-        ("input", f"{given['path']} ({given['format']})"),
-        ("SHA-256 of the input", given["sha256"]),
-        ("detgen", manifest["detgen"]),
-        ("begun", manifest["created"]),
-        ("status", manifest["status"]),
-    ]
-    rows += [
-        (f"profile: {name}", plain(value))
-        for name, value in profile.items()
-        if name not in ("target", "dtype", "arithmetic")
-    ]
-    rows += [(f"SHA-256 of {name}", known["sha256"]) for name, known in manifest.get("files", {}).items()]
-    return Table("run", "The run", ("what", "value"), rows)
-
-
-def parameters(manifest: Fields) -> Table:
-    """How tokens were chosen."""
-    rows = [
-        (name, plain(value), "yes" if plain(value) == plain(_DEFAULTS[name]) else "no")
-        for name, value in manifest["parameters"].items()
-    ]
-    return Table("parameters", "Parameters of the run", ("parameter", "value", "default"), rows)
-
-
-def settings(manifest: Fields) -> Table:
-    """How the engine was set."""
-    rows = [(name, setting(name, value)) for name, value in manifest["settings"].items()]
-    return Table("settings", "Settings of the engine, which change no output", ("setting", "value"), rows)
-
-
-def setting(name: str, value: Any) -> str:
-    """A setting in words."""
-    return _UNSET.get(name, "none") if value is None else plain(value)
-
-
-def plain(value: Any) -> str:
-    """A value of a manifest in words."""
-    if value is None or value in ([], ()):
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {plain(part)}" for name, part in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(plain, value[:20])) + (", ..." if len(value) > 20 else "")
-    return str(value)
 
 
 def pace(report: Report) -> list[Table]:

@@ -7,7 +7,6 @@ files: transformers makes their tokenizers of what their headers say.
 from __future__ import annotations
 
 import json
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,6 @@ from detgen.errors import DEMO, EngineError
 from detgen.interruption import interrupted_later
 from detgen.models.folders import local_place
 from detgen.report.streaming import Fields
-
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})  # categories that are not seen, or move what is seen
-_SHOWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
-_MOST_NAME = 1000  # characters of a text on one line
 
 
 class Texts:
@@ -114,35 +109,6 @@ class Texts:
         except (OverflowError, TypeError):  # no ids of a vocabulary
             return None
         return found
-
-
-def counted(count: int, word: str) -> str:
-    """So many of something: "1 token", "2 tokens"."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def share(part: float, whole: float) -> str:
-    """A share in percent; a dash where there is nothing to share."""
-    return f"{part / whole:.1%}" if whole else "–"
-
-
-def visible(text: str) -> str:
-    """A text on one line in which nothing is hidden: line ends as arrows, what cannot be seen by its number.
-
-    A text that is too long for a line is cut.
-    """
-    if len(text) > _MOST_NAME:
-        text = f"{text[: _MOST_NAME - 1]}…"
-    return "".join(_SHOWN.get(c) or (_escaped(c) if unicodedata.category(c) in _HIDDEN else c) for c in text)
-
-
-def harmless(text: str) -> str:
-    """A text of several lines in which nothing is hidden but its line ends and tabs."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _escaped(c) for c in text)
-
-
-def _escaped(c: str) -> str:
-    return ascii(c)[1:-1]
 
 
 def _folder(model: str | None) -> Path | None:

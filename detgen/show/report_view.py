@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from detgen.report.reporting import Report
-from detgen.report.texts import counted
+from detgen.report.words import counted
 from detgen.show.screen import open_output, plain, size
 
 

@@ -11,7 +11,7 @@ from helpers.pages import read_page
 
 from detgen.report.page import render
 from detgen.report.reporting import read_report
-from detgen.report.texts import harmless, visible
+from detgen.report.words import harmless, visible
 
 TAGS = [
     "html",

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from detgen.report.facts import windows
-from detgen.report.tables import MOST_TOKENS
 from detgen.report.texts import Texts
-from detgen.report.window_life import MOST_ROUNDS, Round, instructive, rounds_of, stairs
+from detgen.report.window_life import MOST_ROUNDS, MOST_TOKENS, Round, instructive, rounds_of, stairs, windows
 
 NAMELESS = Texts({"model": "/nowhere/model", "profile": {"target": {"name": "a model"}}})
 
