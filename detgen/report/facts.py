@@ -1,59 +1,16 @@
-"""What ran, as the manifest says it: whether its output is guaranteed, how far it is, and its settings."""
+"""What ran, as the manifest says it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from detgen.params import SamplingParams
-from detgen.report.reporting import Report
 from detgen.report.streaming import Fields
 from detgen.report.tables import Table
-from detgen.report.words import counted
 
 _DEFAULTS = {**dict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
 # What settings mean that are not given.
 _UNSET = {"draft_tokens": "auto", "threads": "torch's choice", "kv_memory": "a share of what was free"}
-
-
-def guarantee(report: Report) -> tuple[str, list[str]]:
-    """Whether the output is guaranteed, and why."""
-    manifest, unverified = report.manifest, report.counts.drafts().total().unverified
-    profile = manifest["profile"]
-    said = [
-        "The same prompts, model files and parameters give the same bytes again, whatever the batch size, the order of"
-        " the prompts, the drafter, the number of threads, or interruptions. Each token that was kept was chosen by"
-        " the canonical pass, in which a token's result does not depend on what else is computed beside it."
-    ]
-    if "versions" in profile:
-        named = [f"{name} {version}" for name, version in profile["versions"].items()]
-        named += [f"the device {profile['device']}"] if "device" in profile else []
-        said.append(
-            f"This holds for the profile of the run, which names {', '.join(named)}: elsewhere, other rounding may"
-            " choose another token where two are nearly tied."
-        )
-    else:
-        said.append(
-            f"The profile names the arithmetic ({profile['arithmetic']}), the weights and the number format, and no"
-            " processor: another machine gives the same bytes."
-        )
-    if unverified:
-        said.append(f"Of unverified requests: {counted(unverified, 'token')}; nothing is promised of these.")
-    return ("Yes, but for unverified requests" if unverified else "Yes"), said
-
-
-def status(report: Report) -> list[str]:
-    """What there is to know of a run that has not finished; nothing if it has."""
-    manifest = report.manifest
-    if manifest["status"] == "finished":
-        return []
-    state = "was interrupted" if manifest["status"] == "interrupted" else "is going on, or ended by a crash"
-    total = manifest["input"]["prompts"]
-    of = "" if total is None else f" of {total:,}"
-    return [
-        f"This run {state}: the page shows the prompts whose lines are written, {report.lines.prompts:,}{of}.",
-        f"Its store has {counted(report.kept or 0, 'finished sample')}. Run the same command again to resume; then"
-        " make the page again.",
-    ]
 
 
 def run(manifest: Fields) -> Table:

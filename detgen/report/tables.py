@@ -57,9 +57,9 @@ class Table:
 
 
 def pace(report: Report) -> list[Table]:
-    """How many tokens a round gave: in all, by round, and along the completions."""
+    """How many tokens a round gave: in all, by round, and along the completions; none where each gave one."""
     rounds, committed = report.counts.verified()
-    if not rounds:
+    if rounds == committed:
         return []
     found = [
         Table("passes", "Rounds that the texts took", ("", "rounds"), _bars(
@@ -136,8 +136,9 @@ def margins(report: Report) -> list[Table]:
     for record in counts.closest:
         line = report.lines.places.read((record["index"], record["sample"]))
         closest.append(
-            (record["margin"], sample((line or record).get("id"), record["sample"]), record["position"],
-             shown(record["token"], report.texts), shown(record["drafted"], report.texts) or None,
+            (record["margin"], sample(record["index"] if line is None else line["id"], record["sample"]),
+             record["position"], shown(record["token"], report.texts),
+             shown(record["drafted"], report.texts) or None,
              _runner_up(line, record, report) or "not recorded")
         )  # fmt: skip
     return [
@@ -239,7 +240,7 @@ def differences(found: Comparison, texts: Texts) -> list[Table]:
     total = found.kinds.total()
     tables = [
         Table("kinds", "How samples differ", ("a sample …", "samples"), found.kinds.most_common()),
-        Table("first", "Positions of the first different token; behind it, the texts have gone separate ways",
+        Table("first", "Where the first different token is",
               ("position", "samples"), first),
         Table("differing", f"{'The first ' if total > len(each) else ''}{len(each)} of {total:,} samples that differ,"
               " in the order of the input; where a margin is small, rounding can decide",

@@ -14,7 +14,7 @@ from detgen.report.words import counted, visible
 
 MOST_TOKENS = 1000  # of a request that are shown one by one, or in words
 MOST_ROUNDS = 60  # of the stairs
-MOST_ROW = 48  # positions of one of them
+LEAST_ROW, MOST_ROW = 12, 48  # positions of one of them
 _ACROSS = 24  # positions of a flight of them
 BOXES = 8  # drafted tokens of a window that is drawn
 

@@ -97,6 +97,16 @@ def test_it_prints(page: Path, tmp_path: Path) -> None:
     assert path.stat().st_size > 10_000
 
 
+def test_what_is_folded_is_printed(page: Path, tmp_path: Path) -> None:
+    sizes = []
+    for name, rule in (("as it is", "details::details-content"), ("folded", "details::nothing")):
+        copy, path = tmp_path / f"{name}.html", tmp_path / f"{name}.pdf"
+        copy.write_text(page.read_text().replace("details::details-content", rule))
+        browse(copy, f"--print-to-pdf={path}")
+        sizes.append(path.stat().st_size)
+    assert sizes[0] > 1.2 * sizes[1]
+
+
 def test_nothing_of_a_run_takes_effect(hostile: Path, tmp_path: Path) -> None:
     """Not even where a browser follows no policy: no script runs, nothing is added, and all is as it was meant."""
     page = tmp_path / "hostile.html"

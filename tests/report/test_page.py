@@ -313,3 +313,15 @@ def test_the_same_folder_gives_the_same_bytes(finished: Path, tmp_path: Path) ->
     assert sizes == [(tmp_path / "a.html").stat().st_size] * 3
     check_place(tmp_path / "a.html")  # a page may be written over
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "b.html"]
+
+
+def test_a_profile_that_names_versions_promises_nothing_elsewhere(out: Path) -> None:
+    def words(**profile: object) -> str:
+        manifest = json.loads((out / "manifest.json").read_text())
+        manifest["profile"] |= profile
+        (out / "manifest.json").write_text(json.dumps(manifest))
+        return " ".join(read_page(render(read_report(out))).one("section", **{"aria-labelledby": "words"}).text.split())
+
+    assert "no processor: another machine gives the same bytes." in words()
+    versions = words(versions={"torch": "2.12", "triton": "<b>"}, device="a GPU")
+    assert "names torch 2.12, triton <b>, the device a GPU: elsewhere, other rounding may choose" in versions
