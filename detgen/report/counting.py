@@ -110,6 +110,11 @@ class Counts:
             found[NAMES[i]] = DrafterStats(rounds=int(self.rounds[i]), drafted=drafted, **number)
         return found
 
+    def verified(self) -> tuple[int, int]:
+        """Rounds that a guarantee holds for, and the tokens that they committed."""
+        total = self.drafts().total()
+        return total.rounds - total.unverified, total.accepted + total.corrected + total.bonus + total.plain
+
     def by_depth(self) -> dict[str, list[tuple[int, int]]]:
         """For each drafter that drafted: tokens drafted and accepted at each place in the draft, from the first on."""
         found = {}

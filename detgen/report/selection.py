@@ -1,4 +1,4 @@
-"""Which requests are shown window by window: those that are asked for, or one for each of a few rules."""
+"""Which requests are shown window by window: those that are asked for, or three that rules choose."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Chosen:
     why: list[str] = field(default_factory=list)
     records: list[Fields] = field(default_factory=list)
 
+
+_FIRST = ("the first of the run", "the second of the run", "the third of the run")  # as many as are shown
 
 _Score = Callable[[Entries], np.ndarray]
 
@@ -64,18 +66,19 @@ class Choosing:
     def __init__(self, asked: list[Key], thoughtful: Key | None = None) -> None:
         self._asked = {key: Chosen(key, ["asked for by its id"]) for key in asked}
         self._thoughtful = Chosen(thoughtful, ["the one with the most thoughts"]) if thoughtful else None
-        never = -np.inf
+        self._first: list[Chosen] = []
         self._rules = [
-            _Rule("the first of the run", lambda e: np.zeros(len(e.samples)), never),
             _Rule("the one with the most tokens thrown away", thrown_away, 0),
+            _Rule("the one with the closest tie", _closeness, -np.inf),
             _Rule("the one with the most drafted tokens accepted in one round", longest_accepted, 1),
-            _Rule("the one with the closest tie", _closeness, never),
         ]
 
     def see(self, entries: Entries) -> None:
         """Look at the entries of some samples."""
         wanted = dict(self._asked)
         if not self._asked:
+            for number, why in enumerate(_FIRST[len(self._first) :][: len(entries.samples)]):
+                self._first.append(Chosen(entries.key(number), [why], entries.of_sample(number)))
             for rule in self._rules:
                 rule.see(entries)
             if self._thoughtful is not None:
@@ -85,11 +88,11 @@ class Choosing:
                 chosen.records = entries.of_sample(number)
 
     def chosen(self) -> list[Chosen]:
-        """The samples to be shown: as asked, or in the order of the rules, each once."""
+        """The samples to be shown: as asked, or the first three in the order of the rules, each once."""
         if self._asked:
             return list(self._asked.values())
         found: dict[Key, Chosen] = {}
-        for one in (*(rule.chosen for rule in self._rules), self._thoughtful):
+        for one in (self._thoughtful, *self._first[:1], *(rule.chosen for rule in self._rules), *self._first[1:]):
             if one is not None:
                 found.setdefault(one.key, Chosen(one.key, [], one.records)).why.extend(one.why)
-        return list(found.values())
+        return list(found.values())[: len(_FIRST)]

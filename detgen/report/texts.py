@@ -7,7 +7,6 @@ files: transformers makes their tokenizers of what their headers say.
 from __future__ import annotations
 
 import json
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ from detgen.errors import DEMO, EngineError
 from detgen.interruption import interrupted_later
 from detgen.models.folders import local_place
 from detgen.report.streaming import Fields
-
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})  # categories that are not seen, or move what is seen
-_SHOWN = {"\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 class Texts:
@@ -92,7 +88,10 @@ class Texts:
         """The tokens of a prompt; None if they are not known."""
         if self._tokenizer is None:
             return None
-        found: list[int] = self._tokenizer.encode(prompt).ids
+        try:
+            found: list[int] = self._tokenizer.encode(prompt).ids
+        except TypeError:  # half a character, which no run reads
+            return None
         return found
 
     def _read_chunks(self, folder: Path) -> None:
@@ -110,25 +109,6 @@ class Texts:
         except (OverflowError, TypeError):  # no ids of a vocabulary
             return None
         return found
-
-
-def counted(count: int, word: str) -> str:
-    """So many of something: "1 token", "2 tokens"."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
-def visible(text: str) -> str:
-    """A text on one line in which nothing is hidden: line ends as arrows, what cannot be seen by its number."""
-    return "".join(_SHOWN.get(c) or (_escaped(c) if unicodedata.category(c) in _HIDDEN else c) for c in text)
-
-
-def harmless(text: str) -> str:
-    """A text of several lines in which nothing is hidden but its line ends and tabs."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else _escaped(c) for c in text)
-
-
-def _escaped(c: str) -> str:
-    return ascii(c)[1:-1]
 
 
 def _folder(model: str | None) -> Path | None:

@@ -6,9 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from detgen.report.streaming import Fields
-from detgen.report.texts import Texts, counted, visible
+from detgen.report.texts import Texts
+from detgen.report.words import counted, visible
+
+MOST_TOKENS = 1000  # of a request that are shown one by one, or in words
+MOST_ROUNDS = 60  # of the stairs
+LEAST_ROW, MOST_ROW = 12, 48  # positions of one of them
+_ACROSS = 24  # positions of a flight of them
+BOXES = 8  # drafted tokens of a window that is drawn
 
 # What became of a token, as the page shows it: a sign, and a word.
 SIGNS = {
@@ -133,6 +141,15 @@ class Round:
         return f"{drafts} {all_stand}, and the text ends there."
 
 
+class Window(NamedTuple):
+    """A row of the table of windows: one round, or several in which nobody drafted."""
+
+    rounds: str
+    drafter: str
+    cells: list[Cell]
+    said: str
+
+
 def rounds_of(records: Iterable[Fields], texts: Texts) -> list[Round]:
     """The rounds of a sample.
 
@@ -148,6 +165,51 @@ def rounds_of(records: Iterable[Fields], texts: Texts) -> list[Round]:
         cells = found[-1].cells
         before = next((cell.text for cell in reversed(cells) if cell.token is not None), before)
     return found
+
+
+def instructive(rounds: list[Round]) -> Round | None:
+    """The round that shows most: drafts that stand, one that is wrong, and some behind it; None if nobody drafted."""
+    return max(
+        (r for r in rounds if r.drafted),
+        key=lambda r: (
+            bool(r.accepted) + bool(r.wrong) + bool(r.behind),
+            len(r.drafted) <= BOXES,
+            min(len(r.drafted), BOXES),
+            -r.number,
+        ),
+        default=None,
+    )
+
+
+def stairs(rounds: list[Round]) -> list[list[Round]]:
+    """The first rounds in flights that are narrow enough for a small screen."""
+    flights: list[list[Round]] = []
+    for one in rounds[:MOST_ROUNDS]:
+        if flights and one.cells[-1].position - flights[-1][0].cells[0].position < _ACROSS:
+            flights[-1].append(one)
+        else:
+            flights.append([one])
+    return flights
+
+
+def windows(rounds: list[Round]) -> tuple[list[Window], int]:
+    """The rounds of a sample as rows, those in which nobody drafted together; and how many rounds are left out."""
+    found: list[Window] = []
+    cells = 0
+    for i, one in enumerate(rounds):
+        cells += len(one.cells)
+        if cells > MOST_TOKENS:
+            return found, len(rounds) - i
+        if one.drafted or not i or rounds[i - 1].drafted:
+            found.append(Window(str(one.number), one.drafter, one.cells, one.said()))
+            continue
+        first = found[-1].rounds.partition("–")[0]
+        if one.cells[0].status == "unverified":
+            said = "The pass of each of these rounds chose one token; nothing is promised of these."
+        else:
+            said = "Nobody drafted in these rounds. The canonical pass of each chose one token."
+        found[-1] = Window(f"{first}–{one.number}", one.drafter, [*found[-1].cells, *one.cells], said)
+    return found, 0
 
 
 def shown(token: object, texts: Texts) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from helpers.checks import Silent
+from helpers.hostile import ALL, HOSTILE
 
 from detgen import Engine, EngineConfig, SamplingParams
 from detgen.outputs.manifest import FILES
+from detgen.report.texts import Texts
 from detgen.run import RunConfig, run
 
 LINES: list[dict[str, Any]] = [
@@ -71,11 +73,37 @@ def rewrite() -> Rewrite:
         for name in FILES:
             known = manifest["files"][name]
             lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-            data = "".join(
-                json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in change(name, lines)
-            )
+            data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in change(name, lines))
             (folder / name).write_text(data)
             known.update(sha256=hashlib.sha256(data.encode()).hexdigest(), bytes=len(data.encode()))
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
     return rewrite
+
+
+@pytest.fixture
+def hostile(out: Path, rewrite: Rewrite, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that has it everywhere: the tokenizer, too, gives it as the text of each token."""
+
+    def change(name: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for line in lines:
+            text = HOSTILE[line["index"] % len(HOSTILE)]
+            line["id"] = f"{line['id']} {text}"
+            if "error" in line:
+                line["error"] += ALL
+            elif name == "outputs.jsonl":
+                line.update(text=f"{text}\n{ALL}", prompt=f"{ALL}\n{text}", finish_reason=line["finish_reason"])
+                line["thoughts"] = [[0, ALL]]
+        return lines
+
+    rewrite(out, change)
+    manifest = json.loads((out / "manifest.json").read_text())
+    whole = ALL.replace("\ud800", "").replace("\udfff", "")  # half a character is refused where a manifest is read
+    manifest["input"]["path"] = whole
+    manifest["profile"]["target"]["name"] = HOSTILE[-1] + whole
+    manifest["profile"]["arithmetic"] = whole
+    manifest["parameters"]["stop"] = [whole, HOSTILE[-1]]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(Texts, "of", lambda self, token: ALL)
+    monkeypatch.setattr(Texts, "check", lambda self, line: None)
+    return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from helpers.gguf_files import made, plain_model
 from tokenizers import Tokenizer, decoders, models
 
 from detgen.errors import DEMO
-from detgen.report.texts import Texts, counted, harmless, visible
+from detgen.report.texts import Texts
 
 
 def manifest(model: str | None = None) -> dict[str, Any]:
@@ -86,15 +85,3 @@ def test_what_a_damaged_line_holds_is_no_token(tmp_path: Path) -> None:
     texts = Texts(manifest())
     for tokens in ([-1], [2**40], ["x"], [None]):
         assert texts.of_all(tokens) is None  # type: ignore[arg-type]
-
-
-def test_nothing_is_hidden() -> None:
-    hidden = "a\x1b[31m\u202e\u200b\x00\ud800\u2028\n\t\r"
-    assert visible(hidden) == r"a\x1b[31m\u202e\u200b\x00\ud800\u2028↵⇥␍"
-    assert harmless(hidden) == "a\\x1b[31m\\u202e\\u200b\\x00\\ud800\\u2028\n\t\\r"
-    assert visible("naïve 硬币 😀") == "naïve 硬币 😀"
-    assert json.loads(json.dumps(visible(hidden)).encode()) == visible(hidden)
-
-
-def test_one_is_not_several() -> None:
-    assert [counted(n, "token") for n in (0, 1, 2, 1000)] == ["0 tokens", "1 token", "2 tokens", "1,000 tokens"]

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from detgen.report.drawing import instructive, stairs, window
-from detgen.report.facts import MOST_TOKENS, windows
-from detgen.report.svg import ticks
 from detgen.report.texts import Texts
-from detgen.report.window_life import Round, rounds_of
+from detgen.report.window_life import MOST_ROUNDS, MOST_TOKENS, Round, instructive, rounds_of, stairs, windows
 
 NAMELESS = Texts({"model": "/nowhere/model", "profile": {"target": {"name": "a model"}}})
 
@@ -67,9 +64,7 @@ def only(records: list[dict[str, Any]]) -> Round:
 def test_a_round_says_what_happened(entries: list[tuple[str, int | None, int | None]], said: str) -> None:
     shown = only(made(*entries))
     assert shown.said() == said
-    assert stairs([shown])
     assert (instructive([shown]) is shown) == (shown.drafted != [])
-    assert window(shown)
 
 
 def test_the_last_committed_token_stands_before_the_next_round() -> None:
@@ -99,8 +94,13 @@ def test_rounds_without_drafts_share_a_row_and_long_ones_are_cut() -> None:
     assert [w.rounds for w in windows(rounds_of(mixed, NAMELESS))[0]] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    ("most", "want"), [(0, [0, 1]), (1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (7, [0, 2, 4, 6, 8]), (1234, [0, 500, 1000, 1500])]
-)
-def test_an_axis_has_round_numbers(most: float, want: list[float]) -> None:
-    assert ticks(most) == pytest.approx(want)
+def test_stairs_are_cut_into_flights_that_fit_a_small_screen() -> None:
+    steps = [made(("corrected", 5, 7), *[("rolled_back", None, 8)] * 7, round=i) for i in range(MOST_ROUNDS + 1)]
+    for number, entries in enumerate(steps):
+        for entry in entries:
+            entry["position"] += number
+    long = [*made(*[("accepted", 5, 5)] * 40, round=99), {**made(("plain", 1, None), round=100)[0], "position": 40}]
+    flights = stairs(rounds_of([entry for entries in steps for entry in entries], NAMELESS))
+    assert [r.number for rounds in flights for r in rounds] == list(range(MOST_ROUNDS))
+    assert [len(rounds) for rounds in flights] == [17, 17, 17, 9]
+    assert [len(rounds) for rounds in stairs(rounds_of(long, NAMELESS))] == [1, 1]
