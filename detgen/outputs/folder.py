@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from detgen.errors import OutputError, StoreError
+from detgen.errors import OutputError
 from detgen.outputs.directory import Directory, digest, free_folder, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
 from detgen.outputs.manifest import RESULTS
@@ -280,7 +280,7 @@ class OutputFolder:
         """
         if held:
             return self.path
-        with suppress(OSError, StoreError):
+        with suppress(OSError, OutputError):
             path = free_folder(self.path)
             copy(path / STORE)
             kept = Directory(path)

@@ -17,6 +17,7 @@ from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import OutputError
 from detgen.outputs.directory import digest, write_all, writing
 from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
+from detgen.outputs.folder_store import FolderStore
 from detgen.outputs.holding import FolderLostError
 from detgen.outputs.lines import acceptance_lines, bad_line, dump, echoed, output_line
 from detgen.outputs.samples import Sample, Samples
@@ -90,7 +91,7 @@ class Writer:
 
         `pieces` are those of the target's tokenizer.
         """
-        assert samples.own is not None
+        assert isinstance(samples.own, FolderStore)
         self.totals = Totals()
         self.fresh = Totals()
         self.done = 0
@@ -127,7 +128,7 @@ class Writer:
         """Add the next request; those of its samples that no store has."""
         slot = self._slots[request.index] = _Slot(_short(request), request.samples)
         self._grow(slot, _size(request))
-        found = self._samples.take_own(request)
+        found = self._samples.take_own(request, request.wanted)
         for sample, (entry, made) in found.items():
             slot.entries[sample] = entry
             self._finish(slot, made)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import detgen
+from detgen.cache import store_of_run
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.pieces import pieces_of
@@ -29,10 +30,11 @@ from detgen.outputs import (
     FolderStore,
     OutputFolder,
     Samples,
-    Store,
+    SharedStore,
     Totals,
     Writer,
     differences,
+    differences_in_kind,
     model_stamp,
 )
 from detgen.outputs.folder import DRAFT_STORE, OUTPUTS
@@ -42,7 +44,6 @@ from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
 from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig, ThoughtCounts
 from detgen.run.results import add_results, are_wanted, make_results
-from detgen.run.stores import check_kind, samples_of, shared_store, tell_damaged
 from detgen.run.unloaded import describe, unloaded
 from detgen.run.work import Work
 from detgen.workers.worker_engine import open_workers
@@ -84,14 +85,14 @@ def run(
         ExitStack() as workers,
         _opened(config, observer) as (folder, source, inspection),
         _crashes_noted(folder),
-        shared_store(cache, folder, observer) as shared,
+        store_of_run(cache, folder.path, observer.message) as shared,
         ExitStack() as opened,
     ):
         manifest = _manifest(config, folder, source, inspection)
         former = None if config.overwrite else folder.manifest()
         own = None
         if former is not None:
-            check_kind(folder, former, manifest)
+            _check_kind(folder, former, manifest)
             if former["status"] == "finished":
                 folder.check_finished(former)
                 same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
@@ -119,7 +120,7 @@ def run(
         if former is None:
             folder.clear()
         else:
-            check_kind(folder, former, manifest)
+            _check_kind(folder, former, manifest)
             changed = differences(former, manifest)
             if not changed and former["status"] == "finished":
                 add_results(config, folder, source, former, observer)
@@ -134,11 +135,27 @@ def run(
             own = opened.enter_context(closing(FolderStore(folder, observer.message)))
         if not build_engine and not config.workers:
             describe(engine, manifest["model_stamp"], own, shared)
-        samples = samples_of(own, shared, manifest, source.name, observer, dated=engine.dated)
-        try:
-            return _generate(config, folder, source, inspection, manifest, engine, samples, observer)
-        finally:
-            tell_damaged(folder.store, own.damaged, observer)
+        samples = Samples(own, shared, manifest, source.name, dated=engine.dated)
+        return _generate(config, folder, source, inspection, manifest, engine, samples, observer)
+
+
+def _check_kind(folder: OutputFolder, former: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """Keep what another model, version or command made in a folder from being lost from view.
+
+    Args:
+        folder: the output folder.
+        former: the manifest of the run that it holds.
+        manifest: this run's.
+
+    Raises:
+        RunError: it is such a run.
+    """
+    if found := differences_in_kind(former, manifest):
+        state = "a finished" if former["status"] == "finished" else "an unfinished"
+        raise RunError(
+            f"{folder.path} holds {state} run that differs from this one: {'; '.join(found)}."
+            " Start over with --overwrite, or choose another folder with -o"
+        )
 
 
 def _tell_former(folder: OutputFolder, changed: list[str], own: FolderStore | None, observer: Observer) -> None:
@@ -238,7 +255,7 @@ def _engine(
     source: Prompts,
     manifest: dict[str, Any],
     own: FolderStore | None,
-    shared: Store | None,
+    shared: SharedStore | None,
     observer: Observer,
 ) -> EngineLike:
     """The engine of a run; it is not loaded where the stores have all samples."""

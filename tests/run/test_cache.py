@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -465,7 +466,8 @@ def test_a_chat_with_the_day_in_it_is_of_that_day(tmp_path: Path, monkeypatch: p
     assert go(path, tmp_path / "b", build=dated, cache=cache).reused == 2
     write(path, [{"prompt": "x"}, chat])
     assert go(path, tmp_path / "b", build=dated).resumed == 2
-    monkeypatch.setattr("detgen.run.stores.today", lambda: "2001-01-01")
+    another_day = type("Day", (date,), {"today": staticmethod(lambda: date(2001, 1, 1))})
+    monkeypatch.setattr("detgen.outputs.samples.date", another_day)
     assert go(path, tmp_path / "c", build=dated, cache=cache).reused == 1
 
 
