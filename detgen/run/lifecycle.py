@@ -46,7 +46,7 @@ from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig,
 from detgen.run.results import add_results, are_wanted, make_results
 from detgen.run.unloaded import describe, unloaded
 from detgen.run.work import Work
-from detgen.workers.worker_engine import open_workers
+from detgen.workers.team import open_workers
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
 _SETTINGS = (
