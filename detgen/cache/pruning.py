@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 import detgen
-from detgen.outputs.store import Store, sound
+from detgen.outputs.entries import sound
+from detgen.outputs.store import Store
 
 _BATCH = 1000  # entries to a transaction, so that nobody waits for long
 _PAGES = 4000  # that are given back at a time, likewise

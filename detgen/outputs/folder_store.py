@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from detgen.errors import OutputError, StoreError
-from detgen.outputs.directory import writing
-from detgen.outputs.folder import ASIDE, DRAFT_STORE, OutputFolder
+from detgen.outputs.directory import Directory, free_folder, writing
+from detgen.outputs.folder import ASIDE, DRAFT_STORE, MANIFEST, OutputFolder
 from detgen.outputs.salvaging import salvage
 from detgen.outputs.store import STORE, Store, beside
 
@@ -92,30 +92,26 @@ class FolderStore(Store):
             return
         self._say(f"{self._folder.store} was deleted while the run used it; it is written again")
         with writing(self._folder.store):
-            self._make_draft(self.copy)
+            self._make_draft(self._copy)
             self.db.close()
             self._put_in_place()
         self._reopen()
         self._note_opened()
 
-    @property
-    def held(self) -> bool:
-        """Whether the folder still has it."""
-        return self._has(STORE)
+    def rescue(self) -> Path | None:
+        """Where the samples of a lost folder are: there still, or now in a new one, from which the run can be resumed.
 
-    def copy(self, path: Path) -> None:
-        """Write all of it to a new file, durably.
-
-        Raises:
-            OutputError, OSError: it cannot be written.
+        None if they could not be kept.
         """
-        with self.watched(), closing(sqlite3.connect(path)) as target:
-            self.db.backup(target)
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        if self._has(STORE):
+            return self._folder.path
+        with suppress(OSError, OutputError):
+            path = free_folder(self._folder.path)
+            self._copy(path / STORE)
+            with closing(Directory(path)) as kept:
+                kept.write(MANIFEST, self._folder.latest)
+            return path
+        return None
 
     def close(self) -> None:
         """Close it; nothing stands beside it then, unless something went wrong."""
@@ -127,6 +123,16 @@ class FolderStore(Store):
             if self.whole:
                 self._remove_beside()
                 self._directory.sync()
+
+    def _copy(self, path: Path) -> None:
+        """Write all of it to a new file, durably."""
+        with self.watched(), closing(sqlite3.connect(path)) as target:
+            self.db.backup(target)
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
     def _unusable(self, error: StoreError) -> OutputError:
         self.whole = False

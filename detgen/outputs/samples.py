@@ -9,10 +9,10 @@ from typing import Any
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score
 from detgen.errors import StoreError
-from detgen.outputs.keys import asked_anywhere, asked_here, entry_key, profile_digest
+from detgen.outputs.entries import Entry, asked_anywhere, asked_here, entry_key, profile_digest
 from detgen.outputs.packing import pack, unpacked
 from detgen.outputs.shared_store import SharedStore
-from detgen.outputs.store import Entry, Store
+from detgen.outputs.store import Store
 
 Sample = Completion | Score
 
@@ -65,12 +65,12 @@ class Samples:
                 self._share(made, value)
         return {sample: (entry, made) for sample, (entry, made, _) in found.items()}
 
-    def take_shared(self, request: Request, samples: Sequence[int]) -> list[Sample]:
-        """Those of a request's samples that the shared store has."""
-        if self._shared is None:
-            return []
+    def take_shared(self, request: Request, samples: Sequence[int]) -> dict[int, Sample]:
+        """Those of a request's samples that the shared store has, by number."""
+        if self._shared is None or not samples:
+            return {}
         found = self._take(self._shared, self._shared_keys(request), request, samples)
-        return [made for _, made, _ in found.values()]
+        return {sample: made for sample, (_, made, _) in found.items()}
 
     def _take(
         self, store: Store, keys: list[str], request: Request, samples: Sequence[int]

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from detgen.errors import StoreError
-from detgen.outputs.store import Entry, Store
+from detgen.outputs.entries import Entry
+from detgen.outputs.store import Store
 
 
 class SharedStore(Store):

@@ -7,19 +7,18 @@ do not wait for each other; on a network file system, where WAL has no memory to
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import detgen
 from detgen.errors import StoreError
 from detgen.machine import no_file_left, on_network
+from detgen.outputs.entries import Entry, digest, sound
 
 STORE = "samples.sqlite3"  # in a run's folder, and in that of `--cache`
 
@@ -27,7 +26,6 @@ _APPLICATION = 0x64746763  # "dtgc"
 _SCHEMA = 2
 _PATIENCE = 5.0  # seconds to wait for a process that is writing
 _USE_SECONDS = 3600  # the time of the last use is noted to within so much
-_DIGEST = 16  # bytes
 
 # Values are apart from the rest, so that what is asked of all entries reads little.
 _TABLES = (
@@ -43,23 +41,6 @@ _FIND = (
     "SELECT entries.id, used, value FROM entries LEFT JOIN packed USING (id) WHERE key = ? AND entries.id <= ?"
     " ORDER BY place = ? DESC, entries.id"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A sample to be kept.
-
-    Attributes:
-        key: see `detgen.outputs.keys.entry_key`.
-        tokens: its number of tokens.
-        value: its bytes.
-        place: index of its request in the input.
-    """
-
-    key: bytes
-    tokens: int
-    value: bytes
-    place: int = 0
 
 
 class Store:
@@ -309,15 +290,3 @@ _REMEDIES = (
 def beside(name: str) -> tuple[str, ...]:
     """Files that SQLite puts beside a database of this name."""
     return tuple(f"{name}{ending}" for ending in ("-journal", "-wal", "-shm"))
-
-
-def sound(key: bytes, value: object) -> bytes | None:
-    """The bytes of an entry without their digest; None if it is not the one of key and bytes."""
-    if not isinstance(key, bytes) or not isinstance(value, bytes) or digest(key, value[_DIGEST:]) != value[:_DIGEST]:
-        return None
-    return value[_DIGEST:]
-
-
-def digest(key: bytes, value: bytes) -> bytes:
-    """The digest that stands before the bytes of an entry."""
-    return hashlib.blake2b(value, digest_size=_DIGEST, key=key[:64]).digest()

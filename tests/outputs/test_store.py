@@ -15,8 +15,8 @@ import pytest
 from detgen.cache.cache_folder import default_folder, make_store, open_store
 from detgen.engine.request import Request
 from detgen.errors import StoreError
-from detgen.outputs.keys import asked_anywhere, asked_here, entry_key, profile_digest
-from detgen.outputs.store import STORE, Entry, Store, beside, sound
+from detgen.outputs.entries import Entry, asked_anywhere, asked_here, entry_key, profile_digest, sound
+from detgen.outputs.store import STORE, Store, beside
 
 A = "aa" * 16  # a profile
 
