@@ -158,7 +158,7 @@ def test_a_run_in_which_every_prompt_failed_is_no_success(
 
 
 def test_the_first_errors_of_a_run_are_shown(run_with: RunWith, tmp_path: Path) -> None:
-    (tmp_path / "outputs.jsonl").write_text('{"text":"a"}\n{"error":"p.jsonl:2: bad"}\n')
+    (tmp_path / "outputs.jsonl").write_text('{"id":"b","index":1,"sample":0,"error":"p.jsonl:2: bad"}\n')
     some_bad = replace(SUMMARY, output=tmp_path, written=Totals(prompts=2, samples=1, errors=1, tokens=3))
     result, _ = run_with("prompts.jsonl", outcome=some_bad)
     assert result.exit_code == 0
