@@ -146,7 +146,7 @@ def test_errors_matter_under_strict_alone(run_with: RunWith) -> None:
 def test_a_run_in_which_every_prompt_failed_is_no_success(
     run_with: RunWith, tmp_path: Path, status: Any, quiet: list[str]
 ) -> None:
-    lines = [f'{{"error":"p.jsonl:{n}: bad\\u001b[31m"}}\n' for n in range(1, 6)]
+    lines = [f'{{"id":{n},"index":{n},"sample":0,"error":"p.jsonl:{n}: bad\\u001b[31m"}}\n' for n in range(1, 6)]
     (tmp_path / "outputs.jsonl").write_text("".join(lines))
     all_bad = replace(SUMMARY, status=status, output=tmp_path, written=Totals(prompts=5, errors=5))
     result, _ = run_with("prompts.jsonl", *quiet, outcome=all_bad)
