@@ -15,6 +15,7 @@ import detgen
 from detgen.cache import store_of_run
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
+from detgen.engine.engine_like import EngineLike
 from detgen.engine.pieces import pieces_of
 from detgen.engine.request import Request
 from detgen.engine.sources import check_sources
@@ -39,7 +40,7 @@ from detgen.outputs.manifest import RESULTS
 from detgen.outputs.store import STORE, beside
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts
-from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig, ThoughtCounts
+from detgen.run.interface import RunConfig, RunSummary, ScoreConfig, ThoughtCounts
 from detgen.run.opening import opened_run
 from detgen.run.results import add_results, are_wanted, make_results
 from detgen.run.unloaded import describe, unloaded

@@ -14,6 +14,7 @@ from typing import Any
 
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
+from detgen.engine.engine_like import EngineLike
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.sources import uses_draft
@@ -22,7 +23,7 @@ from detgen.errors import DEMO
 from detgen.outputs import FolderStore, Samples, SharedStore
 from detgen.progress import Observer
 from detgen.prompts import Prompts
-from detgen.run.interface import EngineLike, RunConfig, ScoreConfig
+from detgen.run.interface import RunConfig, ScoreConfig
 
 _WHOLE = {"target", "dtype", "arithmetic"}  # all that the profile of a model that runs whole has
 
