@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from detgen.cache.cache_folder import make_store, open_store
+from detgen.cache.cache_folder import open_store, store_of_run
 
-__all__ = ["make_store", "open_store"]
+__all__ = ["open_store", "store_of_run"]

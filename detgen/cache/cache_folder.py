@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal
 
-from detgen.errors import StoreError
+from detgen.errors import RunError, StoreError
 from detgen.outputs.directory import make_folder
+from detgen.outputs.shared_store import SharedStore
 from detgen.outputs.store import STORE, Store
 
 _PRIVATE = 0o700  # it holds what its user had generated
@@ -20,7 +22,7 @@ def default_folder() -> Path:
     return (given if given.is_absolute() else Path.home() / ".cache") / "detgen"
 
 
-def make_store(folder: Path | None) -> Store:
+def make_store(folder: Path | None, say: Callable[[str], None] = lambda text: None) -> SharedStore:
     """The cache of a folder, which is made if it is not there; None is the user's.
 
     Raises:
@@ -33,7 +35,36 @@ def make_store(folder: Path | None) -> Store:
         make_folder(folder, _PRIVATE)
     except OSError as error:
         raise StoreError(f"cannot make the folder {folder} of the cache: {error.strerror}") from None
-    return Store(folder / STORE)
+    return SharedStore(folder / STORE, say)
+
+
+@contextmanager
+def store_of_run(
+    cache: Path | Literal["auto"] | None, output: Path, say: Callable[[str], None]
+) -> Iterator[SharedStore | None]:
+    """The store of `--cache`; None if none is asked for, or it cannot be used, which is said.
+
+    Args:
+        cache: as `RunConfig.cache`.
+        output: the output folder.
+        say: is told what goes wrong.
+
+    Raises:
+        RunError: it is to be in the output folder.
+    """
+    store = None
+    if cache is not None:
+        if cache != "auto" and os.path.realpath(cache) == os.path.realpath(output):
+            raise RunError(f"the cache cannot be in the output folder {output}; name another folder with --cache")
+        try:
+            store = make_store(None if cache == "auto" else cache, say)
+        except StoreError as error:
+            say(f"{error}. The run goes on without it")
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
 
 
 @contextmanager

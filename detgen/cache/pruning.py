@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
 import detgen
-from detgen.outputs.store import Store, sound
+from detgen.outputs.entries import sound
+from detgen.outputs.store import Store
 
 _BATCH = 1000  # entries to a transaction, so that nobody waits for long
+_PAGES = 4000  # that are given back at a time, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,15 @@ def prune(store: Store, *, older_than: float | None = None, max_size: int | None
     if max_size is not None:
         doomed.append(_least_used(store, max_size))
     with store.watched():
-        store.forget_engines()
+        with store.writing():
+            store.db.execute("DELETE FROM engines")
         for entries in chain.from_iterable(doomed):
-            store.remove(entries)
+            with store.writing():
+                for table in ("entries", "packed"):
+                    store.db.executemany(f"DELETE FROM {table} WHERE id = ?", [(each,) for each in entries])
             removed += len(entries)
-        store.shrink()
+        for _ in range(-(-store.pragma("freelist_count") // _PAGES)):
+            store.db.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` stops after one page
         store.checkpoint()
     return Pruned(removed, before, _size(store))
 

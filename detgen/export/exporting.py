@@ -10,9 +10,7 @@ from typing import Any, BinaryIO, Literal
 
 from detgen.errors import OutputError, PromptsError
 from detgen.export import FORMS
-from detgen.export.placing import placed
-from detgen.export.table_rows import row_of
-from detgen.export.tables import write_table
+from detgen.export.tables import placed, row_of, write_table
 from detgen.outputs import open_plain, read_manifest_of_texts
 from detgen.outputs.batch_results import result_lines
 from detgen.outputs.finished import beside, items_of, output_lines, prompts_of

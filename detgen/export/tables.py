@@ -1,16 +1,62 @@
-"""Writes rows as a table, with the datasets library: CSV, Parquet, or a dataset on the disk."""
+"""A run as a table: a row per line of `outputs.jsonl`, with the prompt beside it.
+
+The datasets library writes it: CSV, Parquet, or a dataset on the disk.
+"""
 
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from detgen.engine.request import Request
 from detgen.errors import OutputError, PromptsError
-from detgen.export.placing import placed
-from detgen.export.table_rows import COLUMNS
+from detgen.outputs import echoed
 from detgen.outputs.lines import dump
+from detgen.outputs.records import Line, columns
+from detgen.prompts import BadLine
+
+# The columns of all tables and the types of their values; a list is of values of one type. What a run does not have is
+# null, so tables of all runs can be put together. Ids may be numbers or texts, hence they are texts.
+COLUMNS = columns()
+_CONTENTS = ("prompt", "messages", "prompt_token_ids")  # of a line with --echo
+
+
+def row_of(line: Line, item: Request | BadLine | None) -> dict[str, Any]:
+    """A row by its columns.
+
+    Chats, token ids of a prompt and metadata are JSON; `logprobs` are those of the chosen tokens.
+
+    Args:
+        line: of `outputs.jsonl`.
+        item: its prompt, where that is known.
+    """
+    row: dict[str, Any] = {name: line.get(name) for name in COLUMNS}
+    row["id"], row["prompt"] = str(line["id"]), _prompt(line, item)
+    if line.get("stop_reason") is not None:
+        row["stop_reason"] = str(line["stop_reason"])
+    row["metadata"] = dump(line["metadata"]) if "metadata" in line else None
+    if "logprobs" in line:
+        row["logprobs"] = [entry["logprob"] for entry in line["logprobs"]]
+    return {name: _whole(value) if isinstance(value, str) else value for name, value in row.items()}
+
+
+def _prompt(line: Line, item: Request | BadLine | None) -> str | None:
+    given = {name: line[name] for name in _CONTENTS if name in line}
+    if isinstance(item, Request):
+        given = echoed(replace(item, echo=True))
+    content = next(iter(given.values()), None)
+    return content if content is None or isinstance(content, str) else dump(content)
+
+
+def _whole(text: str) -> str:
+    """A table has no place for half a surrogate pair, which JSON can spell."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_table(rows: Iterable[dict[str, Any]], form: str, path: Path, digest: str) -> int:
@@ -62,3 +108,16 @@ def _feature(datasets: Any, type_: str | list[str], flat: bool) -> Any:
     if isinstance(type_, list):
         return datasets.Value("string") if flat else datasets.List(datasets.Value(type_[0]))
     return datasets.Value(type_)
+
+
+@contextmanager
+def placed(path: Path) -> Iterator[Path]:
+    """Where to write the file or folder that is to be at `path` when the block ends; its own folder is a temporary one.
+
+    Raises:
+        OSError: there is no writing beside `path`.
+    """
+    with TemporaryDirectory(prefix=".detgen-", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        yield made
+        os.replace(made, path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from detgen.errors import OutputError
 from detgen.outputs.directory import open_plain
-from detgen.outputs.failures import first_errors
+from detgen.outputs.finished import first_errors
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.folder_store import FolderStore
 from detgen.outputs.holding import FolderLostError

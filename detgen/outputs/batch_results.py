@@ -13,16 +13,16 @@ from typing import Any
 from detgen.engine.pieces import Piece
 from detgen.engine.request import NOT_FINITE, Request
 from detgen.errors import OutputError
-from detgen.outputs.directory import write_all, writing
+from detgen.outputs.directory import writing
 from detgen.outputs.finished import beside, output_lines
 from detgen.outputs.folder import OUTPUTS, OutputFolder
 from detgen.outputs.identity import fingerprint
 from detgen.outputs.lines import dump
+from detgen.outputs.log_file import DigestedFile
 from detgen.outputs.manifest import RESULTS
 from detgen.outputs.records import Line
 from detgen.prompts import BadLine
 
-_BLOCK = 1 << 20
 _IMPOSSIBLE = -9999.0  # in place of the logarithm of 0, as the API has it
 
 
@@ -159,18 +159,13 @@ def write_results(
         PromptsError: as `result_lines`.
     """
     folder.check()
-    digest, size, block = hashlib.sha256(), 0, bytearray()
     directory = folder.directory
     with writing(folder.path / RESULTS), directory.reader(OUTPUTS) as outputs, directory.draft(RESULTS) as file:
+        results = DigestedFile(file)
         for line in result_lines(manifest["profile"], items, output_lines(outputs, folder.outputs, sha256)):
-            block += line
-            digest.update(line)
-            size += len(line)
-            if len(block) >= _BLOCK:
-                write_all(file, block)
-                block.clear()
-        write_all(file, block)
-    return {"sha256": digest.hexdigest(), "bytes": size}
+            results.write(line)
+        results.flush()
+    return results.described()
 
 
 def digested(line: Line) -> Line:

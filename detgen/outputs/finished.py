@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from contextlib import suppress
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from detgen.engine.request import Request
 from detgen.errors import OutputError
+from detgen.outputs.directory import open_plain
 from detgen.outputs.folder import OUTPUTS, SPOOL
 from detgen.outputs.manifest_reading import sampling_params
 from detgen.outputs.records import Line, parse_line
 from detgen.prompts import BadLine, Prompts, open_prompts, spooled_prompts
+
+_LONGEST = 300  # characters of an error that is shown
 
 
 def prompts_of(folder: Path, manifest: dict[str, Any], given: str | None) -> Prompts:
@@ -98,3 +102,12 @@ def beside(items: Iterable[Request | BadLine], lines: Iterable[Line]) -> Iterato
         yield item, found
     if next(groups, None) is not None:
         raise OutputError(f"{OUTPUTS} has lines after the last prompt: the prompts are not those of the run")
+
+
+def first_errors(outputs: Path, count: int) -> list[str]:
+    """The first `count` errors of `outputs.jsonl`, shortened; nothing if it cannot be read."""
+    with suppress(OSError), open(open_plain(outputs), "rb") as file:
+        lines = (parse_line(raw) for raw in file if b'"error":' in raw)
+        errors = islice((line["error"] for line in lines if line is not None and "error" in line), count)
+        return [error if len(error) <= _LONGEST else f"{error[:_LONGEST]}..." for error in errors]
+    return []

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from detgen.errors import OutputError, StoreError
-from detgen.outputs.directory import Directory, digest, free_folder, make_folder, write_all, writing
+from detgen.errors import OutputError
+from detgen.outputs.directory import Directory, digest, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
 from detgen.outputs.manifest import RESULTS
 from detgen.outputs.manifest_reading import parse_manifest
@@ -21,11 +21,11 @@ _ELSEWHERE = "choose another folder with -o"
 
 OUTPUTS, ACCEPTANCE, SPOOL = "outputs.jsonl", "acceptance.jsonl", "stdin.jsonl"
 ASIDE = "samples-damaged.sqlite3"  # what was found in the place of the store and is not trusted
-_MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
+MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
 _DRAFT_SPOOL, DRAFT_STORE = f"{SPOOL}.tmp", f"{STORE}.tmp"
 _STORES = tuple(file for name in (ASIDE, STORE, DRAFT_STORE) for file in (*beside(name), name))
-_FILES = (OUTPUTS, ACCEPTANCE, RESULTS, *_STORES, SPOOL, _CRASH, _MANIFEST)
-_DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (_MANIFEST, RESULTS, _CRASH)))  # left by a crash
+_FILES = (OUTPUTS, ACCEPTANCE, RESULTS, *_STORES, SPOOL, _CRASH, MANIFEST)
+_DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (MANIFEST, RESULTS, _CRASH)))  # left by a crash
 
 
 class OutputFolder:
@@ -41,6 +41,7 @@ class OutputFolder:
     Attributes:
         path: where it is.
         directory: its files.
+        latest: the manifest of the run while it goes on.
 
     Raises:
         OutputError: by every method that changes a file, if it cannot.
@@ -53,7 +54,7 @@ class OutputFolder:
         self._say = say
         self._hold: Hold
         self._made = False
-        self._latest = b""  # the manifest of the run while it goes on
+        self.latest = b""
 
     @property
     def outputs(self) -> Path:
@@ -150,9 +151,9 @@ class OutputFolder:
         Raises:
             OutputError: there is a manifest, but not one of detgen's.
         """
-        place = self.path / _MANIFEST
+        place = self.path / MANIFEST
         try:
-            with self.directory.reader(_MANIFEST) as file:
+            with self.directory.reader(MANIFEST) as file:
                 return parse_manifest(file.read(), place)
         except FileNotFoundError:
             return None
@@ -163,17 +164,17 @@ class OutputFolder:
         """Replace the manifest."""
         data = json.dumps(manifest, indent=2).encode() + b"\n"
         if manifest["status"] != "finished":
-            self._latest = data
+            self.latest = data
         self.check()
-        with writing(self.path / _MANIFEST):
-            self.directory.write(_MANIFEST, data)
+        with writing(self.path / MANIFEST):
+            self.directory.write(MANIFEST, data)
 
     def keep_manifest(self) -> None:
         """Write the manifest of the running run again if it is gone."""
-        if self._latest and not self.directory.has(_MANIFEST):
-            self._say(f"{self.path / _MANIFEST} was deleted while the run used it; it is written again")
-            with writing(self.path / _MANIFEST):
-                self.directory.write(_MANIFEST, self._latest)
+        if self.latest and not self.directory.has(MANIFEST):
+            self._say(f"{self.path / MANIFEST} was deleted while the run used it; it is written again")
+            with writing(self.path / MANIFEST):
+                self.directory.write(MANIFEST, self.latest)
 
     def clear(self) -> None:
         """Delete what an earlier run wrote, and nothing else."""
@@ -269,26 +270,6 @@ class OutputFolder:
             self.check()
             self.directory.write(_CRASH, text.encode("utf-8", "backslashreplace"))
             return self.path / _CRASH
-        return None
-
-    def rescue(self, copy: Callable[[Path], None], *, held: bool) -> Path | None:
-        """Put a lost folder's samples into a new folder, from which the run can be resumed; None if that fails.
-
-        Args:
-            copy: writes the store to a path.
-            held: whether the store is in this folder still, which then stays as it is.
-        """
-        if held:
-            return self.path
-        with suppress(OSError, StoreError):
-            path = free_folder(self.path)
-            copy(path / STORE)
-            kept = Directory(path)
-            try:
-                kept.write(_MANIFEST, self._latest)
-            finally:
-                kept.close()
-            return path
         return None
 
     def _check_ours(self) -> None:

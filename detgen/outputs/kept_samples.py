@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack, suppress
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
-from detgen.engine.request import Completion, Request
-from detgen.engine.score_requests import Score
+from detgen.engine.request import Request
 from detgen.errors import StoreError
 from detgen.outputs.directory import open_plain
-from detgen.outputs.keys import asked_anywhere, asked_here, entry_key, profile_digest
-from detgen.outputs.packing import unpacked
+from detgen.outputs.samples import Sample, Samples
 from detgen.outputs.store import STORE, Store, beside
 
 
@@ -59,7 +56,7 @@ class KeptSamples:
 
     def find(
         self, request: Request, sample: int, manifest: dict[str, Any], source: str, *, dated: bool
-    ) -> Completion | Score | None:
+    ) -> Sample | None:
         """A sample of the run; None if it is not there.
 
         Args:
@@ -69,12 +66,8 @@ class KeptSamples:
             source: what errors call the input.
             dated: whether the text of a chat has the day in it.
         """
-        begun = datetime.fromisoformat(manifest["created"]).astimezone().date().isoformat() if dated else ""
-        profile = profile_digest(manifest["profile"])
-        for asked in (asked_anywhere(request, begun), asked_here(request, source)):
-            with suppress(StoreError):
-                if self._store is not None and asked is not None:
-                    found = self._store.find(entry_key(profile, asked, sample), request.index)
-                    if found is not None:
-                        return unpacked(found[1], request, sample)
+        with suppress(StoreError):
+            samples = Samples(self._store, None, manifest, source, dated=dated)
+            if sample in (found := samples.take_own(request, [sample])):
+                return found[sample][1]
         return None

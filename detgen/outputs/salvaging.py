@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from detgen.errors import StoreError
-from detgen.outputs.store import Entry, Store, sound
+from detgen.outputs.entries import Entry, sound
+from detgen.outputs.store import Store
 
 _STEP = 256  # entries that are read at a time, while none is damaged
 _LEAST = 100  # bytes of an entry, at most

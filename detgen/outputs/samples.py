@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date, datetime
 from typing import Any
 
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score
-from detgen.outputs.folder_store import FolderStore
-from detgen.outputs.keys import asked_anywhere, asked_here, entry_key, profile_digest
+from detgen.errors import StoreError
+from detgen.outputs.entries import Entry, asked_anywhere, asked_here, entry_key, profile_digest
 from detgen.outputs.packing import pack, unpacked
 from detgen.outputs.shared_store import SharedStore
-from detgen.outputs.store import Entry
+from detgen.outputs.store import Store
 
 Sample = Completion | Score
 
@@ -25,62 +26,64 @@ class Samples:
     Args:
         own: the folder's store; None if it has none yet.
         shared: that of `--cache`; None for none.
-        profile: the run's, as its manifest has it.
+        manifest: the run's, with its profile; a run that is resumed has the day on which it began.
         source: what errors call the input.
-        begun: the day on which the run began, if the text of a chat has the day in it.
-        today: the present day, likewise; a shared store has what was asked today.
+        dated: whether the text of a chat has the day in it; a shared store has what was asked today.
 
     Raises:
         OutputError: by every method, if the folder's store cannot be used.
     """
 
     def __init__(
-        self,
-        own: FolderStore | None,
-        shared: SharedStore | None,
-        profile: dict[str, Any],
-        source: str,
-        begun: str = "",
-        today: str = "",
+        self, own: Store | None, shared: SharedStore | None, manifest: dict[str, Any], source: str, *, dated: bool
     ) -> None:
-        self.own = own
-        self._shared, self._source, self._begun, self._today = shared, source, begun, today
+        self.own, self._shared, self._source = own, shared, source
+        self._begun = datetime.fromisoformat(manifest["created"]).astimezone().date().isoformat() if dated else ""
+        self._today = date.today().isoformat() if dated else ""
+        profile = manifest["profile"]
         self._profile, self._model = profile_digest(profile), profile["target"]["name"]
         self._new: list[Entry] = []
         self._size = 0  # bytes of these
+        self._new_shared: list[Entry] = []
 
     def has(self, request: Request) -> bool:
         """Whether all of a request's samples are there, damaged or not."""
-        own = self._own_keys(request) if self.own is not None else []
+        own, shared = self._own_keys(request), self._shared_keys(request)
         return all(
             any(self.own is not None and self.own.has(self._key(asked, sample)) for asked in own)
-            or any(self._shared is not None and self._shared.has(key) for key in self._shared_keys(request, [sample]))
+            or any(self._shared is not None and self._shared.has(self._key(asked, sample)) for asked in shared)
             for sample in request.wanted
         )
 
-    def take_own(self, request: Request) -> dict[int, tuple[int, Sample]]:
+    def take_own(self, request: Request, samples: Sequence[int]) -> dict[int, tuple[int, Sample]]:
         """Those of a request's samples that the folder had when the run began: entry and sample, by number."""
-        found: dict[int, tuple[int, Sample]] = {}
-        if self.own is None or not self.own.kept:
-            return found
-        asked_own = self._own_keys(request)
-        for sample in request.wanted:
-            for asked in asked_own:
-                entry = self.own.find(self._key(asked, sample), request.index)
+        if self.own is None or not self.own.until:
+            return {}
+        found = self._take(self.own, self._own_keys(request), request, samples)
+        if self._begun == self._today:
+            for _, made, value in found.values():
+                self._share(made, value)
+        return {sample: (entry, made) for sample, (entry, made, _) in found.items()}
+
+    def take_shared(self, request: Request, samples: Sequence[int]) -> dict[int, Sample]:
+        """Those of a request's samples that the shared store has, by number."""
+        if self._shared is None or not samples:
+            return {}
+        found = self._take(self._shared, self._shared_keys(request), request, samples)
+        return {sample: made for sample, (_, made, _) in found.items()}
+
+    def _take(
+        self, store: Store, keys: list[str], request: Request, samples: Sequence[int]
+    ) -> dict[int, tuple[int, Sample, bytes]]:
+        """Entry, sample and its bytes, by number, of those samples that a store has under one of the keys."""
+        found: dict[int, tuple[int, Sample, bytes]] = {}
+        for sample in samples:
+            for asked in keys:
+                entry = store.find(self._key(asked, sample), request.index)
                 if entry is not None and (made := unpacked(entry[1], request, sample)) is not None:
-                    found[sample] = entry[0], made
-                    if self._begun == self._today:
-                        self._share(made, entry[1])
+                    found[sample] = entry[0], made, entry[1]
                     break
         return found
-
-    def take_shared(self, request: Request, samples: Sequence[int]) -> list[Sample]:
-        """Those of a request's samples that the shared store has."""
-        if self._shared is None:
-            return []
-        values = map(self._shared.find, self._shared_keys(request, samples))
-        made = [unpacked(v, request, n) for v, n in zip(values, samples, strict=False) if v is not None]
-        return [each for each in made if each is not None]
 
     @property
     def many(self) -> bool:
@@ -101,8 +104,7 @@ class Samples:
     def commit(self) -> list[int]:
         """Write what was added, first to the shared store and then, durably, to the folder's; its entries there."""
         assert self.own is not None
-        if self._shared is not None:
-            self._shared.commit(self._profile, self._model)
+        self._commit_shared()
         entries = self.own.add(self._profile, self._model, self._new) if self._new else []
         self._new.clear()
         self._size = 0
@@ -111,17 +113,23 @@ class Samples:
     def read(self, entry: int, request: Request, sample: int) -> Sample:
         """What an entry of the folder's store holds, as one of a request's samples."""
         assert self.own is not None
-        found = unpacked(self.own.read(entry), request, sample)
-        assert found is not None  # the entry was taken or written by this process
+        found = unpacked(self.own.read(entry) or b"", request, sample)
+        if found is None:  # the entry was taken or written by this process
+            raise self.own.failed(StoreError(f"a sample in {self.own.path} is gone", True))
         return found
 
     def _share(self, sample: Sample, value: bytes) -> None:
         """Keep a sample in the shared store, if others may take it: an error is to be tried again."""
         if self._shared is not None and sample.error is None:
-            for key in self._shared_keys(sample.request, [sample.sample]):
-                self._shared.add(Entry(key, len(sample.token_ids), value))
-            if self._shared.waiting >= _BATCH:
-                self._shared.commit(self._profile, self._model)
+            for asked in self._shared_keys(sample.request):
+                self._new_shared.append(Entry(self._key(asked, sample.sample), len(sample.token_ids), value))
+            if len(self._new_shared) >= _BATCH:
+                self._commit_shared()
+
+    def _commit_shared(self) -> None:
+        if self._shared is not None and self._new_shared:
+            self._shared.add(self._profile, self._model, self._new_shared)
+            self._new_shared.clear()
 
     def _key(self, asked: str, sample: int) -> bytes:
         return entry_key(self._profile, asked, sample)
@@ -131,6 +139,6 @@ class Samples:
         anywhere = asked_anywhere(request, self._begun)
         return [*([] if anywhere is None else [anywhere]), asked_here(request, self._source)]
 
-    def _shared_keys(self, request: Request, samples: Sequence[int]) -> list[bytes]:
+    def _shared_keys(self, request: Request) -> list[str]:
         asked = asked_anywhere(request, self._today)
-        return [] if asked is None else [self._key(asked, sample) for sample in samples]
+        return [] if asked is None else [asked]

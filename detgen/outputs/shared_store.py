@@ -2,60 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from detgen.errors import StoreError
-from detgen.outputs.store import Entry, Store
+from detgen.outputs.entries import Entry
+from detgen.outputs.store import Store
 
 
-class SharedStore:
+class SharedStore(Store):
     """A store that other runs use, too.
 
     What goes wrong is said once; then the run goes on without it or, if it cannot be written, without adding to it.
 
     Args:
-        store: whoever opened it closes it.
+        path: the file.
         say: is told what goes wrong.
+
+    Raises:
+        StoreError: it cannot be opened.
     """
 
-    def __init__(self, store: Store, say: Callable[[str], None]) -> None:
-        self._store, self._say = store, say
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self._readable = self._writable = True
-        self._new: list[Entry] = []
+        super().__init__(path, say=say)
 
-    def find(self, key: bytes) -> bytes | None:
-        """The bytes of an entry; None if there is none, or it is damaged."""
+    def find(self, key: bytes, place: int = 0) -> tuple[int, bytes] | None:
+        """As `Store.find`."""
         try:
-            found = self._store.find(key) if self._readable else None
+            return super().find(key, place) if self._readable else None
         except StoreError as error:
             self._readable = self._writable = False
             self._say(f"{error}. The run goes on without it")
             return None
-        return None if found is None else found[1]
 
-    def has(self, key: bytes) -> bool:
-        """Whether there is an entry, damaged or not."""
+    def add(self, profile: str, model: str, new: Iterable[Entry]) -> list[int]:
+        """As `Store.add`."""
         try:
-            return self._store.has(key)
-        except StoreError:  # it is said when it is to be taken
-            return False
-
-    @property
-    def waiting(self) -> int:
-        """Samples that were added and not committed."""
-        return len(self._new)
-
-    def add(self, new: Entry) -> None:
-        """Keep a sample, if it is not there yet, from the next `commit` on."""
-        if self._writable:
-            self._new.append(new)
-
-    def commit(self, profile: str, model: str) -> None:
-        """Write what was added; from now on other processes find it. Arguments as `Store.add`."""
-        new, self._new = self._new, []
-        try:
-            if new and self._writable:
-                self._store.add(profile, model, new)
+            return super().add(profile, model, new) if self._writable else []
         except StoreError as error:
             self._writable = False
             self._say(f"{error}. The run goes on, and what it makes is not kept there")
+            return []
+
+    # What goes wrong with these is said when samples are read or written.
+
+    def has(self, key: bytes) -> bool:
+        """As `Store.has`."""
+        with suppress(StoreError):
+            return super().has(key)
+        return False
+
+    def describe(self, stamp: str, value: bytes) -> None:
+        """As `Store.describe`."""
+        with suppress(StoreError):
+            super().describe(stamp, value)
+
+    def described(self, stamp: str) -> bytes | None:
+        """As `Store.described`."""
+        with suppress(StoreError):
+            return super().described(stamp)
+        return None

@@ -7,19 +7,18 @@ do not wait for each other; on a network file system, where WAL has no memory to
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import detgen
 from detgen.errors import StoreError
 from detgen.machine import no_file_left, on_network
+from detgen.outputs.entries import Entry, digest, sound
 
 STORE = "samples.sqlite3"  # in a run's folder, and in that of `--cache`
 
@@ -27,8 +26,6 @@ _APPLICATION = 0x64746763  # "dtgc"
 _SCHEMA = 2
 _PATIENCE = 5.0  # seconds to wait for a process that is writing
 _USE_SECONDS = 3600  # the time of the last use is noted to within so much
-_DIGEST = 16  # bytes
-_PAGES = 4000  # that are given back at a time, so that nobody waits for long
 
 # Values are apart from the rest, so that what is asked of all entries reads little.
 _TABLES = (
@@ -44,24 +41,6 @@ _FIND = (
     "SELECT entries.id, used, value FROM entries LEFT JOIN packed USING (id) WHERE key = ? AND entries.id <= ?"
     " ORDER BY place = ? DESC, entries.id"
 )
-_MOST = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A sample to be kept.
-
-    Attributes:
-        key: see `detgen.outputs.keys.entry_key`.
-        tokens: its number of tokens.
-        value: its bytes.
-        place: index of its request in the input.
-    """
-
-    key: bytes
-    tokens: int
-    value: bytes
-    place: int = 0
 
 
 class Store:
@@ -72,55 +51,64 @@ class Store:
         lone: only this process uses it, and what was added is on the disk. It may have several entries with one key,
             of requests that are alike. In a shared one the first entry stays the only one, and a power cut may cost
             the last ones.
+        say: is told at the end how many entries were found to be damaged.
 
     Attributes:
         path: the file.
         damaged: how many entries were found to be damaged; `add` removes them.
+        until: the last entry that `find` finds.
 
     Raises:
         StoreError: by every method: the database cannot be used; the message names it, the reason and the remedy.
     """
 
-    def __init__(self, path: Path, *, lone: bool = False) -> None:
+    def __init__(self, path: Path, *, lone: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
         self.path = path
         self.damaged = 0
-        self._lone = lone
+        self.until = 2**63 - 1
+        self._lone, self._say = lone, say
         self._damaged: list[tuple[int, bytes]] = []
         self._used: list[int] = []
-        for place in (path, *(path.with_name(name) for name in beside(path.name))):
+        self.open()
+
+    def open(self) -> None:
+        """Open what is at the path, also again after it was exchanged."""
+        for place in (self.path, *(self.path.with_name(name) for name in beside(self.path.name))):
             # SQLite would wait for a pipe, and make what a dangling link names.
             if os.path.lexists(place) and not os.path.isfile(place):
                 raise StoreError(f"{place} is no file, so no store of detgen can be there; name another folder")
         with self.watched():
-            uri = f"file:{quote(str(path.absolute()))}"
+            uri = f"file:{quote(str(self.path.absolute()))}"
             self.db = sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
         try:
             with self.watched():
                 self._prepare()
-        except StoreError:
+        except BaseException:
             self.db.close()
             raise
 
     def close(self) -> None:
         """Note what was used, as far as that can be written, and close it."""
         with suppress(StoreError):
-            self.note_uses()
+            self._note_uses()
         with suppress(sqlite3.Error):
             self.db.close()
+        if self.damaged:
+            entries = "1 sample was" if self.damaged == 1 else f"{self.damaged:,} samples were"
+            self._say(f"{self.path}: {entries} damaged, and generated again")
 
-    def find(self, key: bytes, place: int = 0, until: int = _MOST) -> tuple[int, bytes] | None:
+    def find(self, key: bytes, place: int = 0) -> tuple[int, bytes] | None:
         """An entry with this key, and its bytes; None if there is none, or it is damaged.
 
         Args:
             key: of the entry.
             place: of several, that of this place is preferred.
-            until: the last entry that counts.
         """
         with self.watched():
-            rows = self.db.execute(_FIND, (key, until, place)).fetchall()
+            rows = self.db.execute(_FIND, (key, self.until, place)).fetchall()
         for entry, used, value in rows:
             if (found := sound(key, value)) is not None:
-                if not isinstance(used, int) or used < time.time() - _USE_SECONDS:
+                if not self._lone and (not isinstance(used, int) or used < time.time() - _USE_SECONDS):
                     self._used.append(entry)
                 return entry, found
             self.damaged += 1
@@ -154,7 +142,7 @@ class Store:
             owner = self._profile(profile, model)
             entries = [self._insert(each, owner) for each in new]
         self._damaged.clear()
-        self.note_uses(least=1000)
+        self._note_uses(least=1000)
         return entries
 
     def describe(self, stamp: str, value: bytes) -> None:
@@ -169,11 +157,6 @@ class Store:
             row = self.db.execute("SELECT value FROM engines WHERE stamp = ?", (bytes.fromhex(stamp),)).fetchone()
         return None if row is None else sound(bytes.fromhex(stamp), row[0])
 
-    def forget_engines(self) -> None:
-        """Remove all that `describe` keeps."""
-        with self.writing():
-            self.db.execute("DELETE FROM engines")
-
     def count(self) -> int:
         """How many samples there are."""
         return self._number("SELECT count(*) FROM entries")
@@ -181,18 +164,6 @@ class Store:
     def last(self) -> int:
         """The last entry; 0 if there is none."""
         return self._number("SELECT coalesce(max(id), 0) FROM entries")
-
-    def remove(self, entries: list[int]) -> None:
-        """Remove entries."""
-        with self.writing():
-            for table in ("entries", "packed"):
-                self.db.executemany(f"DELETE FROM {table} WHERE id = ?", [(each,) for each in entries])
-
-    def shrink(self) -> None:
-        """Give free space back."""
-        with self.watched():
-            for _ in range(-(-self.pragma("freelist_count") // _PAGES)):
-                self.db.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` stops after one page
 
     def pragma(self, name: str) -> int:
         """The number that a pragma has."""
@@ -203,7 +174,7 @@ class Store:
         with self.watched():
             (found,) = self.db.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
-            raise StoreError(f"cannot use {self.path}: {found}; delete it", True)
+            raise self.failed(StoreError(f"cannot use {self.path}: {found}; delete it", True))
 
     def checkpoint(self) -> None:
         """Bring all that was written into the file itself."""
@@ -231,11 +202,16 @@ class Store:
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name == "SQLITE_NOTADB":
-                raise StoreError(f"{self.path} is no store of detgen; name another folder, or move it", True) from None
+                message = f"{self.path} is no store of detgen; name another folder, or move it"
+                raise self.failed(StoreError(message, True)) from None
             remedy = next((what for start, what in _REMEDIES if name.startswith(start)), None)
             words = remedy or ("delete it" if name else "name another folder")
-            damaged = bool(name) and remedy is None
-            raise StoreError(f"cannot use {self.path}: {error}; {words}", damaged) from (no_file_left() or error)
+            failed = StoreError(f"cannot use {self.path}: {error}; {words}", bool(name) and remedy is None)
+            raise self.failed(failed) from (no_file_left() or error)
+
+    def failed(self, error: StoreError) -> Exception:
+        """What to raise where the database cannot be used."""
+        return error
 
     def _insert(self, new: Entry, profile: int) -> int:
         if not self._lone:
@@ -255,7 +231,7 @@ class Store:
         self.db.execute("INSERT OR IGNORE INTO profiles (digest, model, version) VALUES (?, ?, ?)", known)
         return int(self.db.execute("SELECT id FROM profiles WHERE digest = ?", known[:1]).fetchone()[0])
 
-    def note_uses(self, least: int = 1) -> None:
+    def _note_uses(self, least: int = 1) -> None:
         """Note which entries were found, if they are so many."""
         if len(self._used) < least:
             return
@@ -314,15 +290,3 @@ _REMEDIES = (
 def beside(name: str) -> tuple[str, ...]:
     """Files that SQLite puts beside a database of this name."""
     return tuple(f"{name}{ending}" for ending in ("-journal", "-wal", "-shm"))
-
-
-def sound(key: bytes, value: object) -> bytes | None:
-    """The bytes of an entry without their digest; None if it is not the one of key and bytes."""
-    if not isinstance(key, bytes) or not isinstance(value, bytes) or digest(key, value[_DIGEST:]) != value[:_DIGEST]:
-        return None
-    return value[_DIGEST:]
-
-
-def digest(key: bytes, value: bytes) -> bytes:
-    """The digest that stands before the bytes of an entry."""
-    return hashlib.blake2b(value, digest_size=_DIGEST, key=key[:64]).digest()

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import OutputError
-from detgen.outputs.directory import digest, write_all, writing
+from detgen.outputs.directory import writing
 from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
+from detgen.outputs.folder_store import FolderStore
 from detgen.outputs.holding import FolderLostError
 from detgen.outputs.lines import acceptance_lines, bad_line, dump, echoed, output_line
+from detgen.outputs.log_file import LogFile
 from detgen.outputs.samples import Sample, Samples
 from detgen.outputs.totals import Totals
 from detgen.prompts import BadLine
@@ -32,8 +31,6 @@ AHEAD_BYTES = 1 << 26
 SPARING = 80
 _LONGEST = 2.0  # seconds that one waits, however slow the disk
 LOOK_SECONDS = 0.2  # between two looks at the folder
-
-_BLOCK = 1 << 20
 
 
 @dataclass(slots=True)
@@ -66,8 +63,8 @@ class Writer:
     the store.
 
     Attributes:
-        totals: totals over what is written.
-        fresh: totals over the samples that this process generated, written or not.
+        totals: over what is written.
+        fresh: those over the samples that this process generated, written or not.
         done: prompts that are finished, written or not.
         errors: those of them that cannot run, or of which a sample is known to have ended with an error.
         resumed: samples that the folder had.
@@ -90,13 +87,9 @@ class Writer:
 
         `pieces` are those of the target's tokenizer.
         """
-        assert samples.own is not None
-        self.totals = Totals()
-        self.fresh = Totals()
-        self.done = 0
-        self.errors = 0
-        self.resumed = 0
-        self.reused = 0
+        assert isinstance(samples.own, FolderStore)
+        self.totals, self.fresh = Totals(), Totals()
+        self.done = self.errors = self.resumed = self.reused = 0
         self._folder, self._say, self._pieces = folder, say, pieces
         self._samples, self._store = samples, samples.own
         self._store.begin()
@@ -106,11 +99,11 @@ class Writer:
         self._adding: list[tuple[_Slot, Sample]] = []
         self._committed = self._looked = time.monotonic()
         self._cost = 0.0
-        self._outputs = _Log(folder, OUTPUTS)
-        self._acceptance = _Log(folder, ACCEPTANCE) if acceptance else None
+        self._outputs = LogFile(folder, OUTPUTS)
+        self._acceptance = LogFile(folder, ACCEPTANCE) if acceptance else None
 
     @property
-    def _logs(self) -> list[_Log]:
+    def _logs(self) -> list[LogFile]:
         return [log for log in (self._outputs, self._acceptance) if log is not None]
 
     @property
@@ -127,14 +120,14 @@ class Writer:
         """Add the next request; those of its samples that no store has."""
         slot = self._slots[request.index] = _Slot(_short(request), request.samples)
         self._grow(slot, _size(request))
-        found = self._samples.take_own(request)
+        found = self._samples.take_own(request, request.wanted)
         for sample, (entry, made) in found.items():
             slot.entries[sample] = entry
             self._finish(slot, made)
         self.resumed += len(found)
         missing = [sample for sample in request.wanted if sample not in found]
-        taken = self._samples.take_shared(request, missing) if missing else []
-        for made in taken:
+        taken = self._samples.take_shared(request, missing)
+        for made in taken.values():
             self._add(slot, made, shared=True)
         self.reused += len(taken)
         if not slot.missing:
@@ -143,8 +136,7 @@ class Writer:
             slot.made.clear()
         elif self._samples.many:
             self.flush()
-        known = {made.sample for made in taken}
-        return [sample for sample in missing if sample not in known]
+        return [sample for sample in missing if sample not in taken]
 
     def refuse(self, bad: BadLine) -> None:
         """Add the next input line, which cannot run."""
@@ -202,8 +194,7 @@ class Writer:
 
     def damage(self) -> str | None:
         """What something else did to the two files while they were written; None if they hold what was written."""
-        found = (log.damage() for log in self._logs)
-        return next((what for what in found if what is not None), None)
+        return next(filter(None, (log.damage() for log in self._logs)), None)
 
     @contextmanager
     def rescuing(self) -> Iterator[None]:
@@ -216,15 +207,12 @@ class Writer:
             yield
         except FolderLostError as lost:
             self._commit()
-            former = self._folder.path
-            place = self._folder.rescue(self._store.copy, held=self._store.held)
+            place = self._store.rescue()
             if place is None:
-                kept = "what was finished could not be kept"
-            elif place == former:
-                kept = f"what was finished is kept in {place}: run the same command again to resume"
-            else:
-                kept = f"what was finished is kept in {place}: run the same command again with -o {place} to resume"
-            raise OutputError(f"{lost}; {kept}") from None
+                raise OutputError(f"{lost}; what was finished could not be kept") from None
+            option = "" if place == self._folder.path else f" with -o {place}"
+            again = f"run the same command again{option} to resume"
+            raise OutputError(f"{lost}; what was finished is kept in {place}: {again}") from None
 
     def close(self) -> None:
         """Close the files; what was added is committed first, unless the store is not as it should be."""
@@ -307,50 +295,3 @@ def _size(request: Request) -> int:
     """About how many bytes its lines repeat of it."""
     repeated = [*request.metadata.items(), *echoed(request).items()]
     return len(dump(repeated)) if repeated else 0
-
-
-class _Log:
-    """One of the two files, written from the start, with its digest."""
-
-    def __init__(self, folder: OutputFolder, name: str) -> None:
-        self.name = name
-        self._folder = folder
-        self._block = bytearray()
-        self._sha256 = hashlib.sha256()
-        self._size = 0
-        with writing(self._path):
-            self._file = folder.directory.create(name)
-
-    @property
-    def _path(self) -> Path:
-        return self._folder.path / self.name
-
-    def write(self, data: bytes) -> None:
-        self._block += data
-        if len(self._block) >= _BLOCK:
-            self.flush()
-
-    def flush(self) -> None:
-        with writing(self._path):
-            write_all(self._file, self._block)
-        self._sha256.update(self._block)
-        self._size += len(self._block)
-        self._block.clear()
-
-    def sync(self) -> dict[str, Any]:
-        with writing(self._path):
-            os.fsync(self._file)
-        return {"sha256": self._sha256.hexdigest(), "bytes": self._size}
-
-    def damage(self) -> str | None:
-        """What something else did to the file; None if it is as it was written."""
-        if not self._folder.directory.has(self.name):
-            return f"{self._path} was deleted"
-        if not self._folder.directory.holds(self.name, self._file):
-            return f"{self._path} was replaced by another"
-        if os.fstat(self._file).st_size != self._size or digest(self._file) != self._sha256.hexdigest():
-            return f"{self._path} was changed"
-        return None
-
-    def close(self) -> None:
-        os.close(self._file)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from detgen.engine.engine_like import EngineLike
 from detgen.errors import RunError
-from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig
+from detgen.run.interface import RunConfig, RunSummary, ScoreConfig
 
 if TYPE_CHECKING:
     from detgen.run.lifecycle import run

@@ -1,17 +1,16 @@
-"""What a run is given, what it returns, and what it needs of an engine. Plain data and a protocol."""
+"""What a run is given, and what it returns. Plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal
 
 from detgen.declaring import Option, Part
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
-from detgen.engine.score_requests import Score, ScoreRequest
-from detgen.engine.stats import EngineStats
+from detgen.engine.score_requests import Score
 from detgen.outputs import Totals
 from detgen.params import SamplingParams
 from detgen.prompts import BadLine, Prompts, read_scores
@@ -19,11 +18,7 @@ from detgen.workers.worker_config import WorkersConfig
 
 if TYPE_CHECKING:  # the help of the command line needs the fields alone
     from detgen.engine.chunks import Chunk
-    from detgen.engine.request import Completion, Request
-    from detgen.engine.score_requests import Score, ScoreRequest
-    from detgen.engine.stats import EngineStats
-    from detgen.outputs import Totals
-    from detgen.prompts import BadLine, Prompts
+    from detgen.engine.engine_like import EngineLike
 
 
 def _folder_or_auto(text: str) -> Path | str:
@@ -228,34 +223,3 @@ class RunSummary:
     def all_failed(self) -> bool:
         """Whether no prompt of the run could be run."""
         return self.written.prompts > 0 and self.written.errors > 0 and not self.written.tokens
-
-
-class EngineLike(Protocol):
-    """What a run needs of `detgen.engine.Engine`."""
-
-    @property
-    def stats(self) -> EngineStats:
-        """Running totals."""
-
-    @property
-    def thinks(self) -> bool:
-        """Whether the model thinks while it reads."""
-
-    @property
-    def dated(self) -> bool:
-        """Whether the text of a chat has the day in it."""
-
-    def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
-        """The request's prompt and the tokens of a completion in chunks, with thoughts by first position."""
-
-    def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
-        """Run requests, read as slots become free; yields after each step what finished in it."""
-
-    def score_stream(self, requests: Iterable[ScoreRequest]) -> Iterator[list[Score]]:
-        """Score requests, likewise."""
-
-    def profile(self) -> dict[str, Any]:
-        """Everything that decides the bits of an output."""
-
-    def draft_profile(self) -> dict[str, Any] | None:
-        """The draft model, which decides none of them; None without one."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import detgen
+from detgen.cache import store_of_run
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
+from detgen.engine.engine_like import EngineLike
 from detgen.engine.pieces import pieces_of
 from detgen.engine.request import Request
 from detgen.engine.sources import check_sources
@@ -25,27 +25,27 @@ from detgen.failing import limit_reached
 from detgen.machine import peak_memory
 from detgen.outputs import (
     Answers,
-    FolderLostError,
     FolderStore,
     OutputFolder,
     Samples,
-    Store,
+    SharedStore,
     Totals,
     Writer,
     differences,
+    differences_in_kind,
     model_stamp,
 )
 from detgen.outputs.folder import DRAFT_STORE, OUTPUTS
 from detgen.outputs.manifest import RESULTS
 from detgen.outputs.store import STORE, beside
 from detgen.progress import Observer
-from detgen.prompts import Inspection, Prompts, open_prompts, spooled_prompts
-from detgen.run.interface import EngineLike, RunConfig, RunSummary, ScoreConfig, ThoughtCounts
+from detgen.prompts import Inspection, Prompts
+from detgen.run.interface import RunConfig, RunSummary, ScoreConfig, ThoughtCounts
+from detgen.run.opening import opened_run
 from detgen.run.results import add_results, are_wanted, make_results
-from detgen.run.stores import check_kind, samples_of, shared_store, tell_damaged
 from detgen.run.unloaded import describe, unloaded
 from detgen.run.work import Work
-from detgen.workers.worker_engine import open_workers
+from detgen.workers.team import open_workers
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
 _SETTINGS = (
@@ -82,16 +82,16 @@ def run(
     cache = config.cache if isinstance(config, RunConfig) else None
     with (
         ExitStack() as workers,
-        _opened(config, observer) as (folder, source, inspection),
+        opened_run(config, observer) as (folder, source, inspection),
         _crashes_noted(folder),
-        shared_store(cache, folder, observer) as shared,
+        store_of_run(cache, folder.path, observer.message) as shared,
         ExitStack() as opened,
     ):
         manifest = _manifest(config, folder, source, inspection)
         former = None if config.overwrite else folder.manifest()
         own = None
         if former is not None:
-            check_kind(folder, former, manifest)
+            _check_kind(folder, former, manifest)
             if former["status"] == "finished":
                 folder.check_finished(former)
                 same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
@@ -119,7 +119,7 @@ def run(
         if former is None:
             folder.clear()
         else:
-            check_kind(folder, former, manifest)
+            _check_kind(folder, former, manifest)
             changed = differences(former, manifest)
             if not changed and former["status"] == "finished":
                 add_results(config, folder, source, former, observer)
@@ -134,11 +134,27 @@ def run(
             own = opened.enter_context(closing(FolderStore(folder, observer.message)))
         if not build_engine and not config.workers:
             describe(engine, manifest["model_stamp"], own, shared)
-        samples = samples_of(own, shared, manifest, source.name, observer, dated=engine.dated)
-        try:
-            return _generate(config, folder, source, inspection, manifest, engine, samples, observer)
-        finally:
-            tell_damaged(folder.store, own.damaged, observer)
+        samples = Samples(own, shared, manifest, source.name, dated=engine.dated)
+        return _generate(config, folder, source, inspection, manifest, engine, samples, observer)
+
+
+def _check_kind(folder: OutputFolder, former: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """Keep what another model, version or command made in a folder from being lost from view.
+
+    Args:
+        folder: the output folder.
+        former: the manifest of the run that it holds.
+        manifest: this run's.
+
+    Raises:
+        RunError: it is such a run.
+    """
+    if found := differences_in_kind(former, manifest):
+        state = "a finished" if former["status"] == "finished" else "an unfinished"
+        raise RunError(
+            f"{folder.path} holds {state} run that differs from this one: {'; '.join(found)}."
+            " Start over with --overwrite, or choose another folder with -o"
+        )
 
 
 def _tell_former(folder: OutputFolder, changed: list[str], own: FolderStore | None, observer: Observer) -> None:
@@ -238,7 +254,7 @@ def _engine(
     source: Prompts,
     manifest: dict[str, Any],
     own: FolderStore | None,
-    shared: Store | None,
+    shared: SharedStore | None,
     observer: Observer,
 ) -> EngineLike:
     """The engine of a run; it is not loaded where the stores have all samples."""
@@ -268,30 +284,6 @@ def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: E
 
 
 @contextmanager
-def _opened(config: RunConfig | ScoreConfig, observer: Observer) -> Iterator[tuple[OutputFolder, Prompts, Inspection]]:
-    """The output folder, locked, and the input, inspected; whatever is wrong with them is a `RunError`."""
-    suffix = "out" if isinstance(config, RunConfig) else "scores"
-    try:
-        if config.prompts == "-":
-            with OutputFolder(config.output or Path(f"stdin-{suffix}"), observer.message) as folder:
-                source = _receive(folder, config)
-                inspection = source.inspect()
-                _check_json(source)
-                yield folder, source, inspection
-        else:
-            source = open_prompts(config.prompts, config.prompt_column)
-            output = config.output or Path(f"{source.stem}-{suffix}")
-            _check_apart(source, output)
-            inspection = source.inspect()
-            with OutputFolder(output, observer.message) as folder:
-                yield folder, source, inspection
-    except FolderLostError as error:
-        raise RunError(f"{error}; run the same command again") from error
-    except (PromptsError, OutputError) as error:
-        raise RunError(str(error)) from error
-
-
-@contextmanager
 def _crashes_noted(folder: OutputFolder) -> Iterator[None]:
     """Keep the traceback of an internal error in the folder; notes of the error say what is kept, and where."""
     try:
@@ -304,39 +296,6 @@ def _crashes_noted(folder: OutputFolder) -> Iterator[None]:
         if folder.directory.has(STORE):
             error.add_note("what was finished is kept: run the same command again to resume")
         raise
-
-
-def _receive(folder: OutputFolder, config: RunConfig | ScoreConfig) -> Prompts:
-    """What is piped in; if nothing is, what was piped into the run that is to be resumed."""
-    piped = config.piped
-    if piped is None and sys.stdin is not None and not sys.stdin.isatty():
-        piped = sys.stdin.buffer
-    if piped is not None and (received := folder.receive(piped)):
-        return spooled_prompts(received, config.prompt_column)
-    if not config.overwrite and (kept := folder.kept()):
-        return spooled_prompts(kept, config.prompt_column)
-    raise RunError("no prompts on standard input; pipe JSON lines into detgen, or name a file")
-
-
-def _check_json(source: Prompts) -> None:
-    """Refuse standard input that is plain text, before a model is loaded for it."""
-    for _, item in source.items():
-        with suppress(RequestError):
-            if isinstance(source.decode(item), dict):
-                return
-    raise RunError(
-        'no line of standard input is a JSON object; pipe lines such as {"prompt": "..."}, or write plain text to a'
-        " .txt file and name that (detgen run also takes a text as --prompt TEXT)"
-    )
-
-
-def _check_apart(source: Prompts, output: Path) -> None:
-    """Keep a run from writing into its own input."""
-    if source.path is None:
-        return
-    place, target = source.path.resolve(), output.resolve()
-    if target == place.parent if place.is_file() else target.is_relative_to(place):
-        raise RunError(f"the output folder {output} is where the prompts are; choose another one with -o")
 
 
 def _manifest(

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
+from detgen.engine.engine_like import EngineLike
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.sources import uses_draft
 from detgen.engine.stats import EngineStats
-from detgen.errors import DEMO, StoreError
-from detgen.outputs import FolderStore, Store
+from detgen.errors import DEMO
+from detgen.outputs import FolderStore, Samples, SharedStore
 from detgen.progress import Observer
 from detgen.prompts import Prompts
-from detgen.run.interface import EngineLike, RunConfig, ScoreConfig
-from detgen.run.stores import samples_of
+from detgen.run.interface import RunConfig, ScoreConfig
 
 _WHOLE = {"target", "dtype", "arithmetic"}  # all that the profile of a model that runs whole has
 
@@ -85,7 +84,7 @@ class Unloaded:
         return self._engine
 
 
-def describe(engine: EngineLike, stamp: str | None, own: FolderStore, shared: Store | None) -> None:
+def describe(engine: EngineLike, stamp: str | None, own: FolderStore, shared: SharedStore | None) -> None:
     """Describe an engine to the stores, under the stamp of its configuration, if its model runs whole.
 
     Raises:
@@ -100,9 +99,8 @@ def describe(engine: EngineLike, stamp: str | None, own: FolderStore, shared: St
     }
     value = json.dumps(described).encode()
     for store in (own, shared):
-        with suppress(StoreError):  # of the shared one it is said when samples are to be written
-            if store is not None and store.described(stamp) != value:
-                store.describe(stamp, value)
+        if store is not None and store.described(stamp) != value:
+            store.describe(stamp, value)
 
 
 def unloaded(
@@ -110,7 +108,7 @@ def unloaded(
     source: Prompts,
     manifest: dict[str, Any],
     own: FolderStore | None,
-    shared: Store | None,
+    shared: SharedStore | None,
     observer: Observer,
     load: Callable[[], EngineLike],
 ) -> Unloaded | None:
@@ -129,17 +127,16 @@ def unloaded(
         EngineError: there is no such device or model.
         PromptsError: the prompts cannot be read.
     """
-    value, stamp = None, manifest["model_stamp"]
-    for store in (own, shared):
-        with suppress(StoreError):  # it is said when samples are read
-            value = value or (None if stamp is None or store is None else store.described(stamp))
+    stamp = manifest["model_stamp"]
+    stores = [store for store in (own, shared) if store is not None and stamp is not None]
+    value = next((value for store in stores if (value := store.described(stamp)) is not None), None)
     if value is None:
         return None
     described: dict[str, Any] = json.loads(value)
     if not uses_draft(config.engine):
         described["draft"] = None
     known = manifest | {"profile": described["profile"]}
-    samples = samples_of(own, shared, known, source.name, observer, dated=described["dated"])
+    samples = Samples(own, shared, known, source.name, dated=described["dated"])
     name = described["profile"]["target"]["name"]
     # The run itself tells a person of the input.
     items = config.items(source, lambda text: None, name)

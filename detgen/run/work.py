@@ -9,13 +9,14 @@ from threading import Event
 from types import FrameType
 from typing import Any
 
+from detgen.engine.engine_like import EngineLike
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score
 from detgen.interruption import ending_signals
 from detgen.outputs import Writer
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts
-from detgen.run.interface import EngineLike, RunConfig, ScoreConfig
+from detgen.run.interface import RunConfig, ScoreConfig
 
 _REPORT_SECONDS = 0.1
 

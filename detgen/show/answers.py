@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detgen.show.screen import counted, open_output, size
+from detgen.report.words import counted
+from detgen.show.screen import open_output, size
 
 if TYPE_CHECKING:
     from detgen.cache.pruning import Contents, Pruned

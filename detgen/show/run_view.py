@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, set_cell_size
 
 from detgen.outputs import first_errors
-from detgen.show.screen import Screen, clock, counted, plain, size
+from detgen.report.words import counted
+from detgen.show.screen import Screen, clock, plain, size
 
 if TYPE_CHECKING:
     from detgen.engine.chunks import Chunk

@@ -95,11 +95,6 @@ def open_output(width: int = 120) -> Screen:
     return screen
 
 
-def counted(number: int, noun: str) -> str:
-    """Such as `1 sample` or `2,000 samples`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def clock(seconds: float) -> str:
     """Such as `0:01:05`."""
     minutes, second = divmod(round(seconds), 60)

@@ -10,7 +10,7 @@ import platform
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import detgen
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
+from detgen.engine.engine_like import EngineLike
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score
 from detgen.engine.stats import EngineStats
@@ -63,33 +64,14 @@ class Answer:
     stats: EngineStats
 
 
-class ServedEngine(Protocol):
-    """What a worker needs of `detgen.engine.Engine`."""
-
-    stats: EngineStats
-
-    @property
-    def thinks(self) -> bool:
-        """Whether the model thinks while it reads."""
-
-    @property
-    def dated(self) -> bool:
-        """As `Engine.dated`."""
-
-    def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
-        """As `Engine.chunks`."""
+class ServedEngine(EngineLike, Protocol):
+    """What a worker needs of `detgen.engine.Engine`: a stream of it goes on where there is no other request yet."""
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[list[Completion]]:
-        """As `Engine.stream`."""
+        """As `Engine.stream`; None where there is no other request yet."""
 
     def score_stream(self, requests: Iterable[Any]) -> Iterator[list[Score]]:
-        """As `Engine.score_stream`."""
-
-    def profile(self) -> dict[str, Any]:
-        """As `Engine.profile`."""
-
-    def draft_profile(self) -> dict[str, Any] | None:
-        """As `Engine.draft_profile`."""
+        """As `Engine.score_stream`, likewise."""
 
 
 class Serving:

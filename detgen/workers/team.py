@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from detgen.engine.chunks import Chunk
+from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.errors import EngineError, RunError
 from detgen.outputs.identity import profile_differences
 from detgen.progress import Observer
-from detgen.workers.cluster import Cluster, WorkerDied
+from detgen.workers.cluster import Cluster, RayCluster, WorkerDied
 from detgen.workers.known import Worker, add_counts
 from detgen.workers.serving import Answer, Identity
 from detgen.workers.waiting import Errand, Waiting
+from detgen.workers.worker_config import WorkersConfig
 
 _BATCHES = 2  # that a worker has of requests: one that runs, one that waits there
 _CALLS = 2  # of a worker at a time: while one is answered, it works at the other
@@ -30,6 +33,17 @@ _SECONDS_PER_WORKER = 0.0005  # more for each of many, of whose calls the coordi
 _LOOK = 0.1  # seconds after which whoever reads the stream gets the word
 _DEATHS = 3  # of a worker while it loads, or of workers that have one request alone: enough to give up
 _TOGETHER = 2  # deaths after which a request runs alone, so that it is seen whether they are its doing
+
+
+@contextmanager
+def open_workers(config: WorkersConfig, engine: EngineConfig, observer: Observer) -> Iterator[WorkersEngine]:
+    """An engine of workers, which end with the block.
+
+    Raises:
+        EngineError: as `RayCluster` and `WorkersEngine`.
+    """
+    with closing(RayCluster(config, engine, observer)) as cluster:
+        yield WorkersEngine(cluster, engine.batch_size, observer)
 
 
 class WorkersEngine:

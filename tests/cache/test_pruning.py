@@ -11,8 +11,8 @@ import pytest
 import detgen
 from detgen.cache.cache_folder import make_store
 from detgen.cache.pruning import contents, prune
-from detgen.outputs.keys import entry_key
-from detgen.outputs.store import Entry, Store
+from detgen.outputs.entries import Entry, entry_key
+from detgen.outputs.store import Store
 
 A, B = "aa" * 16, "bb" * 16  # profiles
 

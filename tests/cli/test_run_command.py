@@ -146,7 +146,7 @@ def test_errors_matter_under_strict_alone(run_with: RunWith) -> None:
 def test_a_run_in_which_every_prompt_failed_is_no_success(
     run_with: RunWith, tmp_path: Path, status: Any, quiet: list[str]
 ) -> None:
-    lines = [f'{{"error":"p.jsonl:{n}: bad\\u001b[31m"}}\n' for n in range(1, 6)]
+    lines = [f'{{"id":{n},"index":{n},"sample":0,"error":"p.jsonl:{n}: bad\\u001b[31m"}}\n' for n in range(1, 6)]
     (tmp_path / "outputs.jsonl").write_text("".join(lines))
     all_bad = replace(SUMMARY, status=status, output=tmp_path, written=Totals(prompts=5, errors=5))
     result, _ = run_with("prompts.jsonl", *quiet, outcome=all_bad)
@@ -158,7 +158,7 @@ def test_a_run_in_which_every_prompt_failed_is_no_success(
 
 
 def test_the_first_errors_of_a_run_are_shown(run_with: RunWith, tmp_path: Path) -> None:
-    (tmp_path / "outputs.jsonl").write_text('{"text":"a"}\n{"error":"p.jsonl:2: bad"}\n')
+    (tmp_path / "outputs.jsonl").write_text('{"id":"b","index":1,"sample":0,"error":"p.jsonl:2: bad"}\n')
     some_bad = replace(SUMMARY, output=tmp_path, written=Totals(prompts=2, samples=1, errors=1, tokens=3))
     result, _ = run_with("prompts.jsonl", outcome=some_bad)
     assert result.exit_code == 0

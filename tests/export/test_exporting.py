@@ -23,8 +23,7 @@ from detgen.engine.config import EngineConfig
 from detgen.errors import OutputError, PromptsError
 from detgen.export import FORMS
 from detgen.export.exporting import Exported, export_run
-from detgen.export.table_rows import COLUMNS, row_of
-from detgen.export.tables import write_table
+from detgen.export.tables import COLUMNS, row_of, write_table
 from detgen.verify.replay.early import check_early
 
 MESSAGES = [{"role": "user", "content": "hi"}]

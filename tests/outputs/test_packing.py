@@ -70,7 +70,7 @@ def test_a_completion_comes_back_with_the_same_lines(made: Completion) -> None:
     assert repr((back.token_ids, back.logprobs)) == repr((made.token_ids, made.logprobs))
 
 
-_scores = st.lists(st.tuples(_tokens, st.floats(width=32, allow_nan=False), st.booleans()), max_size=9)
+_scores = st.lists(st.tuples(_tokens, st.floats(max_value=0, width=32, allow_nan=False), st.booleans()), max_size=9)
 
 
 @examples(50)

@@ -15,8 +15,8 @@ import pytest
 from detgen.cache.cache_folder import default_folder, make_store, open_store
 from detgen.engine.request import Request
 from detgen.errors import StoreError
-from detgen.outputs.keys import asked_anywhere, asked_here, entry_key, profile_digest
-from detgen.outputs.store import STORE, Entry, Store, beside, sound
+from detgen.outputs.entries import Entry, asked_anywhere, asked_here, entry_key, profile_digest, sound
+from detgen.outputs.store import STORE, Store, beside
 
 A = "aa" * 16  # a profile
 
@@ -118,9 +118,10 @@ def test_the_former_of_two_equal_entries_stays(store: Store) -> None:
 
 
 def test_an_error_keeps_nothing_of_a_batch(store: Store) -> None:
-    with pytest.raises(StoreError, match=r"cannot use .*samples"):
-        store.add(A, "large", [new(5000), Entry(key(5001), None, b"")])  # type: ignore[arg-type]
-    assert store.find(key(5000)) is None
+    with closing(Store(store.path)) as other:
+        with pytest.raises(StoreError, match=r"cannot use .*samples"):
+            other.add(A, "large", [new(5000), Entry(key(5001), None, b"")])  # type: ignore[arg-type]
+        assert other.find(key(5000)) is None
 
 
 def test_the_database_is_as_it_should_be(store: Store) -> None:
@@ -137,8 +138,8 @@ def test_a_lone_store_has_an_entry_for_each_of_requests_that_are_alike(tmp_path:
         assert [store.find(key(1), place) for place in (9, 7, 5, 8)] == [
             (entries[1], b"\x09"), (entries[2], b"\x07"), (entries[0], b"\x05"), (entries[0], b"\x05")
         ]  # fmt: skip
-        assert store.find(key(1), 7, until=entries[1]) == (entries[0], b"\x05")
-        assert store.find(key(1), 5, until=0) is None
+        for store.until, found in (entries[1], (entries[0], b"\x05")), (0, None), (entries[2], (entries[2], b"\x07")):
+            assert store.find(key(1), 7) == found
         store.db.execute("UPDATE packed SET value = x'00' WHERE id = ?", entries[1:2])
         assert store.find(key(1), 9) == (entries[0], b"\x05"), "a damaged one makes room for another"
         assert store.damaged == 1

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import detgen.outputs.writer
 from detgen.engine.request import Completion, Request
 from detgen.errors import OutputError
-from detgen.outputs import FolderStore, OutputFolder, Samples, SharedStore, Store, Writer
+from detgen.outputs import FolderStore, OutputFolder, Samples, SharedStore, Writer
 from detgen.prompts import BadLine
 
 PROFILE = {"target": {"name": "m", "digest": "d"}, "dtype": "float32"}
@@ -39,7 +39,9 @@ def opened(folder: OutputFolder, shared: SharedStore | None = None) -> Iterator[
     """A writer with the folder's store."""
     with (
         closing(FolderStore(folder)) as own,
-        closing(Writer(folder, Samples(own, shared, PROFILE, "p"), pieces=NUMBERED)) as writer,
+        closing(
+            Writer(folder, Samples(own, shared, {"profile": PROFILE}, "p", dated=False), pieces=NUMBERED)
+        ) as writer,
     ):
         yield writer
 
@@ -192,7 +194,7 @@ def test_a_store_that_has_no_room_is_reported_and_loses_nothing(tmp_path: Path) 
                 writer.recall(request(index))
             writer.finish(completion(request(0)))
             writer.flush()
-            writer._store._store.db.execute("PRAGMA max_page_count = 1").fetchall()
+            writer._store.db.execute("PRAGMA max_page_count = 1").fetchall()
             writer.finish(completion(request(1), length=9000))
             with pytest.raises(OutputError, match=r"cannot use .*: .* is full; free some space, then run"):
                 writer.flush()
@@ -267,8 +269,8 @@ def test_only_the_samples_that_are_missing_run_again(tmp_path: Path) -> None:
 
 
 def test_what_is_reused_counts_apart_and_waits_for_its_commit(tmp_path: Path) -> None:
-    shared = Store(tmp_path / "shared.sqlite3")
-    with OutputFolder(tmp_path / "other") as folder, opened(folder, SharedStore(shared, print)) as writer:
+    shared = SharedStore(tmp_path / "shared.sqlite3", print)
+    with OutputFolder(tmp_path / "other") as folder, opened(folder, shared) as writer:
         writer.recall(request(0))
         writer.finish(completion(request(0)))
         writer.finish_all()
@@ -278,7 +280,7 @@ def test_what_is_reused_counts_apart_and_waits_for_its_commit(tmp_path: Path) ->
                 writer.recall(request(index))
             writer.finish(completion(request(1)))
             writer.flush()
-        with opened(folder, SharedStore(shared, print)) as writer:
+        with opened(folder, shared) as writer:
             assert not writer.recall(request(0))
             assert not writer.recall(request(1)), "comes next in order, behind one that the store does not have yet"
             assert lines_of(folder.outputs) == []

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
 from detgen.errors import RunError
-from detgen.outputs import keys
+from detgen.outputs import entries
 from detgen.outputs import store as stores
 from detgen.outputs.store import STORE
 from detgen.params import SamplingParams
@@ -158,8 +159,10 @@ def test_another_profile_finds_nothing(tmp_path: Path, prompts: Path, monkeypatc
     cache = tmp_path / "cache"
     go(prompts, tmp_path / "a", cache=cache)
     assert go(prompts, tmp_path / "b", build=lambda c: FakeEngine(c, device="cuda"), cache=cache).reused == 0
-    version = keys.importlib.metadata.version
-    monkeypatch.setattr(keys.importlib.metadata, "version", lambda name: version(name) + "x" * (name == "tokenizers"))
+    version = entries.importlib.metadata.version
+    monkeypatch.setattr(
+        entries.importlib.metadata, "version", lambda name: version(name) + "x" * (name == "tokenizers")
+    )
     assert go(prompts, tmp_path / "c", cache=cache).reused == 0
     monkeypatch.undo()
     assert go(prompts, tmp_path / "d", cache=cache).reused == 15
@@ -465,7 +468,8 @@ def test_a_chat_with_the_day_in_it_is_of_that_day(tmp_path: Path, monkeypatch: p
     assert go(path, tmp_path / "b", build=dated, cache=cache).reused == 2
     write(path, [{"prompt": "x"}, chat])
     assert go(path, tmp_path / "b", build=dated).resumed == 2
-    monkeypatch.setattr("detgen.run.stores.today", lambda: "2001-01-01")
+    another_day = type("Day", (date,), {"today": staticmethod(lambda: date(2001, 1, 1))})
+    monkeypatch.setattr("detgen.outputs.samples.date", another_day)
     assert go(path, tmp_path / "c", build=dated, cache=cache).reused == 1
 
 

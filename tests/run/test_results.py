@@ -12,7 +12,7 @@ from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manife
 
 from detgen.engine.config import EngineConfig
 from detgen.errors import EngineError, RunError
-from detgen.outputs import batch_results, writer
+from detgen.outputs import batch_results, log_file
 from detgen.params import SamplingParams
 from detgen.run import RunConfig, RunSummary, run
 
@@ -123,19 +123,18 @@ def test_overwriting_deletes_results(tmp_path: Path, batch: Path) -> None:
 def test_nobody_finds_half_of_the_results(tmp_path: Path, batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full while they are written ends the run; the same command goes on."""
     out = tmp_path / "out"
-    monkeypatch.setattr(batch_results, "_BLOCK", 1)
-    written = 0
+    monkeypatch.setattr(log_file, "_BLOCK", 1)
 
-    def full(file: int, data: bytearray) -> None:
-        nonlocal written
-        written += 1
-        if written == 3:
+    class Full(log_file.DigestedFile):
+        def flush(self) -> None:
+            super().flush()
+            assert (out / "results.jsonl.tmp").stat().st_size
             raise OSError(28, "No space left on device")
-        writer.write_all(file, data)
 
-    monkeypatch.setattr(batch_results, "write_all", full)
-    with pytest.raises(RunError, match=r"cannot write .*results\.jsonl: No space left"):
-        go(batch, out, output_format="openai")
+    with monkeypatch.context() as disk:
+        disk.setattr(batch_results, "DigestedFile", Full)
+        with pytest.raises(RunError, match=r"cannot write .*results\.jsonl: No space left"):
+            go(batch, out, output_format="openai")
     assert not (out / "results.jsonl").exists()
     assert manifest_of(out)["status"] == "running"
     go(batch, out, output_format="openai")

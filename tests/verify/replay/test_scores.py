@@ -18,8 +18,9 @@ from helpers.tampering import edit_lines, edit_manifest
 from detgen import Engine, EngineConfig
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import CheckError
+from detgen.outputs.entries import digest
 from detgen.outputs.packing import pack, unpacked
-from detgen.outputs.store import STORE, digest
+from detgen.outputs.store import STORE
 from detgen.run import ScoreConfig, run
 from detgen.verify.replay.audit import Audit
 from detgen.verify.replay.claims import read_manifest

@@ -19,9 +19,10 @@ from helpers.tampering import Changed, edit_lines, edit_manifest, fail, renew
 from detgen import Engine, EngineConfig, Request, SamplingParams
 from detgen.engine.request import Completion
 from detgen.errors import CheckError
+from detgen.outputs.entries import digest
 from detgen.outputs.lines import dump
 from detgen.outputs.packing import pack, unpacked
-from detgen.outputs.store import STORE, digest
+from detgen.outputs.store import STORE
 from detgen.run import RunConfig, run
 from detgen.verify.replay.audit import Audit
 from detgen.verify.replay.claims import read_manifest

@@ -1,9 +1,10 @@
-"""The keys of samples in a store: by them later runs find what they need not generate."""
+"""The entries of a store: the keys by which later runs find what they need not generate, and whether one is whole."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+from dataclasses import dataclass
 from typing import Any
 
 from detgen.engine.request import Request
@@ -11,7 +12,25 @@ from detgen.outputs.identity import fingerprint
 from detgen.outputs.lines import content_digest, request_digest
 
 _SIZE = 32  # bytes of a key
+_DIGEST = 16  # bytes before those of an entry
 _PROMPTING = ("transformers", "tokenizers", "jinja2")  # what turns a prompt into tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sample to be kept.
+
+    Attributes:
+        key: see `entry_key`.
+        tokens: its number of tokens.
+        value: its bytes.
+        place: index of its request in the input.
+    """
+
+    key: bytes
+    tokens: int
+    value: bytes
+    place: int = 0
 
 
 def profile_digest(profile: dict[str, Any]) -> str:
@@ -53,3 +72,15 @@ def asked_here(request: Request, source: str) -> str:
         source: what errors call the input.
     """
     return f"{request.index} {source}:{request.line} {request_digest(request)}"
+
+
+def sound(key: bytes, value: object) -> bytes | None:
+    """The bytes of an entry without their digest; None if it is not the one of key and bytes."""
+    if not isinstance(key, bytes) or not isinstance(value, bytes) or digest(key, value[_DIGEST:]) != value[:_DIGEST]:
+        return None
+    return value[_DIGEST:]
+
+
+def digest(key: bytes, value: bytes) -> bytes:
+    """The digest that stands before the bytes of an entry."""
+    return hashlib.blake2b(value, digest_size=_DIGEST, key=key[:64]).digest()
