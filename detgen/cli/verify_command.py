@@ -141,7 +141,7 @@ def _check(
     began = time.monotonic()
     from detgen.engine.sources import check_sources
     from detgen.prompts import open_prompts
-    from detgen.verify.perturb.plan import read_axes
+    from detgen.verify.perturb.selecting import read_axes
 
     with display:
         read_axes(extent["only"])

@@ -168,33 +168,24 @@ class Tally:
         return all(compared == equal for compared, equal in pairs) and not self.tokens_different
 
 
-@dataclass(slots=True)
-class Comparison:
-    """How one generation compares with its reference."""
-
-    tally: Tally = field(default_factory=Tally)
-    differences: list[Difference] = field(default_factory=list)
-
-
-def compare(reference: Mapping[Key, Observed], found: Mapping[Key, Observed]) -> Comparison:
-    """Compare the samples of a generation with those of the reference.
+def compare(reference: Mapping[Key, Observed], found: Mapping[Key, Observed], tally: Tally) -> Difference | None:
+    """Compare the samples of a generation with those of the reference; the difference of the first that differs.
 
     Args:
         reference: of all samples that should be there.
         found: those that are.
+        tally: is told what was compared.
     """
-    result = Comparison()
+    differences = []
     for key, want in reference.items():
-        got = found.get(key)
-        if got is None:
-            result.differences.append(Difference(*key, "missing", 0, -want.prompt))
-            result.tally.tokens += len(want.tokens)
-            result.tally.tokens_different += len(want.tokens)
-            continue
-        _count(result.tally, want, got)
-        if (difference := _first(key, want, got)) is not None:
-            result.differences.append(difference)
-    return result
+        if (got := found.get(key)) is None:
+            differences.append(Difference(*key, "missing", 0, -want.prompt))
+            tally.tokens += len(want.tokens)
+            tally.tokens_different += len(want.tokens)
+        else:
+            _count(tally, want, got)
+            differences += filter(None, [_first(key, want, got)])
+    return differences[0] if differences else None
 
 
 def _count(tally: Tally, want: Observed, got: Observed) -> None:

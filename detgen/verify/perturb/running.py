@@ -19,9 +19,9 @@ from detgen.machine import usable_cores
 from detgen.progress import Observer
 from detgen.runner.block_manager import PAGE
 from detgen.verify.perturb.axes import QUANTS, Setting
-from detgen.verify.perturb.budget import OutOfTime, check_time
 from detgen.verify.perturb.generation_digests import Key, Observed, Watching
 from detgen.verify.perturb.pool import grows
+from detgen.verify.perturb.timing import OutOfTime, check_time
 from detgen.worker import Worker
 
 _WHOLE = 1_000_000  # chunks: more than any prompt has
@@ -69,10 +69,12 @@ class Generated:
     Attributes:
         samples: those that ended without an error.
         preemptions: sequences that gave their pages back and were replayed.
+        kills: runs that were killed in the middle and resumed.
     """
 
     samples: dict[Key, Observed]
     preemptions: int = 0
+    kills: int = 0
 
 
 class Subject:

@@ -12,10 +12,11 @@ from detgen.engine.config import EngineConfig
 from detgen.errors import CheckError, EngineError
 from detgen.progress import Observer
 from detgen.verify.perturb.axes import QUANTS, make_axes
-from detgen.verify.perturb.budget import FEW, OutOfTime
 from detgen.verify.perturb.checking import Check
-from detgen.verify.perturb.plan import FULL, QUICK, read_axes, read_pool, select
+from detgen.verify.perturb.prompts import FEW, FULL, QUICK, read_pool
 from detgen.verify.perturb.running import Subject
+from detgen.verify.perturb.selecting import read_axes, select
+from detgen.verify.perturb.timing import OutOfTime
 
 _SHARE = 4  # of the time, one part may go into loading what only some settings need
 
@@ -57,7 +58,7 @@ def run_check(
     pool = read_pool(prompts, config.target, limit, extent)
     config = replace(config, drafter="auto", batch_size=max(len(pool.requests), FEW) + 8)
     subject = Subject(config, observer=observer)
-    with Check(config, pool, [], seed, observer, subject) as check:
+    with Check(config, pool, {}, seed, observer, subject) as check:
         engine = subject.engine()
         now = time.monotonic()
         start = now - began
@@ -88,7 +89,7 @@ def run_check(
             thinks=engine.thinks,
             requests=len(pool.requests),
         )
-        settings, check.result.pairs, more = select(check.axes, names, extent, seed)
+        settings, check.result.pairs, more = select(check.axes, names, extent.random, seed)
         check.run(settings, more if minutes and not names else (), deadline)
         if not check.result.total.settings:
             raise _too_short(minutes, start, "a setting")

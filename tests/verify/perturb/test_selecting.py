@@ -1,27 +1,35 @@
-"""The selection of settings: all pairs, none that contradicts itself, the same for a seed."""
+"""The selection of settings: all pairs, none that contradicts itself, the same for a seed; and their order."""
 
 from __future__ import annotations
 
-from itertools import combinations, islice
+from collections import Counter
+from dataclasses import asdict
+from itertools import combinations, groupby, islice
 
 import pytest
 
-from detgen.verify.perturb.axes import QUANTS, Axis, Setting, allowed, alone, consistent, make_axes
-from detgen.verify.perturb.covering import at_random, pairwise
+from detgen.errors import CheckError
+from detgen.verify.perturb.axes import QUANTS, Axes, Setting, alone, make_axes
+from detgen.verify.perturb.axes import consistent as stand_together
+from detgen.verify.perturb.selecting import at_random, ordered, pairwise, read_axes, select
 
 AXES = make_axes(has_draft=True, quants=QUANTS, processes=True, cores=2)
 THINKING = make_axes(has_draft=False, quants=["none"], processes=True, cores=2, thinks=True)
 
 
+def consistent(setting: Setting) -> bool:
+    return stand_together(asdict(setting))
+
+
 @pytest.mark.parametrize("axes", [AXES, THINKING], ids=["plain", "thinking"])
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
-def test_each_pair_once(seed: int, axes: list[Axis]) -> None:
+def test_each_pair_once(seed: int, axes: Axes) -> None:
     """Every pair of values that can stand together occurs; a run is killed and resumed in one setting."""
     found = pairwise(axes, seed)
     for a, b in combinations(axes, 2):
-        seen = {(getattr(s, a.name), getattr(s, b.name)) for s in found}
-        wanted = {(x, y) for x in a.values for y in b.values if allowed(a.name, x, b.name, y)}
-        assert {pair for pair in wanted if "resumed" not in pair} <= seen, (a.name, b.name)
+        seen = {(getattr(s, a), getattr(s, b)) for s in found}
+        wanted = {(x, y) for x in axes[a] for y in axes[b] if stand_together({a: x, b: y})}
+        assert {pair for pair in wanted if "resumed" not in pair} <= seen, (a, b)
     assert sum(s.process == "resumed" for s in found) == 1
     assert len(found) < 120
     assert all(consistent(s) for s in found)
@@ -29,8 +37,8 @@ def test_each_pair_once(seed: int, axes: list[Axis]) -> None:
 
 def test_reading_ahead_is_an_axis_of_models_that_think() -> None:
     """Others are tried under the settings that they always were."""
-    assert "speculative_prefill" in {axis.name for axis in THINKING}
-    assert "speculative_prefill" not in {axis.name for axis in AXES}
+    assert "speculative_prefill" in THINKING
+    assert "speculative_prefill" not in AXES
     assert {s.speculative_prefill for s in pairwise(AXES, 0)} == {"off"}
     assert len(pairwise(AXES, 0)) == 85
     assert not consistent(Setting(speculative_prefill=3, chunk=1))
@@ -51,11 +59,12 @@ def test_at_random() -> None:
     assert some == list(islice(at_random(AXES, 0), 1000))
 
 
-@pytest.mark.parametrize("axis", [*AXES, *(a for a in THINKING if a not in AXES)], ids=lambda a: a.name)
-def test_alone(axis: object) -> None:
+@pytest.mark.parametrize("axis", {**THINKING, **AXES})
+def test_alone(axis: str) -> None:
     """An axis by itself: each of its values, where it has an effect."""
-    found = alone(axis)  # type: ignore[arg-type]
-    assert {getattr(s, axis.name) for s in found} == set(axis.values)  # type: ignore[attr-defined]
+    values = {**THINKING, **AXES}[axis]
+    found = alone(axis, values)
+    assert {getattr(s, axis) for s in found} == set(values)
     assert all(consistent(s) for s in found)
 
 
@@ -84,3 +93,39 @@ def test_said_in_words() -> None:
     words = "batch size 3, drafter ngram, draft tokens 2, prefix cache warm, preemption on, threads 1"
     assert str(setting) == words
     assert Setting(sampling="stop", quant="nf4", batch=3).reference() == Setting(sampling="stop", quant="nf4")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_order(seed: int) -> None:
+    """Each process loads each model once, the other one while this one works; the run to be killed comes last."""
+    pairs = pairwise(AXES, seed)
+    found = ordered(pairs, AXES)
+    assert Counter(found) == Counter(pairs)
+    assert found[-1].process == "resumed"
+    assert [quant for quant, _ in groupby(found[:-1], key=lambda s: s.quant)] == list(QUANTS)
+    kinds = [s.process == "this" for s in found[:-1] if s.quant == "nf4"]
+    assert kinds == sorted(kinds)
+    assert 0 < sum(kinds) < len(kinds)
+
+
+def test_order_without_processes() -> None:
+    settings = [Setting(batch=n) for n in (8, 2, 3)]
+    axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=2)
+    assert ordered(settings, axes) == settings
+
+
+def test_axes_as_typed() -> None:
+    assert read_axes(["batch", "draft-tokens", "prefix_cache"]) == ["batch", "draft_tokens", "prefix_cache"]
+    with pytest.raises(CheckError, match=r"no axis 'bath-size'; the axes are batch, .*, draft-tokens, chunk, "):
+        read_axes(["bath_size"])
+    axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=1)
+    with pytest.raises(CheckError, match="the axis threads has only one value here"):
+        select(axes, ["threads"], 0, 0)
+
+
+def test_batches_are_no_larger_than_there_are_requests() -> None:
+    for requests, batches in ((4, (1, 2, 3, "all")), (20, (1, 2, 3, 8, 16, "all")), (64, (1, 2, 3, 8, 16, 64, "all"))):
+        axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=2, requests=requests)
+        assert axes["batch"] == batches
+        settings, _, _ = select(axes, ["slot"], 0, 0)
+        assert all(s.batch in batches for s in settings)
