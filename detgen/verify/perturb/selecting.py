@@ -18,6 +18,8 @@ _CANDIDATES = 6
 _SLOW = ("process", "quant")  # axes off whose first value a setting takes long
 _SELDOM = "resumed"  # starts two processes: tried by one setting instead of in each pair
 _SHARE = 0.05  # of random settings
+# A pair that shows what no other does; by itself it might come after all other quantizations.
+_FIRST = Setting(batch=3, neighbours="broken", drafter="adversary", draft_tokens=4)
 
 _Pair = frozenset[tuple[str, Value]]
 
@@ -56,7 +58,7 @@ def select(axes: Axes, names: list[str], count: int, seed: int) -> tuple[list[Se
     if names:
         batch = max((v for v in axes.get("batch", ()) if v in (2, 3, 8)), default=8)
         return ordered([s for name in axes if name in names for s in alone(name, axes[name], batch)], axes), 0, more
-    pairs = ordered(pairwise(axes, seed), axes)
+    pairs = ordered([_FIRST, *pairwise(axes, seed)], axes)
     return [*pairs, *ordered(list(islice(more, count)), axes)], len(pairs), more
 
 

@@ -129,3 +129,13 @@ def test_batches_are_no_larger_than_there_are_requests() -> None:
         assert axes["batch"] == batches
         settings, _, _ = select(axes, ["slot"], 0, 0)
         assert all(s.batch in batches for s in settings)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("axes", [AXES, THINKING], ids=["plain", "thinking"])
+def test_broken_drafts_beside_broken_neighbours_come_first(seed: int, axes: Axes) -> None:
+    """Before any other quantization is loaded; it is one more than the settings that combine all pairs."""
+    (first, *others), pairs, _ = select(axes, [], 0, seed)
+    assert (first.neighbours, first.drafter, first.quant) == ("broken", "adversary", "none")
+    assert others == ordered(pairwise(axes, seed), axes)
+    assert pairs == 1 + len(others)
