@@ -13,9 +13,10 @@ from detgen.errors import DEMO
 from detgen.progress import Progress
 from detgen.prompts import open_prompts
 from detgen.verify.perturb.axes import Axes, Setting, make_axes
-from detgen.verify.perturb.checking import Check, Failure
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
 from detgen.verify.perturb.prompts import Extent, read_pool
+from detgen.verify.perturb.result import Failure
 from detgen.verify.perturb.running import Subject
 
 

@@ -15,8 +15,9 @@ from detgen.params import SamplingParams
 from detgen.progress import Observer
 from detgen.verify.explain.explaining import Explanation, explain
 from detgen.verify.perturb.axes import TITLES, Setting
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.running import Subject
 
 _CONFIG = ("target", "draft", "device", "dtype", "target_quant", "draft_quant", "threads", "kv_memory", "batch_size")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 from detgen.verify.perturb.axes import Axes, Setting, Value, consistent
-from detgen.verify.perturb.checking import Case
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case
 
 Differs = Callable[[Case], bool]
 

@@ -20,10 +20,11 @@ from detgen.verify.explain import reproduction
 from detgen.verify.explain.explaining import Explanation
 from detgen.verify.perturb import running
 from detgen.verify.perturb.axes import Setting
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.generation_digests import Difference
 from detgen.verify.perturb.pool import Pool
 from detgen.verify.perturb.prompts import Extent, read_pool
+from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.running import Subject
 
 SETTING = Setting(batch=3, order="reversed", neighbours="long", drafter="ngram", draft_tokens=2, sampling="T=1.3 n=2")

@@ -12,8 +12,9 @@ from helpers.faults import noise_keyed_by_slot
 from detgen.verify.explain.explaining import explain, time_for_shrinking
 from detgen.verify.explain.shrinking import shrink
 from detgen.verify.perturb.axes import Axes, Setting, consistent
-from detgen.verify.perturb.checking import Case, Check, Failure
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case, Failure
 
 FAR = Setting(
     batch=8,

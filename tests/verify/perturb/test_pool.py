@@ -9,9 +9,10 @@ import pytest
 from detgen.kernels.input_batch import Window
 from detgen.runner.model_runner import ModelRunner
 from detgen.verify.perturb.axes import SAMPLING, Setting
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.generation_digests import Tally
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case
 
 
 @pytest.mark.parametrize("window", [4, 16, 64])

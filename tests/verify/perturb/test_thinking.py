@@ -14,9 +14,10 @@ from helpers.thinking_models import random_model, save_model
 from detgen import Engine, EngineConfig
 from detgen.verify.explain.explaining import explain
 from detgen.verify.perturb.axes import Setting, make_axes
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
 from detgen.verify.perturb.prompts import QUICK, read_pool
+from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.running import Subject
 from detgen.verify.perturb.selecting import pairwise
 

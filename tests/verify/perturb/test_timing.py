@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from detgen.verify.perturb.axes import Setting
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.timing import OutOfTime, Timing, quickest
 
 SIZES = [(100, 64, 1)] * 20  # a second to read each, and 6.4 to generate it
