@@ -228,14 +228,11 @@ class Pool:
 
     def _neighbours(self, setting: Setting) -> list[Request]:
         kinds: dict[str, list[dict[str, Any]]] = {
-            "none": [],
             "others": [{"max_tokens": 5, "temperature": 1.0, "seed": i} for i in range(3)],
-            "long": [],  # one of the watched
-            "broken": [],  # see `_breaking`
             "early": [{"max_tokens": 1}, {"max_tokens": 2}, {"max_tokens": 1, "temperature": 1.5}],
         }
         made = []
-        for i, params in enumerate(kinds[setting.neighbours]):
+        for i, params in enumerate(kinds.get(setting.neighbours, [])):
             made.append(Request(i, f"neighbour {i}", prompt=self._other(i), params=SamplingParams(**params)))
         return made
 
