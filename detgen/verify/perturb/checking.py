@@ -258,22 +258,24 @@ class Check:
 
     def task(self, case: Case, reference: dict[Key, Observed]) -> Task:
         """The case as plain data."""
-        setting = case.setting
-        needs = setting.drafter in ("oracle", "adversary")
-        ahead = known(case.watched, reference, self.subject.engine(setting.quant)) if needs else []
+        setting, seed = case.setting, self.seed
+        looks_ahead = setting.drafter in ("oracle", "adversary")
+        prompts: dict[str | int, list[int]] = {}  # tokens of those that can run, where anything is made of them
+        if looks_ahead or setting.neighbours == "broken" or setting.prefix_cache == "shared":
+            encode, can_run = self.subject.engine(setting.quant).encode, {id for id, _ in reference}
+            prompts = {r.id: encode(r) for r in case.watched if r.id in can_run}
+        ahead = known(case.watched, prompts, reference) if looks_ahead else []
         broken: tuple[int, ...] = ()
         if setting.neighbours == "broken":
-            broken = breaking(case.watched, reference, self.subject.engine(setting.quant))
-        queue = self.pool.arranged(case.watched, setting, self.seed, broken)
+            broken = breaking(prompts, reference, self.subject.engine(setting.quant).vocabulary)
+        queue = self.pool.arranged(case.watched, setting, seed, broken)
         before: list[Request] = []
         if setting.prefix_cache == "warm":
             before = [replace(r, params=SamplingParams(max_tokens=1)) for r in queue]
         elif setting.prefix_cache == "shared":
-            engine = self.subject.engine(setting.quant)
-            prompts = {r.id: engine.encode(r) for r in case.watched if (r.id, 0) in reference}
             before = self.pool.beginnings(case.watched, prompts)
         thinks = self.subject.engine().thinks
-        return Task(setting, queue, ahead, self.seed, broken[0] if broken else None, before, thinks)
+        return Task(setting, queue, ahead, seed, broken[0] if broken else None, before, thinks)
 
     def reference_task(self, case: Case) -> Task:
         """What the case is compared with: nothing drafted, one request at a time."""
