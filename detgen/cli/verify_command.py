@@ -11,8 +11,7 @@ import typer
 from detgen.cli.answering import JsonFile, answered, load_torch, writable
 from detgen.cli.audit_command import audit
 from detgen.cli.declared import command
-from detgen.declaring import Part
-from detgen.engine.config import EngineConfig
+from detgen.verify.perturb.interface import CheckConfig
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
@@ -31,22 +30,7 @@ EPILOG = "\n".join(
 
 @command
 def verify_command(
-    engine: Annotated[
-        EngineConfig,
-        Part(
-            *("target", "draft", "device", "dtype", "target_quant", "draft_quant", "trust_remote_code", "threads"),
-            "kv_memory",
-        ),
-    ],
-    prompts: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROMPTS",
-            show_default="the embedded ones",
-            help="Prompts in any form that run takes. They run as they are: whole, chats as chats, with their own"
-            " parameters; at most 66 of them, 96 with --full. Lines without max_tokens get few, 24 to 2.",
-        ),
-    ] = None,
+    config: CheckConfig,
     against: Annotated[
         Path | None,
         typer.Option(metavar="OUT", show_default=False, help="The same as detgen audit OUT [PROMPTS]."),
@@ -55,39 +39,6 @@ def verify_command(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Try again the difference that a file (--save) holds."),
     ] = None,
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full/--quick",
-            help="Longer texts and many random settings, or only settings that combine each pair of values.",
-        ),
-    ] = False,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            min=0.01,
-            show_default=False,
-            help="End within N minutes and a few seconds, with as many settings as fit; a difference is looked into"
-            " beyond them. Fewer prompts or tokens are used if all leave no time for the settings, and it says so.",
-        ),
-    ] = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            show_default=False,
-            help="Change only this axis; may be given several times: batch, order, neighbours, slot, drafter,"
-            " draft-tokens, chunk, prefix-cache, speculative-prefill, chains, preemption, threads,"
-            " process, sampling, unverified, quant. speculative-prefill is one of models that think.",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default="all", help="Use only the first N prompts.")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, rich_help_panel="Expert", help="Another seed selects other settings.")
-    ] = 0,
     save: Annotated[
         Path,
         typer.Option(
@@ -107,18 +58,17 @@ def verify_command(
     and orders, beside other neighbours, with other drafters, threads and processes; tokens, logits and KV entries are
     compared bit for bit.
     """
-    extent: dict[str, Any] = {"full": full, "minutes": minutes, "axis": axis, "seed": seed, "limit": limit}
-    given = {f"--{name}": value for name, value in extent.items()} | {"--draft": engine.draft}
+    given = {f"--{name}": getattr(config, name) for name in ("full", "minutes", "axis", "seed", "limit")}
+    given["--draft"] = config.engine.draft
     if against is None:
-        given = {"PROMPTS": prompts, **given, "--target": engine.target}
+        given = {"PROMPTS": config.prompts, **given, "--target": config.engine.target}
     _refuse_ignored({"--against": against, "--replay": replay}, given)
     if against is not None:
-        return audit(against, prompts, engine, json_file, display)
+        return audit(against, config.prompts, config.engine, json_file, display)
     if replay is not None:
-        answer = _replay(replay, display, trusted=engine.trust_remote_code)
+        answer = _replay(replay, display, trusted=config.engine.trust_remote_code)
     else:
-        only = {"only": extent.pop("axis") or ()}
-        answer = _check(engine, prompts, extent | only, save, display)
+        answer = _check(config, save, display)
     return answered(answer, json_file, display)
 
 
@@ -135,24 +85,22 @@ def _refuse_ignored(modes: dict[str, Any], others: dict[str, Any]) -> None:
         raise typer.BadParameter(f"{ignored[0]} has no effect with {chosen[0]}; leave it out")
 
 
-def _check(
-    config: EngineConfig, prompts: str | None, extent: dict[str, Any], save: Path, display: QuietDisplay
-) -> dict[str, Any]:
+def _check(config: CheckConfig, save: Path, display: QuietDisplay) -> dict[str, Any]:
     began = time.monotonic()
     from detgen.engine.sources import check_sources
     from detgen.prompts import open_prompts
-    from detgen.verify.perturb.plan import read_axes
+    from detgen.verify.perturb.selecting import read_axes
 
     with display:
-        read_axes(extent["only"])
-        if prompts is not None:
-            open_prompts(prompts)
-        check_sources(config, display)
+        read_axes(config.axis)
+        if config.prompts is not None:
+            open_prompts(config.prompts)
+        check_sources(config.engine, display)
         load_torch(display)
         from detgen.verify.explain.explaining import explain
         from detgen.verify.perturb.whole import run_check
 
-        with run_check(config, prompts, display, **extent, began=began) as check:
+        with run_check(config, display, began) as check:
             found = [explain(check, failure) for failure in check.result.failures[:1]]
     from detgen.show.check_view import show_check
     from detgen.verify.explain.reproduction import save_replay

@@ -8,11 +8,11 @@ from rich.text import Text
 
 from detgen.show.screen import clock, open_output
 from detgen.verify.explain.explaining import Explanation
-from detgen.verify.perturb.axes import TITLES, name_value
+from detgen.verify.perturb.axes import TITLES
 from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.generation_digests import Tally
-from detgen.verify.perturb.given_prompts import COPY
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.prompts import COPY
 
 
 def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None:
@@ -31,11 +31,11 @@ def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None
     chunks = ["chunks equal"] if thinks else []
     for name in ("positions", "logits equal", "KV equal", *chunks, "tokens that differ"):
         table.add_column(name, justify="right")
-    for axis in check.axes:
-        tried = result.tried.get(axis.name, set())
-        names = " ".join(name_value(axis.name, v).replace(" ", "\u00a0") for v in axis.values if v in tried)
+    for axis, values in check.axes.items():
+        tried, tally = result.of_axis(axis, values)
+        names = " ".join(name.replace(" ", "\u00a0") for name in tried)
         if tried:
-            table.add_row(TITLES[axis.name], names, *_cells(result.by_axis.get(axis.name, Tally()), thinks=thinks))
+            table.add_row(TITLES[axis], names, *_cells(tally or Tally(), thinks=thinks))
     table.add_section()
     table.add_row("all", f"{result.total.settings} settings", *_cells(result.total, thinks=thinks))
     console.print(table)
@@ -43,11 +43,11 @@ def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None
     for note in result.notes:
         console.print(Text(note), soft_wrap=True)
     if left_out := check.left_out():
-        values = "; ".join(f"{TITLES[axis]} {', '.join(values)}" for axis, values in left_out.items())
-        console.print(Text(f"not tried: {values}"), soft_wrap=True)
+        untried = "; ".join(f"{TITLES[axis]} {', '.join(names)}" for axis, names in left_out.items())
+        console.print(Text(f"not tried: {untried}"), soft_wrap=True)
     chosen = f"each pair of values of two axes once (seed {check.seed})" if result.pairs else "one axis at a time"
-    if result.done < result.selected:
-        chosen = f"{result.done} of {result.selected} settings that try {chosen}"
+    if result.done < len(result.selected):
+        chosen = f"{result.done} of {len(result.selected)} settings that try {chosen}"
     if further := result.total.settings - result.done:
         chosen += f", and {_count(further, 'random setting')}"
     killed = f"; {_count(result.kills, 'run')} killed and resumed" if result.kills else ""

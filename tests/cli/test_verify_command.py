@@ -19,9 +19,9 @@ from detgen.cli import app
 from detgen.errors import DEMO
 from detgen.verify.perturb import running
 from detgen.verify.perturb.axes import TITLES
-from detgen.verify.perturb.budget import Costs, OutOfTime
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.generation_digests import Watching
-from detgen.verify.perturb.timing import Timing
+from detgen.verify.perturb.timing import OutOfTime, Timing
 
 RUNNER = CliRunner()
 PROMPTS = '{"prompt": "def add(a, b):\\n", "max_tokens": 8}\n{"prompt": "import os\\n", "max_tokens": 8}\n'
@@ -88,7 +88,9 @@ def test_difference_is_shown_and_replayed(prompts: Path, monkeypatch: pytest.Mon
         (["--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),
         (["--json", "."], "cannot write .: it is a folder"),
         (["--save", "."], "cannot write .: it is a folder"),
-        (["--minutes", "0"], "--minutes"),
+        (["--minutes", "0"], "error: --minutes must be a number of at least 0.01, got 0.0"),
+        (["--limit", "0"], "error: --limit must be a number of at least 1, got 0"),
+        (["--seed", "-1"], "error: --seed must be a number of at least 0, got -1"),
         (["empty.jsonl"], "no prompts in empty.jsonl"),
         (["broken.jsonl"], "broken.jsonl:1: not valid JSON"),
         (["--replay", "."], ". is not a regular file"),
@@ -143,7 +145,7 @@ def test_too_few_minutes(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def fitting(*_: object) -> None:
         raise OutOfTime
 
-    monkeypatch.setattr(Costs, "fitting", fitting)
+    monkeypatch.setattr(Timing, "fitting", fitting)
     result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "slot", "--minutes", "2"])
     assert result.exit_code == 2, result.output
     assert "--minutes 2 is too short: it took 0 s to load the models" in result.stderr
@@ -152,7 +154,7 @@ def test_too_few_minutes(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("loaded")
 def test_no_setting_fits(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That nothing was compared is no answer."""
-    monkeypatch.setattr(Timing, "begin", lambda *_: 1e6)
+    monkeypatch.setattr(Check, "expected", lambda *_: (1e6, 0.0))
     result = RUNNER.invoke(app, ["verify-determinism", str(prompts), "--axis", "slot", "--minutes", "1"])
     assert result.exit_code == 2, result.output
     assert "what was left is no time for a setting; give more minutes" in result.stderr

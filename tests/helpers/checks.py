@@ -12,9 +12,11 @@ from detgen.engine.request import Request
 from detgen.errors import DEMO
 from detgen.progress import Progress
 from detgen.prompts import open_prompts
-from detgen.verify.perturb.axes import Axis, Setting, make_axes
-from detgen.verify.perturb.checking import Check, Failure
-from detgen.verify.perturb.pool import Pool, make_pool
+from detgen.verify.perturb.axes import Axes, Setting, make_axes
+from detgen.verify.perturb.checking import Check
+from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.prompts import Extent, read_pool
+from detgen.verify.perturb.result import Failure
 from detgen.verify.perturb.running import Subject
 
 
@@ -64,9 +66,9 @@ def prompts() -> list[Request]:
 
 
 @pytest.fixture
-def pool(prompts: list[Request]) -> Pool:
+def pool() -> Pool:
     """Five of those prompts, cut short, with few tokens each."""
-    return make_pool(prompts[:5], ((1, 12), (2, 6), (1, 4)), longest=200, cut=60)
+    return read_pool(None, None, None, Extent(5, ((1, 12), (2, 6), (1, 4)), longest=200, cut=60, random=0))
 
 
 @pytest.fixture(scope="session")
@@ -80,13 +82,13 @@ def engine(config: EngineConfig) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def axes() -> list[Axis]:
+def axes() -> Axes:
     """All axes but those that need another process or another model."""
     return make_axes(has_draft=True, quants=["none"], processes=False, cores=2)
 
 
 @pytest.fixture
-def make_check(config: EngineConfig, engine: Engine, axes: list[Axis]) -> Callable[..., Check]:
+def make_check(config: EngineConfig, engine: Engine, axes: Axes) -> Callable[..., Check]:
     """A check on the shared engine."""
 
     def make(pool: Pool, **changes: Any) -> Check:

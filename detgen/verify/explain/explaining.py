@@ -10,8 +10,9 @@ import torch
 
 from detgen.verify.explain.localizing import Origin, Recording, locate
 from detgen.verify.explain.shrinking import shrink
-from detgen.verify.perturb.checking import Case, Check, Failure
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.generation_digests import Difference
+from detgen.verify.perturb.result import Case, Failure
 
 _MINUTE = 44.0  # seconds of a check's first minute; the rest is for looking where a difference comes from
 _CHAINED = (
@@ -107,7 +108,7 @@ def _look(check: Check, failure: Failure, case: Case, difference: Difference) ->
     logits: tuple[tuple[float, float], ...] = ()
     if case.setting.process != "fresh":
         if difference.what == "missing":
-            origin = Origin(None, 0, 0, 0, (0, 0), _why_missing(check, case, difference))
+            origin = Origin(note=_why_missing(check, case, difference))
         else:
             origin, logits = _where(check, case, difference)
     return Explanation(case, failure.case, difference, prompt, (words[0], words[1]), logits, origin)
@@ -116,7 +117,7 @@ def _look(check: Check, failure: Failure, case: Case, difference: Difference) ->
 def _where(check: Check, case: Case, difference: Difference) -> tuple[Origin, tuple[tuple[float, float], ...]]:
     """The first module that differs, and the logits of the two tokens."""
     if case.setting.chains and check.attempt(replace(case, setting=case.setting.turned("chains", False))) is None:
-        return Origin(None, 0, 0, 0, (0, 0), _CHAINED), ()
+        return Origin(note=_CHAINED), ()
     reference = check.reference_task(case)
     mine = [r for r in reference.queue if r.id == difference.id]
     with check.subject.configured(reference) as engine:

@@ -60,11 +60,11 @@ class Origin:
         note: what there is to say if no module differs, or beside it.
     """
 
-    module: str | None
-    row: int
-    ulp: int
-    elements: int
-    rows: tuple[int, int]
+    module: str | None = None
+    row: int = 0
+    ulp: int = 0
+    elements: int = 0
+    rows: tuple[int, int] = (0, 0)
     note: str = ""
 
     def __str__(self) -> str:
@@ -201,13 +201,13 @@ class Recording:
 def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
     """Compare what happened to the row in the two generations."""
     if reference is None or found is None:
-        return Origin(None, 0, 0, 0, (0, 0), "one of the two generations did not finish this sample")
+        return Origin(note="one of the two generations did not finish this sample")
     rows = reference.rows, found.rows
     if not found.outputs or not reference.outputs:
         note = "no pass computed this position for this sample: another prompt with the same beginning did"
         if apart := _thought_apart(reference, found):
             note = f"{note}; {apart}"
-        return Origin(None, 0, 0, 0, rows, note)
+        return Origin(rows=rows, note=note)
     for (name, a, few), (other, b, many) in zip(reference.outputs, found.outputs, strict=False):
         if name == other and a.shape == b.shape and not same_bits(a, b):
             return Origin(name, found.row, *_distance(a, b), (few, many), _thought_apart(reference, found))
@@ -220,7 +220,7 @@ def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
         note = f"every module agrees at this row, but {apart}: it arises in T, or in the rows that T was given"
     else:
         note = "every module agrees at this row: the difference arises in choosing, committing or writing tokens"
-    return Origin(None, found.row, 0, 0, rows, note)
+    return Origin(row=found.row, rows=rows, note=note)
 
 
 def _thought_apart(reference: Recorded, found: Recorded) -> str:

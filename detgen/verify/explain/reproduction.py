@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.engine.sources import check_sources
-from detgen.errors import CheckError, EngineError, QuantName
+from detgen.errors import CheckError, EngineError
 from detgen.params import SamplingParams
 from detgen.progress import Observer
 from detgen.verify.explain.explaining import Explanation, explain
-from detgen.verify.perturb.axes import TITLES, Setting, make_axes
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.axes import TITLES, Setting
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.running import Subject
 
 _CONFIG = ("target", "draft", "device", "dtype", "target_quant", "draft_quant", "threads", "kv_memory", "batch_size")
@@ -83,7 +84,7 @@ def again(path: Path, observer: Observer, *, trusted: bool = False) -> Explanati
     config = replace(config, trust_remote_code=trusted)  # whatever the file says
     check_sources(config, observer)
     observer.message(f"replaying {path}: {case.setting}, {len(case.watched)} prompts")
-    with Check(config, pool, [], seed, observer, Subject(config, observer=observer)) as check:
+    with Check(config, pool, {}, seed, observer, Subject(config, observer=observer)) as check:
         failure = check.attempt(case)
         return None if failure is None else explain(check, failure, seconds=0.0)
 
@@ -95,8 +96,8 @@ def _setting(record: dict[str, Any]) -> Setting:
         ValueError: otherwise.
     """
     setting = Setting(**record)
-    for axis in make_axes(has_draft=True, quants=get_args(QuantName), processes=True, cores=3, thinks=True):
-        if (value := getattr(setting, axis.name)) not in axis.values:
+    for axis in fields(setting):
+        if (value := getattr(setting, axis.name)) not in axis.metadata["values"]:
             raise ValueError(f"there is no {TITLES[axis.name]} {value!r}")
     return setting
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from detgen.verify.perturb.axes import Axis, Setting, consistent
-from detgen.verify.perturb.checking import Case
+from detgen.verify.perturb.axes import Axes, Setting, Value, consistent
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case
 
 Differs = Callable[[Case], bool]
 
 _SLOW = ("process", "quant", "sampling")  # tried first, since they make every further step cheaper
 
 
-def shrink(case: Case, axes: list[Axis], pool: Pool, differs: Differs, deadline: float) -> Case:
+def shrink(case: Case, axes: Axes, pool: Pool, differs: Differs, deadline: float) -> Case:
     """The smallest case that still differs, as far as it is found in time.
 
     Args:
@@ -29,8 +29,8 @@ def shrink(case: Case, axes: list[Axis], pool: Pool, differs: Differs, deadline:
     found: Setting | None = case.setting
     while found is not None:
         found = None
-        for axis in sorted(axes, key=lambda a: (a.name not in _SLOW, a.name != "drafter")):
-            for smaller in _smaller(case.setting, axis):
+        for name in sorted(axes, key=lambda a: (a not in _SLOW, a != "drafter")):
+            for smaller in _smaller(case.setting, name, axes[name]):
                 if time.monotonic() > deadline:
                     return case
                 if smaller not in tried and differs(turned := _turned(case, smaller, pool)):
@@ -46,16 +46,16 @@ def _turned(case: Case, setting: Setting, pool: Pool) -> Case:
     return Case(setting, case.watched if same else pool.resampled(case.watched, setting.sampling))
 
 
-def _smaller(setting: Setting, axis: Axis) -> Iterator[Setting]:
+def _smaller(setting: Setting, name: str, values: tuple[Value, ...]) -> Iterator[Setting]:
     """The setting with one axis at a value before its own, the reference's first."""
-    value = getattr(setting, axis.name)
-    for other in axis.values[: axis.values.index(value)] if value in axis.values else ():
-        if axis.name == "neighbours" and other == "long":
+    value = getattr(setting, name)
+    for other in values[: values.index(value)] if value in values else ():
+        if name == "neighbours" and other == "long":
             continue  # the long neighbour is one of the case's own requests
-        smaller = setting.turned(axis.name, other)
-        if other == "none" and axis.name == "drafter":
+        smaller = setting.turned(name, other)
+        if other == "none" and name == "drafter":
             smaller = replace(smaller, draft_tokens=None)
-        if consistent(smaller):
+        if consistent(asdict(smaller)):
             yield smaller
 
 

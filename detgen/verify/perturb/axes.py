@@ -5,7 +5,7 @@ Plain data. The first value of each axis is that of the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
@@ -118,12 +118,9 @@ def name_value(axis: str, value: Value) -> str:
     return _WORDS.get((axis, value), str(value))
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One axis as it is on this machine: a field of `Setting`, and the values to try, the reference's first."""
-
-    name: str
-    values: tuple[Value, ...]
+Axes = dict[
+    str, tuple[Value, ...]
+]  # fields of `Setting` as they are on this machine: their values, the reference's first
 
 
 def make_axes(
@@ -133,9 +130,9 @@ def make_axes(
     processes: bool,
     cores: int | None = None,
     thinks: bool = False,
-    requests: int = 66,
-) -> list[Axis]:
-    """The axes that have several values here.
+    requests: int = 64,
+) -> Axes:
+    """All axes that have more than one value here.
 
     Args:
         has_draft: whether there is a draft model.
@@ -154,47 +151,36 @@ def make_axes(
         missing |= {("speculative_prefill", ahead) for ahead in (1, 3, "auto", "whole")}
     if not processes:
         missing |= {("process", "fresh"), ("process", "resumed")}
-    axes = [Axis(f.name, tuple(v for v in f.metadata["values"] if (f.name, v) not in missing)) for f in fields(Setting)]
-    return [axis for axis in axes if len(axis.values) > 1]
+    axes = {f.name: tuple(v for v in f.metadata["values"] if (f.name, v) not in missing) for f in fields(Setting)}
+    return {name: values for name, values in axes.items() if len(values) > 1}
 
 
-def allowed(a: str, x: Value, b: str, y: Value) -> bool:
-    """Whether two values of two axes can stand together and both have an effect."""
-    pair = {a: x, b: y}
-    drafter = pair.get("drafter")
-    if pair.get("process") == "resumed":  # only what the command line of `detgen run` offers: one run, no tiny cache
-        offered = drafter not in ("adversary", "oracle") and pair.get("neighbours") != "broken"
-        single = pair.get("prefix_cache") not in ("warm", "shared") and pair.get("preemption") is not True
-        return offered and single and pair.get("chunk") is None and pair.get("chains") is not True  # they are on
-    if pair.get("chains") and (drafter not in ("none", None) or pair.get("draft_tokens")):
+def consistent(values: Mapping[str, Value]) -> bool:
+    """Whether values of some axes can stand together, and all have an effect."""
+    get = values.get
+    drafter, neighbours, drafted = get("drafter"), get("neighbours"), get("draft_tokens")
+    if get("process") == "resumed" and (  # only what the command line of `detgen run` offers: one run, no tiny cache
+        drafter in ("adversary", "oracle")
+        or neighbours == "broken"
+        or get("prefix_cache") in ("warm", "shared")
+        or (get("preemption") or get("chunk") is not None or get("chains"))  # chains are on
+    ):
         return False
-    if "draft_tokens" in pair and "drafter" in pair:
-        return pair["draft_tokens"] is None or drafter != "none"
-    if "speculative_prefill" in pair and "chunk" in pair:  # a row a pass leaves nothing to read ahead
-        return pair["speculative_prefill"] == "off" or pair["chunk"] != 1
-    if "slot" in pair and "batch" in pair:
-        return not (pair["slot"] and pair["batch"] == 1)
-    if pair.get("preemption"):  # of a batch; what holds a very long prompt is too large for the others
-        return pair.get("batch") != 1 and pair.get("neighbours") != "long"
-    return True
-
-
-def consistent(setting: Setting) -> bool:
-    """Whether all of a setting's values can stand together."""
-    names = [f.name for f in fields(setting)]
-    return all(
-        allowed(a, getattr(setting, a), b, getattr(setting, b)) for i, a in enumerate(names) for b in names[i + 1 :]
+    return not (
+        (get("chains") and (drafter not in ("none", None) or drafted))
+        or (drafted is not None and drafter == "none")
+        or (get("speculative_prefill", "off") != "off" and get("chunk") == 1)  # leaves nothing to read ahead
+        or (get("slot") and get("batch") == 1)
+        # Preemption is one of a batch; what holds a very long prompt is too large for the others.
+        or (get("preemption") and (get("batch") == 1 or neighbours == "long"))
     )
 
 
-def alone(axis: Axis, batch: Value = 8) -> list[Setting]:
+def alone(name: str, values: Iterable[Value], batch: Value = 8) -> list[Setting]:
     """The settings that change one axis only, beside what its values need to have an effect, in batches."""
-    found = []
-    for value in axis.values:
-        beside: dict[str, Any] = {"batch": batch}
-        if axis.name == "draft_tokens":
-            beside["drafter"] = "adversary"
-        elif axis.name == "sampling":
-            beside |= {"drafter": "ngram", "draft_tokens": 4}
-        found.append(Setting(**{**beside, axis.name: value}))
-    return found
+    beside: dict[str, Any] = {"batch": batch}
+    if name == "draft_tokens":
+        beside["drafter"] = "adversary"
+    elif name == "sampling":
+        beside |= {"drafter": "ngram", "draft_tokens": 4}
+    return [Setting(**{**beside, name: value}) for value in values]

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from detgen.engine.config import EngineConfig
@@ -15,76 +15,20 @@ from detgen.errors import CheckError
 from detgen.params import SamplingParams
 from detgen.progress import Observer, Progress
 from detgen.runner.block_manager import PAGE
-from detgen.verify.perturb.axes import Axis, Setting, Value, name_value
-from detgen.verify.perturb.budget import OutOfTime
-from detgen.verify.perturb.generation_digests import Comparison, Difference, Key, Observed, Tally, compare
-from detgen.verify.perturb.given_prompts import left_out, repeated, shortened
-from detgen.verify.perturb.plan import ordered
+from detgen.verify.perturb.axes import Axes, Setting, name_value
+from detgen.verify.perturb.generation_digests import Difference, Key, Observed, Tally, compare
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.prompts import left_out, repeated, shortened
+from detgen.verify.perturb.result import Case, CheckResult, Failure
 from detgen.verify.perturb.resuming import kill_and_resume
-from detgen.verify.perturb.running import FreshProcess, Subject, Task, breaking, known, short_of_memory, size
-from detgen.verify.perturb.timing import Timing
+from detgen.verify.perturb.running import FreshProcess, Generated, Subject, Task, breaking, known, short_of_memory, size
+from detgen.verify.perturb.selecting import ordered
+from detgen.verify.perturb.timing import OutOfTime, Timing, measured, quickest
 from detgen.verify.replay.reading import refusal
 
 _ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
 _MORE = 5.0  # seconds in which more of them are looked for once there is one
 _TOO_LONG = 50  # random settings in a row that do not fit into the time, after which no other one will
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A setting and the requests that are compared under it."""
-
-    setting: Setting
-    watched: list[Request]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A case in which something differs.
-
-    Attributes:
-        case: what was generated, and how.
-        difference: the first one.
-        error: what was raised, where that is the difference.
-    """
-
-    case: Case
-    difference: Difference
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class CheckResult:
-    """What a check found.
-
-    Attributes:
-        total: of all settings.
-        by_axis: of the settings that change an axis.
-        tried: values of each axis that were tried.
-        failures: the first few settings that differ.
-        kills: runs that were killed and resumed.
-        preemptions: sequences that gave their pages back and were replayed.
-        seconds: time taken.
-        pairs: pairwise settings that were selected; 0 if axes were to be changed alone.
-        selected: settings that were to be tried, random ones left out.
-        done: those of them that were.
-        planned: values of each axis that they have.
-        notes: what could not be tried, and why.
-    """
-
-    total: Tally = field(default_factory=Tally)
-    by_axis: dict[str, Tally] = field(default_factory=dict)
-    tried: dict[str, set[Value]] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    kills: int = 0
-    preemptions: int = 0
-    seconds: float = 0.0
-    pairs: int = 0
-    selected: int = 0
-    done: int = 0
-    planned: dict[str, set[Value]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 class Check:
@@ -106,7 +50,7 @@ class Check:
     """
 
     def __init__(
-        self, config: EngineConfig, pool: Pool, axes: list[Axis], seed: int, observer: Observer, subject: Subject
+        self, config: EngineConfig, pool: Pool, axes: Axes, seed: int, observer: Observer, subject: Subject
     ) -> None:
         self.subject, self.config = subject, config
         self.pool, self.axes, self.seed = pool, axes, seed
@@ -118,6 +62,7 @@ class Check:
         self._roomy = 0  # settings of a run whose cache was not too small
         self._until: float | None = None  # when what is being generated is given up
         self._timing: Timing | None = None  # where the time is limited
+        self._lengths: dict[str | int, int] = {}  # tokens of prompts
 
     def __enter__(self) -> Check:
         return self
@@ -128,11 +73,17 @@ class Check:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         r, engine = self.result, self.subject.engine()
+
+        def counts(tally: Tally | None) -> dict[str, int]:
+            found = {} if tally is None else asdict(tally)  # chunks are those of models that think
+            return found if engine.thinks else {n: c for n, c in found.items() if "chunks" not in n}
+
+        by_axis = {name: r.of_axis(name, values) for name, values in self.axes.items()}
         return {
             "equal": not r.failures,
             "seed": self.seed,
             "pairwise_settings": r.pairs,
-            "selected_settings": r.selected,
+            "selected_settings": len(r.selected),
             "selected_settings_tried": r.done,
             "prompts": len(self.pool.requests),
             "prompts_given": self.pool.given,
@@ -140,29 +91,20 @@ class Check:
             "seconds": round(r.seconds, 3),
             "kills": r.kills,
             "preemptions": r.preemptions,
-            "total": self._counts(r.total),
-            "axes": {
-                a.name: {
-                    "tried": [name_value(a.name, v) for v in a.values if v in r.tried.get(a.name, ())],
-                    **(self._counts(r.by_axis[a.name]) if a.name in r.by_axis else {}),
-                }
-                for a in self.axes
-            },
+            "total": counts(r.total),
+            "axes": {name: {"tried": tried, **counts(tally)} for name, (tried, tally) in by_axis.items()},
             "notes": r.notes,
             "profile": engine.profile(),
         }
 
-    def _counts(self, tally: Tally) -> dict[str, int]:
-        """A tally for JSON; chunks are those of models that think."""
-        counts = asdict(tally)
-        return counts if self.subject.engine().thinks else {n: c for n, c in counts.items() if "chunks" not in n}
-
     def left_out(self) -> dict[str, list[str]]:
         """The values of each axis, beside the reference's, that no setting had though some were to have them."""
-        r = self.result
-        missing = {a.name: r.planned.get(a.name, set()) - r.tried.get(a.name, set()) for a in self.axes}
-        found = {a.name: [v for v in a.values[1:] if v in missing[a.name]] for a in self.axes}
-        return {axis: [name_value(axis, v) for v in values] for axis, values in found.items() if values}
+        found = {}
+        for name, values in self.axes.items():
+            planned = {getattr(s, name) for s in self.result.selected}
+            missing = planned - {getattr(s, name) for s, _ in self.result.tried}
+            found[name] = [name_value(name, v) for v in values[1:] if v in missing]
+        return {name: values for name, values in found.items() if values}
 
     def learn(self, until: float | None = None, start: float = 0.0) -> None:
         """Make the reference of the pool, which other requests are made of; prompts that cannot run leave the pool.
@@ -201,13 +143,37 @@ class Check:
         """As many of the requests, with as many new tokens, as leave the settings time; says so if it is less."""
         if until is None:
             return requests
-        self._timing = Timing(self, requests[0], until, start)
-        count, most = self._timing.fitting(requests, until)
+        engine = self.subject.engine()
+        self._timing = measured(
+            lambda r: self.subject.generate(self._alone([r], Setting()), until), engine.encode(requests[0]), start
+        )
+        sizes = [(self._length(r), r.params.max_tokens, r.params.n) for r in requests]
+        count, most = self._timing.fitting(sizes, until - time.monotonic())
         found = shortened(requests, count, most)
         if found != requests:
             fewer = f" with at most {most} new tokens each" if found != requests[:count] else ""
             self.result.notes.append(f"shortened to leave time: {count} of {len(requests)} prompts{fewer}")
         return found
+
+    def _length(self, request: Request) -> int:
+        """Tokens of a prompt, at least 1."""
+        if request.id not in self._lengths:
+            self._lengths[request.id] = max(size(self.subject.engine(), request)[0], 1)
+        return self._lengths[request.id]
+
+    def expected(self, setting: Setting) -> tuple[float, float]:
+        """Seconds that a setting's requests will take one by one, and that it waits for processes; 0 if not limited."""
+        if self._timing is None:
+            return 0.0, 0.0
+        made = self.references.get((setting.quant, setting.sampling), {})
+        sizes = []
+        for r in self.pool.watched(setting):
+            seen = made.get((r.id, 0))
+            tokens = r.params.n * (r.params.max_tokens if seen is None else len(seen.tokens))
+            sizes.append((self._length(r), tokens, seen is not None))
+        return self._timing.alone(setting, sizes), self._timing.starting(
+            setting, loaded=self.fresh.loaded(setting.quant)
+        )
 
     def run(self, settings: list[Setting], more: Iterable[Setting] = (), deadline: float | None = None) -> CheckResult:
         """Try settings until they end, the deadline (as `time.monotonic`) has come, or enough differ.
@@ -221,60 +187,54 @@ class Check:
             more: tried after these.
             deadline: None takes as long as it takes.
         """
+        result, timing = self.result, self._timing
         started, self._until = time.monotonic(), deadline
         self._roomy = too_long = 0
         total = None if more else len(settings)
-        self.result.selected += len(settings)
-        for axis in self.axes:
-            self.result.planned.setdefault(axis.name, set()).update(getattr(s, axis.name) for s in settings)
-        if self._timing is not None:
-            settings = ordered(self._timing.quickest(settings), self.axes)
+        result.selected += settings
+        if timing is not None:
+            settings = ordered(quickest(settings, lambda s: sum(self.expected(s))), self.axes)
         fresh = [s for s in reversed(settings) if s.process == "fresh"]  # the next one last
         for i, setting in enumerate(itertools.chain(settings, more)):
-            passed = deadline is not None and time.monotonic() > deadline
-            if len(self.result.failures) >= _ENOUGH or passed or (i >= len(settings) and too_long >= _TOO_LONG):
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            if len(result.failures) >= _ENOUGH or left < 0 or (i >= len(settings) and too_long >= _TOO_LONG):
                 break
-            timing, left = self._timing, math.inf if deadline is None else deadline - time.monotonic()
-            if fresh and (timing is None or timing.can_start(left)):
+            if fresh and (timing is None or 2 * timing.start < left):
                 self.fresh.load(fresh[-1].quant)
             if fresh and fresh[-1] is setting:
                 fresh.pop()
-            if timing is not None and timing.begin(setting) > left:
+            alone, starting = self.expected(setting)
+            if timing is not None and alone * timing.pace + starting > left:
                 too_long += 1
                 continue
-            too_long = 0
+            too_long, began = 0, time.monotonic()
             try:
                 failure = self._try(setting)
             except OutOfTime:
                 break
-            if timing is not None:
-                timing.end()
-            self.result.done += i < len(settings)
+            if timing is not None and not starting:
+                timing.expected += alone
+                timing.spent += time.monotonic() - began
+            result.done += i < len(settings)
             if failure is not None:
-                self.result.failures.append(failure)
+                result.failures.append(failure)
                 deadline = min(deadline or math.inf, time.monotonic() + _MORE)
-            counts, seconds = self.result.total, time.monotonic() - self.started
-            positions = f"{counts.positions:,} positions"
-            self.observer.progress(Progress(counts.settings, total, "settings", seconds, figures=(positions,)))
+            seconds, positions = time.monotonic() - self.started, f"{result.total.positions:,} positions"
+            self.observer.progress(Progress(len(result.tried), total, "settings", seconds, figures=(positions,)))
         self._until = None
-        self.result.seconds += time.monotonic() - started
+        result.seconds += time.monotonic() - started
         if self._roomy:
-            self.result.notes.append(f"in {self._roomy} of the settings with preemption nobody had to be preempted")
-        return self.result
+            result.notes.append(f"in {self._roomy} of the settings with preemption nobody had to be preempted")
+        return result
 
     def _try(self, setting: Setting) -> Failure | None:
         """Try a setting with its prompts, and count it."""
-        case = Case(setting, self.pool.watched(setting))
         tally, preemptions = Tally(settings=1), self.result.preemptions
-        failure = self.attempt(case, tally)
+        failure = self.attempt(Case(setting, self.pool.watched(setting)), tally)
         if setting.preemption and failure is None and self.result.preemptions == preemptions:
             self._roomy += 1
         self.result.total.add(tally)
-        for axis in self.axes:
-            value = getattr(setting, axis.name)
-            self.result.tried.setdefault(axis.name, set()).add(value)
-            if value != axis.values[0]:
-                self.result.by_axis.setdefault(axis.name, Tally()).add(tally)
+        self.result.tried.append((setting, tally))
         return failure
 
     def attempt(self, case: Case, tally: Tally | None = None) -> Failure | None:
@@ -288,46 +248,41 @@ class Check:
             OutOfTime: the time of the settings is over.
         """
         try:
-            comparison = self.compare(case)
+            reference = self.reference(case)
+            difference = compare(reference, self._generate(self.task(case, reference)), tally or Tally())
         except OutOfTime:
             raise
         except Exception as error:
             return Failure(case, Difference("", 0, "error", 0, 0), f"{type(error).__name__}: {error}")
-        if tally is not None:
-            tally.add(comparison.tally)
-        return Failure(case, comparison.differences[0]) if comparison.differences else None
-
-    def compare(self, case: Case) -> Comparison:
-        """Generate a case and compare it with its reference.
-
-        Raises:
-            Exception: whatever the engine raises.
-        """
-        reference = self.reference(case)
-        return compare(reference, self._generate(self.task(case, reference)))
+        return None if difference is None else Failure(case, difference)
 
     def task(self, case: Case, reference: dict[Key, Observed]) -> Task:
         """The case as plain data."""
-        setting = case.setting
-        needs = setting.drafter in ("oracle", "adversary")
-        ahead = known(case.watched, reference, self.subject.engine(setting.quant)) if needs else []
+        setting, seed = case.setting, self.seed
+        looks_ahead = setting.drafter in ("oracle", "adversary")
+        prompts: dict[str | int, list[int]] = {}  # tokens of those that can run, where anything is made of them
+        if looks_ahead or setting.neighbours == "broken" or setting.prefix_cache == "shared":
+            encode, can_run = self.subject.engine(setting.quant).encode, {id for id, _ in reference}
+            prompts = {r.id: encode(r) for r in case.watched if r.id in can_run}
+        ahead = known(case.watched, prompts, reference) if looks_ahead else []
         broken: tuple[int, ...] = ()
         if setting.neighbours == "broken":
-            broken = breaking(case.watched, reference, self.subject.engine(setting.quant))
-        queue = self.pool.arranged(case.watched, setting, self.seed, broken)
+            broken = breaking(prompts, reference, self.subject.engine(setting.quant).vocabulary)
+        queue = self.pool.arranged(case.watched, setting, seed, broken)
         before: list[Request] = []
         if setting.prefix_cache == "warm":
             before = [replace(r, params=SamplingParams(max_tokens=1)) for r in queue]
         elif setting.prefix_cache == "shared":
-            engine = self.subject.engine(setting.quant)
-            prompts = {r.id: engine.encode(r) for r in case.watched if (r.id, 0) in reference}
             before = self.pool.beginnings(case.watched, prompts)
         thinks = self.subject.engine().thinks
-        return Task(setting, queue, ahead, self.seed, broken[0] if broken else None, before, thinks)
+        return Task(setting, queue, ahead, seed, broken[0] if broken else None, before, thinks)
 
     def reference_task(self, case: Case) -> Task:
         """What the case is compared with: nothing drafted, one request at a time."""
-        return Task(case.setting.reference(), case.watched, [], self.seed, thinks=self.subject.engine().thinks)
+        return self._alone(case.watched, case.setting.reference())
+
+    def _alone(self, requests: list[Request], setting: Setting) -> Task:
+        return Task(setting, requests, [], self.seed, thinks=self.subject.engine().thinks)
 
     def reference(self, case: Case) -> dict[Key, Observed]:
         """The reference of the case's requests; each is generated once."""
@@ -340,13 +295,15 @@ class Check:
         return {key: seen for key, seen in made.items() if key in wanted}
 
     def _generate(self, task: Task) -> dict[Key, Observed]:
+        generated = self._generated(task)
+        self.result.kills += generated.kills
+        self.result.preemptions += generated.preemptions
+        return generated.samples
+
+    def _generated(self, task: Task) -> Generated:
         process = task.setting.process
         if process == "resumed":
             if short_of_memory():
                 self.fresh.close()
-            found, killed = kill_and_resume(task, self.config, self._until)
-            self.result.kills += killed
-            return found
-        generated = (self.fresh if process == "fresh" else self.subject).generate(task, self._until)
-        self.result.preemptions += generated.preemptions
-        return generated.samples
+            return kill_and_resume(task, self.config, self._until)
+        return (self.fresh if process == "fresh" else self.subject).generate(task, self._until)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -21,7 +21,6 @@ from detgen.kernels.bits import bits
 from detgen.outputs.lines import output_line
 
 Key = tuple[str | int, int]  # request id, sample
-_Listed = list[Any] | tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -32,24 +31,17 @@ class Observed:
         prompt: tokens of the prompt.
         tokens: the completion's.
         line: the output line of the sample, without its place in the input.
-        logits: a digest per token of the completion; None where passes may be in one call, and from another program's
-            files.
-        keys: a digest per cached position, prompt first; None from another program's files.
-        values: as keys.
-        states: a digest of the state of each chunk whose rows were read; None if the model does not think, and from
-            files.
-        thoughts: the thought of each full chunk of them, empty ones too; likewise.
+        parts: what is known of these, by name. `logits`: a digest per token of the completion, unless passes may be in
+            one call. `keys` and `values`: a digest per cached position, prompt first. Of a model that thinks, `state`:
+            a digest of the state of each chunk whose rows were read, and `thought`: the thought of each full chunk of
+            them, empty ones too. Nothing is known from another program's files.
         chunk: tokens of a chunk; 0 if not known.
     """
 
     prompt: int
     tokens: tuple[int, ...]
     line: dict[str, Any] = field(default_factory=dict)
-    logits: list[bytes] | None = None
-    keys: list[bytes] | None = None
-    values: list[bytes] | None = None
-    states: list[bytes] | None = None
-    thoughts: list[tuple[int, ...]] | None = None
+    parts: dict[str, list[Any]] = field(default_factory=dict)
     chunk: int = 0
 
 
@@ -71,40 +63,30 @@ class Watching:
 
     def __init__(self, pieces: Pieces, *, chains: bool = False) -> None:
         self.chains, self._pieces = chains, pieces
-        self._logits: dict[Key, list[bytes]] = {}
-        self._entries: dict[Key, tuple[list[bytes], list[bytes]]] = {}
-        self._read: dict[Key, tuple[list[bytes], list[tuple[int, ...]], int]] = {}
+        self._parts: dict[Key, dict[str, list[Any]]] = {}
+        self._chunk = 0
 
     def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
         """See `Trace`; unverified sequences are left out, since nothing is promised of them."""
         if seq.deterministic:
-            known = self._logits.setdefault((seq.request.id, seq.sample), [])
-            known[first:] = digests(logits)
+            self._of(seq).setdefault("logits", [])[first:] = digests(logits)
 
     def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See `Trace`."""
-        by_position = [digests(x.transpose(0, 1)) for x in (keys, values)]
-        key = seq.request.id, seq.sample
-        self._entries[key] = by_position[0], by_position[1]
+        parts = self._of(seq)
+        parts["keys"], parts["values"] = (digests(x.transpose(0, 1)) for x in (keys, values))
         if seq.states:
-            self._read[key] = digests(torch.stack(seq.states)), list(seq.thoughts), len(seq.states[0])
+            parts["state"], parts["thought"] = digests(torch.stack(seq.states)), list(seq.thoughts)
+            self._chunk = len(seq.states[0])
+
+    def _of(self, seq: Sequence) -> dict[str, list[Any]]:
+        return self._parts.setdefault((seq.request.id, seq.sample), {})
 
     def observed(self, done: Completion) -> Observed:
         """A finished sample with its digests."""
-        key = done.request.id, done.sample
-        keys, values = self._entries.get(key, (None, None))
-        states, thoughts, chunk = self._read.get(key, (None, None, 0))
-        return Observed(
-            done.prompt_tokens,
-            done.token_ids,
-            line_of(output_line(done, self._pieces)),
-            self._logits.get(key),
-            keys,
-            values,
-            states,
-            thoughts,
-            chunk,
-        )
+        parts = self._parts.get((done.request.id, done.sample), {})
+        line = line_of(output_line(done, self._pieces))
+        return Observed(done.prompt_tokens, done.token_ids, line, parts, self._chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,33 +150,24 @@ class Tally:
         return all(compared == equal for compared, equal in pairs) and not self.tokens_different
 
 
-@dataclass(slots=True)
-class Comparison:
-    """How one generation compares with its reference."""
-
-    tally: Tally = field(default_factory=Tally)
-    differences: list[Difference] = field(default_factory=list)
-
-
-def compare(reference: Mapping[Key, Observed], found: Mapping[Key, Observed]) -> Comparison:
-    """Compare the samples of a generation with those of the reference.
+def compare(reference: Mapping[Key, Observed], found: Mapping[Key, Observed], tally: Tally) -> Difference | None:
+    """Compare the samples of a generation with those of the reference; the difference of the first that differs.
 
     Args:
         reference: of all samples that should be there.
         found: those that are.
+        tally: is told what was compared.
     """
-    result = Comparison()
+    differences = []
     for key, want in reference.items():
-        got = found.get(key)
-        if got is None:
-            result.differences.append(Difference(*key, "missing", 0, -want.prompt))
-            result.tally.tokens += len(want.tokens)
-            result.tally.tokens_different += len(want.tokens)
-            continue
-        _count(result.tally, want, got)
-        if (difference := _first(key, want, got)) is not None:
-            result.differences.append(difference)
-    return result
+        if (got := found.get(key)) is None:
+            differences.append(Difference(*key, "missing", 0, -want.prompt))
+            tally.tokens += len(want.tokens)
+            tally.tokens_different += len(want.tokens)
+        else:
+            _count(tally, want, got)
+            differences += filter(None, [_first(key, want, got)])
+    return differences[0] if differences else None
 
 
 def _count(tally: Tally, want: Observed, got: Observed) -> None:
@@ -202,54 +175,48 @@ def _count(tally: Tally, want: Observed, got: Observed) -> None:
     longest = max(len(want.tokens), len(got.tokens))
     tally.tokens += longest
     tally.tokens_different += longest - _equal(want.tokens, got.tokens)
-    if got.logits is not None and want.logits is not None:
-        tally.logits += longest
-        tally.logits_equal += _equal(want.logits, got.logits)
-    if got.keys is not None and got.values is not None and want.keys is not None and want.values is not None:
-        tally.positions += max(len(want.keys), len(got.keys))
-        both = zip(zip(want.keys, want.values, strict=True), zip(got.keys, got.values, strict=True), strict=False)
-        tally.entries_equal += sum(a == b for a, b in both)
-    if want.states is not None and got.states is not None:
-        tally.chunks += max(len(want.states), len(got.states))
-        tally.chunks_equal += _equal(_chunks(want), _chunks(got))
+    for counted, equal, names in (
+        ("logits", "logits_equal", ("logits",)),
+        ("positions", "entries_equal", ("keys", "values")),
+        ("chunks", "chunks_equal", ("state", "thought")),  # the last, partial chunk has no thought
+    ):
+        if all(name in seen.parts for name in names for seen in (want, got)):
+            a, b = (list(itertools.zip_longest(*(seen.parts[name] for name in names))) for seen in (want, got))
+            setattr(tally, counted, getattr(tally, counted) + max(len(a), len(b)))
+            setattr(tally, equal, getattr(tally, equal) + _equal(a, b))
 
 
-def _chunks(seen: Observed) -> _Listed:
-    """State and thought of each chunk; the last, partial one has no thought."""
-    return list(itertools.zip_longest(seen.states or (), seen.thoughts or ()))
-
-
-def _equal(a: _Listed, b: _Listed) -> int:
+def _equal(a: Iterable[Any], b: Iterable[Any]) -> int:
     return sum(x == y for x, y in zip(a, b, strict=False))
 
 
 def _first(key: Key, want: Observed, got: Observed) -> Difference | None:
     """The difference at the earliest row; of one row the cause before its effects."""
     row = want.prompt - 1  # it chooses the first token
-    found: list[tuple[int, int, str]] = []
-    parts: tuple[tuple[str, _Listed | None, _Listed | None, int, int], ...] = (
-        ("state", want.states, got.states, 0, want.chunk),
-        ("keys", want.keys, got.keys, 0, 1),
-        ("values", want.values, got.values, 0, 1),
-        ("logits", want.logits, got.logits, row, 1),
-        ("thought", want.thoughts, got.thoughts, want.chunk - 1, want.chunk),  # it follows the chunk's last row
-        ("token", want.tokens, got.tokens, row, 1),
-    )
-    for rank, (what, a, b, offset, width) in enumerate(parts):
-        if a is not None and b is not None and (at := _differ(a, b)) is not None:
-            found.append((offset + width * at, rank, what))
+    places = {  # of each part, causes first: the row of its first entry, and rows an entry
+        "state": (0, want.chunk),
+        "keys": (0, 1),
+        "values": (0, 1),
+        "logits": (row, 1),
+        "thought": (want.chunk - 1, want.chunk),  # it follows the chunk's last row
+        "token": (row, 1),
+    }
+    ours, theirs = ({**seen.parts, "token": list(seen.tokens)} for seen in (want, got))
+    found = [
+        (offset + width * at, rank, what)
+        for rank, (what, (offset, width)) in enumerate(places.items())
+        if what in ours and what in theirs and (at := _differ(ours[what], theirs[what])) is not None
+    ]
     if not found:
-        if want.line == got.line:
-            return None
         end = len(want.tokens) - 1
-        return Difference(*key, "line", row + end, end)
+        return None if want.line == got.line else Difference(*key, "line", row + end, end)
     position, _, what = min(found)
     place = position - row
     token = lambda o: o.tokens[place] if 0 <= place < len(o.tokens) else None  # noqa: E731
     return Difference(*key, what, position, place, (token(want), token(got)))
 
 
-def _differ(a: _Listed, b: _Listed) -> int | None:
+def _differ(a: list[Any], b: list[Any]) -> int | None:
     """The first index at which two lists differ, also by ending."""
     if a == b:
         return None

@@ -37,8 +37,8 @@ class Pool:
     Attributes:
         requests: each with its own parameters.
         long: a prompt as long as neighbours may have, as text.
-        name: of the user's input; empty for the embedded prompts.
-        given: how many prompts it has; None where that is not known.
+        name: of the input that they are from.
+        given: how many prompts the user's has; None where that is not known, or they are the embedded ones.
         errors: of those prompts that cannot be run, and so are not here.
         stops: a stop string of each request, by its id; those of the kind "stop" end there.
         tokens: the reference's completion of each request, by its id.
@@ -228,14 +228,11 @@ class Pool:
 
     def _neighbours(self, setting: Setting) -> list[Request]:
         kinds: dict[str, list[dict[str, Any]]] = {
-            "none": [],
             "others": [{"max_tokens": 5, "temperature": 1.0, "seed": i} for i in range(3)],
-            "long": [],  # one of the watched
-            "broken": [],  # see `_breaking`
             "early": [{"max_tokens": 1}, {"max_tokens": 2}, {"max_tokens": 1, "temperature": 1.5}],
         }
         made = []
-        for i, params in enumerate(kinds[setting.neighbours]):
+        for i, params in enumerate(kinds.get(setting.neighbours, [])):
             made.append(Request(i, f"neighbour {i}", prompt=self._other(i), params=SamplingParams(**params)))
         return made
 
@@ -276,36 +273,3 @@ def grows(request: Request) -> bool:
 def _repeated(tokens: list[int], length: int) -> list[int]:
     """The tokens again and again, up to a length."""
     return list(islice(cycle(tokens), length))
-
-
-def make_pool(requests: list[Request], lengths: tuple[tuple[int, int], ...], longest: int, cut: int | None) -> Pool:
-    """A pool of prompts.
-
-    Args:
-        requests: as they were read; their sampling parameters are replaced.
-        lengths: (how many requests, tokens to generate), for the first ones, the next ones and so on; the last
-            length is for all that are left.
-        longest: characters of a long neighbour.
-        cut: characters to which all prompts but the first are cut; None leaves them.
-    """
-    sizes = [n for count, n in lengths for _ in range(count)]
-    made = []
-    for i, request in enumerate(requests):
-        tokens = sizes[min(i, len(sizes) - 1)]
-        prompt = request.prompt[:cut] if request.prompt and cut and i else request.prompt
-        params = SamplingParams(max_tokens=tokens)
-        made.append(replace(request, index=i, id=i + 1, prompt=prompt, params=params, metadata={}))
-    return Pool(made, long_text(requests, longest))
-
-
-def long_text(requests: list[Request], longest: int) -> str:
-    """What requests say, again and again, up to so many characters."""
-    joined = "\n".join(filter(None, map(_said, requests))) or "text "
-    return (joined * (longest // len(joined) + 1))[:longest]
-
-
-def _said(request: Request) -> str:
-    """The text of a prompt, or of a chat's messages; nothing of token ids."""
-    contents = [m.get("content") for m in request.messages or []]
-    parts = [part for c in contents for part in (c if isinstance(c, list) else [{"text": c}]) if isinstance(part, dict)]
-    return request.prompt or "\n".join(text for part in parts if isinstance(text := part.get("text"), str))

@@ -14,16 +14,16 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError
 from detgen.outputs import KeptSamples
-from detgen.verify.perturb.budget import OutOfTime, check_time
-from detgen.verify.perturb.generation_digests import Key, Observed, line_of
-from detgen.verify.perturb.running import Task
+from detgen.verify.perturb.generation_digests import Observed, line_of
+from detgen.verify.perturb.running import Generated, Task
+from detgen.verify.perturb.timing import OutOfTime, check_time
 
 DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
 
 _LOOK_SECONDS = 0.005  # between two looks at the store
 
 
-def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> tuple[dict[Key, Observed], bool]:
+def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> Generated:
     """Run a task, kill it by SIGKILL when the first of its samples are committed, and run it again to the end.
 
     Args:
@@ -32,7 +32,7 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
         until: when it must be done, as `time.monotonic`; None for whenever.
 
     Returns:
-        What the run wrote, without digests, and whether it was killed before it had ended.
+        What the run wrote, without digests; a kill if it was killed before it had ended.
 
     Raises:
         CheckError: if a run fails; the message is its own.
@@ -48,7 +48,7 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
         lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
     found = [line for line in map(line_of, lines) if "error" not in line]
     seen = [Observed(line["prompt_tokens"], tuple(line["token_ids"]), line) for line in found]
-    return {(each.line["id"], each.line["sample"]): each for each in seen}, killed
+    return Generated({(each.line["id"], each.line["sample"]): each for each in seen}, kills=int(killed))
 
 
 def _run(command: list[str], until: float | None, out: Path | None = None) -> bool:

@@ -19,9 +19,9 @@ from detgen.machine import usable_cores
 from detgen.progress import Observer
 from detgen.runner.block_manager import PAGE
 from detgen.verify.perturb.axes import QUANTS, Setting
-from detgen.verify.perturb.budget import OutOfTime, check_time
 from detgen.verify.perturb.generation_digests import Key, Observed, Watching
 from detgen.verify.perturb.pool import grows
+from detgen.verify.perturb.timing import OutOfTime, check_time
 from detgen.worker import Worker
 
 _WHOLE = 1_000_000  # chunks: more than any prompt has
@@ -69,10 +69,12 @@ class Generated:
     Attributes:
         samples: those that ended without an error.
         preemptions: sequences that gave their pages back and were replayed.
+        kills: runs that were killed in the middle and resumed.
     """
 
     samples: dict[Key, Observed]
     preemptions: int = 0
+    kills: int = 0
 
 
 class Subject:
@@ -192,23 +194,31 @@ def _pages(engine: Engine, queue: list[Request]) -> int:
     return max([growing + 1, *(-(-most // PAGE) for _, _, most in sizes)])  # a page too few for both to go on
 
 
-def breaking(requests: Iterable[Request], reference: Mapping[Key, Observed], engine: Engine) -> tuple[int, ...]:
-    """A token id that no sample of the requests has, and ids that they do have; nothing if they have all there are."""
-    prompts = {r.id: engine.encode(r) for r in requests if (r.id, 0) in reference}
+def breaking(
+    prompts: Mapping[str | int, list[int]], reference: Mapping[Key, Observed], vocabulary: int
+) -> tuple[int, ...]:
+    """A token id that no sample has, and ids that the longest prompt has; nothing if they have all there are.
+
+    Args:
+        prompts: tokens of the prompts, by the ids of their requests.
+        reference: the samples.
+        vocabulary: how many ids there are.
+    """
     used = {t for tokens in prompts.values() for t in tokens} | {t for seen in reference.values() for t in seen.tokens}
-    free = next((t for t in reversed(range(engine.vocabulary)) if t not in used), None)
+    free = next((t for t in reversed(range(vocabulary)) if t not in used), None)
     longest = max(prompts.values(), key=len, default=[])
     return () if free is None or not longest else (free, *longest)
 
 
-def known(requests: Iterable[Request], reference: Mapping[Key, Observed], engine: Engine) -> list[Known]:
-    """The reference's samples, for drafters that look ahead."""
+def known(
+    requests: Iterable[Request], prompts: Mapping[str | int, list[int]], reference: Mapping[Key, Observed]
+) -> list[Known]:
+    """The reference's samples of requests, for drafters that look ahead; `prompts` as those of `breaking`."""
     found = []
     for request in requests:
-        prompt = engine.encode(request)
+        prompt = prompts.get(request.id, [])
         for sample in range(request.params.n):
-            seen = reference.get((request.id, sample))
-            if seen is not None:
+            if (seen := reference.get((request.id, sample))) is not None:
                 choice = Sequence(request, sample, list(prompt), len(prompt), 0).choice()
                 found.append(Known(choice, (*prompt, *seen.tokens)))
     return found

@@ -1,104 +1,141 @@
-"""What the settings of a check will take, told from its first prompt and from the settings that ran."""
+"""The time of a check: what its settings will take, and how much of the prompts leaves time for them."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
 
 from detgen.engine.request import Request
 from detgen.params import SamplingParams
 from detgen.verify.perturb.axes import Setting, Value
-from detgen.verify.perturb.budget import Costs
-from detgen.verify.perturb.running import Task, size
+from detgen.verify.perturb.prompts import FEW
 
-if TYPE_CHECKING:
-    from detgen.verify.perturb.checking import Check
-
+_REFERENCES = 10  # the settings together take about so many times as long as the reference
+_TOKENS, _LEAST_TOKENS = 24, 4  # of each prompt: enough to draft in, and so few that more prompts are worth more
 _READ, _TIMED = 64, 8  # tokens that are read, and generated, to see how long one takes
 
 
-class Timing:
-    """Times a prompt, and then the settings.
+class OutOfTime(Exception):  # noqa: N818 (nothing is wrong)
+    """The time is over before something was generated."""
+
+
+def check_time(until: float | None) -> None:
+    """Go on only while there is time.
 
     Args:
-        check: whose settings they are.
-        request: its beginning is continued, to see how fast that is.
-        until: when that must be done, as `time.monotonic`.
-        start: seconds that a process took to load the models.
+        until: as `time.monotonic`; None for ever.
 
     Raises:
-        OutOfTime: it is not.
+        OutOfTime: it is over.
+    """
+    if until is not None and time.monotonic() > until:
+        raise OutOfTime
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds that parts of a check take on this machine.
+
+    Attributes:
+        reading: a token of a prompt.
+        token: a generated one, by itself; also any other pass with few rows.
+        start: a process that loads the models.
+        expected: the settings tried so far, had they been generated as the reference is.
+        spent: the same settings, as they were.
     """
 
-    def __init__(self, check: Check, request: Request, until: float, start: float) -> None:
-        self._check, self._start = check, start
-        self._lengths: dict[str | int, int] = {}  # tokens of prompts
-        engine, seconds = check.subject.engine(), list[float]()
-        prompt = tuple(engine.encode(request)[:_READ])
-        for tokens in (1, 1, 1 + _TIMED):  # the first time takes longer
-            timed = Request(0, "timed", token_ids=prompt, params=SamplingParams(max_tokens=tokens, ignore_eos=True))
-            began = time.monotonic()
-            check.subject.generate(Task(Setting(), [timed], [], 0, thinks=engine.thinks), until)
-            seconds.append(time.monotonic() - began)
-        token = max((seconds[2] - seconds[1]) / _TIMED, 1e-5)
-        self._costs = Costs(max(seconds[1] - token, 0.0) / len(prompt), token)
-        self._began: tuple[float, float] | None = None  # when a setting began, and what its requests take alone
+    reading: float
+    token: float
+    start: float = 0.0
+    expected: float = 0.0
+    spent: float = 0.0
 
-    def fitting(self, requests: list[Request], until: float) -> tuple[int, int]:
-        """How many of the first requests, and how many new tokens of each at most, leave the settings time.
+    def request(self, prompt: int, tokens: int, chunk: int | None = None) -> float:
+        """A request by itself, of so many prompt tokens (read in chunks of so many) and generated ones."""
+        passes = 0 if chunk is None else ceil(prompt / chunk)
+        return max(prompt * self.reading, passes * self.token) + tokens * self.token
+
+    def alone(self, setting: Setting, sizes: Iterable[tuple[int, int, bool]]) -> float:
+        """A setting's requests one by one, with what is missing of their reference.
+
+        Args:
+            setting: how they are generated.
+            sizes: tokens of each prompt, generated ones, and whether there is a reference.
+        """
+        twice = setting.prefix_cache in ("warm", "shared")
+        return sum(
+            self.request(prompt, tokens, setting.chunk)
+            + twice * self.request(prompt, 1)
+            + (not made) * self.request(prompt, tokens)
+            for prompt, tokens, made in sizes
+        )
+
+    def starting(self, setting: Setting, *, loaded: bool) -> float:
+        """What a setting waits for processes to load the models, if they are not loaded."""
+        return self.start * (2 if setting.process == "resumed" else setting.process == "fresh" and not loaded)
+
+    @property
+    def pace(self) -> float:
+        """Of a setting, for each second that its requests take by themselves."""
+        return self.spent / self.expected if self.expected else 1.0
+
+    def fitting(self, sizes: list[tuple[int, int, int]], seconds: float) -> tuple[int, int]:
+        """How many of the first prompts, with how many new tokens each at most, leave the settings time.
+
+        All with fewer tokens where that is enough, else fewer prompts, else both.
+
+        Args:
+            sizes: tokens of each prompt, new tokens and samples.
+            seconds: for reference and settings together.
 
         Raises:
-            OutOfTime: not even a few do.
+            OutOfTime: not even a few prompts with a few tokens can be generated within them.
         """
-        sizes = [(self._length(r), r.params.max_tokens, r.params.n) for r in requests]
-        return self._costs.fitting(sizes, until - time.monotonic())
 
-    def can_start(self, left: float) -> bool:
-        """Whether there is time to load the models in another process and to use it."""
-        return 2 * self._start < left
+        def taken(count: int, most: int) -> float:
+            asked = (self.request(prompt, samples * min(tokens, most)) for prompt, tokens, samples in sizes[:count])
+            return sum(asked) * max(FEW / count, 1.0)
 
-    def quickest(self, settings: list[Setting]) -> list[Setting]:
-        """The settings in an order in which values that none had come soon: by how many of them a second brings."""
-        left = [(s, {*s.changed().items()}, self._alone(s) + self._starting(s)) for s in settings]
-        found, seen = list[Setting](), set[tuple[str, Value]]()
-        while left:
-            best = max(left, key=lambda each: (len(each[1] - seen) / each[2], -each[2]))
-            left.remove(best)
-            found.append(best[0])
-            seen |= best[1]
-        return found
+        few, longest = min(FEW, len(sizes)), max(tokens for _, tokens, _ in sizes)
+        if taken(few, _LEAST_TOKENS) > seconds:
+            raise OutOfTime
+        share = seconds / _REFERENCES
+        for count, least in (*((count, _TOKENS) for count in range(len(sizes), few - 1, -1)), (few, _LEAST_TOKENS)):
+            if taken(count, least) <= share:
+                fits = bisect_right(range(least, longest), share, key=lambda most: taken(count, most + 1))
+                return count, least + fits
+        return few, _LEAST_TOKENS
 
-    def begin(self, setting: Setting) -> float:
-        """Seconds that a setting will take, which begins now."""
-        alone, starting = self._alone(setting), self._starting(setting)
-        self._began = None if starting else (time.monotonic(), alone)
-        return alone * self._costs.pace + starting
 
-    def end(self) -> None:
-        """The setting that began has ended."""
-        if self._began is not None:
-            self._costs.spent += time.monotonic() - self._began[0]
-            self._costs.expected += self._began[1]
+def measured(generate: Callable[[Request], Any], prompt: list[int], start: float) -> Timing:
+    """What a machine takes, told from the beginning of a prompt.
 
-    def _starting(self, setting: Setting) -> float:
-        """Seconds that a setting waits for processes to load the models."""
-        fresh = setting.process == "fresh" and not self._check.fresh.loaded(setting.quant)
-        return self._start * (2 if setting.process == "resumed" else fresh)
+    Args:
+        generate: continues a request.
+        prompt: its tokens.
+        start: seconds that a process took to load the models.
+    """
+    seconds, beginning = list[float](), tuple(prompt[:_READ])
+    for tokens in (1, 1, 1 + _TIMED):  # the first time takes longer
+        began = time.monotonic()
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        generate(Request(0, "timed", token_ids=beginning, params=params))
+        seconds.append(time.monotonic() - began)
+    token = max((seconds[2] - seconds[1]) / _TIMED, 1e-5)
+    return Timing(max(seconds[1] - token, 0.0) / len(beginning), token, start)
 
-    def _alone(self, setting: Setting) -> float:
-        """Seconds that a setting's requests would take one by one, with what is missing of their reference."""
-        made = self._check.references.get((setting.quant, setting.sampling), {})
-        twice = setting.prefix_cache in ("warm", "shared")
-        total = 0.0
-        for r in self._check.pool.watched(setting):
-            prompt, seen = self._length(r), made.get((r.id, 0))
-            tokens = r.params.n * (r.params.max_tokens if seen is None else len(seen.tokens))
-            total += self._costs.request(prompt, tokens, setting.chunk)
-            total += twice * self._costs.request(prompt, 1) + (seen is None) * self._costs.request(prompt, tokens)
-        return total
 
-    def _length(self, request: Request) -> int:
-        """Tokens of a prompt, at least 1."""
-        if request.id not in self._lengths:
-            self._lengths[request.id] = max(size(self._check.subject.engine(), request)[0], 1)
-        return self._lengths[request.id]
+def quickest(settings: list[Setting], seconds: Callable[[Setting], float]) -> list[Setting]:
+    """The settings in an order in which values that none had come soon: by how many of them a second brings."""
+    left = [(s, {*s.changed().items()}, seconds(s)) for s in settings]
+    found, seen = list[Setting](), set[tuple[str, Value]]()
+    while left:
+        best = max(left, key=lambda each: (len(each[1] - seen) / each[2], -each[2]))
+        left.remove(best)
+        found.append(best[0])
+        seen |= best[1]
+    return found

@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from detgen.engine.config import EngineConfig
 from detgen.errors import CheckError, EngineError
 from detgen.progress import Observer
 from detgen.verify.perturb.axes import QUANTS, make_axes
-from detgen.verify.perturb.budget import FEW, OutOfTime
 from detgen.verify.perturb.checking import Check
-from detgen.verify.perturb.plan import FULL, QUICK, read_axes, read_pool, select
+from detgen.verify.perturb.interface import CheckConfig
+from detgen.verify.perturb.prompts import FEW, FULL, QUICK, read_pool
 from detgen.verify.perturb.running import Subject
+from detgen.verify.perturb.selecting import read_axes, select
+from detgen.verify.perturb.timing import OutOfTime
 
 _SHARE = 4  # of the time, one part may go into loading what only some settings need
 
 
 @contextmanager
-def run_check(
-    config: EngineConfig,
-    prompts: str | None,
-    observer: Observer,
-    *,
-    limit: int | None = None,
-    full: bool = False,
-    seed: int = 0,
-    minutes: float | None = None,
-    only: Iterable[str] = (),
-    began: float | None = None,
-) -> Iterator[Check]:
+def run_check(asked: CheckConfig, observer: Observer, began: float | None = None) -> Iterator[Check]:
     """Check the contract; the check that is yielded can try more.
 
     Args:
-        config: names the models.
-        prompts: as `detgen run` takes them; None takes the embedded ones.
+        asked: models, prompts, and what to try.
         observer: is told how it goes.
-        limit: most prompts to read.
-        full: longer texts, and many random settings after those that combine each pair of values.
-        seed: of the selection.
-        minutes: time for all of it, filled with random settings; None takes as long as the others take.
-        only: names of axes, each changed alone; none combines all of them.
-        began: when that time began, as `time.monotonic`; None is now.
+        began: when the time that is limited began, as `time.monotonic`; None is now.
 
     Raises:
         PromptsError: no prompt can be read.
@@ -52,16 +36,17 @@ def run_check(
         CheckError: there is no such axis, no prompt can run, or the time is over before a setting can be tried.
     """
     began = time.monotonic() if began is None else began
+    config, minutes = asked.engine, asked.minutes
     deadline = None if minutes is None else began + 60 * minutes
-    names, extent = read_axes(only), FULL if full else QUICK
-    pool = read_pool(prompts, config.target, limit, extent)
+    names, extent = read_axes(asked.axis), FULL if asked.full else QUICK
+    pool = read_pool(asked.prompts, config.target, asked.limit, extent)
     config = replace(config, drafter="auto", batch_size=max(len(pool.requests), FEW) + 8)
     subject = Subject(config, observer=observer)
-    with Check(config, pool, [], seed, observer, subject) as check:
+    with Check(config, pool, {}, asked.seed, observer, subject) as check:
         engine = subject.engine()
         now = time.monotonic()
         start = now - began
-        observer.message(f"{len(pool.requests)} prompts, {engine.profile()['target']['name']}, seed {seed}")
+        observer.message(f"{len(pool.requests)} prompts, {engine.profile()['target']['name']}, seed {asked.seed}")
         elsewhere = all(isinstance(model, str | Path | None) for model in (config.target, config.draft))
         processes = elsewhere and (not names or "process" in names)
         if processes and (deadline is None or _SHARE * start < deadline - now):
@@ -88,7 +73,7 @@ def run_check(
             thinks=engine.thinks,
             requests=len(pool.requests),
         )
-        settings, check.result.pairs, more = select(check.axes, names, extent, seed)
+        settings, check.result.pairs, more = select(check.axes, names, extent.random, asked.seed)
         check.run(settings, more if minutes and not names else (), deadline)
         if not check.result.total.settings:
             raise _too_short(minutes, start, "a setting")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
-from detgen.errors import CheckError, PromptsError
 from detgen.outputs import KeptSamples
 from detgen.outputs.finished import items_of, prompts_of
 from detgen.progress import Observer, Progress
@@ -26,14 +24,12 @@ from detgen.verify.replay.claims import (
     check_summary,
     read_manifest,
 )
+from detgen.verify.replay.early import TOLERANCE, config_of, readable
 from detgen.verify.replay.lines import Replay
 from detgen.verify.replay.result import AuditResult
 from detgen.verify.replay.scores import ScoreReplay
 from detgen.verify.replay.stopped import Kept
 from detgen.verify.replay.texts import TextReplay
-
-# Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
-TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 def audit_run(folder: Path, config: EngineConfig, prompts: str | None, observer: Observer) -> AuditResult:
@@ -51,19 +47,6 @@ def audit_run(folder: Path, config: EngineConfig, prompts: str | None, observer:
     """
     manifest = read_manifest(folder)
     return Audit(folder, manifest, Engine(config_of(manifest, config), observer=observer), prompts).run(observer)
-
-
-def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
-    """The engine that audits a run: as the caller asks, with the run's own model where he asks for none."""
-    profile = manifest["profile"]
-    changes: dict[str, Any] = {}
-    if config.target is None:
-        changes["target"] = manifest["model"]
-    if config.target_quant == "none":
-        changes["target_quant"] = profile["target"]["quant"]
-    if config.dtype == "auto" and profile["dtype"] in TOLERANCE:
-        changes["dtype"] = profile["dtype"]
-    return replace(config, drafter="none", draft=None, **changes)
 
 
 class Audit:
@@ -118,11 +101,9 @@ class Audit:
 
     def _prompts(self) -> Prompts:
         """The run's prompts, if their digest is the manifest's; others are a fault."""
-        try:
+        with readable():
             prompts = prompts_of(self._folder, self._manifest, self._given)
             found = prompts.inspect()
-        except PromptsError as error:
-            raise CheckError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None
         check_input(self._manifest, prompts, found, self.result)
         return prompts
 

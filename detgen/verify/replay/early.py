@@ -1,9 +1,12 @@
-"""What stands in the way of an audit and can be seen before torch is imported."""
+"""What an audit needs of a run before torch is imported: its model and prompts, and whether they are there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.sources import check_sources
@@ -12,6 +15,9 @@ from detgen.outputs.finished import input_place
 from detgen.progress import Observer
 from detgen.prompts import open_prompts
 from detgen.verify.replay.claims import read_manifest
+
+# Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
 def check_early(folder: Path, config: EngineConfig, prompts: str | None, observer: Observer) -> None:
@@ -30,9 +36,28 @@ def check_early(folder: Path, config: EngineConfig, prompts: str | None, observe
     manifest = read_manifest(folder)
     place = prompts or input_place(folder, manifest)
     if place != "-":
-        try:
+        with readable():
             open_prompts(place)
-        except PromptsError as error:
-            raise CheckError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None
-    target = manifest["model"] if config.target is None else config.target
-    check_sources(replace(config, target=target, drafter="none", draft=None), observer)
+    check_sources(config_of(manifest, config), observer)
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Where the run's prompts are read; that they cannot be is a CheckError, with the remedy."""
+    try:
+        yield
+    except PromptsError as error:
+        raise CheckError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None
+
+
+def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
+    """The engine that audits a run: as the caller asks, with the run's own model where he asks for none."""
+    profile = manifest["profile"]
+    changes: dict[str, Any] = {}
+    if config.target is None:
+        changes["target"] = manifest["model"]
+    if config.target_quant == "none":
+        changes["target_quant"] = profile["target"]["quant"]
+    if config.dtype == "auto" and profile["dtype"] in TOLERANCE:
+        changes["dtype"] = profile["dtype"]
+    return replace(config, drafter="none", draft=None, **changes)

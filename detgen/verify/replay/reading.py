@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,21 +27,16 @@ from detgen.verify.replay.ties import rounding_explains
 _Known = TypeVar("_Known", bound="Known")
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A token that is not what the canonical logits give.
+class Mismatch(NamedTuple):
+    """What stands in the place of a token that is not what the canonical logits give.
 
     Attributes:
-        position: index in the completion.
-        token: what the run committed.
         expected: what the logits give.
         margin: score of the expected token less that of the committed one (logits at temperature 0, else perturbed
             log-probabilities); inf where a filter drops the committed one.
         tie: whether an error within the tolerance explains the token.
     """
 
-    position: int
-    token: int
     expected: int
     margin: float
     tie: bool
@@ -100,7 +95,7 @@ class Known:
         token, choice, finite = self.tokens[place], self.choice(place), row[row.isfinite()].abs()
         score, error = scores(row, choice), tolerance * float(finite.max()) if len(finite) else 0.0
         tie = tolerance > 0 and rounding_explains(row, choice, token, error)
-        return Mismatch(place, token, expected, float(score[expected] - score[token]), tie)
+        return Mismatch(expected, float(score[expected] - score[token]), tie)
 
 
 def refusal(engine: Engine, request: Request) -> str | None:

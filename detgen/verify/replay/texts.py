@@ -176,10 +176,10 @@ class TextReplay(Replay):
             self._give_up(sample, f"is a text, but should have ended with an error: {sample.error}")
             return
         decode = self._engine.tokenizer.decode
-        for m in sample.mismatches.values():
-            token, expected = (f"{t} {decode([t])!r}" for t in (m.token, m.expected))
+        for place, m in sample.mismatches.items():
+            token, expected = (f"{t} {decode([t])!r}" for t in (sample.tokens[place], m.expected))
             margin = "a filter drops it" if math.isinf(m.margin) else f"margin {m.margin:.3g}"
-            what = f"token {m.position} is {token}, the logits give {expected} ({margin})"
+            what = f"token {place} is {token}, the logits give {expected} ({margin})"
             self._result.add(sample.line.where, what, "tie" if m.tie else "differs")
         sample.sequence.logprobs = sample.tops
         self._derive(sample, lambda _: sample.judged, sample.allow(self._tolerance))

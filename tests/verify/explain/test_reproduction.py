@@ -20,9 +20,11 @@ from detgen.verify.explain import reproduction
 from detgen.verify.explain.explaining import Explanation
 from detgen.verify.perturb import running
 from detgen.verify.perturb.axes import Setting
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.generation_digests import Difference
-from detgen.verify.perturb.pool import Pool, make_pool
+from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.prompts import Extent, read_pool
+from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.running import Subject
 
 SETTING = Setting(batch=3, order="reversed", neighbours="long", drafter="ngram", draft_tokens=2, sampling="T=1.3 n=2")
@@ -35,12 +37,10 @@ def _save(path: Path, check: Check, case: Case) -> None:
 
 
 @pytest.fixture(scope="module")
-def saved(
-    tmp_path_factory: pytest.TempPathFactory, prompts: list[Request], engine: Engine, config: EngineConfig
-) -> tuple[Path, Case, Pool]:
+def saved(tmp_path_factory: pytest.TempPathFactory, engine: Engine, config: EngineConfig) -> tuple[Path, Case, Pool]:
     """A file, the case that it holds, with token ids and with stop strings, as a check makes them, and its pool."""
-    pool = make_pool(prompts[:4], ((1, 6), (1, 3)), longest=200, cut=60)
-    check = Check(config, pool, [], 2**40, Silent(), Subject(config, engine))
+    pool = read_pool(None, None, None, Extent(4, ((1, 6), (1, 3)), longest=200, cut=60, random=0))
+    check = Check(config, pool, {}, 2**40, Silent(), Subject(config, engine))
     check.learn()
     case = Case(SETTING, [*pool.watched(SETTING), *pool.watched(SETTING.turned("sampling", "stop"))[:1]])
     path = tmp_path_factory.mktemp("replay") / "found.json"

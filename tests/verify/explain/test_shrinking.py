@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 from helpers.faults import noise_keyed_by_slot
 
 from detgen.verify.explain.explaining import explain, time_for_shrinking
 from detgen.verify.explain.shrinking import shrink
-from detgen.verify.perturb.axes import Axis, Setting, consistent
-from detgen.verify.perturb.checking import Case, Check, Failure
+from detgen.verify.perturb.axes import Axes, Setting, consistent
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case, Failure
 
 FAR = Setting(
     batch=8,
@@ -26,7 +28,7 @@ FAR = Setting(
 )
 
 
-def _shrunk(pool: Pool, axes: list[Axis], culprit: Callable[[Case], bool]) -> tuple[Case, list[Case]]:
+def _shrunk(pool: Pool, axes: Axes, culprit: Callable[[Case], bool]) -> tuple[Case, list[Case]]:
     tried = []
 
     def differs(case: Case) -> bool:
@@ -36,17 +38,17 @@ def _shrunk(pool: Pool, axes: list[Axis], culprit: Callable[[Case], bool]) -> tu
     return shrink(Case(FAR, pool.watched(FAR)), axes, pool, differs, math.inf), tried
 
 
-def test_what_matters_stays(pool: Pool, axes: list[Axis]) -> None:
+def test_what_matters_stays(pool: Pool, axes: Axes) -> None:
     """All but the culprits goes back to the reference, and no setting is tried twice."""
     case, tried = _shrunk(pool, axes, lambda c: c.setting.neighbours == "long" and c.setting.batch != 1)
     assert case.setting == Setting(batch=2, neighbours="long")
     assert len(case.watched) == 1
     settings = [c.setting for c in tried if len(c.watched) == len(pool.watched(FAR))]
     assert len(settings) == len(set(settings))
-    assert all(consistent(s) for s in settings)
+    assert all(consistent(asdict(s)) for s in settings)
 
 
-def test_requests_are_sampled_as_the_setting_says(pool: Pool, axes: list[Axis]) -> None:
+def test_requests_are_sampled_as_the_setting_says(pool: Pool, axes: Axes) -> None:
     """Each case that is tried holds the requests that its setting would have, and so compares like with like."""
     wanted = {kind: {r.id: r.params for r in pool.watched(FAR.turned("sampling", kind))} for kind in ("own", "stop")}
     _, tried = _shrunk(pool, axes, lambda c: c.setting.sampling != "own")
@@ -56,7 +58,7 @@ def test_requests_are_sampled_as_the_setting_says(pool: Pool, axes: list[Axis]) 
         assert all(params[r.id] == r.params for r in seen)
 
 
-def test_prompts_that_matter_stay(pool: Pool, axes: list[Axis]) -> None:
+def test_prompts_that_matter_stay(pool: Pool, axes: Axes) -> None:
     case, _ = _shrunk(pool, axes, lambda c: {2, 5} <= {r.id for r in c.watched})
     assert [r.id for r in case.watched] == [2, 5]
     assert case.setting == Setting()
@@ -70,7 +72,7 @@ def test_time_for_shrinking() -> None:
     assert time_for_shrinking(300) == 20
 
 
-def test_time_is_up(pool: Pool, axes: list[Axis]) -> None:
+def test_time_is_up(pool: Pool, axes: Axes) -> None:
     """Nothing is tried after the deadline."""
     first = Case(FAR, pool.watched(FAR))
     assert shrink(first, axes, pool, lambda _: pytest.fail("tried"), -math.inf) == first

@@ -9,9 +9,10 @@ import pytest
 
 from detgen.verify.perturb import checking
 from detgen.verify.perturb.axes import Setting
-from detgen.verify.perturb.checking import Case, Check, Failure
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.generation_digests import Difference
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case, Failure
 
 MANY = [Setting(slot=n) for n in range(100)]
 

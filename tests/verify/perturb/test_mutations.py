@@ -18,8 +18,9 @@ from detgen import Engine
 from detgen.verify.explain.explaining import explain
 from detgen.verify.perturb import resuming
 from detgen.verify.perturb.axes import Setting
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case
 
 ELSEWHERE = ("resume_loses_a_token",)  # needs another process
 

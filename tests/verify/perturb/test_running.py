@@ -9,8 +9,9 @@ import pytest
 from detgen.engine.config import EngineConfig
 from detgen.runner.block_manager import PAGE
 from detgen.verify.perturb.axes import Setting
-from detgen.verify.perturb.checking import Case, Check
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.running import Subject
 
 

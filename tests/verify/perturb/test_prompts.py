@@ -15,10 +15,10 @@ from detgen.errors import PromptsError
 from detgen.params import SamplingParams
 from detgen.prompts import open_prompts
 from detgen.verify.perturb.axes import Setting
-from detgen.verify.perturb.checking import Case, Check
-from detgen.verify.perturb.given_prompts import left_out, repeated, shortened
-from detgen.verify.perturb.plan import FULL, QUICK, read_pool
+from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.prompts import FULL, QUICK, left_out, read_pool, repeated, shortened
+from detgen.verify.perturb.result import Case
 
 LONG = "def add_all(numbers, start=0, *, key=None, reverse=False):\n    "
 CHAT = [{"role": "user", "content": "Write a function that adds."}]

@@ -1,0 +1,65 @@
+"""What a check is asked: the declaration that the options of `detgen verify-determinism` are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from detgen.declaring import Option, Part
+from detgen.engine.config import EngineConfig
+from detgen.errors import CheckError
+from detgen.verify.perturb.axes import TITLES
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """What to check, and how thoroughly.
+
+    Attributes:
+        prompts: as `detgen run` takes them; None takes the embedded ones.
+        engine: names the models.
+        full: longer texts, and many random settings after those that combine each pair of values.
+        minutes: time for all of it, filled with random settings; None takes as long as the others take.
+        axis: names of axes, each changed alone; none combines all of them.
+        limit: most prompts to read.
+        seed: of the selection.
+    """
+
+    prompts: Annotated[
+        str | None,
+        Option("PROMPTS", positional=True, default="the embedded ones"),
+        "Prompts in any form that run takes. They run as they are: whole, chats as chats, with their own"
+        " parameters; at most 66 of them, 96 with --full. Lines without max_tokens get few, 24 to 2.",
+    ] = None
+    engine: Annotated[
+        EngineConfig,
+        Part(
+            *("target", "draft", "device", "dtype", "target_quant", "draft_quant", "trust_remote_code", "threads"),
+            "kv_memory",
+        ),
+    ] = field(default_factory=EngineConfig)
+    full: Annotated[
+        bool,
+        Option(None, "--full/--quick", default="quick"),
+        "Longer texts and many random settings, or only settings that combine each pair of values.",
+    ] = False
+    minutes: Annotated[
+        float | None,
+        Option("N"),
+        "End within N minutes and a few seconds, with as many settings as fit; a difference is looked into"
+        " beyond them. Fewer prompts or tokens are used if all leave no time for the settings, and it says so.",
+    ] = None
+    axis: Annotated[
+        tuple[str, ...],
+        Option("NAME"),
+        f"Change only this axis; may be given several times: {', '.join(TITLES).replace('_', '-')}."
+        " speculative-prefill is one of models that think.",
+    ] = ()
+    limit: Annotated[int | None, Option("N", default="all"), "Use only the first N prompts."] = None
+    seed: Annotated[int, Option("N", panel="Expert"), "Another seed selects other settings."] = 0
+
+    def __post_init__(self) -> None:
+        """Raises CheckError for a number out of range."""
+        for name, least in (("minutes", 0.01), ("limit", 1), ("seed", 0)):
+            if (given := getattr(self, name)) is not None and given < least:
+                raise CheckError(f"{name} must be a number of at least {least}, got {given}")

@@ -1,0 +1,128 @@
+"""The prompts of a check: a user's, as `detgen run` takes them, or the embedded ones, repeated where too few."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from detgen.engine.request import Request
+from detgen.errors import DEMO, PromptsError
+from detgen.models.folders import EMBEDDED
+from detgen.params import SamplingParams
+from detgen.prompts import BadLine, open_prompts
+from detgen.verify.perturb.pool import Pool
+
+FEW = 4  # requests that a check has at least: of fewer prompts there are copies
+COPY = "copy "  # what the ids of copies begin with
+
+_UNSET = 2**31 - 1  # the most that `max_tokens` can be: what a line has that sets none
+_SHOWN = 3  # errors
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much a check tries.
+
+    Attributes:
+        prompts: how many; where there are fewer embedded ones, they are repeated with another beginning.
+        lengths: (requests, tokens each) of the first requests, the next ones, and so on; the last length is for all
+            that are left. Batches of 64 need many short ones. A user's line may set its own.
+        longest: characters of a long neighbour.
+        cut: characters to which all embedded prompts but the first are cut; None leaves them.
+        random: random settings after the pairwise ones.
+    """
+
+    prompts: int
+    lengths: tuple[tuple[int, int], ...]
+    longest: int
+    cut: int | None
+    random: int
+
+
+QUICK = Extent(66, ((1, 24), (3, 8), (12, 4), (1, 2)), 600, 40, 0)
+FULL = Extent(96, ((4, 80), (12, 40), (1, 16)), 4000, None, 300)
+
+
+def read_pool(prompts: str | None, target: object, limit: int | None, extent: Extent) -> Pool:
+    """The prompts of a check.
+
+    Args:
+        prompts: a user's, as `detgen run` takes them; each is used as it is, with its own parameters. None takes those
+            that are embedded beside the target; for any that is not embedded, those of the usual one.
+        target: the model that they are for.
+        limit: most prompts to read.
+        extent: how many there may be, how many are needed of the embedded ones, and how long those may be.
+
+    Raises:
+        PromptsError: none can be read.
+    """
+    source = open_prompts(prompts or str(EMBEDDED.get(str(target), DEMO) / "prompts.jsonl"))
+    given = None if prompts is None else source.inspect().prompts
+    read, errors = list[Request](), list[str]()
+    for item in source.read(SamplingParams(max_tokens=_UNSET), min(limit or extent.prompts, extent.prompts)):
+        if isinstance(item, BadLine):
+            errors.append(item.error)
+        elif not item.params.deterministic:
+            errors.append(f"{source.name}:{item.line}: asks not to be verified")
+        else:
+            read.append(item)
+    if not read:
+        raise PromptsError(f"no prompts in {source.given}: {errors[0] if errors else 'it is empty'}")
+    if prompts is None:
+        again = (replace(r, line=None, prompt=f"{n}. {r.prompt}") for n in itertools.count(1) for r in read)
+        read = list(itertools.islice(itertools.chain(read, again), extent.prompts))
+    long = _long_text(read, extent.longest)
+    if prompts is None:
+        read[1:] = [replace(r, prompt=(r.prompt or "")[: extent.cut]) for r in read[1:]]
+    sizes = [tokens for count, tokens in extent.lengths for _ in range(count)]
+    requests = [_timed(request, sizes[min(i, len(sizes) - 1)], i) for i, request in enumerate(read)]
+    return Pool(requests, long, name=source.name, given=given, errors=errors)
+
+
+def _timed(request: Request, tokens: int, index: int) -> Request:
+    """A request of a check, called by its line; so many new tokens if the line sets no number."""
+    own = request.params.max_tokens
+    return replace(
+        request.with_params(max_tokens=own if own != _UNSET else max(tokens, request.params.min_tokens)),
+        index=index,
+        id=request.line if request.line is not None else index + 1,
+        metadata={},
+    )
+
+
+def _long_text(requests: list[Request], longest: int) -> str:
+    """What requests say, again and again, up to so many characters."""
+    joined = "\n".join(filter(None, map(_said, requests))) or "text "
+    return (joined * (longest // len(joined) + 1))[:longest]
+
+
+def _said(request: Request) -> str:
+    """The text of a prompt, or of a chat's messages; nothing of token ids."""
+    contents = [m.get("content") for m in request.messages or []]
+    parts = [part for c in contents for part in (c if isinstance(c, list) else [{"text": c}]) if isinstance(part, dict)]
+    return request.prompt or "\n".join(text for part in parts if isinstance(text := part.get("text"), str))
+
+
+def shortened(requests: list[Request], count: int, most: int) -> list[Request]:
+    """The first requests, with at most so many new tokens each."""
+    return [
+        r.with_params(max_tokens=min(r.params.max_tokens, most), min_tokens=min(r.params.min_tokens, most))
+        for r in requests[:count]
+    ]
+
+
+def repeated(requests: list[Request]) -> list[Request]:
+    """The requests, and copies of them where they are too few to make a batch."""
+    copies = range(max(FEW - len(requests), 0))
+    return requests + [
+        replace(requests[i % len(requests)], index=len(requests) + i, id=f"{COPY}{i + 1}") for i in copies
+    ]
+
+
+def left_out(errors: list[str], prompts: int) -> list[str]:
+    """Which prompts cannot be run, in words; nothing if all can."""
+    if not errors:
+        return []
+    more = [f"  {len(errors) - _SHOWN:,} more"] if len(errors) > _SHOWN else []
+    head = f"{len(errors):,} of {prompts:,} prompts could not be run and were left out:"
+    return [head, *(f"  {error}" for error in errors[:_SHOWN]), *more]
