@@ -94,21 +94,13 @@ def best_counts(
 
 
 class Plan(NamedTuple):
-    """What a drafter would do in a round.
-
-    Attributes:
-        drafter: its name.
-        speed: tokens per second.
-        counts: tokens that each sequence drafts.
-        predicted: seconds as fitted, all that the draft model reads first included; without drafts, those of a pass.
-        loss: seconds of the round that are not worth their tokens, at another speed.
-    """
+    """What a drafter would do in a round."""
 
     drafter: str
-    speed: float
-    counts: list[int]
-    predicted: float
-    loss: Callable[[float], float]
+    speed: float  # tokens per second
+    counts: list[int]  # tokens that each sequence drafts
+    predicted: float  # seconds as fitted, all that the draft model reads first included; those of one pass for "none"
+    loss: Callable[[float], float]  # seconds that its tokens are not worth at another speed
 
 
 class AutoDrafter(Drafter):
@@ -122,7 +114,7 @@ class AutoDrafter(Drafter):
         self._cost, self._most_rows = parts.target_cost, parts.most_rows
         self._adapts = parts.draft_tokens is None
         self.draft_tokens: int = parts.draft_tokens or _MOST
-        self._lengths = range(1, _MOST + 1) if self._adapts else (self.draft_tokens,)
+        self._lengths = range(1, _MOST + 1) if self._adapts else (min(self.draft_tokens, parts.most_rows - 1),)
         self._by_model = Rate()
         self._by_match = [Rate() for _ in range(MOST_MATCHED + 1)]
         self._found: list[tuple[list[int], int]] = []  # of each sequence, what was looked up last and after what match
@@ -154,9 +146,9 @@ class AutoDrafter(Drafter):
         chosen = self._round = due[0] if due else best
         self._last[chosen.drafter] = now
         for way, seconds in took.items():
-            if way == chosen.drafter:
-                seconds = 0.0
-            self._again[way] = now + seconds / (1.0 if way == best.drafter else _SHARE)
+            # The best waits only for a round without drafts, which makes several passes if nobody is asked meanwhile.
+            wait = seconds if way == best.drafter else seconds / _SHARE
+            self._again[way] = now if way == chosen.drafter else now + wait
         return self._drafts(chosen, seqs)
 
     def timed(self, steps: float, seconds: float, sequences: int) -> None:
@@ -205,7 +197,7 @@ class AutoDrafter(Drafter):
         """The look-up's plan; drafting takes it no time to speak of."""
         self._found = [self._ngram.look_up(seq, n) for seq, n in zip(seqs, lengths, strict=True)]
         rates = [[self._match(matched + i).mean for i in range(len(found))] for found, matched in self._found]
-        return self._plan("ngram", [list(accumulate(own, mul)) for own in rates], keys, (0.0, 0.0, 0.0))
+        return self._plan("ngram", [list(accumulate(own, mul)) for own in rates], keys, 0.0, 0.0, 0.0)
 
     def _ask(self, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> Plan | None:
         """The draft model's plan. What it has to read first is spread over what is left of each sequence."""
@@ -221,14 +213,11 @@ class AutoDrafter(Drafter):
                 spread += max(behind * min((1 + rate) / seq.remaining, 1.0), 1.0)
         there = sum(map(bool, chances))
         first, all_first = (model.cost.predict(rows, chosen=there) for rows in (spread, read))
-        return self._plan("model", chances, keys, (first, all_first, model.cost.predict(there)))
+        return self._plan("model", chances, keys, first, all_first, model.cost.predict(there))
 
-    def _plan(
-        self, drafter: str, chances: list[list[float]], keys: int, drafting: tuple[float, float, float]
-    ) -> Plan | None:
+    def _plan(self, drafter: str, chances: list[list[float]], keys: int, *drafting: float) -> Plan | None:
         """A drafter's best plan; `drafting` tells the seconds of its first pass, borne and in all, and of another."""
-        count = len(chances)
-        first, all_first, further = drafting
+        count, (first, all_first, further) = len(chances), drafting
         factor = self._factor(drafter, count.bit_length())
 
         def seconds(k: int, drafted: int) -> float:
@@ -257,6 +246,4 @@ class AutoDrafter(Drafter):
         return drafts
 
 
-def make(parts: Parts) -> Drafter:
-    """Make the drafter."""
-    return AutoDrafter(parts)
+make = AutoDrafter

@@ -241,10 +241,10 @@ def test_it_comes_back_to_a_drafter_that_improved(
     rules = {"model": lambda tokens: draftable(0, tokens).wanted(1)[0], "ngram": repeating}
     auto = make(predictable, line(0.01, 0.0005), line(0.002, 0.0))
     run = Run(auto, clock, [draftable(slot, [slot + 1]) for slot in range(2)], unforeseen)
-    run.go_on(150)
+    run.go_on(100)
     assert run.go_on(50).count("none") > 46
     run.rule = rules[good]
-    run.go_on(250)
+    run.go_on(120)
     assert run.go_on(20).count(good) > 16
     run.rule = unforeseen
     run.go_on(100)
@@ -357,3 +357,9 @@ def test_the_length_that_the_user_wants(predictable: Any, draftable: Callable[..
         found, nothing = auto.draft([draftable(0, [1, 2, 3, 1, 2]), draftable(1, [7, 8, 9])], [length] * 2)
         assert found == Draft([3, 1, 2, 3, 1, 2][:length], "ngram")
         assert nothing == Draft([], "none")
+
+
+def test_no_window_is_longer_than_a_pass(predictable: Any, draftable: Callable[..., Any]) -> None:
+    auto = make(predictable, line(0.05, 0.0), None, draft_tokens=1000)
+    (found,) = auto.draft([draftable(0, [1, 2, 3, 1, 2])], [127])
+    assert len(found.tokens) == 127
