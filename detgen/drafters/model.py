@@ -6,11 +6,8 @@ will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as the two 
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import torch
@@ -78,34 +75,6 @@ class ModelDrafter(Drafter):
             if 0 < sum(len(read.tokens) for read in reads) <= MOST_ROWS:
                 return self._draft_at_once(seqs, lengths, reads, choices)
         return self._draft_stepwise(seqs, lengths)
-
-    def look_back(self, seqs: Sequence[Drafting], counts: list[int]) -> int:
-        """How many of the sequences' last tokens it would have drafted, each after those before it.
-
-        What penalties make of its logits is left out, as it would have to be known of each token by itself.
-
-        Args:
-            seqs: the sequences.
-            counts: so many tokens of each, all of them generated.
-        """
-        asked = list(zip(seqs, counts, strict=True))
-        if not asked:
-            return 0
-        fronts, ends = [], []
-        for seq, count in asked:
-            held, first = self._held[seq.slot], len(seq.tokens) - 1 - count
-            at = min(common_prefix(held, seq.tokens), first)
-            del held[at:]
-            fronts.append(Window(seq.slot, at, seq.tokens[at:first], 0))
-            ends.append(Window(seq.slot, first, seq.tokens[first:-1], count))
-        for batch in fill_passes(Windows.of([]), fronts, MOST_ROWS):
-            self._run(batch)
-        logits = self._run(ends)
-        for front, end in zip(fronts, ends, strict=True):
-            self._mark(end.slot, front.start, end.start + len(end.tokens))
-        choices = [replace(seq.choice(i - n), adjustment=None) for seq, n in asked for i in range(n)]
-        chosen = choose(logits[:, : self._vocabulary], choices).tokens.tolist()
-        return sum(map(operator.eq, chosen, chain.from_iterable(seq.tokens[-n:] for seq, n in asked)))
 
     def _draft_at_once(
         self, seqs: Sequence[Drafting], lengths: list[int], reads: list[Window], choices: list[Choice]

@@ -72,24 +72,6 @@ class NgramDrafter(Drafter):
         period = len(tokens) - at
         return [tokens[at + i % period] for i in range(length)], matched
 
-    def look_back(self, seq: Drafting, most: int) -> list[tuple[int, bool]]:
-        """What it would have drafted for the last generated tokens.
-
-        Args:
-            seq: the sequence.
-            most: of so many tokens; never of those that it was asked about when they were new.
-
-        Returns:
-            Of each token the length of the match that it follows, and whether it is what followed before.
-        """
-        index, tokens = self._index(seq), seq.tokens
-        found = []
-        for end in range(max(index.done, len(tokens) - min(most, seq.generated)), len(tokens)):
-            index.update(tokens, end)
-            at, matched = index.match(tokens)
-            found.append((matched, matched > 0 and tokens[at] == tokens[end]))
-        return found
-
     def _index(self, seq: Drafting) -> _Index:
         index = self._indexes.get(seq)
         if index is None:

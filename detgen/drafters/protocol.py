@@ -79,13 +79,12 @@ class Drafter(ABC):
         """
         return
 
-    def timed(self, tokens: int, seconds: float, sequences: int, waiting: bool) -> None:
+    def timed(self, steps: float, seconds: float, sequences: int) -> None:
         """Called after each round that read no prompt, unless nothing was drafted in it and a sequence ended.
 
         Args:
-            tokens: those that it committed.
+            steps: tokens that it committed, of each sequence on average; of a round without drafts, about its passes.
             seconds: its time.
             sequences: how many there were to draft for, at least one.
-            waiting: whether requests wait.
         """
         return

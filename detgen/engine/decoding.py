@@ -106,7 +106,7 @@ class Decoding:
 
         ended, tokens = self.committing.finish(), stats.tokens - before
         if asked and tokens and not reading and not (ended and drafts is None):
-            self._drafter.timed(tokens, time.perf_counter() - started, asked, bool(scheduler.waiting))
+            self._drafter.timed(tokens / len(slots), time.perf_counter() - started, asked)
         return ended
 
     def _draft(self, slots: np.ndarray, most: int) -> _Drafts | None:

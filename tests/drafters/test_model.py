@@ -75,35 +75,6 @@ def test_long_prompts_take_several_passes(predictable: Any, draftable: Callable[
     assert [d.tokens for d in drafter.draft(seqs, [2] * 4)] == [s.wanted(2) for s in seqs]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    lengths=st.lists(st.sampled_from([1, 5, 64, 65, 300, MOST_ROWS + 7]), min_size=1, max_size=4),
-    drafted=st.lists(st.booleans(), min_size=4, max_size=4),
-    seed=st.integers(0, 999),
-)
-def test_looking_back(
-    predictable: Any, draftable: Callable[..., Any], lengths: list[int], drafted: list[bool], seed: int
-) -> None:
-    """Of generated tokens, those that it would have drafted are counted; afterwards it drafts as ever."""
-    rng = random.Random(seed)
-    drafter = make(predictable)
-    seqs = [draftable(i, [rng.randrange(VOCABULARY) for _ in range(n)]) for i, n in enumerate(lengths)]
-    for seq, before in zip(seqs, drafted, strict=False):
-        drafter.start(seq.slot, seq.tokens, 0)
-        if before:
-            drafter.draft([seq], [rng.randrange(4)])
-    right, counts = 0, []
-    for seq in seqs:
-        counts.append(rng.randrange(1, 9))
-        for _ in range(counts[-1]):
-            said, other = seq.wanted(1)[0], rng.randrange(VOCABULARY)
-            seq.tokens.append(said if rng.random() < 0.5 else other)
-            right += seq.tokens[-1] == said
-        seq.generated = counts[-1]
-    assert drafter.look_back(seqs, counts) == right
-    assert [draft.tokens for draft in drafter.draft(seqs, [2] * len(seqs))] == [seq.wanted(2) for seq in seqs]
-
-
 @pytest.mark.parametrize("prefix", [6, 70, 128])
 def test_pages_change_hands(predictable: Any, draftable: Callable[..., Any], prefix: int) -> None:
     """A new sequence starts from nothing, or from the shared tokens that the draft model has read."""

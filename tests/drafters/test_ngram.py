@@ -72,27 +72,3 @@ def test_a_finished_sequence_is_forgotten(draftable: Callable[..., Any]) -> None
     for i in range(20):
         drafter.draft([draftable(0, [1, 2, 3, i] * 3)], [2])
     assert len(drafter._indexes) <= 1
-
-
-@examples(80)
-@given(
-    tokens=st.lists(st.integers(0, 3), min_size=2, max_size=60),
-    generated=st.integers(0, 70),
-    most=st.integers(1, 40),
-    asked=st.integers(0, 60),
-)
-def test_looking_back(draftable: Callable[..., Any], tokens: list[int], generated: int, most: int, asked: int) -> None:
-    """What it says of generated tokens is what it would have said when they were new; what it said then is left out."""
-    drafter = NgramDrafter()
-    seq = draftable(0, tokens[:asked])
-    if asked:
-        drafter.draft([seq], [1])
-    seq.tokens, seq.generated = tokens, min(generated, len(tokens) - 1)
-    found = drafter.look_back(seq, most)
-    first = max(len(tokens) - min(most, seq.generated), min(asked, len(tokens)))
-    assert len(found) == len(tokens) - first
-    for at, (matched, hit) in enumerate(found, first):
-        before = draftable(1, tokens[:at])
-        (proposed, length) = NgramDrafter().look_up(before, 1)
-        assert (matched, hit) == (length, proposed == [tokens[at]])
-    assert [d.tokens for d in drafter.draft([seq], [3])] == [naive(tokens, 3)]

@@ -28,7 +28,7 @@ def test_everything_else_has_a_default(draftable: Any) -> None:
     assert plain.while_reading
     assert plain.draft_tokens is None
     plain.learn(seq, "plain", 1, 2)
-    plain.timed(3, 0.1, 1, waiting=False)
+    plain.timed(3.0, 0.1, 1)
 
 
 def test_whoever_drafts_nothing_is_no_drafter() -> None:
