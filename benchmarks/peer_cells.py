@@ -35,11 +35,13 @@ from typing import NamedTuple
 from detgen.bench.bench_results import Results, Row, describe, load, save
 from detgen.bench.busy import busy_cells
 from detgen.bench.cells import Cell, contenders_at, find_peers
+from detgen.bench.config import BenchConfig
 from detgen.bench.correctness import Outputs, judge
 from detgen.bench.measuring import Measuring
 from detgen.bench.model_source import Target, resolve
-from detgen.bench.peer_interface import BenchConfig, Contender, Job, ModelSource, Prompt, Workload
-from detgen.bench.peers.detgen_engine import keeping
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Prompt, Workload
+from detgen.bench.peers import versions
+from detgen.bench.peers.detgen_engine import DetgenPeer, keeping
 from detgen.bench.processes import Processes
 from detgen.bench.workloads import make_workload
 from detgen.engine.config import EngineConfig
@@ -149,7 +151,7 @@ def cells_of(
     names: Iterable[str], batches: Iterable[int], config: BenchConfig, target: Target, source: ModelSource
 ) -> list[Cell]:
     """The cells of a model; `reading` is one of its own, whatever the batch sizes are."""
-    peers, _ = find_peers(config, source)
+    peers = find_peers(config, source)[0]
     found = []
     for name in names:
         for batch in (PROMPTS,) if name == READING else batches:
@@ -201,7 +203,7 @@ def measure(model: str, threads: int, args: argparse.Namespace) -> None:
                     outputs[key].update(by_size)
                 judge(new, outputs)
                 rows = [*rows, *new]
-                environment = describe(config, source, ("detgen",))
+                environment = describe(config, source, versions(DetgenPeer))
                 origins = {row.workload: "see benchmarks/peer_cells.py" for row in rows}
                 save(Results(environment, {}, origins, rows, []), path)
                 print("\n".join(report(model, threads, new)), flush=True)

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -18,6 +19,17 @@ from types import TracebackType
 from typing import Any, Self
 
 _PATIENCE = 5.0  # seconds that a worker has to end by itself
+# Detgen's package alone becomes importable there, nothing of what is installed beside it.
+_PROGRAM = """
+import importlib.util, sys
+from multiprocessing.connection import Connection
+place = sys.argv[1]
+spec = importlib.util.spec_from_file_location("detgen", place + "/__init__.py", submodule_search_locations=[place])
+sys.modules["detgen"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from detgen import worker
+worker.serve_from(Connection(int(sys.argv[2])))
+"""
 
 
 class WorkerError(Exception):
@@ -31,15 +43,28 @@ class Worker:
         name: of the process.
         environment: variables that it is started with; without those that are None.
         log: file for what it prints; None leaves it the streams of this process.
+        python: runs it in place of this process's Python, with the packages that are installed there. What is called
+            needs nothing of detgen but modules that import the standard library alone.
     """
 
-    def __init__(self, name: str, environment: Mapping[str, str | None] | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        environment: Mapping[str, str | None] | None = None,
+        log: Path | None = None,
+        python: str | None = None,
+    ) -> None:
         self.log = log
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        # No daemon: what it runs may start processes of its own.
-        self._process = context.Process(target=_serve, args=(theirs, environment or {}, log), name=name, daemon=False)
-        self._process.start()
+        if python is None:
+            # No daemon: what it runs may start processes of its own.
+            started = context.Process(target=_serve, args=(theirs, environment or {}, log), name=name, daemon=False)
+            started.start()
+            self._process: Any = started
+        else:
+            self._process = _Program(python, theirs)
+            self._connection.send((environment or {}, log))
         theirs.close()
 
     def __enter__(self) -> Self:
@@ -53,7 +78,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it can be called."""
-        return self._process.is_alive()
+        return bool(self._process.is_alive())
 
     def begin(self, function: Callable[..., object], *arguments: Any) -> None:
         """Begin a call; `finish` waits for it. Meanwhile this process goes on.
@@ -113,6 +138,37 @@ class Worker:
                 why = ", as the system does when memory runs out" if name == "SIGKILL" else ""
                 return f"its process was ended by {name}{why}{where}"
         return f"its process ended with exit status {code}{where}"
+
+
+class _Program:
+    """A worker's process that another Python runs, with the methods of a multiprocessing.Process."""
+
+    def __init__(self, python: str, connection: Connection) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        number = connection.fileno()
+        command = [python, "-c", _PROGRAM, str(Path(__file__).parent), str(number)]
+        try:
+            self._popen = subprocess.Popen(command, env=environment, pass_fds=[number], stdin=subprocess.DEVNULL)
+        except OSError as error:
+            raise WorkerError(f"cannot run {python}: {error.strerror}") from None
+        self.terminate, self.kill = self._popen.terminate, self._popen.kill
+
+    def is_alive(self) -> bool:
+        return self._popen.poll() is None
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._popen.poll()
+
+    def join(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(seconds)
+
+
+def serve_from(connection: Connection) -> None:
+    """The side of a worker that another Python runs; it is told its environment and its log first."""
+    environment, log = connection.recv()
+    _serve(connection, environment, log)
 
 
 def _serve(connection: Connection, environment: Mapping[str, str | None], log: Path | None) -> None:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import resolve
-from detgen.bench.peer_interface import BenchConfig, Contender, Job, ModelSource, Outcome, Peer, Prompt
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome, Peer, Prompt
 from detgen.bench.peers import peer_class
 from detgen.engine.config import EngineConfig
 from detgen.progress import Unobserved

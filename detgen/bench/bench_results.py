@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from detgen import __version__
-from detgen.bench.peer_interface import BenchConfig, ModelSource
-from detgen.bench.peers import peer_class, versions
+from detgen.bench.config import BenchConfig
+from detgen.bench.peer_interface import ModelSource
 from detgen.errors import BenchError
 from detgen.machine import cpu_name
 
@@ -121,6 +120,7 @@ class Results:
         workloads: names, and where they come from.
         rows: in the order in which they were measured.
         notes: what was left out and why.
+        complete: whether it came to its end; not if it was stopped, or is under way still.
     """
 
     environment: dict[str, Any]
@@ -128,14 +128,14 @@ class Results:
     workloads: dict[str, str]
     rows: list[Row]
     notes: list[str]
+    complete: bool = True
 
 
-def describe(config: BenchConfig, source: ModelSource, peers: Iterable[str]) -> dict[str, Any]:
+def describe(config: BenchConfig, source: ModelSource, packages: dict[str, str]) -> dict[str, Any]:
     """The machine, the versions that peers need, the models and the settings of a benchmark."""
     import psutil
 
     engine = source.engine
-    found = dict(item for name in peers for item in versions(peer_class(name)).items())
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "detgen": __version__,
@@ -146,7 +146,7 @@ def describe(config: BenchConfig, source: ModelSource, peers: Iterable[str]) -> 
         "memory": psutil.virtual_memory().total,
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": dict(sorted(found.items())),
+        "versions": dict(sorted(packages.items())),
         "models": {
             "target": str(source.random_weights or engine.target or "embedded:target"),
             "draft": str(engine.draft or "embedded:draft") if source.has_draft else None,
@@ -209,7 +209,8 @@ def load(path: Path) -> Results:
         if content["format"] != _FORMAT:
             raise KeyError("format")
         rows = [_row(row) for row in content["rows"]]
-        return Results(rows=rows, **{f.name: content[f.name] for f in fields(Results) if f.name != "rows"})
+        known = content.keys() & {f.name for f in fields(Results)} - {"rows"}  # older files have no `complete`
+        return Results(rows=rows, **{name: content[name] for name in known})
     except (KeyError, TypeError) as error:
         raise BenchError(f"{path} is not a bench.json of this version of detgen ({error}); measure again") from None
 

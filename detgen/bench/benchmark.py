@@ -8,20 +8,18 @@ from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
-from statistics import median
 
 from detgen.bench.bench_results import Results, Row, Stopped, describe, save
 from detgen.bench.busy import busy_cells, busy_now
-from detgen.bench.cells import check, find_peers, fitted_workloads, make_cells
+from detgen.bench.cells import check, find_peers, fitted_workloads, make_cells, pythons
+from detgen.bench.config import BenchConfig
 from detgen.bench.correctness import Outputs, judge
-from detgen.bench.figures.draw import need_matplotlib
-from detgen.bench.figures.make import MOST_REQUESTS, draw_figures, measure_figures
 from detgen.bench.measuring import Measuring
 from detgen.bench.model_source import resolve
-from detgen.bench.peer_interface import BenchConfig, ModelSource
+from detgen.bench.peer_interface import ModelSource
 from detgen.bench.processes import Processes, start_worker
 from detgen.bench.processor_time import OthersClock
-from detgen.bench.roofline import Roof, measure_roof, place_under_roof
+from detgen.bench.roofline import Roof, measure_roof, place_all
 from detgen.engine.sources import check_sources
 from detgen.errors import BenchError
 from detgen.progress import Observer
@@ -31,7 +29,7 @@ _QUICK_SECONDS = 140.0  # for the quick grid; the full one takes as long as its 
 
 
 def bench(config: BenchConfig, observer: Observer) -> Results:
-    """Measure, and write bench.json to the output folder, and the figures where they are wanted.
+    """Measure, and write bench.json to the output folder.
 
     The file is written anew after each round of a cell, with what was measured so far.
 
@@ -54,8 +52,6 @@ def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], 
     check(config)
     if config.random_weights is None:
         check_sources(config.engine, observer)
-    if config.figures:
-        need_matplotlib()
     others = OthersClock()
     until = time.monotonic() + (float("inf") if config.full else _QUICK_SECONDS)
     logs = _logs(config.output)
@@ -66,22 +62,21 @@ def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], 
         positions = max(w.longest for w in workloads) + 1
         models = target.engine, config.random_weights, config.seed
         source = ModelSource(*models, positions, Path(scratch), target.native, target.as_stored)
-        peers, notes = find_peers(config, source)
+        peers, notes, packages = find_peers(config, source)
         notes += busy_now(before := others.read())
         for note in notes:
             observer.message(note)
         cells = make_cells(config, workloads, peers)
-        environment = describe(config, source, peers) | {"others_before": before and before.share}
+        environment = describe(config, source, packages) | {"others_before": before and before.share}
         roof = _roof(source, observer, logs)
 
-        def keep(rows: list[Row], outputs: Outputs, *more: str) -> Results:
+        def keep(rows: list[Row], outputs: Outputs, *unfinished: str) -> Results:
             rows = deepcopy(rows)  # the next round adds to them
             judge(rows, outputs)
-            for row in rows:
-                if row.seconds and roof:
-                    place_under_roof(row, median(row.seconds), target.weights, roof, target.engine.dtype)
-            all_notes = [*notes, *busy_cells(rows), *more]
-            results = Results(environment, roof, {w.name: w.origin for w in workloads}, rows, all_notes)
+            bounds, refused = place_all(rows, target.weights, roof, target.engine.dtype)
+            all_notes = [*notes, *refused, *busy_cells(rows), *unfinished]
+            origins = {w.name: w.origin for w in workloads}
+            results = Results(environment, bounds, origins, rows, all_notes, complete=not unfinished)
             save(results, config.output / "bench.json")
             kept(results)
             return results
@@ -89,20 +84,13 @@ def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], 
         def keep_round(rows: list[Row], outputs: Outputs) -> None:
             keep(rows, outputs, _unfinished(rows, len(cells)))
 
-        sizes = {cell.batch_size for cell in cells} | ({MOST_REQUESTS} if config.figures else set())
-        with closing(Processes(source, tuple(sorted(sizes)), logs)) as processes:
+        sizes = tuple(sorted({cell.batch_size for cell in cells}))
+        with closing(Processes(source, sizes, logs, pythons(config))) as processes:
             seconds = max(until - time.monotonic(), 0.0)
             rows, outputs = Measuring(cells, processes, observer, config.rounds, seconds, keep=keep_round).run()
             results = keep(rows, outputs)
             for note in busy_cells(rows):
                 observer.message(note)
-            if config.figures:
-                of_first = [cell for cell in cells if cell.workload.name == cells[0].workload.name]
-                largest = max(of_first, key=lambda cell: cell.batch_size)
-                figures, missing = measure_figures(source, largest, results.rows, processes, observer, config.full)
-                results = keep(rows, outputs, *missing)
-    if config.figures:
-        draw_figures(figures, config.output / "figures", environment)
     return results
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 
+from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import Target
-from detgen.bench.peer_interface import BenchConfig, Contender, Job, ModelSource, Workload
-from detgen.bench.peers import NAMES, peer_class, versions
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Workload
+from detgen.bench.peers import APART, NAMES, peer_class, versions
 from detgen.bench.peers.detgen_engine import SYNTHETIC
+from detgen.bench.processes import start_worker
 from detgen.bench.random_weights import settings_of
 from detgen.bench.workloads import SYNTHETIC as SYNTHETIC_WORKLOADS
-from detgen.bench.workloads import check_name, make_workload
+from detgen.bench.workloads import WHOLE, check_name, make_workload
 from detgen.errors import BenchError
+from detgen.worker import WorkerError
 
 _LEAST_SCALE = 1e-4
 _QUICK_BATCHES, _FULL_BATCHES = (16, 1), (1, 4, 16, 32)
@@ -56,7 +61,7 @@ def requests_at(config: BenchConfig, batch_size: int) -> int:
 
 def _fractions(config: BenchConfig) -> tuple[float, ...]:
     """Percentages of verified requests that were asked for, or those of the grid."""
-    return config.fractions or (_FULL_FRACTIONS if config.full or config.figures else (100.0,))
+    return config.fractions or (_FULL_FRACTIONS if config.full else (100.0,))
 
 
 def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
@@ -69,7 +74,7 @@ def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
     requests = max(requests_at(config, size) for size in batch_sizes(config))
     workloads = []
     for name in names:
-        scale = config.scale or (1.0 if target.engine.device.startswith("cuda") else 1 / 16)
+        scale = config.scale or (1.0 if target.engine.device.startswith("cuda") or name in WHOLE else 1 / 16)
         while True:
             workload = make_workload(name, requests, scale, config, target)
             # A scale that nobody asked for gives way to the model's context.
@@ -104,28 +109,54 @@ def make_cells(config: BenchConfig, workloads: list[Workload], peers: Peers) -> 
     return cells
 
 
-def find_peers(config: BenchConfig, source: ModelSource) -> tuple[Peers, list[str]]:
-    """The contenders of each peer that is installed and can run these models; which others are left out, and why.
-
-    Raises:
-        BenchError: if a peer was asked for by name and is not there.
-    """
+def find_peers(config: BenchConfig, source: ModelSource) -> tuple[Peers, list[str], dict[str, str]]:
+    """The contenders of each peer that can run these models; who is left out, and why; versions of their packages."""
     found: Peers = {}
+    packages: dict[str, str] = {}
     notes = []
     for name in config.peers or NAMES:
         peer = peer_class(name)
         try:
-            versions(peer)
-        except BenchError as error:
-            if config.peers:
-                raise BenchError(f"peer {name}: {error}") from None
-            notes.append(f"{name} skipped: {error}")
+            there = installed(name, pythons(config).get(name), config.output / "logs")
+        except (BenchError, WorkerError) as error:
+            notes.append(f"{name} skipped: {str(error).removeprefix('BenchError: ')}")
             continue
         if contenders := peer.contenders(source):
             found[name] = contenders
+            packages |= there
         else:
             notes.append(f"{name} skipped: it does not run these models on {source.engine.device}")
-    return found, notes
+    return found, notes, packages
+
+
+def installed(name: str, python: str | None, logs: Path) -> dict[str, str]:
+    """Versions of what a peer needs, in the environment that it runs in.
+
+    Raises:
+        BenchError: something is not installed in detgen's environment.
+        WorkerError: likewise in its own, or that does not run.
+    """
+    if python is None:
+        return versions(peer_class(name))
+    with start_worker(f"{name}-versions", 1, logs, python=python) as worker:
+        found: dict[str, str] = worker.call(versions, peer_class(name))
+    return found
+
+
+def pythons(config: BenchConfig) -> dict[str, str]:
+    """The Python of each peer that has an environment of its own.
+
+    Raises:
+        BenchError: what was given is not NAME=PATH, of a peer that may have one.
+    """
+    found = {}
+    for given in config.peer_pythons:
+        name, _, path = given.partition("=")
+        if name not in APART or not path:
+            raise BenchError(f"--peer-python takes NAME=PATH, where NAME is one of {', '.join(APART)}; got {given!r}")
+        # A link is left as it is: a virtual environment is known by its own path.
+        found[name] = os.path.abspath(os.path.expanduser(path))
+    return found
 
 
 def contenders_at(config: BenchConfig, peers: Peers, batch_size: int) -> tuple[Contender, ...]:
@@ -179,6 +210,9 @@ def check(config: BenchConfig) -> None:
         raise BenchError("--random-weights takes the place of --target and --draft; give one or the other")
     if config.random_weights is not None and {engine.target_quant, engine.draft_quant} & {"nf4", "int8"}:
         raise BenchError("--random-weights are not quantized by bitsandbytes; leave out nf4 and int8, or take q8 or q4")
+    pythons(config)
+    for name in config.peers:
+        peer_class(name)
     for name in config.workloads:
         check_name(name)
     if config.random_weights is not None:

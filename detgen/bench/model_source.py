@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from detgen.bench.peer_interface import BenchConfig, ModelSource
+from detgen.bench.config import BenchConfig
+from detgen.bench.peer_interface import ModelSource
 from detgen.bench.random_weights import config_of, random_model
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome, Peer
-from detgen.bench.peers import peer_class
+from detgen.bench.peers import APART, peer_class
 from detgen.machine import forget_peak_memory, peak_memory
 from detgen.worker import Worker
 
@@ -21,10 +23,15 @@ class Processes:
         source: the models.
         batch_sizes: all that will be asked for.
         logs: folder for what they print.
+        pythons: that peers of these names run by, in place of this process's.
     """
 
-    def __init__(self, source: ModelSource, batch_sizes: tuple[int, ...], logs: Path) -> None:
+    def __init__(
+        self, source: ModelSource, batch_sizes: tuple[int, ...], logs: Path, pythons: Mapping[str, str] | None = None
+    ) -> None:
         self._source = source
+        self._plain: ModelSource | None = None  # what peers apart are given
+        self._pythons = pythons or {}
         self._batch_sizes = batch_sizes
         self._logs = logs
         self._workers: dict[str, Worker] = {}
@@ -52,9 +59,18 @@ class Processes:
             if contender.peer != "detgen":
                 # How long OpenMP's threads spin is detgen's choice for itself; its peers run as they do alone.
                 environment["GOMP_SPINCOUNT"] = None
-            worker = start_worker(contender.process, self._source.threads, self._logs, environment)
+            python = self._pythons.get(contender.peer)
+            worker = start_worker(contender.process, self._source.threads, self._logs, environment, python)
             self._workers[contender.process] = worker
-        return worker.call(with_peer, self._source, contender, self._batch_sizes, function, arguments)
+        source = self._source_apart() if contender.peer in APART else self._source
+        return worker.call(with_peer, source, contender, self._batch_sizes, function, arguments)
+
+    def _source_apart(self) -> ModelSource:
+        """The models in plain data and as folders, which are written first where there are none."""
+        if self._plain is None:
+            with start_worker("folders", self._source.threads, self._logs) as worker:
+                self._plain = worker.call(plain, self._source)
+        return self._plain
 
     def close(self) -> None:
         """End the processes."""
@@ -62,10 +78,27 @@ class Processes:
             worker.close()
 
 
-def start_worker(name: str, threads: int, logs: Path, environment: Mapping[str, str | None] | None = None) -> Worker:
-    """A worker with so many CPU threads that prints into a log of its name."""
+def start_worker(
+    name: str,
+    threads: int,
+    logs: Path,
+    environment: Mapping[str, str | None] | None = None,
+    python: str | None = None,
+) -> Worker:
+    """A worker with so many CPU threads that prints into a log of its name; `python` as `Worker` takes it."""
     log = logs / (re.sub(r"[^\w.-]+", "-", name) + ".log")
-    return Worker(name, {"OMP_NUM_THREADS": str(threads), **(environment or {})}, log)
+    return Worker(name, {"OMP_NUM_THREADS": str(threads), **(environment or {})}, log, python)
+
+
+def plain(source: ModelSource) -> ModelSource:
+    """The same where `engine` is plain data and the models are folders; random weights are written to such."""
+    from detgen.bench.model_source import folder
+
+    names = ("device", "dtype", "threads", "target_quant", "draft_quant", "trust_remote_code")
+    settings: Any = SimpleNamespace(**{name: getattr(source.engine, name) for name in names})
+    settings.target = str(folder(source, "target"))
+    settings.draft = str(folder(source, "draft")) if source.has_draft else None
+    return replace(source, engine=settings, random_weights=None)
 
 
 _peer: Peer | None = None  # of this process

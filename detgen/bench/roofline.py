@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import TYPE_CHECKING
 
 from detgen.bench.bench_results import Row
@@ -30,7 +31,10 @@ _WEIGHT_BYTES = {
     "nf4": 20 / 32,
 }
 
-
+_BOUNDS = (
+    ("copy_bytes", "bandwidth_share", "a copy", "GB/s"),
+    ("product_operations", "arithmetic_share", "a matrix product", "GFLOP/s"),
+)
 Roof = dict[str, float]
 """`copy_bytes` per second, read and written; `product_operations` per second, multiplications and additions."""
 
@@ -85,6 +89,36 @@ def _best(function: Callable[[], object], device: str) -> float:
     while times < _LEAST or time.perf_counter() < until:
         best, times = min(best, timed()), times + 1
     return best
+
+
+def place_all(rows: list[Row], weights: float, roof: Roof, dtype: str) -> tuple[Roof, list[str]]:
+    """Fill in the shares of all measured rows; what of the roof is one, and in words what is not.
+
+    What a row does faster than the machine was measured to is no bound: the copy or the product was disturbed, or
+    weights are read from the caches. No row has a share of such.
+
+    Args:
+        rows: changed in place.
+        weights, roof, dtype: as `place_under_roof` takes them; the roof may be empty.
+    """
+    measured = [row for row in rows if row.seconds]
+    if not roof:
+        return roof, []
+    for row in measured:
+        place_under_roof(row, median(row.seconds), weights, roof, dtype)
+    bounds, notes = dict(roof), []
+    for key, share, name, unit in _BOUNDS:
+        most = max(measured, key=lambda row: getattr(row, share) or 0.0, default=None)
+        if most is None or (getattr(most, share) or 0.0) <= 1:
+            continue
+        reached = getattr(most, share) * bounds.pop(key)
+        notes.append(
+            f"{name} reached {roof[key] / 1e9:,.1f} {unit} when the machine was measured, {most.label} reaches"
+            f" {reached / 1e9:,.1f}: that is no bound, so no shares of it are given"
+        )
+        for row in measured:
+            setattr(row, share, None)
+    return bounds, notes
 
 
 def place_under_roof(row: Row, seconds: float, weights: float, roof: Roof, dtype: str) -> None:

@@ -1,6 +1,7 @@
 """What the peers are given to continue: prompts as token ids, each with the number of tokens to generate.
 
-`sample` and `file:PATH` are real prompts, chats among them, which the model's template renders. The synthetic ones have
+`sample` and `file:PATH` are real prompts, chats among them, which the model's template renders; `chats` are those of
+`sample`, each as a chat of one message. The synthetic ones have
 the shapes that the field reports, at random ids: fixed lengths (input x output), and mixes drawn from log-normal
 distributions, which are given here by median and spread (the standard deviation of the logarithm). Nobody's data set is
 needed for them, and a seed draws them again.
@@ -10,14 +11,23 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import Target
-from detgen.bench.peer_interface import BenchConfig, Prompt, Workload
+from detgen.bench.peer_interface import Prompt, Workload
 from detgen.errors import DEMO, BenchError
 
-FIXED = {"1024x256": (1024, 256), "1024x1024": (1024, 1024), "4096x1024": (4096, 1024)}
+FIXED = {
+    "long-prompts": (1024, 16),
+    "long-answers": (32, 512),
+    "1024x256": (1024, 256),
+    "1024x1024": (1024, 1024),
+    "4096x1024": (4096, 1024),
+}
+WHOLE = ("long-prompts", "long-answers")  # as long on a CPU as on a GPU, as far as the context allows
 
 
 class Spread(NamedTuple):
@@ -38,6 +48,7 @@ MIXES = {
     "arxiv": (Spread(7059, 0.476), Spread(208, 0.452)),
 }
 SYNTHETIC = (*FIXED, *MIXES)
+REAL = ("sample", "chats")
 
 
 def check_name(name: str) -> None:
@@ -49,15 +60,16 @@ def check_name(name: str) -> None:
     if name.startswith("file:"):
         if not Path(name.removeprefix("file:")).is_file():
             raise BenchError(f"workload {name}: there is no such file")
-    elif name not in ("sample", *SYNTHETIC):
-        raise BenchError(f"there is no workload {name!r}; choose from sample, file:PATH, {', '.join(SYNTHETIC)}")
+    elif name not in (*REAL, *SYNTHETIC):
+        known = ", ".join((*REAL, "file:PATH", *SYNTHETIC))
+        raise BenchError(f"there is no workload {name!r}; choose from {known}")
 
 
 def make_workload(name: str, requests: int, scale: float, config: BenchConfig, target: Target) -> Workload:
     """A workload by its name.
 
     Args:
-        name: `sample`, `file:PATH` or one of SYNTHETIC.
+        name: one of REAL or SYNTHETIC, or `file:PATH`.
         requests: how many prompts; real ones start over where there are fewer.
         scale: factor of synthetic lengths.
         config: its seed draws synthetic lengths and ids; real prompts are continued by its `max_tokens`.
@@ -70,13 +82,15 @@ def make_workload(name: str, requests: int, scale: float, config: BenchConfig, t
     if name in SYNTHETIC:
         made, shape = _synthetic(name, requests, scale, random.Random(f"{config.seed} {name}"), vocabulary)
         return Workload(name, made, f"random ids, {shape}, scale {scale:g}, seed {config.seed}")
-    if name == "sample":
-        place, origin = str(DEMO / "prompts.jsonl"), "the embedded prompts"
+    if name in REAL:
+        place = str(DEMO / "prompts.jsonl")
+        origin = "the embedded prompts" + (", each as a chat" if name == "chats" else "")
     else:
         check_name(name)
         place = origin = name.removeprefix("file:")
     # A random model may have a smaller vocabulary than the tokenizer.
-    ids = [tuple(t % vocabulary for t in tokens) for tokens in _from_file(place, requests, target)]
+    found = _from_file(place, requests, target, chats=name == "chats")
+    ids = [tuple(t % vocabulary for t in tokens) for tokens in found]
     if not ids:
         raise BenchError(f"{origin} has no prompts")
     chosen = [ids[i % len(ids)] for i in range(requests)]
@@ -99,7 +113,7 @@ def _synthetic(
     return tuple(prompts), f"log-normal lengths of median {', '.join(sides)}"
 
 
-def _from_file(path: str, requests: int, target: Target) -> list[list[int]]:
+def _from_file(path: str, requests: int, target: Target, *, chats: bool = False) -> list[list[int]]:
     """Token ids of the first prompts of a file that `detgen run` reads; bad lines are refused, wherever they stand."""
     from detgen.errors import PromptsError, RequestError
     from detgen.params import SamplingParams
@@ -111,6 +125,8 @@ def _from_file(path: str, requests: int, target: Target) -> list[list[int]]:
         for item in source.read(SamplingParams(), None):
             if isinstance(item, BadLine):
                 raise BenchError(f"{item.error}; a benchmark takes only files without bad lines")
+            if chats:
+                item = replace(item, prompt=None, messages=[{"role": "user", "content": item.prompt}])
             if len(found) < requests:
                 try:
                     found.append(target.encode(item))

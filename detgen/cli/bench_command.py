@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.bench.peer_interface import BenchConfig
+from detgen.bench.config import BenchConfig
 from detgen.cli.answering import named
 from detgen.cli.declared import DONE, INTERRUPTED, command
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 EPILOG = "\n".join(
     (
-        "Workloads: sample (the embedded prompts), file:PATH (prompts or chats), and random prompts of the shapes"
-        " 1024x256, 1024x1024, 4096x1024 (tokens in x out), sharegpt and arxiv (mixed lengths).",
+        "Workloads: sample (the embedded prompts), chats (each of them as a chat), file:PATH (prompts or chats), and"
+        " random prompts: long-prompts (1,024 tokens in, 16 out), long-answers (32 in, 512 out), 1024x256, 1024x1024,"
+        " 4096x1024 (tokens in x out), sharegpt and arxiv (mixed lengths).",
         "",
         "Examples:",
         "  [bold]detgen bench[/]",
         "  [bold]detgen bench --workload file:prompts.jsonl --target models/large --draft models/small[/]",
         "  [bold]detgen bench --random-weights llama-3.2-1b --synthetic-acceptance 0.6,0.8 --batch-size 4[/]",
+        "  [bold]detgen bench --peer detgen --peer openvino --peer-python openvino=venvs/openvino/bin/python[/]",
         "  [bold]detgen bench -o after --compare before/bench.json[/]",
         "",
         "Exit status: 0 measured (rows may have failed), 2 refused, 70 internal error, 130 interrupted.",

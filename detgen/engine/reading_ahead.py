@@ -26,7 +26,7 @@ Results = torch.Tensor | Scores  # of a pass
 _MOST = 1 << 30  # chunks
 _FADE = 0.8  # weight of the chunks before against the next one in a sequence's rate of thoughts
 _RARELY = 1e-3  # rate of thoughts at least
-_DEAR = 3  # times that a row costs more than its place in the pass: T reads it too (benchmarks/reading_ahead.py)
+_DEAR = 3  # times that a row costs more than its place in the pass: T reads it too
 
 
 class ReadingAhead:

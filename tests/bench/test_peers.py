@@ -77,7 +77,7 @@ def test_peers_tell_where_they_do_not_run(source: ModelSource) -> None:
     gpu = replace(source, engine=replace(source.engine, device="cuda", dtype="bfloat16"))
     for name in NAMES:
         contenders = peer_class(name).contenders(source)
-        assert (not contenders) == (name in ("transformers-assisted", "vllm", "sglang")), name
+        assert (not contenders) == (name in ("transformers-assisted", "ctranslate2", "sglang")), name
         if name in ("vllm", "sglang"):
             there = peer_class(name).contenders(gpu)
             assert [c.precision for c in there] == ["bfloat16"] * 2

@@ -11,8 +11,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from detgen import Engine, EngineConfig, Request
+from detgen.bench.cells import fitted_workloads
+from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import Target, resolve
-from detgen.bench.peer_interface import BenchConfig, Workload
+from detgen.bench.peer_interface import Workload
 from detgen.bench.workloads import make_workload
 from detgen.errors import DEMO, BenchError
 from detgen.progress import Unobserved
@@ -112,5 +114,19 @@ def test_a_file_that_is_no_workload_is_refused(content: str | None, said: str, t
 
 
 def test_an_unknown_workload_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BenchError, match="sample, file:PATH, 1024x256"):
+    with pytest.raises(BenchError, match="sample, chats, file:PATH, long-prompts"):
         make("sharegtp")
+
+
+def test_chats_are_the_sample_as_chats(tmp_path: Path, told: Any) -> None:
+    target = resolve(BenchConfig(output=tmp_path), told)
+    sample, chats = (make_workload(name, 3, 1.0, BenchConfig(), target) for name in ("sample", "chats"))
+    for plain, chat in zip(sample.prompts, chats.prompts, strict=True):
+        assert len(chat.tokens) > len(plain.tokens)
+    assert chats.origin == "the embedded prompts, each as a chat, 64 tokens each"
+
+
+def test_long_prompts_and_long_answers_are_as_long_as_they_say(tmp_path: Path, told: Any) -> None:
+    target = resolve(BenchConfig(output=tmp_path, random_weights="tiny"), told)
+    found = fitted_workloads(BenchConfig(workloads=("long-prompts", "long-answers")), target)
+    assert [(len(w.prompts[0].tokens), w.prompts[0].output) for w in found] == [(1024, 16), (32, 512)]

@@ -17,8 +17,9 @@ from peer_cells import DRAFTERS, FEWER, FLOAT32, HALF, READING, Wanted, cells_of
 
 from detgen.bench import peers
 from detgen.bench.bench_results import load
+from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import resolve
-from detgen.bench.peer_interface import BenchConfig, Contender, Job, ModelSource, Outcome
+from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.progress import Unobserved
 
 

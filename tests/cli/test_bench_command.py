@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 import detgen.bench.benchmark
 from detgen import cli
-from detgen.bench.bench_results import Results, Stopped, save
-from detgen.bench.peer_interface import BenchConfig
+from detgen.bench.bench_results import Results, Stopped, load, save
+from detgen.bench.config import BenchConfig
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError
 
@@ -42,7 +46,16 @@ def test_help_names_every_option_and_has_examples() -> None:
     out = invoke("--help").stdout
     for option in (
         *("--workload", "--requests", "--batch-size", "--deterministic-fraction", "--scale", "--random-weights"),
-        *("--synthetic-acceptance", "--figures", "--compare", "--quick", "--full", "--output", "--peer", "--target"),
+        *(
+            "--synthetic-acceptance",
+            "--peer-python",
+            "--compare",
+            "--quick",
+            "--full",
+            "--output",
+            "--peer",
+            "--target",
+        ),
     ):
         assert option in out
     assert "Examples:" in out
@@ -142,3 +155,27 @@ def test_an_interruption_shows_what_was_measured(tmp_path: Path, monkeypatch: py
     assert "detgen none" in result.stdout
     assert f"written: {tmp_path}/bench.json, {tmp_path}/bench.md" in result.stdout
     assert "| detgen none |" in (tmp_path / "bench.md").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_real_benchmark_that_is_stopped_keeps_its_cells(number: signal.Signals, tmp_path: Path) -> None:
+    """The embedded model; the process is told to end as soon as its file has a measured row."""
+    command = [sys.executable, "-m", "detgen", "bench", "--peer", "detgen", "--batch-size", "2,1", "--requests", "2"]
+    command += ["--max-tokens", "4", "--rounds", "1000", "--threads", "1", "-o", str(tmp_path)]
+    stored = tmp_path / "bench.json"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            while running.poll() is None and not stored.exists():
+                time.sleep(0.05)
+            running.send_signal(number)
+            out, err = running.communicate(timeout=120)
+        finally:
+            running.kill()
+    assert running.returncode == 130, err
+    results = load(stored)
+    assert not results.complete
+    assert any(row.seconds for row in results.rows)
+    assert results.notes[-1].startswith("not finished: 1 of 2 cells")
+    assert "interrupted; what was measured so far is kept" in err
+    assert "sample, batch 2" in out
+    assert "not finished: 1 of 2 cells" in (tmp_path / "bench.md").read_text()

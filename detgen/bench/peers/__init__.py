@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
@@ -16,10 +17,12 @@ _HOMES = {
     "transformers-continuous": "transformers_continuous:ContinuousPeer",
     "openvino": "openvino:OpenVinoPeer",
     "llama.cpp": "llama_cpp:LlamaCppPeer",
+    "ctranslate2": "ctranslate2:CTranslate2Peer",
     "vllm": "vllm:VllmPeer",
     "sglang": "sglang:SglangPeer",
 }
 NAMES = tuple(_HOMES)
+APART = ("openvino", "llama.cpp", "ctranslate2", "vllm", "sglang")  # may have an environment of their own
 
 
 def peer_class(name: str) -> type[Peer]:
@@ -43,10 +46,12 @@ def versions(peer: type[Peer]) -> dict[str, str]:
     found: dict[str, str] = {}
     missing = []
     for package in peer.packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            missing.append(package)
+        for name in package.split("|"):
+            with suppress(PackageNotFoundError):
+                found[name] = version(name)
+                break
+        else:
+            missing.append(package.split("|")[0])
     if missing:
         raise BenchError(f"{' and '.join(missing)} not installed (pip install {' '.join(missing)})")
     return found

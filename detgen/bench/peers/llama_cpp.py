@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Collection
 from typing import NamedTuple
 
-from detgen.bench.model_source import loaded
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import run_stepwise
 
@@ -21,10 +20,12 @@ _ROWS = 512  # tokens per call
 class LlamaCppPeer:
     """Runs jobs by `llama_decode`."""
 
-    packages = ("llama-cpp-python", "gguf")
+    packages = ("llama-cpp-python", "gguf", "torch", "transformers")
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         import llama_cpp
+        import torch
+        from transformers import AutoModelForCausalLM
 
         from detgen.bench.peers.gguf_file import write_gguf
 
@@ -32,7 +33,10 @@ class LlamaCppPeer:
         llama_cpp.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
         path = source.scratch / f"target-{contender.name}.gguf"
         kind = contender.name.upper()
-        write_gguf(loaded(source, "target").whole(), path, lambda _: kind)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.engine.target, dtype=torch.float32, trust_remote_code=source.engine.trust_remote_code
+        )
+        write_gguf(model, path, lambda _: kind)
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = -1 if source.on_gpu else 0
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)

@@ -10,7 +10,6 @@ import gc
 from multiprocessing.util import Finalize
 from typing import Any
 
-from detgen.bench.model_source import folder
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import Clock
 
@@ -76,7 +75,7 @@ class SglangPeer:
 def settings(source: ModelSource, contender: Contender, most_requests: int) -> dict[str, Any]:
     """Arguments of the engine."""
     return {
-        "model_path": str(folder(source, "target")),
+        "model_path": source.engine.target,
         "trust_remote_code": source.engine.trust_remote_code,
         "skip_tokenizer_init": True,
         "dtype": source.engine.dtype,

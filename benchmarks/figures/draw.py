@@ -27,7 +27,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib
     except ImportError:
-        raise BenchError("--figures needs matplotlib: pip install 'detgen[plots]'") from None
+        raise BenchError("the figures need matplotlib: pip install 'detgen[plots]'") from None
     matplotlib.use("Agg")
 
 

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.rows import make_row
 
-from detgen.bench.figures.draw import draw, need_matplotlib
-from detgen.bench.figures.make import by_fraction
-from detgen.bench.figures.measure import linear_layers, pass_costs, windows
-from detgen.bench.peer_interface import Contender, Job, ModelSource, Peer
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from figures.__main__ import by_fraction
+from figures.draw import draw, need_matplotlib
+from figures.measure import linear_layers, pass_costs, windows
+
+from detgen.bench.peer_interface import ModelSource, Prompt
+from detgen.bench.peers.detgen_engine import DetgenPeer
+from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError
 
 WINDOWS = {"windows": [2, 4], "requests": [1, 2], "recomputed": [[0.0, 0.01], [0.1, 0.2]], "speed": [[9, 8], [7, 6]]}
@@ -56,10 +61,11 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
         need_matplotlib()
 
 
-def test_measurements_have_a_value_for_every_point(
-    source: ModelSource, job: Job, make_peer: Callable[..., tuple[Peer, Contender]]
-) -> None:
-    peer, _ = make_peer("detgen", "none", source)
+def test_measurements_have_a_value_for_every_point(tmp_path: Path) -> None:
+    engine = EngineConfig(device="cpu", dtype="float32", threads=2, kv_memory=64 << 20)
+    source = ModelSource(engine, random_weights="tiny", seed=0, positions=64, scratch=tmp_path)
+    peer = DetgenPeer(source, DetgenPeer.contenders(source)[0], (1, 2))
+    prompts = tuple(Prompt(tuple(range(7 * i + 1, 7 * i + 5 + 2 * i)), 6 + i) for i in range(5))
     found = linear_layers(peer, 1, most_rows=256)
     assert found["rows"] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert found["shape"] == [128, 64]
@@ -67,7 +73,7 @@ def test_measurements_have_a_value_for_every_point(
     assert len(found["invariant"]) == len(found["plain"]) == 9
     costs = pass_costs(peer, 1)
     assert len(costs["ms"]) == len(costs["rows"]) > 3
-    grid = windows(peer, job.prompts, [2, 4], [1, 2], 1)
+    grid = windows(peer, prompts, [2, 4], [1, 2], 1)
     assert [len(line) for line in grid["speed"]] == [2, 2]
     assert all(0 <= share < 1 for line in grid["recomputed"] for share in line)
 
