@@ -160,9 +160,7 @@ def test_another_profile_finds_nothing(tmp_path: Path, prompts: Path, monkeypatc
     go(prompts, tmp_path / "a", cache=cache)
     assert go(prompts, tmp_path / "b", build=lambda c: FakeEngine(c, device="cuda"), cache=cache).reused == 0
     version = entries.importlib.metadata.version
-    monkeypatch.setattr(
-        entries.importlib.metadata, "version", lambda name: version(name) + "x" * (name == "tokenizers")
-    )
+    monkeypatch.setattr(entries.importlib.metadata, "version", lambda p: version(p) + "x" * (p == "tokenizers"))
     assert go(prompts, tmp_path / "c", cache=cache).reused == 0
     monkeypatch.undo()
     assert go(prompts, tmp_path / "d", cache=cache).reused == 15
