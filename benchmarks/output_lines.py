@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import timeit
 
+from detgen.engine.pieces import pieces_of
 from detgen.engine.request import Completion, Request, TokenLogprobs, TokenRecord
 from detgen.outputs.lines import acceptance_lines, output_line
 
@@ -23,7 +24,8 @@ def completion() -> Completion:
 
 
 if __name__ == "__main__":
-    done = completion()
-    for function in (output_line, acceptance_lines):
-        seconds = min(timeit.repeat(lambda f=function: f(done), number=CALLS, repeat=REPEATS)) / CALLS
-        print(f"{function.__name__}: {seconds * 1e6:.0f} us for {TOKENS} tokens")
+    done, pieces = completion(), pieces_of(None)
+    made = {"output_line": lambda: output_line(done, pieces), "acceptance_lines": lambda: acceptance_lines(done)}
+    for name, function in made.items():
+        seconds = min(timeit.repeat(function, number=CALLS, repeat=REPEATS)) / CALLS
+        print(f"{name}: {seconds * 1e6:.0f} us for {TOKENS} tokens")

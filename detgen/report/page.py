@@ -180,7 +180,8 @@ def _thresholds(report: Report) -> list[tuple[str, int, int]]:
 def _closest(report: Report, record: dict[str, object]) -> dict[str, object]:
     """A close tie, with what else is known of the place."""
     line = report.lines.places.read((record["index"], record["sample"]))  # type: ignore[arg-type]
-    return {**record, "runner_up": _runner_up(line, record, report)}
+    id = line["id"] if line is not None else f"prompt {record['index']}"
+    return {**record, "id": id, "runner_up": _runner_up(line, record, report)}
 
 
 def _runner_up(line: dict[str, object] | None, record: dict[str, object], report: Report) -> str:

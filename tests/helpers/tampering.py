@@ -13,6 +13,7 @@ from typing import Any
 
 from detgen import Engine, Request
 from detgen.engine.request import Completion
+from helpers.records import log_entries, log_line
 
 FILES = ("outputs.jsonl", "acceptance.jsonl")
 
@@ -62,7 +63,12 @@ def renew(folder: Path) -> None:
 
 
 def edit_lines(path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
-    """Change the objects of a file of lines, which are written again as detgen does."""
+    """Change the objects of a file of lines, which are written again as detgen does; of a log, its entries."""
+    if path.name == "acceptance.jsonl":
+        entries = log_entries(path)
+        change(entries)
+        path.write_text("".join(map(log_line, entries)), encoding="utf-8")
+        return
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
     change(lines)
     text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)

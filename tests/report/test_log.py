@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.examples import examples
+from helpers.records import log_line
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,13 +21,13 @@ Log = list[dict[str, Any]]
 
 def entry(index: int = 0, sample: int = 0, position: int = 0, round: int = 0, **changes: Any) -> dict[str, Any]:
     values = {"token": 5, "drafter": "none", "drafted": None, "status": "plain", "logprob": -0.5, "margin": 1.5}
-    place = {"id": f"r{index}", "index": index, "sample": sample, "position": position, "round": round}
+    place = {"index": index, "sample": sample, "position": position, "round": round}
     return {**place, **values, **changes}
 
 
 def write(folder: Path, log: Log) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / "acceptance.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
+    (folder / "acceptance.jsonl").write_text("".join(map(log_line, log)))
 
 
 def read(folder: Path, manifest: dict[str, Any] | None = None) -> tuple[Log, Counts, Faults]:
@@ -104,7 +104,7 @@ def test_counts_are_those_of_the_entries_whatever_the_blocks(
 def test_unverified_tokens_have_no_part_in_the_margins(tmp_path: Path) -> None:
     write(tmp_path, [entry(status="unverified", margin=1e-9), entry(1)])
     _, counts, _ = read(tmp_path)
-    assert [e["id"] for e in counts.closest] == ["r1"]
+    assert [e["index"] for e in counts.closest] == [1]
     assert counts.near.tolist() == [0] * len(THRESHOLDS)
 
 
@@ -126,22 +126,25 @@ def test_ties_and_tokens_without_another_candidate(tmp_path: Path) -> None:
         "\x00" * 20,
         "[" * 2000,
         '{"index": 1, "sample": 0}',
-        json.dumps(entry(1, status="made up")),
-        json.dumps(entry(1, drafter="who")),
-        json.dumps(entry(1, position="1")),
-        json.dumps(entry(1, position=1.5)),
-        json.dumps(entry(1, position=None)),
-        json.dumps(entry(1, position=-3)),
-        json.dumps(entry(1, token=2**70)),
-        json.dumps(entry(1, margin="0.5")),
-        json.dumps(entry(1, margin=[1])),
-        json.dumps(entry(1)) + json.dumps(entry(1)),
-        json.dumps(entry("1")),  # type: ignore[arg-type]
+        log_line(entry(1, status="made up")).strip(),
+        log_line(entry(1, drafter="who")).strip(),
+        log_line(entry(1, position="1")).strip(),
+        log_line(entry(1, position=1.5)).strip(),
+        log_line(entry(1, position=None)).strip(),
+        log_line(entry(1, position=-3)).strip(),
+        log_line(entry(1, token=2**70)).strip(),
+        log_line(entry(1, margin="0.5")).strip(),
+        log_line(entry(1, margin=[1])).strip(),
+        log_line(entry(1)).strip() + log_line(entry(1)).strip(),
+        log_line(entry(1, id="r1")).strip(),
+        log_line(entry(1)).strip().replace("}", ',"drafted":null}'),
+        log_line(entry(1, margin=None)).strip().replace("}", ',"margin":1e300}'),
+        log_line(entry("1")).strip(),  # type: ignore[arg-type]
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_line_that_no_run_writes_is_named_and_left_out(tmp_path: Path, line: str, at: int) -> None:
-    lines = [json.dumps(entry(0)), json.dumps(entry(2))]
+    lines = [log_line(entry(0)).strip(), log_line(entry(2)).strip()]
     lines.insert(at, line)
     (tmp_path / "acceptance.jsonl").write_text("\n".join(lines) + "\n")
     found, _, faults = read(tmp_path)

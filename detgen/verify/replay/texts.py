@@ -19,6 +19,7 @@ from detgen.engine.completing import completion_of
 from detgen.engine.request import Completion, Request, TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.outputs.lines import acceptance_lines, bad_line, output_line
+from detgen.outputs.records import log_entry
 from detgen.prompts import BadLine
 from detgen.verify.replay.comparing import Allow, Path, compare_line, compare_log, plausible, shown
 from detgen.verify.replay.lines import AHEAD, Replay
@@ -49,7 +50,7 @@ class _Sample(Known):
 
         def allow(path: Path, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
             in_log = path in (("logprob",), ("margin",)) and line.get("token") is not None
-            if not in_log and (path[0] != "logprobs" or len(path) < 2):
+            if not (isinstance(found, float | None) if in_log else path[0] == "logprobs" and len(path) > 1):
                 return None
             place = line["position"] if in_log else path[1]
             if place in self.mismatches:
@@ -139,7 +140,7 @@ class TextReplay(Replay):
         key = (seq.request.index, seq.sample)
         lines = self._acceptance.take_all(key)
         if not self._stopped or self._acceptance.peek() is not None:
-            return lines
+            return _entries(lines)
         if kept is None:
             return None  # whether it is complete, nobody can tell
         found = b"".join(line.raw for line in lines)
@@ -147,7 +148,7 @@ class TextReplay(Replay):
             if not kept.acceptance.startswith(found + self._acceptance.torn):
                 self._result.add("acceptance.jsonl", f"{in_words(key)} is not what the store has", "line")
             self._acceptance.torn = b""
-        return kept.log_lines(key)
+        return _entries(kept.log_lines(key))
 
     def _give_up(self, sample: _Sample, what: str) -> None:
         """Note why the lines of a sample cannot be derived."""
@@ -254,6 +255,11 @@ class TextReplay(Replay):
             self.totals.add(completion)
         if sample.kept is not None:
             sample.kept.check(sample.line.key, (output, acceptance), self._result)
+
+
+def _entries(lines: list[Line]) -> list[Line]:
+    """Lines of the acceptance log with the fields of their entries."""
+    return [line._replace(fields=log_entry(line.fields)) for line in lines]
 
 
 def _logprobs(entries: Any, tokens: list[int]) -> list[TokenLogprobs]:
