@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request, TokenRecord
 from detgen.engine.score_requests import Score, ScoreRequest
@@ -140,6 +138,8 @@ def _spelled(records: Sequence[TokenRecord]) -> Iterator[tuple[Any, ...]]:
     """Records with their floats as the shortest decimal numbers that are nearest to the same float32."""
     if not records:
         return iter(())
+    import numpy as np  # the help of the command line does without it
+
     *columns, logprobs, margins = zip(*records, strict=True)
     floats = (map(str, np.array(values, np.float32)) for values in (logprobs, margins))  # None becomes "nan"
     return zip(*columns, *floats, strict=True)

@@ -15,6 +15,7 @@ from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import OutputError
+from detgen.outputs.compressed import COMPRESSED, frame_of
 from detgen.outputs.directory import digest, write_all, writing
 from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
 from detgen.outputs.holding import FolderLostError
@@ -84,9 +85,9 @@ class Writer:
         say: Callable[[str], None] = lambda text: None,
         *,
         pieces: Pieces,
-        acceptance: bool = True,
+        log: str | None = ACCEPTANCE,
     ) -> None:
-        """Open the files, the acceptance log only if there is to be one; `say` is told of them.
+        """Open the files, the acceptance log only if it has a name; `say` is told of them.
 
         `pieces` are those of the target's tokenizer.
         """
@@ -107,7 +108,8 @@ class Writer:
         self._committed = self._looked = time.monotonic()
         self._cost = 0.0
         self._outputs = _Log(folder, OUTPUTS)
-        self._acceptance = _Log(folder, ACCEPTANCE) if acceptance else None
+        kind = _CompressedLog if log is not None and log.endswith(COMPRESSED) else _Log
+        self._acceptance = None if log is None else kind(folder, log)
 
     @property
     def _logs(self) -> list[_Log]:
@@ -354,3 +356,26 @@ class _Log:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class _CompressedLog(_Log):
+    """A file of frames that can be read by themselves. They end by how much they hold, whenever that is written."""
+
+    def __init__(self, folder: OutputFolder, name: str) -> None:
+        super().__init__(folder, name)
+        self._plain = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._plain += data
+        if len(self._plain) >= _BLOCK:
+            self._end_frame()
+
+    def sync(self) -> dict[str, Any]:
+        if self._plain:
+            self._end_frame()
+            self.flush()
+        return super().sync()
+
+    def _end_frame(self) -> None:
+        super().write(frame_of(bytes(self._plain)))
+        self._plain.clear()

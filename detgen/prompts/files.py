@@ -137,27 +137,8 @@ class TextPrompts(FilePrompts):
         if self._compression == "gz":
             return cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=file), _CHUNK))
         if self._compression == "zst":
-            return cast("BinaryIO", io.BufferedReader(_Blocks(self._zst_blocks(file)), _CHUNK))
+            return cast("BinaryIO", io.BufferedReader(_Blocks(zst_blocks(file, self.given)), _CHUNK))
         return file
-
-    def _zst_blocks(self, file: BinaryIO) -> Iterator[bytes]:
-        # zstandard's own stream reader takes a truncated file for a whole one.
-        zstandard = import_package("zstandard", "zstandard", self.given)
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        frame = None
-        try:
-            while chunk := file.read(_COMPRESSED):
-                while chunk:
-                    frame = frame or decompressor.decompressobj()
-                    if block := frame.decompress(chunk):
-                        yield block
-                    chunk = b""
-                    if frame.eof:
-                        chunk, frame = frame.unused_data, None
-        except zstandard.ZstdError as error:
-            raise zlib.error(str(error)) from None
-        if frame is not None:
-            raise EOFError("it ends in the middle")
 
 
 class ParquetPrompts(FilePrompts):
@@ -200,6 +181,36 @@ class ParquetPrompts(FilePrompts):
                 yield table
         except arrow.ArrowException as error:
             raise PromptsError(f"{self.given} is not a Parquet file that can be read: {error}") from None
+
+
+def zst_blocks(file: BinaryIO, given: str) -> Iterator[bytes]:
+    """What a file compressed by zstandard holds, in blocks of up to 128 KiB or a few of them.
+
+    Args:
+        file: the compressed bytes.
+        given: what an error calls the file.
+
+    Raises:
+        zlib.error: it is damaged, behind what was yielded.
+        EOFError: it ends in the middle, likewise.
+    """
+    # zstandard's own stream reader takes a truncated file for a whole one.
+    zstandard = import_package("zstandard", "zstandard", given)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = None
+    try:
+        while chunk := file.read(_COMPRESSED):
+            while chunk:
+                frame = frame or decompressor.decompressobj()
+                if block := frame.decompress(chunk):
+                    yield block
+                chunk = b""
+                if frame.eof:
+                    chunk, frame = frame.unused_data, None
+    except zstandard.ZstdError as error:
+        raise zlib.error(str(error)) from None
+    if frame is not None:
+        raise EOFError("it ends in the middle")
 
 
 class _Blocks(io.RawIOBase):

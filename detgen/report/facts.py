@@ -67,14 +67,19 @@ def guarantee(report: Report) -> tuple[str, list[str]]:
 
 
 def status(report: Report) -> list[str]:
-    """What there is to know of a run that has not finished; nothing if it has."""
+    """What there is to know of a run that has not finished, or has no acceptance log."""
     manifest = report.manifest
+    unlogged = (
+        "This run has no acceptance log (--acceptance-log off): who drafted what, margins, and windows are missing."
+    )
+    said = [] if report.logged else [unlogged]
     if manifest["status"] == "finished":
-        return []
+        return said
     state = "was interrupted" if manifest["status"] == "interrupted" else "is going on, or ended by a crash"
     total = manifest["input"]["prompts"]
     of = "" if total is None else f" of {total:,}"
     return [
+        *said,
         f"This run {state}: the page shows the prompts whose lines are written, {report.lines.prompts:,}{of}.",
         f"Its store has {counted(report.kept or 0, 'finished sample')}. Run the same command again to resume; then"
         " make the page again.",

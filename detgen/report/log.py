@@ -19,6 +19,7 @@ from pyarrow import json as arrow_json
 
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import Status
+from detgen.outputs.manifest import log_name
 from detgen.outputs.records import LEFT_OUT, AcceptanceLine, is_acceptance, keys_of
 from detgen.report.streaming import Faults, Fields, blocks
 
@@ -106,7 +107,7 @@ def key_of(record: Fields) -> Key:
 
 
 def read_log(folder: Path, manifest: Fields, faults: Faults) -> Iterator[Entries]:
-    """The acceptance log of a run, some thousand entries at a time.
+    """The acceptance log of a run, some thousand entries at a time; nothing if it has none.
 
     Args:
         folder: the output folder.
@@ -118,7 +119,10 @@ def read_log(folder: Path, manifest: Fields, faults: Faults) -> Iterator[Entries
     """
     held: list[bytes] = []  # of the sample whose entries may go on in the next block
     latest = (-1, -1)
-    path = folder / "acceptance.jsonl"
+    name = log_name(manifest)
+    if name is None:
+        return
+    path = folder / name
     for block in blocks(path, manifest, faults):
         lines = held + block.raw.removesuffix(b"\n").split(b"\n")
         entries = _entries(lines, block.line - len(held), path.name, faults)

@@ -26,6 +26,8 @@ def show_audit(result: AuditResult, folder: Path) -> None:
         console.print(f"... and {result.faults + result.ties - len(result.findings):,} more")
     if result.unverified:
         console.print(f"{result.unverified:,} samples of unverified requests were not judged")
+    if not result.logged:
+        console.print("the run has no acceptance log: who drafted what, and margins, were not judged", soft_wrap=True)
     if result.missing:
         console.print(f"the run was stopped: {result.missing:,} samples are missing")
     speed = result.tokens / result.seconds if result.seconds else 0.0

@@ -56,7 +56,7 @@ def renew(folder: Path) -> None:
     """Make sizes and digests of the manifest those of the files."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
-    for name in FILES:
+    for name in manifest["files"]:
         data = (folder / name).read_bytes()
         manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

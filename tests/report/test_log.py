@@ -11,7 +11,7 @@ from helpers.records import log_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.report import streaming
+from detgen.outputs import compressed
 from detgen.report.counting import THRESHOLDS, Counts
 from detgen.report.log import NONE, STATUSES, read_log
 from detgen.report.streaming import Faults
@@ -32,7 +32,7 @@ def write(folder: Path, log: Log) -> None:
 
 def read(folder: Path, manifest: dict[str, Any] | None = None) -> tuple[Log, Counts, Faults]:
     faults, counts, found = Faults(), Counts(), []
-    for entries in read_log(folder, manifest or {}, faults):
+    for entries in read_log(folder, {"acceptance_log": "jsonl"} | (manifest or {}), faults):
         counts.add(entries)
         for number in range(len(entries.samples)):
             found += entries.of_sample(number)
@@ -80,7 +80,7 @@ def test_counts_are_those_of_the_entries_whatever_the_blocks(
     folder = tmp_path_factory.mktemp("log")
     write(folder, log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "_BLOCK", block)
+        patch.setattr(compressed, "_BLOCK", block)
         found, counts, faults = read(folder)
     assert found == log
     assert not faults.count
@@ -173,6 +173,6 @@ def test_the_last_line_of_a_run_that_goes_on_may_be_torn(tmp_path: Path) -> None
 
 def test_no_token_is_a_number_of_its_own(tmp_path: Path) -> None:
     write(tmp_path, [entry(token=None, drafted=3, status="rolled_back")])
-    (entries,) = read_log(tmp_path, {}, Faults())
+    (entries,) = read_log(tmp_path, {"acceptance_log": "jsonl"}, Faults())
     assert (entries.token.tolist(), entries.drafted.tolist()) == ([NONE], [3])
     assert entries.key(0) == (0, 0)

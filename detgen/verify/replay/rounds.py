@@ -29,7 +29,7 @@ _SHOWN = reprlib.Repr()
 
 
 class LogError(ValueError):
-    """A log that no run can have written: file and line, and the reason."""
+    """A log that no run can have written: file and line, if it is a certain one, and the reason."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
@@ -68,7 +68,7 @@ def rounds_of(seq: Sequence, tokens: list[int], lines: list[Line], vocabulary: i
     while (done := len(found.lines)) < len(tokens):
         own = list(next(groups, ("", iter(())))[1])
         if not own:
-            raise LogError("acceptance.jsonl", f"ends before token {done} of {name}")
+            raise LogError("", f"ends before token {done} of {name}")
         drafter, draft = _draft(seq, own, done, vocabulary) if seq.deterministic else ("none", [])
         at = len(seq.tokens) + done - 1
         window = Window(len(found.windows), at, [text[at], *draft], 1 + len(draft))
