@@ -6,8 +6,9 @@
 
 Each case is a `python -m detgen run` or `score` in both checkouts, on the same prompts: all files of `sample_prompts/`,
 35 settings, and 1,500 fuzzed lines between good ones. Some runs are exported, too. What is compared: exit codes,
-`outputs.jsonl`, `acceptance.jsonl`, `results.jsonl`, and the exports. Where the drafter follows the
-clock, the acceptance log may name other drafters, and only its tokens, log-probabilities and margins are compared.
+`outputs.jsonl`, `results.jsonl`, the exports, and what `acceptance.jsonl` says, whose lines were longer once. Where the
+drafter follows the clock, the acceptance log may name other drafters, and only its tokens, log-probabilities and
+margins are compared.
 
 What one checkout adds on purpose is declared below and left out of the comparison. A line that is an error in both may
 have another text, and a line that ran may be refused for a reason declared below; such lines are listed, grouped by
@@ -41,6 +42,8 @@ HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "tests"))
 
 from helpers.fuzzed_lines import TEMPLATE, mixed  # noqa: E402
+
+from detgen.outputs.records import log_entry  # noqa: E402
 
 # Fields that the newer checkout adds to a file's lines, by dotted names; `*` is every element of a list, a number those
 # from there on. They stand last, so what is left of a line without them is the older line.
@@ -251,11 +254,15 @@ def run_case(case: Case, tree: Path, inputs: Path, folder: Path) -> list[tuple[i
 
 
 def acceptance_records(data: bytes) -> list[dict[str, Any]]:
-    """The records of an acceptance log, in any of the forms that the two checkouts write."""
-    records = [json.loads(line) for line in data.splitlines()]
+    """The records of an acceptance log, in any of the forms that the two checkouts write.
+
+    A longer form has ids, says what there is not, and has doubles, which are rounded to float32 as they are now.
+    """
+    records = [log_entry(json.loads(line)) for line in data.splitlines()]
     for record in records:
+        record.pop("id", None)
         record["drafter"] = RENAMED.get(record["drafter"], record["drafter"])
-    return records
+    return [dict(sorted(record.items())) for record in records]
 
 
 def without(record: Any, name: str) -> None:

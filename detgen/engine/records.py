@@ -14,6 +14,7 @@ CODES = {status: i for i, status in enumerate(STATUSES)}
 NONE = -1  # in place of a token: none was committed, or none drafted
 
 _ROOM = 1024  # entries for which there is room at first
+_LARGEST = np.finfo(np.float32).max
 
 
 class Log:
@@ -100,7 +101,7 @@ class Log:
             _or_none(c["drafted"], c["drafted"] == NONE),
             map(STATUSES.__getitem__, c["status"].tolist()),
             _or_none(c["logprob"], rolled_back),
-            _or_none(c["margin"], rolled_back | np.isinf(c["margin"])),
+            _or_none(np.minimum(c["margin"], _LARGEST).astype(np.float32), rolled_back | np.isinf(c["margin"])),
         )
         return list(map(TokenRecord._make, zip(*columns, strict=True)))
 

@@ -89,13 +89,19 @@ class Request:
 
 
 class TokenRecord(NamedTuple):
-    """A committed token, or a draft token that was rolled back: the figures of a line of the acceptance log."""
+    """A committed token, or a draft token that was rolled back: the figures of a line of the acceptance log.
+
+    What the line leaves out is None here, or "none" for the drafter. Both floats are float32 numbers.
+    """
 
     position: Annotated[int, Field(ge=0, description="place in the completion, from 0")]
     round: Annotated[int, Field(ge=0, description="round of the sample, from 0")]
-    token: Annotated[int | None, Field(ge=0, description="the committed token; null if rolled back")]
-    drafter: Annotated[str, Field(description="who drafted in the round: `model`, `ngram` or `none`")]
-    drafted: Annotated[int | None, Field(ge=0, description="the token drafted for this position; null for none")]
+    token: Annotated[int | None, Field(ge=0, description="the committed token; left out if rolled back")]
+    drafter: Annotated[str, Field(description="who drafted in the round: `model` or `ngram`; left out if nobody did")]
+    drafted: Annotated[
+        int | None,
+        Field(ge=0, description="the token drafted for this position; left out if none was, or if it was accepted"),
+    ]
     status: Annotated[
         Status,
         Field(
@@ -106,13 +112,15 @@ class TokenRecord(NamedTuple):
     ]
     logprob: Annotated[
         float | None,
-        Field(description="natural log-probability of the token under the model (temperature 1); null if rolled back"),
+        Field(
+            description="natural log-probability of the token under the model (temperature 1); left out if rolled back"
+        ),
     ]
     margin: Annotated[
         float | None,
         Field(
             description="the token's lead over the runner-up in the scores that decided: logits at temperature 0, else"
-            " perturbed log-probabilities; null if rolled back or without a runner-up"
+            " perturbed log-probabilities; left out if rolled back or without a runner-up"
         ),
     ]
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from detgen.errors import OutputError
 from detgen.outputs.directory import Directory, digest, make_folder, write_all, writing
 from detgen.outputs.holding import FolderLostError, Hold
-from detgen.outputs.manifest import RESULTS
+from detgen.outputs.manifest import LOGS, RESULTS, log_name
 from detgen.outputs.manifest_reading import parse_manifest
 from detgen.outputs.store import STORE, beside
 
@@ -24,7 +24,8 @@ ASIDE = "samples-damaged.sqlite3"  # what was found in the place of the store an
 MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
 _DRAFT_SPOOL, DRAFT_STORE = f"{SPOOL}.tmp", f"{STORE}.tmp"
 _STORES = tuple(file for name in (ASIDE, STORE, DRAFT_STORE) for file in (*beside(name), name))
-_FILES = (OUTPUTS, ACCEPTANCE, RESULTS, *_STORES, SPOOL, _CRASH, MANIFEST)
+_LOGS = tuple(filter(None, LOGS.values()))
+_FILES = (OUTPUTS, *_LOGS, RESULTS, *_STORES, SPOOL, _CRASH, MANIFEST)
 _DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (MANIFEST, RESULTS, _CRASH)))  # left by a crash
 
 
@@ -184,15 +185,17 @@ class OutputFolder:
             with writing(self.path / name):
                 self.directory.remove(name)
 
-    def drop_former(self, *, piped: bool) -> None:
+    def drop_former(self, manifest: dict[str, Any], *, piped: bool) -> None:
         """Delete what an earlier run wrote that no file of this one will replace.
 
         Args:
+            manifest: of this one.
             piped: whether its prompts are those that were piped in.
         """
+        logs = (name for name in _LOGS if name != log_name(manifest))
         self.drop_drafts()
         with writing(self.path):
-            for name in (RESULTS, _CRASH, *(() if piped else (SPOOL,))):
+            for name in (*logs, RESULTS, _CRASH, *(() if piped else (SPOOL,))):
                 self.directory.remove(name)
 
     def drop_drafts(self) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from detgen.engine.pieces import Pieces
-from detgen.engine.request import Completion, Request
+from detgen.engine.request import Completion, Request, TokenRecord
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.outputs.records import ErrorLine, ScoreLine, TextLine, in_order
 from detgen.params import PARAMETERS
 from detgen.prompts import BadLine
 
 _CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
+_NO_NUMBER = frozenset(("nan", "inf", "-inf"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -106,8 +108,41 @@ def bad_line(bad: BadLine) -> str:
 
 def acceptance_lines(completion: Completion) -> str:
     """The lines of `acceptance.jsonl` of a sample."""
-    head = _head(completion)
-    return "".join(dump({**head, **record._asdict()}) + "\n" for record in completion.records)
+    return log_lines(completion.request.index, completion.sample, completion.records)
+
+
+def log_lines(index: int, sample: int, records: Sequence[TokenRecord]) -> str:
+    """An `AcceptanceLine` for each record of a sample.
+
+    They are put together here, since each token has one, and `dump` would take several times as long.
+    """
+    made = []
+    for position, number, token, drafter, drafted, status, logprob, margin in _spelled(records):
+        line = f'{{"index":{index},"sample":{sample},"position":{position},"round":{number}'
+        if token is not None:
+            line += f',"token":{token}'
+        if drafter != "none":
+            line += f',"drafter":"{drafter}"'
+        if drafted is not None and (status != "accepted" or drafted != token):
+            line += f',"drafted":{drafted}'
+        line += f',"status":"{status}"'
+        if logprob not in _NO_NUMBER:
+            line += f',"logprob":{logprob}'
+        if margin not in _NO_NUMBER:
+            line += f',"margin":{margin}'
+        made.append(line + "}\n")
+    return "".join(made)
+
+
+def _spelled(records: Sequence[TokenRecord]) -> Iterator[tuple[Any, ...]]:
+    """Records with their floats as the shortest decimal numbers that are nearest to the same float32."""
+    if not records:
+        return iter(())
+    import numpy as np  # the help of the command line does without it
+
+    *columns, logprobs, margins = zip(*records, strict=True)
+    floats = (map(str, np.array(values, np.float32)) for values in (logprobs, margins))  # None becomes "nan"
+    return zip(*columns, *floats, strict=True)
 
 
 def request_digest(request: Request) -> str:

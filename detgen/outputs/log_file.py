@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from detgen.outputs.compressed import COMPRESSED, frame_of
 from detgen.outputs.directory import digest, write_all, writing
 from detgen.outputs.folder import OutputFolder
 
@@ -92,3 +93,33 @@ class LogFile(DigestedFile):
     def close(self) -> None:
         """Close it."""
         os.close(self._file)
+
+
+class CompressedLogFile(LogFile):
+    """The same of frames that can be read by themselves. They end by how much they hold, whenever that is written."""
+
+    def __init__(self, folder: OutputFolder, name: str) -> None:
+        super().__init__(folder, name)
+        self._plain = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """As `DigestedFile.write`; what does not fill a frame is there after the next `sync`."""
+        self._plain += data
+        if len(self._plain) >= _BLOCK:
+            self._end_frame()
+
+    def sync(self) -> dict[str, Any]:
+        """As `LogFile.sync`."""
+        if self._plain:
+            self._end_frame()
+            self.flush()
+        return super().sync()
+
+    def _end_frame(self) -> None:
+        super().write(frame_of(bytes(self._plain)))
+        self._plain.clear()
+
+
+def log_file(folder: OutputFolder, name: str) -> LogFile:
+    """A file of a folder, compressed if its name says so."""
+    return (CompressedLogFile if name.endswith(COMPRESSED) else LogFile)(folder, name)

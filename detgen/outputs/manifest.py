@@ -18,6 +18,7 @@ from detgen.params import PARAMETERS
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")
+LOGS = {"jsonl": FILES[1], "zst": f"{FILES[1]}.zst", "off": None}  # the acceptance log, by its form
 RESULTS = "results.jsonl"  # if they were asked for
 
 _declared = with_config(ConfigDict(extra="forbid", strict=True))
@@ -177,7 +178,7 @@ _Parameters = _keyed(
     "Parameters",
     dict.fromkeys(PARAMETERS, Any) | {"limit": _Positive | None, "seed_per_line": bool, "echo": bool},
 )
-_Files = _keyed("Files", {**dict.fromkeys(FILES, File), RESULTS: NotRequired[File]})
+_Files = _keyed("Files", {FILES[0]: File, **dict.fromkeys((*filter(None, LOGS.values()), RESULTS), NotRequired[File])})
 _ScoreFiles = _keyed("ScoreFiles", {FILES[0]: File})
 
 
@@ -209,6 +210,7 @@ class RunManifest(_Manifest):
     """Of `detgen run`."""
 
     parameters: _Parameters  # type: ignore[valid-type]
+    acceptance_log: Annotated[str, _one_of(LOGS)]
     files: NotRequired[_Files]  # type: ignore[valid-type]
 
 
@@ -219,6 +221,11 @@ class ScoreManifest(_Manifest):
     command: Literal["score"]
     parameters: ScoreParameters
     files: NotRequired[_ScoreFiles]  # type: ignore[valid-type]
+
+
+def log_name(manifest: dict[str, Any]) -> str | None:
+    """The file of a run's acceptance log; None if it has none."""
+    return LOGS[manifest.get("acceptance_log", "off")]
 
 
 @_open

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 import detgen
 from detgen.errors import OutputError, RequestError
 from detgen.outputs.directory import open_plain
-from detgen.outputs.manifest import OtherManifest, RunManifest, ScoreManifest
+from detgen.outputs.manifest import LOGS, OtherManifest, RunManifest, ScoreManifest, log_name
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts.kinds import kind
 
@@ -84,6 +84,11 @@ def _check(manifest: dict[str, Any]) -> None:
             raise _SchemaError(f"{name} is missing, though the status is {status}")
         if not needed and name in manifest:
             raise _SchemaError(f"{name} is given, though the status is {status}")
+    log = log_name(manifest)
+    for name in filter(None, () if scores or "files" not in manifest else LOGS.values()):
+        if (name == log) != (name in manifest["files"]):
+            what = "missing" if name == log else "given"
+            raise _SchemaError(f"files.{name!r} is {what}, though acceptance_log is {manifest['acceptance_log']}")
 
 
 @cache

@@ -8,8 +8,10 @@ filled.
 from __future__ import annotations
 
 import json
+from ctypes import c_float
 from dataclasses import dataclass
 from functools import cache
+from types import NoneType
 from typing import (
     Annotated,
     Any,
@@ -147,11 +149,37 @@ class ScoreLine(Head, Echo):
     metadata: NotRequired[_Metadata]
 
 
+# What a line of the acceptance log leaves out, since each token has one: the keys, and what it then means.
+LEFT_OUT: dict[str, Any] = {"token": None, "drafter": "none", "drafted": None, "logprob": None, "margin": None}
+
+
+def _log_keys() -> dict[str, Any]:
+    found = get_type_hints(Head, include_extras=True) | get_type_hints(TokenRecord, include_extras=True)
+    del found["id"]  # the line of outputs.jsonl has it
+    for name in LEFT_OUT:
+        type_, *marks = get_args(found[name])
+        (type_,) = (each for each in get_args(type_) or (type_,) if each is not NoneType)
+        found[name] = NotRequired[Annotated[type_, *marks]]
+    return found
+
+
 # A line of `acceptance.jsonl`: a committed token, or a drafted one that was rolled back.
-AcceptanceLine = TypedDict(  # type: ignore[misc]
-    "AcceptanceLine",
-    get_type_hints(Head, include_extras=True) | get_type_hints(TokenRecord, include_extras=True),
-)
+AcceptanceLine = _declared(TypedDict("AcceptanceLine", _log_keys()))  # type: ignore[operator]
+
+
+def log_entry(line: dict[str, Any]) -> dict[str, Any]:
+    """What a line of the acceptance log says: an index, a sample, and the fields of a `TokenRecord`.
+
+    Args:
+        line: spells one, or something that no run writes, which is left as it is.
+    """
+    found = {**LEFT_OUT, **line}
+    if found["drafted"] is None and found.get("status") == "accepted":
+        found["drafted"] = found["token"]
+    for name in ("logprob", "margin"):
+        if isinstance(found[name], float):
+            found[name] = c_float(found[name]).value
+    return found
 
 
 class ResultError(TypedDict):

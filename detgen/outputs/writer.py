@@ -17,7 +17,7 @@ from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
 from detgen.outputs.folder_store import FolderStore
 from detgen.outputs.holding import FolderLostError
 from detgen.outputs.lines import acceptance_lines, bad_line, dump, echoed, output_line
-from detgen.outputs.log_file import LogFile
+from detgen.outputs.log_file import LogFile, log_file
 from detgen.outputs.samples import Sample, Samples
 from detgen.outputs.totals import Totals
 from detgen.prompts import BadLine
@@ -81,9 +81,9 @@ class Writer:
         say: Callable[[str], None] = lambda text: None,
         *,
         pieces: Pieces,
-        acceptance: bool = True,
+        log: str | None = ACCEPTANCE,
     ) -> None:
-        """Open the files, the acceptance log only if there is to be one; `say` is told of them.
+        """Open the files, the acceptance log only if it has a name; `say` is told of them.
 
         `pieces` are those of the target's tokenizer.
         """
@@ -100,7 +100,7 @@ class Writer:
         self._committed = self._looked = time.monotonic()
         self._cost = 0.0
         self._outputs = LogFile(folder, OUTPUTS)
-        self._acceptance = LogFile(folder, ACCEPTANCE) if acceptance else None
+        self._acceptance = None if log is None else log_file(folder, log)
 
     @property
     def _logs(self) -> list[LogFile]:

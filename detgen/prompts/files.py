@@ -108,27 +108,38 @@ class FilePrompts(Prompts):
     def _decompressed(self, file: BinaryIO) -> BinaryIO:
         if not self.compression:
             return file
-        raw = gzip.GzipFile(fileobj=file) if self.compression == "gz" else _Blocks(self._zst_blocks(file))
+        raw = gzip.GzipFile(fileobj=file) if self.compression == "gz" else _Blocks(zst_blocks(file, self.given))
         return cast("BinaryIO", io.BufferedReader(raw, _CHUNK))
 
-    def _zst_blocks(self, file: BinaryIO) -> Iterator[bytes]:
-        # zstandard's own stream reader takes a truncated file for a whole one.
-        zstandard = import_package("zstandard", self.given)
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        frame = None
-        try:
-            while chunk := file.read(_COMPRESSED):
-                while chunk:
-                    frame = frame or decompressor.decompressobj()
-                    if block := frame.decompress(chunk):
-                        yield block
-                    chunk = b""
-                    if frame.eof:
-                        chunk, frame = frame.unused_data, None
-        except zstandard.ZstdError as error:
-            raise zlib.error(str(error)) from None
-        if frame is not None:
-            raise EOFError("it ends in the middle")
+
+def zst_blocks(file: BinaryIO, given: str) -> Iterator[bytes]:
+    """What a file compressed by zstandard holds, in blocks of up to 128 KiB or a few of them.
+
+    Args:
+        file: the compressed bytes.
+        given: what an error calls the file.
+
+    Raises:
+        zlib.error: it is damaged, behind what was yielded.
+        EOFError: it ends in the middle, likewise.
+    """
+    # zstandard's own stream reader takes a truncated file for a whole one.
+    zstandard = import_package("zstandard", given)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = None
+    try:
+        while chunk := file.read(_COMPRESSED):
+            while chunk:
+                frame = frame or decompressor.decompressobj()
+                if block := frame.decompress(chunk):
+                    yield block
+                chunk = b""
+                if frame.eof:
+                    chunk, frame = frame.unused_data, None
+    except zstandard.ZstdError as error:
+        raise zlib.error(str(error)) from None
+    if frame is not None:
+        raise EOFError("it ends in the middle")
 
 
 class _Blocks(io.RawIOBase):

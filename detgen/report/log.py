@@ -6,9 +6,7 @@ object where one is asked for.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,27 +19,26 @@ from pyarrow import json as arrow_json
 
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import Status
-from detgen.outputs.records import AcceptanceLine, is_acceptance, keys_of
+from detgen.outputs.manifest import log_name
+from detgen.outputs.records import LEFT_OUT, AcceptanceLine, is_acceptance, keys_of
 from detgen.report.streaming import Faults, Fields, blocks
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 NAMES = tuple(name for name in DRAFTERS if name != "auto")  # of drafters, as a log has them
 NONE = -1  # in place of a token: none was committed, or none drafted
 
-_TYPES = {name: key.type for name, key in keys_of(AcceptanceLine).items() if name != "id"}
-_WHOLE = tuple(name for name, type_ in _TYPES.items() if type_ is int)
-_OR_NULL = tuple(name for name, type_ in _TYPES.items() if type_ == int | None)
-_SCORES = tuple(name for name, type_ in _TYPES.items() if type_ == float | None)
+_TYPES = {name: key.type for name, key in keys_of(AcceptanceLine).items()}
+_WHOLE = tuple(name for name, type_ in _TYPES.items() if type_ is int and name not in LEFT_OUT)
+_TOKENS = tuple(name for name, type_ in _TYPES.items() if type_ is int and name in LEFT_OUT)
+_SCORES = tuple(name for name, type_ in _TYPES.items() if type_ is float)
 _CODES = {"drafter": pa.array(NAMES), "status": pa.array(STATUSES)}
 _SCHEMA = pa.schema(
-    [(name, pa.int64()) for name in (*_WHOLE, *_OR_NULL)]
+    [(name, pa.int64()) for name in (*_WHOLE, *_TOKENS)]
     + [(name, pa.string()) for name in _CODES]
     + [(name, pa.float64()) for name in _SCORES]
 )
-_PARSING = arrow_json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="ignore")
-_COLUMNS = (*_WHOLE, *_OR_NULL, *_CODES, *_SCORES)
-
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_PARSING = arrow_json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior="error")
+_COLUMNS = (*_WHOLE, *_TOKENS, *_CODES, *_SCORES)
 
 Key = tuple[int, int]  # index of the prompt, number of the sample
 
@@ -55,7 +52,7 @@ class Entries:
         index, sample, position, round: int64 [entries].
         token, drafted: int64 [entries]; NONE for no token.
         drafter, status: int64 [entries], places in NAMES and STATUSES.
-        margin, logprob: float64 [entries]; nan for none.
+        margin, logprob: float64 [entries], of float32 numbers; nan for none.
         samples: int64 [samples], the first entry of each sample.
         rounds: int64 [rounds], the first entry of each round.
         depth: int64 [entries], place in its round.
@@ -77,11 +74,9 @@ class Entries:
     depth: np.ndarray
 
     def record(self, number: int) -> Fields:
-        """One of the entries, as the log has it."""
-        found: Fields = {"id": json.loads(self.lines[number]).get("id")}
-        for name in _WHOLE:
-            found[name] = int(getattr(self, name)[number])
-        for name in _OR_NULL:
+        """One of the entries, as `log_entry` gives it."""
+        found: Fields = {name: int(getattr(self, name)[number]) for name in _WHOLE}
+        for name in _TOKENS:
             token = int(getattr(self, name)[number])
             found[name] = None if token == NONE else token
         found["drafter"], found["status"] = NAMES[self.drafter[number]], STATUSES[self.status[number]]
@@ -91,7 +86,7 @@ class Entries:
         return found
 
     def of_sample(self, number: int) -> list[Fields]:
-        """The entries of one of the samples, as the log has them."""
+        """The entries of one of the samples."""
         first = int(self.samples[number])
         last = int(self.samples[number + 1]) if number + 1 < len(self.samples) else len(self.lines)
         return [self.record(i) for i in range(first, last)]
@@ -112,7 +107,7 @@ def key_of(record: Fields) -> Key:
 
 
 def read_log(folder: Path, manifest: Fields, faults: Faults) -> Iterator[Entries]:
-    """The acceptance log of a run, some thousand entries at a time.
+    """The acceptance log of a run, some thousand entries at a time; nothing if it has none.
 
     Args:
         folder: the output folder.
@@ -124,7 +119,10 @@ def read_log(folder: Path, manifest: Fields, faults: Faults) -> Iterator[Entries
     """
     held: list[bytes] = []  # of the sample whose entries may go on in the next block
     latest = (-1, -1)
-    path = folder / "acceptance.jsonl"
+    name = log_name(manifest)
+    if name is None:
+        return
+    path = folder / name
     for block in blocks(path, manifest, faults):
         lines = held + block.raw.removesuffix(b"\n").split(b"\n")
         entries = _entries(lines, block.line - len(held), path.name, faults)
@@ -192,8 +190,8 @@ def _columns(lines: list[bytes]) -> dict[str, np.ndarray]:
         ValueError: a line is no entry.
     """
     raw = b"\n".join(lines)
-    if b"\\ud" in raw or b"\\uD" in raw:  # Arrow refuses half a surrogate pair, which an id may have
-        raw = _SURROGATE.sub(rb"\\ufffd", raw)
+    if b"null" in raw:  # to Arrow, that is the same as a key that is left out
+        raise ValueError("null")
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(raw) + 1)
     table = arrow_json.read_json(pa.BufferReader(raw), read_options=options, parse_options=_PARSING)
     if table.num_rows != len(lines):
@@ -201,18 +199,25 @@ def _columns(lines: list[bytes]) -> dict[str, np.ndarray]:
     found = {}
     for name in (*_WHOLE, *_CODES):
         column = table[name]
+        if name in LEFT_OUT:
+            column = column.fill_null(LEFT_OUT[name])
         if name in _CODES:
             column = pc.index_in(column, value_set=_CODES[name])
         if column.null_count:
             raise ValueError(name)
         found[name] = column.to_numpy().astype(np.int64, copy=False)
-    for name in _OR_NULL:
+    for name in _TOKENS:
         found[name] = table[name].fill_null(NONE).to_numpy()
+    unsaid = (found["drafted"] == NONE) & (found["status"] == STATUSES.index("accepted"))
+    found["drafted"] = np.where(unsaid, found["token"], found["drafted"])
     if any(column.min() < NONE for column in found.values()) or found["position"].min() < 0:
         raise ValueError("a number below zero")
     _check_tokens(found["token"], found["drafted"], found["status"])
     for name in _SCORES:
-        found[name] = table[name].to_numpy()
+        with np.errstate(over="ignore"):
+            found[name] = table[name].to_numpy().astype(np.float32).astype(np.float64)
+        if np.isinf(found[name]).any():
+            raise ValueError("a number above all of float32")
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from detgen.errors import OutputError
 from detgen.outputs import KeptSamples, read_manifest_of_texts
+from detgen.outputs.manifest import log_name
 from detgen.report.counting import Counts
 from detgen.report.log import Key, read_log
 from detgen.report.output_lines import Lines, read_lines
@@ -65,6 +66,11 @@ class Report:
     kept: int | None = None
     other: tuple[Path, Fields, Comparison] | None = None
 
+    @property
+    def logged(self) -> bool:
+        """Whether the run has an acceptance log."""
+        return log_name(self.manifest) is not None
+
 
 def read_report(folder: Path, asked: Sequence[str] = (), against: Path | None = None) -> Report:
     """Read an output folder for a report.
@@ -100,7 +106,8 @@ def read_report(folder: Path, asked: Sequence[str] = (), against: Path | None = 
         faults.take(others, str(against))
         report.other = against, theirs, comparison
     _check_totals(report)
-    _show(report, choosing)
+    if report.logged:
+        _show(report, choosing)
     if manifest["status"] != "finished":
         with KeptSamples(folder) as kept:
             report.kept = kept.count()
@@ -117,12 +124,16 @@ def _show(report: Report, choosing: Choosing) -> None:
     for chosen, line in found:
         if line is None:
             if whole:
-                report.faults.add(f"acceptance.jsonl: prompt {chosen.key[0]} has entries, but no output line")
+                report.faults.add(
+                    f"{log_name(report.manifest)}: prompt {chosen.key[0]} has entries, but no output line"
+                )
             continue
         if whole and "error" not in line:
             tokens = [record["token"] for record in chosen.records if record["token"] is not None]
             if tokens != line["token_ids"]:
-                report.faults.add(f"acceptance.jsonl: the tokens of prompt {chosen.key[0]} are not the output's")
+                report.faults.add(
+                    f"{log_name(report.manifest)}: the tokens of prompt {chosen.key[0]} are not the output's"
+                )
         rounds = rounds_of(chosen.records, report.texts)
         report.shown.append(Shown(chosen.key, chosen.why, line, rounds, _prompt(line, report.texts)))
 
@@ -147,6 +158,8 @@ def _check_totals(report: Report) -> None:
     for name, value in zip(_COUNTED, given, strict=True):
         if said[name] != value:
             report.faults.add(f"manifest.json: {name} is {said[name]:,}, the lines give {value:,}")
+    if not report.logged:
+        return
     drafts = report.counts.drafts()
     for name in sorted({*said["drafters"], *drafts}):
         counts = {key: getattr(drafts[name], key) for key in drafts[name].__slots__}

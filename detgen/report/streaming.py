@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 from detgen.errors import OutputError
 from detgen.outputs import open_plain
+from detgen.outputs.compressed import DamagedError, TornError, contents
 from detgen.outputs.records import is_line, parse_line
 
-_BLOCK = 4 << 20  # bytes
 _SHOWN = 20  # faults that are kept
 
 Fields = dict[str, Any]
@@ -86,16 +86,25 @@ def blocks(path: Path, manifest: Fields, faults: Faults) -> Iterator[Block]:
     known = manifest.get("files", {}).get(path.name)
     sha256, size = hashlib.sha256(), 0
     line, start, rest = 1, 0, b""
+
+    def see(data: bytes) -> None:
+        nonlocal size
+        sha256.update(data)
+        size += len(data)
+
     with open_file(path) as file:
-        while data := file.read(_BLOCK):
-            sha256.update(data)
-            size += len(data)
-            data = rest + data
-            end = data.rfind(b"\n") + 1
-            raw, rest = data[:end], data[end:]
-            if raw:
-                yield Block(line, start, raw)
-            line, start = line + raw.count(b"\n"), start + end
+        parts = contents(file, path.name, see)
+        try:
+            for part in parts:
+                data = rest + part
+                end = data.rfind(b"\n") + 1
+                raw, rest = data[:end], data[end:]
+                if raw:
+                    yield Block(line, start, raw)
+                line, start = line + raw.count(b"\n"), start + end
+        except DamagedError as error:
+            if known is not None or not isinstance(error, TornError):
+                faults.add(f"{path.name}: {error}")
     if rest and known is not None:
         yield Block(line, start, rest)
     if known is not None and (size, sha256.hexdigest()) != (known["bytes"], known["sha256"]):

@@ -43,6 +43,7 @@ class RunConfig:
         seed_per_line: derive a seed for each prompt that sets none, from `params.seed` and its id.
         echo: write the prompt beside each output.
         show_thoughts: show how a thinking model read the first prompt.
+        acceptance_log: how the log of drafted and committed tokens is written: plain, compressed, or not at all.
         output_format: openai also writes the results as the OpenAI batch API does, to `results.jsonl`.
         cache: folder of a store that is also asked and filled; "auto" is the user's, None uses none.
         workers: how many processes generate, and where; None for this one.
@@ -82,6 +83,11 @@ class RunConfig:
         Option(panel="Expert"),
         "Show how a model that thinks while it reads took in the first prompt: chunks, states, thoughts.",
     ] = False
+    acceptance_log: Annotated[
+        Literal["jsonl", "zst", "off"],
+        Option("jsonl|zst|off", panel="Expert"),
+        "Write the log with a line per token to acceptance.jsonl, compressed to acceptance.jsonl.zst, or not at all.",
+    ] = "jsonl"
     output_format: Annotated[
         Literal["jsonl", "openai"],
         Option("jsonl|openai"),

@@ -36,7 +36,7 @@ from detgen.outputs import (
     model_stamp,
 )
 from detgen.outputs.folder import DRAFT_STORE, OUTPUTS
-from detgen.outputs.manifest import RESULTS
+from detgen.outputs.manifest import RESULTS, log_name
 from detgen.outputs.store import STORE, beside
 from detgen.progress import Observer
 from detgen.prompts import Inspection, Prompts
@@ -95,7 +95,12 @@ def run(
             if former["status"] == "finished":
                 folder.check_finished(former)
                 same = former["model_stamp"] is not None and former["model_stamp"] == manifest["model_stamp"]
-                if same and not differences(former, manifest) and not show_thoughts:
+                if (
+                    same
+                    and log_name(former) == log_name(manifest)
+                    and not differences(former, manifest)
+                    and not show_thoughts
+                ):
                     add_results(config, folder, source, former, observer)
                     return _already_finished(folder, former, observer)
             if not differences(former, manifest):
@@ -121,7 +126,7 @@ def run(
         else:
             _check_kind(folder, former, manifest)
             changed = differences(former, manifest)
-            if not changed and former["status"] == "finished":
+            if not changed and former["status"] == "finished" and log_name(former) == log_name(manifest):
                 add_results(config, folder, source, former, observer)
                 done = _already_finished(folder, former, observer)
                 return replace(done, chunks=_first_chunks(config, folder, source, engine))
@@ -129,7 +134,7 @@ def run(
         folder.write_manifest(manifest)
         if config.prompts == "-":
             source.path = folder.keep_received()
-        folder.drop_former(piped=config.prompts == "-")
+        folder.drop_former(manifest, piped=config.prompts == "-")
         if own is None:
             own = opened.enter_context(closing(FolderStore(folder, observer.message)))
         if not build_engine and not config.workers:
@@ -184,9 +189,8 @@ def _generate(
     fresh, resumed, reused, seconds = None, 0, 0, 0.0
     pieces = pieces_of(config.engine.target, trusted=config.engine.trust_remote_code)
     for _ in range(_ATTEMPTS):
-        logged = isinstance(config, RunConfig)
         with (
-            closing(Writer(folder, samples, observer.message, pieces=pieces, acceptance=logged)) as writer,
+            closing(Writer(folder, samples, observer.message, pieces=pieces, log=log_name(manifest))) as writer,
             writer.rescuing(),
         ):
             work = Work(config, source, engine, writer, observer, inspection.prompts)
@@ -321,6 +325,7 @@ def _manifest(
                 "prompt_column": config.prompt_column,
             },
             "parameters": config.parameters(),
+            **({"acceptance_log": config.acceptance_log} if isinstance(config, RunConfig) else {}),
             "settings": {name: getattr(config.engine, name) for name in _SETTINGS} | _workers(config),
             "model": config.engine.target,
             "model_stamp": model_stamp(config.engine),

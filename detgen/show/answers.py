@@ -32,6 +32,8 @@ def show_audit(result: AuditResult, folder: Path) -> None:
         console.say(f"... and {result.faults + result.ties - len(result.findings):,} more")
     if result.unverified:
         console.say(f"{result.unverified:,} samples of unverified requests were not judged")
+    if not result.logged:
+        console.say("the run has no acceptance log: who drafted what, and margins, were not judged")
     if result.missing:
         console.say(f"the run was stopped: {result.missing:,} samples are missing")
     speed = result.tokens / result.seconds if result.seconds else 0.0

@@ -30,7 +30,7 @@ OPTIONS = (
     *("--dtype", "--target-quant", "--draft-quant", "--threads", "--kv-memory", "--limit", "--overwrite", "--strict"),
     *("--quiet", "-q", "--trust-remote-code"),
     *("--seed-per-line", "--prompt-column", "--echo", "--prefix-cache"),
-    *("--speculative-prefill", "--show-thoughts", "--output-format", "--workers", "--ray"),
+    *("--speculative-prefill", "--show-thoughts", "--acceptance-log", "--output-format", "--workers", "--ray"),
 )
 
 
@@ -62,7 +62,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         "--no-deterministic",
         *("--device", "cuda:1", "--dtype", "bfloat16", "--target-quant", "nf4", "--draft-quant", "int8"),
         *("--threads", "1", "--kv-memory", "4GiB", "--limit", "9", "--overwrite", "--strict", "--quiet"),
-        *("--prefix-cache", "off", "--speculative-prefill", "3", "--show-thoughts"),
+        *("--prefix-cache", "off", "--speculative-prefill", "3", "--show-thoughts", "--acceptance-log", "zst"),
         *("--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
         *("--output-format", "openai", "--workers", "2", "--ray", "auto"),
     )
@@ -102,7 +102,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         trust_remote_code=True,
     )
     asked: dict[str, Any] = {"prompt_column": "q", "seed_per_line": True, "echo": True, "show_thoughts": True}
-    asked |= {"output_format": "openai", "workers": WorkersConfig(2, "auto")}
+    asked |= {"output_format": "openai", "acceptance_log": "zst", "workers": WorkersConfig(2, "auto")}
     assert config == RunConfig("-", Path("folder"), params, engine, limit=9, overwrite=True, **asked)
 
 

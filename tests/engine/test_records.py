@@ -24,7 +24,7 @@ def entries(draw: st.DrawFn) -> TokenRecord:
     if status == "rolled_back":
         return TokenRecord(draw(st.integers(0, 99)), 0, None, "model", drafted, status, None, None)
     logprob = draw(st.floats(-50, 0, width=32))
-    margin = draw(st.one_of(st.none(), st.floats(0, 50)))
+    margin = draw(st.one_of(st.none(), st.floats(0, 50, width=32)))
     drafter = "none" if status == "unverified" else draw(st.sampled_from(["none", "model", "ngram"]))
     return TokenRecord(draw(st.integers(0, 99)), 0, draw(st.integers(0, 9)), drafter, drafted, status, logprob, margin)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from detgen import Engine, Request
 from detgen.engine.request import Completion
+from helpers.records import log_entries, log_line
 
 FILES = ("outputs.jsonl", "acceptance.jsonl")
 
@@ -55,14 +56,19 @@ def renew(folder: Path) -> None:
     """Make sizes and digests of the manifest those of the files."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
-    for name in FILES:
+    for name in manifest["files"]:
         data = (folder / name).read_bytes()
         manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def edit_lines(path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
-    """Change the objects of a file of lines, which are written again as detgen does."""
+    """Change the objects of a file of lines, which are written again as detgen does; of a log, its entries."""
+    if path.name == "acceptance.jsonl":
+        entries = log_entries(path)
+        change(entries)
+        path.write_text("".join(map(log_line, entries)), encoding="utf-8")
+        return
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
     change(lines)
     text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from helpers.completions import NUMBERED, completion, records, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.request import Completion, Request, Thought, TokenLogprobs, TokenRecord
+from detgen.engine.request import Completion, Request, Status, Thought, TokenLogprobs, TokenRecord
 from detgen.engine.score_requests import ScoreRequest
 from detgen.outputs.lines import (
     acceptance_lines,
     bad_line,
     content_digest,
     dump,
+    log_lines,
     output_line,
     request_digest,
 )
+from detgen.outputs.records import log_entry
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts import BadLine
 
@@ -61,11 +64,44 @@ def test_an_acceptance_line_has_its_keys_in_order() -> None:
     record = TokenRecord(1, 0, 8, "ngram", 9, "corrected", -0.125, 0.5)
     lines = acceptance_lines(Completion(request(2), 1, "", (8,), "stop", 1, None, (record, records(0)[0])))
     assert lines == (
-        '{"id":3,"index":2,"sample":1,"position":1,"round":0,"token":8,"drafter":"ngram","drafted":9,'
+        '{"index":2,"sample":1,"position":1,"round":0,"token":8,"drafter":"ngram","drafted":9,'
         '"status":"corrected","logprob":-0.125,"margin":0.5}\n'
-        '{"id":3,"index":2,"sample":1,"position":0,"round":0,"token":null,"drafter":"model","drafted":9,'
-        '"status":"rolled_back","logprob":null,"margin":null}\n'
+        '{"index":2,"sample":1,"position":0,"round":0,"drafter":"model","drafted":9,"status":"rolled_back"}\n'
     )
+
+
+_FLOATS = st.none() | st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def _records(draw: st.DrawFn) -> TokenRecord:
+    status = draw(st.sampled_from(get_args(Status)))
+    token, drafter = draw(st.integers(0, 2**40)), draw(st.sampled_from(["none", "model", "ngram"]))
+    drafted = token if status == "accepted" else draw(st.none() | st.integers(0, 9))
+    place = draw(st.integers(0, 2**40)), draw(st.integers(0, 2**40))
+    if status == "rolled_back":
+        return TokenRecord(*place, None, drafter, drafted, status, None, None)
+    return TokenRecord(*place, token, drafter, drafted, status, draw(_FLOATS), draw(_FLOATS))
+
+
+@given(made=st.lists(_records(), max_size=9))
+def test_a_line_of_the_log_says_all_of_its_record(made: list[TokenRecord]) -> None:
+    raws = log_lines(7, 3, made).splitlines()
+    found = [log_entry(json.loads(raw)) for raw in raws]
+    assert all({"index": 7, "sample": 3, **record._asdict()} == each for record, each in zip(made, found, strict=True))
+
+
+def test_a_number_of_the_log_is_as_short_as_its_float32_allows() -> None:
+    values = [float(np.float32(value)) for value in (0.1, -1e-7, 16777216, 1 / 3)]
+    lines = log_lines(0, 0, [TokenRecord(0, 0, 1, "none", None, "plain", -value, value) for value in values])
+    assert [json.loads(line, parse_float=str)["margin"] for line in lines.splitlines()] == [
+        *("0.1", "-1e-07", "1.6777216e+07", "0.33333334")
+    ]
+
+
+def test_what_is_no_number_is_left_out_of_the_log() -> None:
+    lines = log_lines(0, 0, [TokenRecord(0, 0, 1, "none", None, "plain", -math.inf, math.nan)])
+    assert lines == '{"index":0,"sample":0,"position":0,"round":0,"token":1,"status":"plain"}\n'
 
 
 @given(

@@ -103,7 +103,7 @@ def test_every_field_of_a_sample_comes_back() -> None:
 
 
 def test_a_token_takes_a_few_bytes() -> None:
-    """A line of the acceptance log has some 190."""
+    """A line of the acceptance log has some 140."""
     draw = random.Random(1)
     tokens = [draw.randrange(4096) for _ in range(500)]
     scores = [struct.unpack("f", struct.pack("f", -draw.expovariate(1)))[0] for _ in range(1000)]

@@ -19,6 +19,7 @@ from detgen.outputs.records import (
     TextLine,
     columns,
     in_order,
+    is_acceptance,
     is_line,
     keys_of,
     parse_line,
@@ -82,8 +83,20 @@ def test_a_key_that_is_not_declared_is_not_written() -> None:
 
 
 def test_a_line_of_the_acceptance_log_has_the_declared_keys() -> None:
-    for raw in acceptance_lines(replace(completion(request(0)), records=tuple(records(3)))).splitlines():
-        assert list(json.loads(raw)) == list(keys_of(AcceptanceLine))
+    found = set()
+    for raw in acceptance_lines(replace(completion(request(0)), records=records(3))).splitlines():
+        assert is_acceptance(raw.encode())
+        line = json.loads(raw)
+        assert list(line) == [name for name in keys_of(AcceptanceLine) if name in line]
+        found |= line.keys()
+    assert found == set(keys_of(AcceptanceLine))
+
+
+@pytest.mark.parametrize("change", [{"id": 1}, {"token": None}, {"margin": None}, {"drafter": 3}, {"logprob": "-1"}])
+def test_anything_else_is_no_line_of_the_log(change: dict[str, Any]) -> None:
+    line = json.loads(acceptance_lines(completion(request(0))).splitlines()[0])
+    assert is_acceptance(json.dumps(line).encode())
+    assert not is_acceptance(json.dumps({**line, **change}).encode())
 
 
 def test_columns_are_declared_keys() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from helpers.completions import NUMBERED, completion, lines_of, request
 from helpers.examples import examples
+from helpers.records import log_entries
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,7 +88,7 @@ def test_any_order_in_input_order_out(
         for path in (folder.outputs, folder.acceptance):
             data = path.read_bytes()
             assert files[path.name] == {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-        log = lines_of(folder.acceptance)
+        log = log_entries(folder.acceptance)
         counts = Counter(line["status"] for line in log)
         total = totals.drafters.total()
         assert all(getattr(total, status) == counts[status] for status in ("accepted", "corrected", "bonus", "plain"))

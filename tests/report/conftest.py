@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.checks import Silent
 from helpers.hostile import ALL, HOSTILE
+from helpers.records import log_entries, log_line
 
 from detgen import Engine, EngineConfig, SamplingParams
 from detgen.outputs.manifest import FILES
@@ -50,15 +51,20 @@ def out(finished: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def log(finished: Path) -> list[dict[str, Any]]:
-    """The entries of its acceptance log."""
-    return [json.loads(line) for line in (finished / "acceptance.jsonl").read_text().splitlines()]
+def log(finished: Path, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of its acceptance log, with the ids of their prompts."""
+    return _with_ids(log_entries(finished / "acceptance.jsonl"), outputs)
 
 
 @pytest.fixture(scope="session")
 def outputs(finished: Path) -> list[dict[str, Any]]:
     """Its output lines."""
     return [json.loads(line) for line in (finished / "outputs.jsonl").read_text().splitlines()]
+
+
+def _with_ids(log: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ids = {line["index"]: line["id"] for line in outputs}
+    return [{**entry, "id": ids[entry["index"]]} for entry in log]
 
 
 Rewrite = Callable[[Path, Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]], None]
@@ -70,10 +76,15 @@ def rewrite() -> Rewrite:
 
     def rewrite(folder: Path, change: Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
         manifest = json.loads((folder / "manifest.json").read_text())
-        for name in FILES:
+        outputs = [json.loads(line) for line in (folder / FILES[0]).read_text().splitlines()]
+        log = _with_ids(log_entries(folder / FILES[1]), outputs)
+        for name, lines in zip(FILES, (outputs, log), strict=True):
             known = manifest["files"][name]
-            lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-            data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in change(name, lines))
+            if name == FILES[1]:
+                entries = ({k: v for k, v in entry.items() if k != "id"} for entry in change(name, lines))
+                data = "".join(map(log_line, entries))
+            else:
+                data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in change(name, lines))
             (folder / name).write_text(data)
             known.update(sha256=hashlib.sha256(data.encode()).hexdigest(), bytes=len(data.encode()))
         (folder / "manifest.json").write_text(json.dumps(manifest))

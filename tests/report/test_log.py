@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.examples import examples
+from helpers.records import log_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.report import streaming
+from detgen.outputs import compressed
 from detgen.report.counting import THRESHOLDS, Counts
 from detgen.report.log import NONE, STATUSES, read_log
 from detgen.report.streaming import Faults
@@ -21,18 +21,18 @@ Log = list[dict[str, Any]]
 
 def entry(index: int = 0, sample: int = 0, position: int = 0, round: int = 0, **changes: Any) -> dict[str, Any]:
     values = {"token": 5, "drafter": "none", "drafted": None, "status": "plain", "logprob": -0.5, "margin": 1.5}
-    place = {"id": f"r{index}", "index": index, "sample": sample, "position": position, "round": round}
+    place = {"index": index, "sample": sample, "position": position, "round": round}
     return {**place, **values, **changes}
 
 
 def write(folder: Path, log: Log) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / "acceptance.jsonl").write_text("".join(json.dumps(e) + "\n" for e in log))
+    (folder / "acceptance.jsonl").write_text("".join(map(log_line, log)))
 
 
 def read(folder: Path, manifest: dict[str, Any] | None = None) -> tuple[Log, Counts, Faults]:
     faults, counts, found = Faults(), Counts(), []
-    for entries in read_log(folder, manifest or {}, faults):
+    for entries in read_log(folder, {"acceptance_log": "jsonl"} | (manifest or {}), faults):
         counts.add(entries)
         for number in range(len(entries.samples)):
             found += entries.of_sample(number)
@@ -80,7 +80,7 @@ def test_counts_are_those_of_the_entries_whatever_the_blocks(
     folder = tmp_path_factory.mktemp("log")
     write(folder, log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "_BLOCK", block)
+        patch.setattr(compressed, "_BLOCK", block)
         found, counts, faults = read(folder)
     assert found == log
     assert not faults.count
@@ -104,7 +104,7 @@ def test_counts_are_those_of_the_entries_whatever_the_blocks(
 def test_unverified_tokens_have_no_part_in_the_margins(tmp_path: Path) -> None:
     write(tmp_path, [entry(status="unverified", margin=1e-9), entry(1)])
     _, counts, _ = read(tmp_path)
-    assert [e["id"] for e in counts.closest] == ["r1"]
+    assert [e["index"] for e in counts.closest] == [1]
     assert counts.near.tolist() == [0] * len(THRESHOLDS)
 
 
@@ -126,22 +126,25 @@ def test_ties_and_tokens_without_another_candidate(tmp_path: Path) -> None:
         "\x00" * 20,
         "[" * 2000,
         '{"index": 1, "sample": 0}',
-        json.dumps(entry(1, status="made up")),
-        json.dumps(entry(1, drafter="who")),
-        json.dumps(entry(1, position="1")),
-        json.dumps(entry(1, position=1.5)),
-        json.dumps(entry(1, position=None)),
-        json.dumps(entry(1, position=-3)),
-        json.dumps(entry(1, token=2**70)),
-        json.dumps(entry(1, margin="0.5")),
-        json.dumps(entry(1, margin=[1])),
-        json.dumps(entry(1)) + json.dumps(entry(1)),
-        json.dumps(entry("1")),  # type: ignore[arg-type]
+        log_line(entry(1, status="made up")).strip(),
+        log_line(entry(1, drafter="who")).strip(),
+        log_line(entry(1, position="1")).strip(),
+        log_line(entry(1, position=1.5)).strip(),
+        log_line(entry(1, position=None)).strip(),
+        log_line(entry(1, position=-3)).strip(),
+        log_line(entry(1, token=2**70)).strip(),
+        log_line(entry(1, margin="0.5")).strip(),
+        log_line(entry(1, margin=[1])).strip(),
+        log_line(entry(1)).strip() + log_line(entry(1)).strip(),
+        log_line(entry(1, id="r1")).strip(),
+        log_line(entry(1)).strip().replace("}", ',"drafted":null}'),
+        log_line(entry(1, margin=None)).strip().replace("}", ',"margin":1e300}'),
+        log_line(entry("1")).strip(),  # type: ignore[arg-type]
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_line_that_no_run_writes_is_named_and_left_out(tmp_path: Path, line: str, at: int) -> None:
-    lines = [json.dumps(entry(0)), json.dumps(entry(2))]
+    lines = [log_line(entry(0)).strip(), log_line(entry(2)).strip()]
     lines.insert(at, line)
     (tmp_path / "acceptance.jsonl").write_text("\n".join(lines) + "\n")
     found, _, faults = read(tmp_path)
@@ -170,6 +173,6 @@ def test_the_last_line_of_a_run_that_goes_on_may_be_torn(tmp_path: Path) -> None
 
 def test_no_token_is_a_number_of_its_own(tmp_path: Path) -> None:
     write(tmp_path, [entry(token=None, drafted=3, status="rolled_back")])
-    (entries,) = read_log(tmp_path, {}, Faults())
+    (entries,) = read_log(tmp_path, {"acceptance_log": "jsonl"}, Faults())
     assert (entries.token.tolist(), entries.drafted.tolist()) == ([NONE], [3])
     assert entries.key(0) == (0, 0)

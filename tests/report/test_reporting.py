@@ -63,7 +63,9 @@ def test_an_id_that_is_not_there(out: Path) -> None:
 def test_a_changed_file_is_marked(out: Path, name: str) -> None:
     """Even where it still reads well."""
     path = out / name
-    path.write_bytes(path.read_bytes().replace(b'"greedy"', b'"greedx"'))
+    old, new = (b'"greedy"', b'"greedx"') if name == "outputs.jsonl" else (b'"logprob":-0.1', b'"logprob":-0.2')
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new))
     report = read_report(out)
     (what,) = report.faults.first
     assert what == f"{name}: its size or SHA-256 is not what the manifest says; it was changed after the run"
@@ -246,8 +248,8 @@ def test_a_large_run_makes_a_small_page(out: Path, tmp_path: Path) -> None:
     zero = dict.fromkeys(("prompts", "samples", "errors", "tokens", "prompt_tokens"), 0)
     manifest["summary"] = {**zero, "drafters": {}, "total": {}}
     for name, all_ in lines.items():
-        own = [line for line in all_ if json.loads(line)["id"] == "stopped"]
-        index = json.loads(own[0])["index"]
+        index = next(json.loads(line)["index"] for line in lines["outputs.jsonl"] if '"id":"stopped"' in line)
+        own = [line for line in all_ if json.loads(line)["index"] == index]
         with (out / name).open("w") as file:
             for i in range(10_000):
                 file.writelines(

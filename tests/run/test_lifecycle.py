@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fakes import NAMES, Watcher, content, go, lines, manifest_of, stopping_at
+from helpers.records import log_entries
 
 
 def test_a_run_writes_every_prompt_in_input_order(tmp_path: Path, prompts: Path) -> None:
@@ -72,7 +73,7 @@ def test_the_counts_of_the_manifest_are_those_of_the_acceptance_log(tmp_path: Pa
     go(prompts, out, build=stopping_at(4))
     assert manifest_of(out)["status"] == "interrupted"
     go(prompts, out)
-    log = lines(out / "acceptance.jsonl")
+    log = log_entries(out / "acceptance.jsonl")
     counts = Counter(line["status"] for line in log)
     counts["drafted"] = sum(line["drafted"] is not None for line in log)
     counts["rounds"] = len({(line["index"], line["sample"], line["round"]) for line in log})

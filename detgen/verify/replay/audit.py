@@ -14,6 +14,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.outputs import KeptSamples
 from detgen.outputs.finished import items_of, prompts_of
+from detgen.outputs.manifest import log_name
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts, read_scores
 from detgen.verify.replay.claims import (
@@ -84,8 +85,10 @@ class Audit:
             kept = None
             if store is not None:
                 kept = Kept(partial(store.find, manifest=manifest, source=prompts.name, dated=dated), pieces)
+            log = log_name(manifest)
+            result.logged = scores or log is not None
             replay: Replay = (ScoreReplay if scores else TextReplay)(
-                self._engine, self._folder, prompts.name, kept=kept, result=result
+                self._engine, self._folder, prompts.name, log=log, kept=kept, result=result
             )
             started = time.perf_counter()
             for done, _ in enumerate(replay.check(items), start=1):

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from detgen.engine.request import TokenLogprobs
+from detgen.engine.request import TokenLogprobs, TokenRecord
 from detgen.outputs import dump
+from detgen.outputs.lines import log_lines
+from detgen.outputs.records import log_entry
 from detgen.verify.replay.result import AuditResult
 from detgen.verify.replay.run_files import Line, in_words
 
@@ -41,6 +43,30 @@ def compare_line(line: Line, derived: bytes, result: AuditResult, allow: Allow =
     """
     if line.raw == derived:
         return derived
+    return _compare(line, json.loads(derived), result, allow, lambda fields: dump(fields) + "\n")
+
+
+def compare_log(lines: list[Line], derived: bytes, result: AuditResult, allow: Allow = lambda *_: None) -> bytes:
+    """The same for the acceptance log of a sample, whose lines have the fields of their entries."""
+    wants = derived.splitlines(keepends=True)
+    for line in lines[len(wants) :]:
+        result.add(line.where, f"is one too many of {in_words(line.key)}", "line")
+    for at, (line, want) in enumerate(zip(lines, wants, strict=False)):
+        if line.raw != want:
+            wants[at] = _compare(line, log_entry(json.loads(want)), result, allow, _log_line)
+    return b"".join(wants)
+
+
+def _log_line(fields: dict[str, Any]) -> str:
+    """The line of an entry."""
+    record = TokenRecord(*(fields[name] for name in TokenRecord._fields))
+    return log_lines(fields["index"], fields["sample"], [record])
+
+
+def _compare(
+    line: Line, fields: dict[str, Any], result: AuditResult, allow: Allow, spell: Callable[[dict[str, Any]], str]
+) -> bytes:
+    """Compare the fields of a line, and then how it spells them; what it must be, as `compare_line` returns it."""
     faults, ties = result.faults, list[str]()
 
     def settle(path: Path, found: Any, wanted: Any) -> Any:
@@ -56,26 +82,15 @@ def compare_line(line: Line, derived: bytes, result: AuditResult, allow: Allow =
             ties.append(what)
         return wanted if allowed is None else found
 
-    fields = json.loads(derived)
     settled = {name: settle((name,), line.fields.get(name), wanted) for name, wanted in fields.items()}
     if unknown := [name for name in line.fields if name not in fields]:
         result.add(line.where, f"has {', '.join(map(ascii, unknown))[:200]}, which no run writes here", "line")
     if ties:
         result.add(line.where, ties[0] + (f", and {len(ties) - 1} more" if ties[1:] else ""), "tie")
-    accepted = dump(settled).encode() + b"\n"
+    accepted = spell(settled).encode()
     if result.faults == faults and line.raw != accepted:
         result.add(line.where, _spelling(line.raw, accepted), "line")
     return accepted
-
-
-def compare_log(lines: list[Line], derived: bytes, result: AuditResult, allow: Allow = lambda *_: None) -> bytes:
-    """The same for the acceptance log of a sample."""
-    wants = derived.splitlines(keepends=True)
-    for line in lines[len(wants) :]:
-        result.add(line.where, f"is one too many of {in_words(line.key)}", "line")
-    for at, (line, want) in enumerate(zip(lines, wants, strict=False)):
-        wants[at] = compare_line(line, want, result, allow)
-    return b"".join(wants)
 
 
 def plausible(entry: TokenLogprobs, token: int, wanted: int, greedy: bool, vocabulary: int) -> bool:

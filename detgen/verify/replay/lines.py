@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from detgen.engine import Engine
 from detgen.engine.request import Completion, Request
@@ -37,6 +37,7 @@ class Replay(ABC):
         engine: reads the tokens again.
         folder: the output folder.
         name: what errors call the input.
+        log: name of the acceptance log; None if there is none.
         kept: the store of a run that has not finished; None of one that has.
         result: takes the findings.
 
@@ -45,15 +46,16 @@ class Replay(ABC):
         whole: whether every line could be derived, so that the totals can be compared.
     """
 
-    FILES: ClassVar[tuple[str, ...]] = ("outputs.jsonl",)
-
-    def __init__(self, engine: Engine, folder: Path, name: str, *, kept: Kept | None, result: AuditResult) -> None:
+    def __init__(
+        self, engine: Engine, folder: Path, name: str, *, log: str | None, kept: Kept | None, result: AuditResult
+    ) -> None:
         self.totals = Totals()
         self.whole = True
         self._engine, self._name, self._kept, self._result = engine, name, kept, result
         self._stopped = kept is not None
         self._pieces = engine.pieces
-        self._files = [Lines(folder / name, stopped=self._stopped, result=result) for name in self.FILES]
+        files = ("outputs.jsonl",) if log is None else ("outputs.jsonl", log)
+        self._files = [Lines(folder / file, stopped=self._stopped, result=result) for file in files]
         self._outputs = self._files[0]
         self._tolerance = result.tolerance if result.other_profile else 0.0
         self._ended = False

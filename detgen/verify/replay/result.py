@@ -40,6 +40,7 @@ class AuditResult:
         tolerance: share of a row's largest logit within which a token is a tie.
         seconds: time taken by the tokens.
         run_speed: tokens per second of the run itself; None if unknown.
+        logged: whether there is an acceptance log to judge, unless there were none in any case.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -54,6 +55,7 @@ class AuditResult:
     tolerance: float = 0.0
     seconds: float = 0.0
     run_speed: float | None = None
+    logged: bool = True
 
     def add(self, where: str, what: str, kind: str) -> None:
         """Note a finding."""

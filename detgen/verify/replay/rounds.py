@@ -29,7 +29,7 @@ _SHOWN = reprlib.Repr()
 
 
 class LogError(ValueError):
-    """A log that no run can have written: file and line, and the reason."""
+    """A log that no run can have written: file and line, if it is a certain one, and the reason."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
@@ -56,7 +56,7 @@ def rounds_of(seq: Sequence, tokens: list[int], lines: list[Line], vocabulary: i
     Args:
         seq: before its first token.
         tokens: the completion.
-        lines: the sample's lines of `acceptance.jsonl`.
+        lines: the sample's lines of `acceptance.jsonl`, with the fields of their entries.
         vocabulary: entries of the logits.
 
     Raises:
@@ -68,7 +68,7 @@ def rounds_of(seq: Sequence, tokens: list[int], lines: list[Line], vocabulary: i
     while (done := len(found.lines)) < len(tokens):
         own = list(next(groups, ("", iter(())))[1])
         if not own:
-            raise LogError("acceptance.jsonl", f"ends before token {done} of {name}")
+            raise LogError("", f"ends before token {done} of {name}")
         drafter, draft = _draft(seq, own, done, vocabulary) if seq.deterministic else ("none", [])
         at = len(seq.tokens) + done - 1
         window = Window(len(found.windows), at, [text[at], *draft], 1 + len(draft))
@@ -86,13 +86,13 @@ def rounds_of(seq: Sequence, tokens: list[int], lines: list[Line], vocabulary: i
 def _draft(seq: Sequence, lines: list[Line], done: int, vocabulary: int) -> tuple[str, list[int]]:
     """Who drafted in a round of a verified sample after so many tokens, and what."""
     first = lines[0]
-    name = first.fields.get("drafter")
+    name = first.fields["drafter"]
     if not isinstance(name, str) or name not in _DRAFTERS:
         names = ", ".join(sorted(_DRAFTERS))
         raise LogError(first.where, f"drafter is {_SHOWN.repr(name)}, but must be one of {names}")
     if not done and name != "none":
         raise LogError(first.where, f"drafter is {name!r}, but nobody drafts the first token")
-    drafted = [line.fields["drafted"] for line in lines if line.fields.get("drafted") is not None]
+    drafted = [line.fields["drafted"] for line in lines if line.fields["drafted"] is not None]
     most = max(seq.remaining - done - 1, 0) if name != "none" else 0
     if len(drafted) > most:
         raise LogError(first.where, f"{len(drafted):,} tokens are drafted, where {most:,} can be")
@@ -156,7 +156,8 @@ def written_scores(rounds: Rounds) -> Judged:
 
 
 def _score(line: Line, name: str, low: float, high: float) -> Any:
-    value = line.fields.get(name, "nothing")
+    value = line.fields[name]
     if value is None or (type(value) is float and low <= value <= high and value - value == 0):
         return value
-    raise LogError(line.where, f"{name} is {_SHOWN.repr(value)}, but must be null or a number from {low:g} to {high:g}")
+    needed = f"a number from {low:g} to {high:g} or left out"
+    raise LogError(line.where, f"{name} is {_SHOWN.repr(value)}, but must be {needed}")

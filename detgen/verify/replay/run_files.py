@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from detgen.outputs.compressed import DamagedError, TornError, contents
 from detgen.verify.replay.result import AuditResult
 
 Key = tuple[int, int]  # index of the prompt, number of the sample
@@ -81,7 +82,7 @@ class Lines:
 
     def _read(self, path: Path) -> Iterator[Line]:
         with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in enumerate(self._raw(file), start=1):
                 where = f"{self._name}:{number}"
                 if self._stopped and not raw.endswith(b"\n"):
                     self.torn = raw
@@ -91,6 +92,19 @@ class Lines:
                     self._result.add(where, "is not a line of a run", "line")
                 else:
                     yield Line(where, raw, fields, (fields["index"], fields["sample"]))
+
+    def _raw(self, file: BinaryIO) -> Iterator[bytes]:
+        """The lines, with their ends; a compressed file that is not whole is a finding, unless its run was stopped."""
+        rest = b""
+        try:
+            for block in contents(file, self._name):
+                *lines, rest = (rest + block).split(b"\n")
+                yield from (line + b"\n" for line in lines)
+        except DamagedError as error:
+            if not (self._stopped and isinstance(error, TornError)):
+                self._result.add(self._name, str(error), "file")
+        if rest:
+            yield rest
 
 
 def parse(raw: bytes) -> dict[str, Any] | None:

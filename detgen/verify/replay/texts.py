@@ -19,6 +19,7 @@ from detgen.engine.completing import completion_of
 from detgen.engine.request import Completion, Request, TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.outputs.lines import acceptance_lines, bad_line, output_line
+from detgen.outputs.records import log_entry
 from detgen.prompts import BadLine
 from detgen.verify.replay.comparing import Allow, Path, compare_line, compare_log, plausible, shown
 from detgen.verify.replay.lines import AHEAD, Replay
@@ -49,7 +50,7 @@ class _Sample(Known):
 
         def allow(path: Path, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
             in_log = path in (("logprob",), ("margin",)) and line.get("token") is not None
-            if not in_log and (path[0] != "logprobs" or len(path) < 2):
+            if not (isinstance(found, float | None) if in_log else path[0] == "logprobs" and len(path) > 1):
                 return None
             place = line["position"] if in_log else path[1]
             if place in self.mismatches:
@@ -70,11 +71,10 @@ class _Sample(Known):
 class TextReplay(Replay):
     """Derives the lines of texts; see `Replay`."""
 
-    FILES = ("outputs.jsonl", "acceptance.jsonl")
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._acceptance = self._files[1]
+        self._log_name: str | None = named["log"]
+        self._acceptance = self._files[1] if self._log_name is not None else None
         self._generated: tuple[Request, list[Completion]] | None = None
         self._failed = -1  # the last prompt of which a sample ended with an error
 
@@ -137,17 +137,19 @@ class TextReplay(Replay):
     def _log(self, seq: Sequence, kept: KeptLines | None) -> list[Line] | None:
         """The acceptance log of a sample; the store's where a stopped run's file ends, None if nobody has it."""
         key = (seq.request.index, seq.sample)
+        if self._acceptance is None:
+            return None if kept is None else _entries(kept.log_lines(key))
         lines = self._acceptance.take_all(key)
         if not self._stopped or self._acceptance.peek() is not None:
-            return lines
+            return _entries(lines)
         if kept is None:
             return None  # whether it is complete, nobody can tell
         found = b"".join(line.raw for line in lines)
         if found != kept.acceptance:
             if not kept.acceptance.startswith(found + self._acceptance.torn):
-                self._result.add("acceptance.jsonl", f"{in_words(key)} is not what the store has", "line")
+                self._result.add(f"{self._log_name}", f"{in_words(key)} is not what the store has", "line")
             self._acceptance.torn = b""
-        return kept.log_lines(key)
+        return _entries(kept.log_lines(key))
 
     def _give_up(self, sample: _Sample, what: str) -> None:
         """Note why the lines of a sample cannot be derived."""
@@ -198,15 +200,19 @@ class TextReplay(Replay):
                 self._give_up(sample, "does not have logprobs for each token")
                 return
 
+        possible = []
+        for i, (token, entry) in enumerate(zip(sample.tokens, seq.logprobs, strict=False)):
+            choice = sample.choice(i)
+            greedy = choice.temperature == 0 and choice.adjustment is None
+            possible.append(plausible(entry, token, min(wanted or 0, vocabulary), greedy, vocabulary))
+            if not possible[-1]:
+                self._result.add(line.where, f"token {i}: no logits give these log-probabilities", "line")
+
         def judged(rounds: Rounds) -> Any:
             found = written_scores(rounds)
-            for i, (token, entry) in enumerate(zip(sample.tokens, seq.logprobs, strict=False)):
-                choice = sample.choice(i)
-                greedy = choice.temperature == 0 and choice.adjustment is None
-                if not plausible(entry, token, min(wanted or 0, vocabulary), greedy, vocabulary):
-                    self._result.add(line.where, f"token {i}: no logits give these log-probabilities", "line")
-                elif np.float32(entry.logprob) != found.chosen[i]:
-                    what = f"token {i}: the logprob is not that of acceptance.jsonl"
+            for i, entry in enumerate(seq.logprobs):
+                if possible[i] and np.float32(entry.logprob) != found.chosen[i]:
+                    what = f"token {i}: the logprob is not that of {self._log_name}"
                     self._result.add(line.where, what, "line")
             return found
 
@@ -232,7 +238,7 @@ class TextReplay(Replay):
                 rounds = rounds_of(seq, tokens, sample.log, self._engine.vocabulary)
                 commit(seq, tokens, rounds, judged(rounds))
         except LogError as error:
-            self._result.add(error.where, error.what, "line")
+            self._result.add(error.where or f"{self._log_name}", error.what, "line")
             sample.log = None
         if sample.log is None:
             seq.tokens = [*seq.tokens, *tokens]
@@ -246,7 +252,9 @@ class TextReplay(Replay):
         derived = output_line(completion, self._pieces).encode()
         output = compare_line(sample.line, derived, self._result, allow)
         if sample.log is None:
-            self.whole = False
+            self.whole = self.whole and self._acceptance is None
+            if sample.written and self._acceptance is None:
+                self.totals.add(completion)
             return
         log = acceptance_lines(completion).encode() if completion.error is None else b""
         acceptance = compare_log(sample.log, log, self._result, allow)
@@ -254,6 +262,11 @@ class TextReplay(Replay):
             self.totals.add(completion)
         if sample.kept is not None:
             sample.kept.check(sample.line.key, (output, acceptance), self._result)
+
+
+def _entries(lines: list[Line]) -> list[Line]:
+    """Lines of the acceptance log with the fields of their entries."""
+    return [line._replace(fields=log_entry(line.fields)) for line in lines]
 
 
 def _logprobs(entries: Any, tokens: list[int]) -> list[TokenLogprobs]:

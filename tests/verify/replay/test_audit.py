@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.checks import Silent
+from helpers.completions import lines_of
 from helpers.tampering import edit_lines, edit_manifest, renew
 
 from detgen import Engine, EngineConfig, SamplingParams
@@ -249,9 +250,10 @@ def test_the_log_of_another_profile(
     """Rounding explains small differences, and of a filtered sample any margin: another runner-up may be dropped."""
 
     def nudge(lines: list[dict[str, Any]]) -> None:
-        line = [line for line in lines if line["id"] == sample and line["margin"] is not None][2]
+        line = [line for line in lines if line["index"] == index and line["margin"] is not None][2]
         line[name] += by
 
+    index = next(line["index"] for line in lines_of(folder / "outputs.jsonl") if line["id"] == sample)
     edit_lines(folder / "acceptance.jsonl", nudge)
     renew(folder)
     assert audit(folder).faults == 1
