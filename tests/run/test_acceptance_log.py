@@ -9,7 +9,7 @@ import zstandard
 from helpers.checks import Silent
 from helpers.fakes import FakeEngine, config, go, manifest_of, stopping_at
 
-from detgen.outputs import writer
+from detgen.outputs import log_file
 from detgen.outputs.compressed import contents
 from detgen.run import run
 
@@ -73,7 +73,7 @@ def test_a_run_goes_on_in_another_form(
 def test_the_frames_do_not_depend_on_when_lines_were_ready(
     tmp_path: Path, prompts: Path, wanted: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_BLOCK", 2000)
+    monkeypatch.setattr(log_file, "_BLOCK", 2000)
     for name, batch in (("a", 1), ("b", 7)):
         go(prompts, tmp_path / name, batch_size=batch, acceptance_log="zst")
     first, second = ((tmp_path / name / LOGS["zst"]).read_bytes() for name in "ab")
@@ -85,7 +85,7 @@ def test_the_frames_do_not_depend_on_when_lines_were_ready(
 def test_a_log_that_was_torn_is_written_again(
     tmp_path: Path, prompts: Path, wanted: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_BLOCK", 2000)
+    monkeypatch.setattr(log_file, "_BLOCK", 2000)
     out = tmp_path / "out"
     go(prompts, out, build=stopping_at(5), acceptance_log="zst")
     path = out / LOGS["zst"]
