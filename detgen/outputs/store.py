@@ -7,8 +7,8 @@ do not wait for each other; on a network file system, where WAL has no memory to
 
 from __future__ import annotations
 
-import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -75,7 +75,7 @@ class Store:
         """Open what is at the path, also again after it was exchanged."""
         for place in (self.path, *(self.path.with_name(name) for name in beside(self.path.name))):
             # SQLite would wait for a pipe, and make what a dangling link names.
-            if os.path.lexists(place) and not os.path.isfile(place):
+            if not _is_file_or_free(place):
                 raise StoreError(f"{place} is no file, so no store of detgen can be there; name another folder")
         with self.watched():
             uri = f"file:{quote(str(self.path.absolute()))}"
@@ -290,3 +290,11 @@ _REMEDIES = (
 def beside(name: str) -> tuple[str, ...]:
     """Files that SQLite puts beside a database of this name."""
     return tuple(f"{name}{ending}" for ending in ("-journal", "-wal", "-shm"))
+
+
+def _is_file_or_free(place: Path) -> bool:
+    """By one look: another process may remove its journal at any time."""
+    try:
+        return stat.S_ISREG(place.stat().st_mode)
+    except FileNotFoundError:
+        return not place.is_symlink()
