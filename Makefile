@@ -11,7 +11,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check lint docs clean help
+.PHONY: demo test check quick lint docs clean help
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -22,12 +22,16 @@ test: $(VENV)/installed-dev
 	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 # What every change can break: the bits of all kinds of models, invariance, what is read, kept, written and judged.
-QUICK := tests/test_frozen.py tests/test_layers.py tests/test_docs.py tests/test_params.py tests/program tests/prompts \
-    tests/outputs tests/drafters tests/report tests/export tests/cache tests/show tests/verify/replay \
-    tests/kernels/c/test_steps.py tests/kernels/test_logprobs.py tests/runner/test_chains.py tests/run/test_lifecycle.py \
-    $(addprefix tests/engine/test_,$(addsuffix .py,invariance rolling_back engine cache_use decoding stopping scheduler))
+QUICK := tests/test_frozen.py tests/test_layers.py tests/test_docs.py tests/test_params.py tests/program tests/outputs \
+    tests/drafters tests/cache tests/prompts --ignore tests/prompts/test_files.py --ignore tests/prompts/test_longest.py \
+    $(addprefix tests/verify/replay/test_,audit.py texts.py) tests/report/test_log.py tests/kernels/c/test_steps.py \
+    tests/kernels/test_logprobs.py tests/runner/test_chains.py tests/run/test_lifecycle.py \
+    $(addprefix tests/engine/test_,$(addsuffix .py,invariance rolling_back engine decoding stopping))
 
-check: lint
+check: $(VENV)/installed-dev
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint quick
+
+quick: $(VENV)/installed-dev
 	$(PY) -m pytest -q -n logical --maxprocesses 4 --dist loadfile $(QUICK)
 
 lint: $(VENV)/installed-dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     with closing(make_store(tmp_path / "c")) as store:
         store.add(A, "large", map(new, range(300)))
         store.add(B, "small", [new(1000)])
-        store.db.execute("UPDATE entries SET used = used - 100 + id")
+        store.db.execute("UPDATE entries SET used = ? - 100 + id", [int(time.time())])
         yield store
 
 
