@@ -1,14 +1,16 @@
-"""Sums and functions of the arithmetic `detgen-1` in plain PyTorch: what each computes, and in which order, is what
+"""Sums and functions of the arithmetic `detgen-2` in plain PyTorch: what each computes, and in which order, is what
 docs/numerics.md states. All tensors are float32 unless it is said.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from detgen.program import fdlibm
-from detgen.program.operands import LOGIT_BLOCK, PART_INPUTS, Activation
+from detgen.program.operands import LOGIT_BLOCK, PART_INPUTS, SECTION_PARTS, SUM_BLOCK, Activation
 
 LANES = 16
 
@@ -39,15 +41,23 @@ def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[..., inputs], [..., inputs, outputs] -> [..., outputs]: chains of parts of the inputs, added in their order."""
-    out: torch.Tensor | None = None
+    """[..., inputs], [..., inputs, outputs] -> [..., outputs]: chains of parts of the inputs, in sections."""
     x, weight = x.double(), weight.double()
+    parts = []
     for first in range(0, x.shape[-1], PART_INPUTS):
         part = torch.zeros(())
         for i in range(first, min(first + PART_INPUTS, x.shape[-1])):
             part = fma(weight[..., i, :], x[..., i, None], part)
-        out = part if out is None else out + part
-    assert out is not None
+        parts.append(part)
+    sections = [in_order(parts[first : first + SECTION_PARTS]) for first in range(0, len(parts), SECTION_PARTS)]
+    return in_order(sections)
+
+
+def in_order(x: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of tensors, one after the other from the first."""
+    out = x[0]
+    for each in x[1:]:
+        out = out + each
     return out
 
 
@@ -66,12 +76,23 @@ def fold(lanes: torch.Tensor) -> torch.Tensor:
     return lanes[..., 0]
 
 
-def total(x: torch.Tensor) -> torch.Tensor:
+def by_lanes(x: torch.Tensor) -> torch.Tensor:
     """The sum of the last axis, [..., n] -> [...]: in sixteen lanes, folded."""
     lanes = x.new_zeros(*x.shape[:-1], LANES)
     for v in lanes_of(x).unbind(-2):
         lanes = lanes + v
     return fold(lanes)
+
+
+def in_blocks(x: torch.Tensor, size: int, value: float = 0.0) -> torch.Tensor:
+    """[..., n] -> [..., blocks, size], a value behind the last entry."""
+    blocks: torch.Tensor = F.pad(x, (0, -x.shape[-1] % size), value=value).unflatten(-1, (-1, size))
+    return blocks
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the last axis, [..., n] -> [...]: of each block in sixteen lanes, then of the blocks likewise."""
+    return by_lanes(by_lanes(in_blocks(x, SUM_BLOCK)))
 
 
 def norm(
@@ -81,10 +102,11 @@ def norm(
     n = x.shape[-1]
     if centred:
         x = x - (total(x) / n)[..., None]
-    squares = x.new_zeros(*x.shape[:-1], LANES)
-    for v in lanes_of(x).unbind(-2):
+    blocks = lanes_of(in_blocks(x, SUM_BLOCK))  # [..., blocks, vectors, LANES]
+    squares = x.new_zeros(*blocks.shape[:-2], LANES)
+    for v in blocks.unbind(-2):
         squares = fma(v, v, squares)
-    scale = 1 / root(fold(squares) / n + number(epsilon))
+    scale = 1 / root(by_lanes(fold(squares)) / n + number(epsilon))
     out = x * scale[..., None]
     if weight is None:
         return out
@@ -203,15 +225,13 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 def by_blocks(x: torch.Tensor) -> torch.Tensor:
     """[..., n] -> [..., blocks, LOGIT_BLOCK], -inf behind the last entry."""
-    padded = F.pad(x, (0, -x.shape[-1] % LOGIT_BLOCK), value=-torch.inf)
-    blocks: torch.Tensor = padded.unflatten(-1, (-1, LOGIT_BLOCK))
-    return blocks
+    return in_blocks(x, LOGIT_BLOCK, -torch.inf)
 
 
 def block_totals(blocks: torch.Tensor) -> torch.Tensor:
     """Of each block the sum of e^(x - its largest entry), [..., blocks, LOGIT_BLOCK] -> [..., blocks]."""
     tops = blocks.amax(-1, keepdim=True)
-    return total(exponential(blocks - tops.where(tops > -torch.inf, 0.0)))
+    return by_lanes(exponential(blocks - tops.where(tops > -torch.inf, 0.0)))
 
 
 def log_total(tops: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
@@ -221,7 +241,7 @@ def log_total(tops: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
         tops: [..., blocks], the largest entry of each block.
         totals: likewise, its `block_totals`.
     """
-    found = total(totals * exponential(tops - tops.amax(-1, keepdim=True)))
+    found = by_lanes(totals * exponential(tops - tops.amax(-1, keepdim=True)))
     sound = (found > 0) & (found < torch.inf)
     log = torch.from_numpy(fdlibm.logarithm(found.where(sound, 1.0).double().numpy())).float()
     return log.where(sound, found - found)

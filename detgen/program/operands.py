@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PAGE = 64  # positions of a page of the KV cache, and keys of a block of attention
 PANEL = 32  # columns of a weight that are stored together
 PART_INPUTS = 128  # inputs of a linear layer whose products are added up by themselves
+SECTION_PARTS = 8  # parts of a linear layer that are added up by themselves
+SUM_BLOCK = 128  # entries of a row that are added up by themselves
 GROUP = 32  # inputs that share a scale, of weights in few bits
 LOGIT_BLOCK = 128  # logits of a row that are scored together
 SCORED = 4  # numbers that `Score` gives of a row

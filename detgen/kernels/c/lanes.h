@@ -173,11 +173,39 @@ INLINE void store_some(float *to, vec v, int64_t n) {
 
 /* The sum of the lanes: those eight apart, then four, two and one. */
 INLINE float fold(vec v) {
+#if WIDTH >= 8
+#if WIDTH == 16
+    const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v.r[0]), 1));
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v.r[0]), upper);
+#else
+    const __m256 eight = _mm256_add_ps(v.r[0], v.r[1]);
+#endif
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
     float x[LANES];
     store(x, v);
     for (int step = LANES / 2; step; step /= 2)
         for (int l = 0; l < step; l++) x[l] += x[l + step];
     return x[0];
+#endif
+}
+
+/* A sum over a row: each block of SUM_BLOCK entries in sixteen lanes, folded, then the blocks likewise. */
+typedef struct {
+    vec lanes;          /* of whole sixteens of blocks */
+    float blocks[LANES]; /* those behind them */
+    int count;
+} RowSum;
+
+INLINE RowSum no_sum(void) { return (RowSum){.lanes = all(0.0f)}; }
+INLINE void add_block(RowSum *sum, vec block) {
+    sum->blocks[sum->count++] = fold(block);
+    if (sum->count == LANES) sum->lanes = add(sum->lanes, load(sum->blocks)), sum->count = 0;
+}
+INLINE float sum_of(const RowSum *sum) {
+    return fold(sum->count ? add(sum->lanes, load_some(sum->blocks, sum->count)) : sum->lanes);
 }
 /* The largest lane; lanes that are no numbers are passed over. */
 INLINE float most_of(vec v) {

@@ -1,5 +1,6 @@
 /* Linear layers: y[column] = x[0] * w[0][column] + x[1] * w[1][column] + ..., one fused multiply-add after the other
- * from zero, in parts of 128 inputs whose sums are added in their order, then the bias. Vectors run over the columns,
+ * from zero, in parts of 128 inputs; the sums of eight parts are added in their order, then those of such sections, then
+ * the bias. Vectors run over the columns,
  * tiles over the rows, and neither has a say in the order. */
 
 #ifndef DETGEN_LINEAR
@@ -7,6 +8,7 @@
 
 #include "stored.h"
 
+#define SECTION (SECTION_PARTS * PART_INPUTS)
 #define ROW_BLOCK 96 /* rows that read a panel while it is in the cache */
 
 /* The most rows of a tile, by its registers of columns: as many as the sums have registers. */
@@ -130,6 +132,7 @@ static void piece(
     int64_t sums_row, const char *next) {
     const int64_t bytes = panel_bytes(weight->storage), at = panel * weight->inputs + first;
     const int64_t left = weight->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
+    const int64_t adds = first % SECTION;
     const char *w = (const char *)weight->data + at * bytes;
     const float *s = weight->scales ? weight->scales + at / GROUP * PANEL : 0;
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, calls = rows <= FEW ? 1 : tiles * (WHOLE / NARROW);
@@ -137,29 +140,39 @@ static void piece(
 #define STORED(KIND) \
     case KIND: \
         if (KIND < BYTE || tiles < WIDENED) \
-            part(KIND, w, s, weight->codes, x + first, x_row, rows, inputs, sums, sums_row, first, next, shared); \
+            part(KIND, w, s, weight->codes, x + first, x_row, rows, inputs, sums, sums_row, adds, next, shared); \
         else { \
             float wide[PART_INPUTS * PANEL] __attribute__((aligned(64))); \
             widen(KIND, w, s, weight->codes, inputs, wide, next, lines); \
-            part(FLOAT, (const char *)wide, 0, 0, x + first, x_row, rows, inputs, sums, sums_row, first, 0, 0); \
+            part(FLOAT, (const char *)wide, 0, 0, x + first, x_row, rows, inputs, sums, sums_row, adds, 0, 0); \
         } \
         break;
     switch (weight->storage) { STORAGES(STORED) }
 #undef STORED
 }
 
-/* The sums of some panels for some rows, without the bias: x is [rows, inputs], sums [rows, panels, PANEL]; their rows
- * `x_row` and `sums_row` apart. A part of the rows serves all of the panels while it is in the cache. */
+/* Adds sums to those of the sections before, or takes them from there at the end: a + b has the bits of b + a. */
+static void add_section(float *to, const float *from, int64_t floats, int64_t first) {
+    for (int64_t i = 0; i < floats; i += LANES) store(to + i, first ? load(from + i) : add(load(to + i), load(from + i)));
+}
+
+/* The sums of some panels for some rows, without the bias: x is [rows, inputs], sums [rows, panels, PANEL], and
+ * as many floats behind them; their rows `x_row` and `sums_row` apart. A part of the rows serves all of the panels while
+ * it is in the cache. */
 static void products(
     const Weight *weight, int64_t panel, int64_t panels, const float *x, int64_t x_row, int64_t rows, float *sums,
     int64_t sums_row) {
+    const int64_t floats = rows * sums_row;
     const int64_t bytes = panel_bytes(weight->storage), all = weight->inputs * bytes, ahead = PART_INPUTS * bytes;
-    for (int64_t first = 0; first < weight->inputs; first += PART_INPUTS)
+    for (int64_t first = 0; first < weight->inputs; first += PART_INPUTS) {
+        if (first && first % SECTION == 0) add_section(sums + floats, sums, floats, first == SECTION);
         for (int64_t p = 0; p < panels; p++) {
             const char *w = (const char *)weight->data + (panel + p) * all + first * bytes;
             const char *next = p + 1 < panels ? w + all : w - p * all + (ahead < NEAREST ? NEAREST : ahead);
             piece(weight, panel + p, first, x, x_row, rows, sums + p * PANEL, sums_row, next);
         }
+    }
+    if (weight->inputs > SECTION) add_section(sums, sums + floats, floats, 0);
 }
 
 #endif

@@ -176,7 +176,7 @@ static void expert_task(const ExpertLinear *s, const Run *run, int64_t task, flo
     if (all->scales) weight.scales = all->scales + expert * entries / GROUP;
     const Ending ending = {0, s->activation, s->gated, 0, {.factor = 1.0}};
     const int64_t last = run->lists->firsts[place + 1], at = panel * (s->gated ? PANEL / 2 : PANEL);
-    float *rows = sums + ROW_BLOCK * PANEL;
+    float *rows = sums + 2 * ROW_BLOCK * PANEL;
     for (int64_t first = run->lists->firsts[place], count; first < last; first += count) {
         const int32_t *items = run->lists->items + first;
         count = last - first < ROW_BLOCK ? last - first : ROW_BLOCK;
@@ -301,10 +301,10 @@ static char *memory(int64_t bytes) {
 /* 0, or 1 if there is no memory. */
 int run_pass(const Program *program, const Pass *pass) {
     int threads = pass->threads < 1 ? 1 : pass->threads < MOST_THREADS ? (int)pass->threads : MOST_THREADS;
-    int64_t room = ROW_BLOCK * LOGIT_BLOCK, floats = 0, experts = 0, picks = 0;
+    int64_t room = 2 * ROW_BLOCK * LOGIT_BLOCK, floats = 0, experts = 0, picks = 0;
     for (int64_t i = 0; i < program->count; i++) {
         const Step *s = program->steps + i;
-        int64_t needed = s->kind == EXPERT_LINEAR ? ROW_BLOCK * (PANEL + s->expert_linear.weight.inputs) : 0;
+        int64_t needed = s->kind == EXPERT_LINEAR ? ROW_BLOCK * (2 * PANEL + s->expert_linear.weight.inputs) : 0;
         if (s->kind == SORT) {
             const int64_t taken = s->sort.routes.width / 2;
             experts = s->sort.experts > experts ? s->sort.experts : experts;

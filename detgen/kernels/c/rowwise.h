@@ -30,26 +30,38 @@ static void embed(const void *table, int64_t storage, int64_t id, const Into *in
     }
 }
 
-/* A root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467) or a layer norm (Ba et al., arXiv 1607.06450). Sums
- * are made in sixteen lanes, by position, and folded. */
+#define EACH_BLOCK(first, end, n) \
+    for (int64_t first = 0, end; end = (n) - first < SUM_BLOCK ? (n) : first + SUM_BLOCK, first < (n); first = end)
+
+static float sum(const float *x, int64_t n) {
+    RowSum total = no_sum();
+    EACH_BLOCK(first, end, n) {
+        vec block = all(0.0f);
+        for (int64_t i = first; i < end; i += LANES) block = add(block, load_some(x + i, n - i));
+        add_block(&total, block);
+    }
+    return sum_of(&total);
+}
+
+/* A root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467) or a layer norm (Ba et al., arXiv 1607.06450). */
 static void norm(const Norm *s, const float *x, const float *weight, const float *bias, float *to) {
     const int64_t n = s->size;
-    vec mean = all(0.0f), total = all(0.0f);
-    if (s->centred) {
-        vec sum = all(0.0f);
-        for (int64_t i = 0; i < n; i += LANES) sum = add(sum, load_some(x + i, n - i));
-        mean = all(fold(sum) / (float)n);
-    }
-    for (int64_t i = 0; i < n; i += LANES) {
-        vec v = load_some(x + i, n - i);
-        if (s->centred) {
-            float rest[LANES];
-            store(rest, sub(v, mean));
-            v = load_some(rest, n - i);
+    const vec mean = all(s->centred ? sum(x, n) / (float)n : 0.0f);
+    RowSum squares = no_sum();
+    EACH_BLOCK(first, end, n) {
+        vec block = all(0.0f);
+        for (int64_t i = first; i < end; i += LANES) {
+            vec v = load_some(x + i, n - i);
+            if (s->centred) {
+                float rest[LANES];
+                store(rest, sub(v, mean));
+                v = load_some(rest, n - i);
+            }
+            block = fma3(v, v, block);
         }
-        total = fma3(v, v, total);
+        add_block(&squares, block);
     }
-    vec scale = all(1.0f / sqrtf(fold(total) / (float)n + (float)s->epsilon));
+    const vec scale = all(1.0f / sqrtf(sum_of(&squares) / (float)n + (float)s->epsilon));
     for (int64_t i = 0; i < n; i += LANES) {
         vec v = load_some(x + i, n - i);
         if (s->centred) v = sub(v, mean);
@@ -127,23 +139,14 @@ static void activate(const Activate *s, const float *x, float *to) {
     }
 }
 
-/* e^(x - largest) of n entries, divided by their sum, which is made in sixteen lanes and folded. */
+/* e^(x - largest) of n entries, divided by their sum. */
 static void softmax(const float *x, int64_t n, float *to) {
     float most = -INFINITY;
-    vec total = all(0.0f);
     for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
-    for (int64_t i = 0; i < n; i += LANES) {
+    for (int64_t i = 0; i < n; i += LANES)
         store_some(to + i, exponential(sub(load_some(x + i, n - i), all(most))), n - i);
-        total = add(total, load_some(to + i, n - i));
-    }
-    total = all(fold(total));
+    const vec total = all(sum(to, n));
     for (int64_t i = 0; i < n; i += LANES) store_some(to + i, quotient(load_some(to + i, n - i), total), n - i);
-}
-
-static float sum(const float *x, int64_t n) {
-    vec total = all(0.0f);
-    for (int64_t i = 0; i < n; i += LANES) total = add(total, load_some(x + i, n - i));
-    return fold(total);
 }
 
 /* Copies a row; `factor` is null, or a number by whose sigmoid it is multiplied. */
