@@ -217,6 +217,11 @@ def root(x: torch.Tensor) -> torch.Tensor:
     return x.double().sqrt().float()
 
 
+def capped(x: torch.Tensor, softcap: float) -> torch.Tensor:
+    """softcap * tanh(x / softcap); a softcap of 0 is none."""
+    return tangent(x / number(softcap)) * number(softcap) if softcap else x
+
+
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Probabilities, [..., n] -> [..., n]."""
     powers = exponential(x - x.amax(-1, keepdim=True))

@@ -15,10 +15,9 @@ from torch import Tensor
 from detgen.program import steps
 from detgen.program.arithmetic import (
     FUNCTIONS,
-    LANES,
     block_totals,
     by_blocks,
-    exponential,
+    capped,
     fma,
     linear,
     log_total,
@@ -26,12 +25,12 @@ from detgen.program.arithmetic import (
     number,
     sigmoid,
     softmax,
-    tangent,
     total,
 )
+from detgen.program.attention import Attended, of_block
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.finite import bounded
-from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, Buffer, Into, Step, Weight
+from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, SECTION_BLOCKS, Buffer, Into, Step, Weight
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 from detgen.program.storage import FORMATS, numbers
@@ -134,10 +133,6 @@ def widened(weight: Weight) -> Tensor:
     return w.transpose(-3, -2).flatten(-2)
 
 
-def _capped(x: Tensor, softcap: float) -> Tensor:
-    return tangent(x / number(softcap)) * number(softcap) if softcap else x
-
-
 def _results(step: steps.Linear | ExpertLinear, sums: Tensor) -> Tensor:
     """[..., columns] -> [..., outputs]; of a gated layer, the first half of each panel are gates of the other half."""
     bias, function = step.weight.bias, FUNCTIONS[step.activation]
@@ -155,7 +150,7 @@ def _results(step: steps.Linear | ExpertLinear, sums: Tensor) -> Tensor:
 def _linear(step: steps.Linear, at: Pass) -> None:
     out = _results(step, linear(at[step.x], widened(step.weight)))
     if step.softcap:
-        at[step.to.buffer].copy_(_capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap))
+        at[step.to.buffer].copy_(capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap))
     else:
         at.put(step.to, out)
 
@@ -169,7 +164,7 @@ def _scored_linear(step: steps.ScoredLinear, at: Pass) -> None:
     logits = logits[:, : weight.outputs]
     if step.factor != 1:
         logits = logits * number(step.factor)
-    blocks = by_blocks(_capped(logits, step.softcap))
+    blocks = by_blocks(capped(logits, step.softcap))
     tops, nexts = blocks.topk(2).values.unbind(-1)
     places = (blocks == tops[..., None]).int().argmax(-1).int().view(torch.float32)
     at[step.to].copy_(torch.cat([tops, nexts, block_totals(blocks), places], 1))
@@ -218,20 +213,18 @@ def _attend(step: steps.Attend, at: Pass) -> None:
         low = (positions - step.window + 1).clamp(min=0) if step.window else torch.zeros_like(positions)
         if step.chunk:
             low = low.maximum(positions // step.chunk * step.chunk)
-        j = torch.arange(int(low.min()) // LANES * LANES, start + tokens)
-        seen = ((low <= j) & (j <= positions))[:, None, None]  # [tokens, 1, 1, keys]
-        page, place = rows.tables[slot, j // PAGE], j % PAGE
-        keys, values = cache.keys[page, :, :, place], cache.kept[page * PAGE + place]  # [keys, KV heads, entries]
         some = slice(row, row + tokens)
-        scores = torch.zeros(tokens, *heads, len(j))
-        for d in range(cache.size):
-            scores = fma(keys[:, :, d].t()[:, None], queries[some, ..., d, None], scores)
-        scores = _capped(scores * number(step.scale), step.softcap).where(seen, -torch.inf)
-        weights = exponential(scores - scores.amax(-1, keepdim=True))
-        out = torch.zeros(tokens, *heads, cache.values)
-        for k in range(len(j)):
-            out = fma(values[k, :, None], weights[..., k, None], out).where(seen[..., k, None], out)
-        to[some] = out / total(weights)[..., None] + 0.0  # no -0
+        whole = part = Attended.nothing(tokens, *heads, cache.values)
+        for block in range(int(low.min()) // PAGE, (start + tokens - 1) // PAGE + 1):
+            if block % SECTION_BLOCKS == 0:
+                whole, part = whole.joined(part), Attended.nothing(tokens, *heads, cache.values)
+            seen = torch.arange(block * PAGE, block * PAGE + PAGE)
+            seen = ((low <= seen) & (seen <= positions))[:, None, None]  # [tokens, 1, 1, keys]
+            page = int(rows.tables[slot, block])
+            values = cache.kept[page * PAGE : page * PAGE + PAGE]  # [keys, KV heads, entries]
+            part = part.joined(of_block(step, cache.keys[page], values, queries[some], seen))
+        whole = whole.joined(part)
+        to[some] = whole.results / whole.total[..., None] + 0.0  # no -0
 
 
 # Mixtures of experts

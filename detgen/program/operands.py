@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAGE = 64  # positions of a page of the KV cache, and keys of a block of attention
+SECTION_BLOCKS = 16  # blocks of attention that are put together by themselves
 PANEL = 32  # columns of a weight that are stored together
 PART_INPUTS = 128  # inputs of a linear layer whose products are added up by themselves
 SECTION_PARTS = 8  # parts of a linear layer that are added up by themselves

@@ -19,7 +19,10 @@ from detgen.program import operands, steps
 from detgen.program.program import Program as Declared
 from detgen.program.storage import FORMATS, Storage
 
-CONSTANTS = ("PAGE", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "LOGIT_BLOCK", "SCORED", "MOST_PICKS")
+CONSTANTS = (
+    *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP"),
+    *("LOGIT_BLOCK", "SCORED", "MOST_PICKS"),
+)
 CANDIDATES = 64  # entries of a sampled row that there is room for
 
 

@@ -1,0 +1,64 @@
+"""Attention in plain PyTorch: what is known of rows after some of their keys, and how it is put together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from detgen.program.arithmetic import by_lanes, capped, exponential, fma, number
+from detgen.program.operands import PAGE
+from detgen.program.steps import Attend
+
+
+class Attended(NamedTuple):
+    """What is known of rows after some of their keys.
+
+    Attributes:
+        most: [rows, heads], the largest score.
+        total: [rows, heads], of the weights.
+        results: [rows, heads, values], the weighted values, not yet divided.
+    """
+
+    most: Tensor
+    total: Tensor
+    results: Tensor
+
+    @classmethod
+    def nothing(cls, *shape: int) -> Attended:
+        """What is known of no keys; the shape is that of the results."""
+        return cls(torch.full(shape[:-1], -torch.inf), torch.zeros(shape[:-1]), torch.zeros(shape))
+
+    def joined(self, behind: Attended) -> Attended:
+        """With what is known of keys behind these."""
+        most = torch.where(behind.most > self.most, behind.most, self.most)
+        a, b = (exponential(each.most - _finite(most)) for each in (self, behind))
+        total = fma(behind.total, b, self.total * a)
+        return Attended(most, total, fma(behind.results, b[..., None], self.results * a[..., None]))
+
+
+def _finite(most: Tensor) -> Tensor:
+    return most.where(most > -torch.inf, 0.0)
+
+
+def of_block(step: Attend, keys: Tensor, values: Tensor, queries: Tensor, seen: Tensor) -> Attended:
+    """What is known of queries after one block of keys.
+
+    Args:
+        step: whose scale, softcap and sizes count.
+        keys: [KV heads, entries, PAGE].
+        values: [PAGE, KV heads, entries].
+        queries: [rows, KV heads, group, entries].
+        seen: bool [rows, 1, 1, PAGE], which keys a row sees.
+    """
+    scores = torch.zeros(*queries.shape[:-1], PAGE)
+    for d in range(step.cache.size):
+        scores = fma(keys[:, None, d], queries[..., d, None], scores)
+    scores = capped(scores * number(step.scale), step.softcap).where(seen, -torch.inf)
+    most = scores.where(scores == scores, -torch.inf).amax(-1)
+    weights = exponential(scores - _finite(most)[..., None])
+    results = torch.zeros(*queries.shape[:-1], step.cache.values)
+    for k in range(PAGE):
+        results = fma(values[k, :, None], weights[..., k, None], results).where(seen[..., k, None], results)
+    return Attended(most, by_lanes(weights), results)
