@@ -27,6 +27,7 @@ typedef struct {
     atomic_int next; /* task */
     Tally done;
     int total; /* tasks of experts: set by the step that sorts the rows, as a thread may come late */
+    AttendTasks attend; /* of that step */
 } Progress;
 
 typedef struct {
@@ -37,6 +38,8 @@ typedef struct {
     float *scratch;
     int64_t room; /* floats of a thread's scratch */
     Lists *lists;
+    float *parts; /* of attention: see AttendMemory, like what follows */
+    atomic_int *joined;
 } Run;
 
 static int64_t row_floats(int64_t width) { return (width + ALIGNED - 1) / ALIGNED * ALIGNED + ALIGNED; }
@@ -76,7 +79,7 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     const int64_t rows = rows_of(s, pass);
     if (s->kind == EXPERT_LINEAR) return run->progress[s - run->program->steps].total;
     if (s->kind == SORT) return 1;
-    if (s->kind == ATTEND) return pass->pieces * s->attend.cache.kv_heads;
+    if (s->kind == ATTEND) return run->progress[s - run->program->steps].attend.total;
     if (s->kind == LINEAR) return blocks_of_rows(rows) * shares_of(&s->linear, run, rows);
     if (s->kind == SCORED_LINEAR) return blocks_of_rows(rows) * blocks_of(&s->scored_linear);
     const int64_t each = rows_a_task(rows, pass->threads);
@@ -258,8 +261,9 @@ static void task_of(const Step *s, const Run *run, int64_t task, float *scratch)
     case SORT: sort_task(s, run); break;
     case ATTEND: {
         const Attend *a = &s->attend;
-        attend(a, pass, pass->piece + task / a->cache.kv_heads, task % a->cache.kv_heads, row_at(run, a->qkv, 0), stride_of(run, a->qkv),
-               row_at(run, a->to, 0), stride_of(run, a->to), scratch);
+        const AttendMemory at = {row_at(run, a->qkv, 0), row_at(run, a->to, 0), scratch, run->parts, run->joined,
+                                 stride_of(run, a->qkv), stride_of(run, a->to)};
+        attend_task(a, pass, run->progress[s - run->program->steps].attend, task, at);
         break;
     }
     default: {
@@ -298,41 +302,77 @@ static char *memory(int64_t bytes) {
     return kept;
 }
 
-/* 0, or 1 if there is no memory. */
-int run_pass(const Program *program, const Pass *pass) {
-    int threads = pass->threads < 1 ? 1 : pass->threads < MOST_THREADS ? (int)pass->threads : MOST_THREADS;
-    int64_t room = 2 * ROW_BLOCK * LOGIT_BLOCK, floats = 0, experts = 0, picks = 0;
+/* What a pass needs: floats of a thread's scratch, of buffers, and of parts of attention; the most experts of a step and
+ * picks of a row; numbers of tables of attention, and counts of its parts. */
+typedef struct {
+    int64_t room, floats, parts, experts, picks, tables, counts;
+} Sizes;
+
+static Sizes sizes_of(const Program *program, const Pass *pass) {
+    Sizes size = {.room = 2 * ROW_BLOCK * LOGIT_BLOCK};
+    const Attend *before = 0;
+#define AT_LEAST(FIELD, N) size.FIELD = (N) > size.FIELD ? (N) : size.FIELD
     for (int64_t i = 0; i < program->count; i++) {
         const Step *s = program->steps + i;
-        int64_t needed = s->kind == EXPERT_LINEAR ? ROW_BLOCK * (2 * PANEL + s->expert_linear.weight.inputs) : 0;
-        if (s->kind == SORT) {
-            const int64_t taken = s->sort.routes.width / 2;
-            experts = s->sort.experts > experts ? s->sort.experts : experts;
-            picks = taken > picks ? taken : picks;
-        }
-        for (int64_t j = 0; s->kind == ATTEND && j < pass->pieces; j++) {
-            int64_t wanted = attend_room(&s->attend, pass->piece + j);
-            needed = wanted > needed ? wanted : needed;
-        }
-        room = needed > room ? needed : room;
+        if (s->kind == EXPERT_LINEAR) AT_LEAST(room, ROW_BLOCK * (2 * PANEL + s->expert_linear.weight.inputs));
+        if (s->kind == SORT) AT_LEAST(experts, s->sort.experts);
+        if (s->kind == SORT) AT_LEAST(picks, s->sort.routes.width / 2);
+        if (s->kind != ATTEND) continue;
+        AT_LEAST(room, attend_room(&s->attend));
+        if (before && alike(before, &s->attend)) continue;
+        before = &s->attend;
+        size.tables += pass->pieces;
+        const AttendTasks made = attend_tasks(before, pass, 0);
+        if (!made.by_sections) continue;
+        AT_LEAST(parts, made.total * attended_floats(before, made.rows));
+        AT_LEAST(counts, made.total);
     }
-    room = row_floats(room);
+#undef AT_LEAST
     for (int64_t i = 0; i < program->buffers; i++)
-        if (!pass->given[i]) floats += pass->rows * row_floats(program->widths[i]);
+        if (!pass->given[i]) size.floats += pass->rows * row_floats(program->widths[i]);
+    size.room = row_floats(size.room), size.parts = row_floats(size.parts);
+    return size;
+}
+
+/* Says how the tasks of each step of attention are made, in tables from `at` on. */
+static void plan_attention(const Run *run, int64_t *at) {
+    const Attend *before = 0;
+    AttendTasks made = {0};
+    for (int64_t i = 0; i < run->program->count; i++) {
+        const Step *s = run->program->steps + i;
+        if (s->kind != ATTEND) continue;
+        if (!before || !alike(before, &s->attend)) {
+            made = attend_tasks(before = &s->attend, run->pass, at);
+            at += run->pass->pieces;
+        }
+        run->progress[i].attend = made;
+    }
+}
+
+/* 0, or 1 if there is no memory. */
+int run_pass(const Program *program, const Pass *pass) {
+    const int threads = pass->threads < 1 ? 1 : pass->threads < MOST_THREADS ? (int)pass->threads : MOST_THREADS;
+    const Sizes size = sizes_of(program, pass);
     const int64_t pointers = sizeof(float *) * program->buffers, marks = sizeof(Progress) * program->count;
-    const int64_t listed = sizeof(int32_t) * (2 * experts + 1 + pass->rows * picks);
-    char *all = memory(sizeof(float) * (floats + threads * room) + pointers + marks + listed + 64);
-    if (!all) return 1;
+    const int64_t tables = sizeof(int64_t) * size.tables, counts = sizeof(atomic_int) * size.counts;
+    const int64_t listed = sizeof(int32_t) * (2 * size.experts + 1 + pass->rows * size.picks);
+    const int64_t floats = sizeof(float) * (size.floats + threads * size.room + size.parts);
+    float *at = (float *)memory(floats + pointers + marks + tables + counts + listed);
+    if (!at) return 1;
     Lists lists = {0};
-    Run run = {program, pass, 0, 0, 0, room, &lists};
-    float *at = (float *)all;
-    run.scratch = at + floats;
-    run.buffers = (float **)(run.scratch + threads * room);
+    Run run = {.program = program, .pass = pass, .room = size.room, .lists = &lists};
+    run.scratch = at + size.floats;
+    run.parts = run.scratch + threads * size.room;
+    run.buffers = (float **)(run.parts + size.parts);
     run.progress = (Progress *)((char *)run.buffers + pointers);
+    int64_t *of_attention = (int64_t *)((char *)run.progress + marks);
+    run.joined = (atomic_int *)(of_attention + size.tables);
     memset((void *)run.progress, 0, marks);
-    lists.experts = (int32_t *)((char *)run.progress + marks);
-    lists.firsts = lists.experts + experts;
-    lists.items = lists.firsts + experts + 1;
+    memset((void *)run.joined, 0, counts);
+    plan_attention(&run, of_attention);
+    lists.experts = (int32_t *)((char *)run.joined + counts);
+    lists.firsts = lists.experts + size.experts;
+    lists.items = lists.firsts + size.experts + 1;
     for (int64_t i = 0; i < program->buffers; i++) {
         run.buffers[i] = pass->given[i];
         if (run.buffers[i]) continue;
