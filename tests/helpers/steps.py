@@ -88,6 +88,7 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
 ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45, -1e-38, 3e38, -3e38, 88.5, -87.5, 1.0])
 COUNTS = st.integers(1, 9)
 WIDTHS = st.integers(1, 40) | st.sampled_from([64, 70])
+LONG = st.integers(1, 40) | st.sampled_from([64, 127, 130, 2049, 2200])  # of rows that are added up, in blocks or lanes
 
 
 class Making:
@@ -168,7 +169,10 @@ def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, expe
 
 
 OF_LAYERS = st.sampled_from([a for a in Activation if a <= Activation.RELU])
-INPUTS = st.integers(1, 40) | st.sampled_from([127, 128, 129, 390]) | st.sampled_from([32, 64, 160, 256, 384])
+INPUTS = st.one_of(
+    *(st.integers(1, 40), st.sampled_from([127, 128, 129, 390]), st.sampled_from([32, 64, 160, 256, 384])),
+    st.sampled_from([1023, 1025, 1152, 2080]),  # several sections
+)
 
 
 @st.composite
@@ -195,7 +199,7 @@ def _placed(draw: st.DrawFn) -> Case:
 
 @st.composite
 def _normed(draw: st.DrawFn) -> Case:
-    made, size, vectors, own = Making(draw), draw(WIDTHS), draw(st.integers(1, 3)), draw(st.booleans())
+    made, size, vectors, own = Making(draw), draw(LONG), draw(st.integers(1, 3)), draw(st.booleans())
     weighted = own or draw(st.booleans())
     shape = (vectors, size) if own else (size,)
     fields = {
@@ -247,9 +251,11 @@ def scored(draw: st.DrawFn, special: float = -torch.inf) -> Case:
 
 def _slots(made: Making, group: int) -> dict[str, torch.Tensor]:
     """Windows of several slots, whose pages are anywhere; the rows are as many as these have."""
-    spans = made.draw(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 9)), min_size=1, max_size=3))
+    starts = st.integers(0, 150) | st.sampled_from([1015, 1020, 1100, 2045])  # sections of attention have 1,024 keys
+    spans = made.draw(st.lists(st.tuples(starts, st.integers(1, 9)), min_size=1, max_size=3))
     slots, lengths, starts = np.arange(len(spans)), np.array([n for _, n in spans]), np.array([s for s, _ in spans])
-    tables = torch.randperm(len(spans) * 3, generator=torch.Generator().manual_seed(1)).view(-1, 3)
+    pages = max(start + n for start, n in spans) // PAGE + 1
+    tables = torch.randperm(len(spans) * pages, generator=torch.Generator().manual_seed(1)).view(-1, pages)
     positions = torch.tensor([p for start, n in spans for p in range(start, start + n)])
     places = tables[torch.from_numpy(np.repeat(slots, lengths)), positions // PAGE] * PAGE + positions % PAGE
     made.count, pieces = len(positions), lay_out(slots, starts, lengths, group)
@@ -273,7 +279,7 @@ def _rotated(draw: st.DrawFn) -> Case:
     made.wanted = False
     rows, turned = _slots(made, group), draw(st.sampled_from([0, 4, 6, 8]))
     cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].numel())
-    angles = {name: made.numbers(200, turned // 2) for name in ("cosines", "sines")} if turned else {}
+    angles = {name: made.numbers(2100, turned // 2) for name in ("cosines", "sines")} if turned else {}
     flags = {name: draw(st.booleans()) for name in ("interleaved", "last")}
     made.add(steps.Rotate, qkv=_qkv(made, cache), cache=cache, turned=turned, **angles, **flags)
     return made.case(**rows)
@@ -291,19 +297,21 @@ def _attended(draw: st.DrawFn) -> Case:
         cache=cache,
         to=Buffer("to", cache.heads * cache.values),
         scale=0.2,
-        window=draw(st.sampled_from([0, 1, 30, 100])),
-        chunk=draw(st.sampled_from([0, 1, 24, 100])),
+        window=draw(st.sampled_from([0, 1, 30, 100, 1030])),
+        chunk=draw(st.sampled_from([0, 1, 24, 100, 1000])),
         softcap=draw(st.sampled_from([0.0, 20.0])),
     )
     return made.case(**rows)
 
 
-def _rowwise(kind: type[Step], *, into: bool = True, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Case]:
+def _rowwise(
+    kind: type[Step], widths: st.SearchStrategy[int] = WIDTHS, *, into: bool = True, **fields: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Case]:
     """Steps that make a row from the same row, as wide as it."""
 
     @st.composite
     def make(draw: st.DrawFn) -> Case:
-        made, width = Making(draw), draw(WIDTHS)
+        made, width = Making(draw), draw(widths)
         to = made.into(width) if into else Buffer("to", width)
         made.add(kind, x=made.read("x", width), to=to, **{name: draw(each) for name, each in fields.items()})
         return made.case()
@@ -329,7 +337,7 @@ def _gated(draw: st.DrawFn) -> Case:
 @st.composite
 def _summed(draw: st.DrawFn) -> Case:
     made = Making(draw)
-    made.add(steps.Sum, x=made.read("x", draw(WIDTHS)), to=Buffer("to", 1))
+    made.add(steps.Sum, x=made.read("x", draw(LONG)), to=Buffer("to", 1))
     return made.case()
 
 
@@ -392,6 +400,6 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     ExpertLinear: (_experts(), 40),
     Combine: (_experts(), 20),
     steps.Activate: (_rowwise(steps.Activate, function=st.sampled_from(Activation)), 120),
-    steps.Softmax: (_rowwise(steps.Softmax, into=False), 40),
+    steps.Softmax: (_rowwise(steps.Softmax, LONG, into=False), 40),
     steps.Sum: (_summed(), 30),
 }

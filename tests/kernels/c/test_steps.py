@@ -31,7 +31,7 @@ def test_it_gives_the_bits_of_the_interpreter(kind: type[Step]) -> None:
     cases, count = CASES[kind]
 
     @examples(count)
-    @given(case=cases, threads=st.integers(1, 3))
+    @given(case=cases, threads=st.integers(1, 4))
     def agree(case: Case, threads: int) -> None:
         wanted = case.after(Interpreter(case.program).run)
         for name, library in LIBRARIES.items():
