@@ -207,12 +207,21 @@ INLINE void add_block(RowSum *sum, vec block) {
 INLINE float sum_of(const RowSum *sum) {
     return fold(sum->count ? add(sum->lanes, load_some(sum->blocks, sum->count)) : sum->lanes);
 }
-/* The largest lane; lanes that are no numbers are passed over. */
+/* The largest lane of numbers. */
 INLINE float most_of(vec v) {
+#if WIDTH == 16
+    return _mm512_reduce_max_ps(v.r[0]);
+#elif WIDTH == 8
+    const __m256 eight = _mm256_max_ps(v.r[0], v.r[1]);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+#else
     float x[LANES], most = -INFINITY;
     store(x, v);
     for (int l = 0; l < LANES; l++) most = x[l] > most ? x[l] : most;
     return most;
+#endif
 }
 
 /* e^x for x <= 88, to about one unit in the last place; 0 below -87. Cody and Waite's reduction by ln 2 in two parts, and the
