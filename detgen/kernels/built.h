@@ -10,3 +10,12 @@ int vector_bits(void) {
     return 128;
 #endif
 }
+
+/* Whether this processor has what the library was built for and vector_bits does not say. */
+int runs_here(void) {
+#ifdef __AVX512VNNI__
+    return __builtin_cpu_supports("avx512vnni") != 0;
+#else
+    return 1;
+#endif
+}

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from detgen.program import fdlibm
-from detgen.program.operands import LOGIT_BLOCK, PART_INPUTS, SECTION_PARTS, SUM_BLOCK, Activation
+from detgen.program.operands import GROUP, LEAST, LOGIT_BLOCK, PART_INPUTS, SECTION_PARTS, SUM_BLOCK, Activation
 
 LANES = 16
+_SECTION = SECTION_PARTS * PART_INPUTS
 
 
 def number(x: float) -> torch.Tensor:
@@ -50,6 +51,30 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             part = fma(weight[..., i, :], x[..., i, None], part)
         parts.append(part)
     sections = [in_order(parts[first : first + SECTION_PARTS]) for first in range(0, len(parts), SECTION_PARTS)]
+    return in_order(sections)
+
+
+def whole_inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., inputs] -> whole numbers from -127 to 127, [..., groups, GROUP], and their scales, [..., groups]."""
+    groups: torch.Tensor = x.unflatten(-1, (-1, GROUP))
+    most = groups.abs().amax(-1)  # NaN if one is none
+    small = most < LEAST
+    whole = (groups * (number(127) / most)[..., None]).round()
+    whole = whole.where((most < torch.inf)[..., None] & ~small[..., None], 0.0)
+    return whole, (most / 127).where(most < torch.inf, torch.nan).where(~small, 0.0)
+
+
+def whole_linear(x: torch.Tensor, whole: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """[..., inputs], whole numbers [..., inputs, outputs], scales [..., groups, outputs] -> [..., outputs]: exact sums
+    of groups, in sections."""
+    numbers, own = whole_inputs(x)
+    sums = (numbers.double()[..., None] * whole.double().unflatten(-2, (-1, GROUP))).sum(-2).float()
+    sections = []
+    for first in range(0, sums.shape[-2], _SECTION // GROUP):
+        section = torch.zeros(())
+        for g in range(first, min(first + _SECTION // GROUP, sums.shape[-2])):
+            section = fma(sums[..., g, :], own[..., g, None] * scales[..., g, :], section)
+        sections.append(section)
     return in_order(sections)
 
 

@@ -26,6 +26,7 @@ from detgen.program.arithmetic import (
     sigmoid,
     softmax,
     total,
+    whole_linear,
 )
 from detgen.program.attention import Attended, of_block
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
@@ -125,30 +126,39 @@ def _embed_positions(step: steps.EmbedPositions, at: Pass) -> None:
 # Linear layers
 
 
-def widened(weight: Weight) -> Tensor:
-    """[..., panels, inputs, PANEL] in any storage -> float32 [..., inputs, columns]."""
-    w = numbers(FORMATS[weight.storage].unpack(weight.data), weight.codes)
-    if weight.scales is not None:
-        w = w * weight.scales.repeat_interleave(GROUP, -2)
-    return w.transpose(-3, -2).flatten(-2)
+def sums(x: Tensor, weight: Weight, experts: Tensor | None = None) -> Tensor:
+    """[..., inputs] -> [..., columns], without the bias; of experts by their numbers, [...]."""
+    chosen = slice(None) if experts is None else experts
+    data = _columns(FORMATS[weight.storage].unpack(weight.data))[chosen]
+    if weight.scales is None:
+        return linear(x, data.float())
+    scales = _columns(weight.scales)[chosen]
+    if weight.storage.whole:
+        return whole_linear(x, data, scales)
+    return linear(x, numbers(data, weight.codes) * scales.repeat_interleave(GROUP, -2))
 
 
-def _results(step: steps.Linear | ExpertLinear, sums: Tensor) -> Tensor:
+def _columns(x: Tensor) -> Tensor:
+    """[..., panels, n, PANEL] -> [..., n, columns]."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+def _results(step: steps.Linear | ExpertLinear, x: Tensor) -> Tensor:
     """[..., columns] -> [..., outputs]; of a gated layer, the first half of each panel are gates of the other half."""
     bias, function = step.weight.bias, FUNCTIONS[step.activation]
     if bias is not None:
-        sums = sums + bias
+        x = x + bias
     if step.gated:
-        gates, opened = sums.unflatten(-1, (-1, 2, PANEL // 2)).unbind(-2)
+        gates, opened = x.unflatten(-1, (-1, 2, PANEL // 2)).unbind(-2)
         out: Tensor = (function(gates) * opened).flatten(-2)
     else:
-        out = function(sums)
+        out = function(x)
     return out[..., : step.weight.outputs]
 
 
 @compute.register
 def _linear(step: steps.Linear, at: Pass) -> None:
-    out = _results(step, linear(at[step.x], widened(step.weight)))
+    out = _results(step, sums(at[step.x], step.weight))
     if step.softcap:
         at[step.to.buffer].copy_(capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap))
     else:
@@ -158,7 +168,7 @@ def _linear(step: steps.Linear, at: Pass) -> None:
 @compute.register
 def _scored_linear(step: steps.ScoredLinear, at: Pass) -> None:
     weight = step.weight
-    logits = linear(at[step.x], widened(weight))
+    logits = sums(at[step.x], weight)
     if weight.bias is not None:
         logits = logits + weight.bias
     logits = logits[:, : weight.outputs]
@@ -254,7 +264,7 @@ def _sort(_step: Sort, _at: Pass) -> None:
 def _expert_linear(step: ExpertLinear, at: Pass) -> None:
     experts = at[step.routes][:, ::2].long()  # [rows, routes]
     x = at[step.x].unflatten(1, (-1, step.weight.inputs))  # [rows, 1 or routes, inputs]
-    at[step.to].copy_(_results(step, linear(x, widened(step.weight)[experts])).flatten(1))
+    at[step.to].copy_(_results(step, sums(x, step.weight, experts)).flatten(1))
 
 
 @compute.register

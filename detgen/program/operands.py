@@ -24,6 +24,7 @@ PART_INPUTS = 128  # inputs of a linear layer whose products are added up by the
 SECTION_PARTS = 8  # parts of a linear layer that are added up by themselves
 SUM_BLOCK = 128  # entries of a row that are added up by themselves
 GROUP = 32  # inputs that share a scale, of weights in few bits
+LEAST = 2.0**-100  # a group of inputs whose largest magnitude is below this counts as zeros, of whole numbers
 LOGIT_BLOCK = 128  # logits of a row that are scored together
 SCORED = 4  # numbers that `Score` gives of a row
 MOST_PICKS = 64  # experts of a row
@@ -74,8 +75,8 @@ class Weight:
     """The weight of a linear layer, cut into panels of PANEL columns, zeros behind the last one.
 
     Attributes:
-        data: [panels, inputs, PANEL], as `FORMATS` stores them; of 4 bits, [panels, inputs, PANEL / 2]. Of experts, one
-            behind the other.
+        data: [panels, inputs, PANEL], as `FORMATS` stores them; of 4 bits, [panels, inputs, PANEL / 2]. Where inputs
+            stand together, [panels, inputs / together, together * as many]. Of experts, one behind the other.
         scales: [panels, inputs / GROUP, PANEL], of weights in few bits.
         codes: [16], of CODE.
         bias: [columns]; None for none.
@@ -100,8 +101,8 @@ class Weight:
         if self.columns != panels * PANEL:
             yield f"{self.outputs} outputs, gated: {gated}, take {panels * PANEL} columns, not {self.columns}"
         made = FORMATS[self.storage]
-        width = PANEL * made.bits // (8 * self.data.element_size())
-        yield from _stored(self.data, self.storage, (*experts, panels, self.inputs, width))
+        width = made.together * PANEL * made.bits // (8 * self.data.element_size())
+        yield from _stored(self.data, self.storage, (*experts, panels, self.inputs // made.together, width))
         few, coded = self.storage >= Storage.BYTE, made.coded
         if few != (self.scales is not None):
             yield f"weights in {self.storage.name} have {'scales' if few else 'no scales'}"

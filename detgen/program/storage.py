@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class Storage(IntEnum):
-    """Number formats of weights, which are widened to float32 when they are read.
+    """Number formats of weights.
 
-    Those from BYTE on are whole numbers in few bits, times the scale of their group, rounded to float32: of BYTE from
-    -128 to 127, of NIBBLE from -8 to 7. Of CODE, they are those of NIBBLE, and stand for sixteen codes.
+    Those from BYTE on have whole numbers in few bits and a scale for each group of them: of BYTE from -128 to 127, of
+    NIBBLE from -8 to 7. Of CODE, they are those of NIBBLE, and stand for sixteen codes. BYTE and NIBBLE are multiplied
+    by whole numbers; the others are widened to float32 when they are read.
     """
 
     FLOAT = 0
@@ -27,6 +28,11 @@ class Storage(IntEnum):
     BYTE = 3
     NIBBLE = 4
     CODE = 5
+
+    @property
+    def whole(self) -> bool:
+        """Whether inputs become whole numbers, too."""
+        return self in (Storage.BYTE, Storage.NIBBLE)
 
 
 def _as_it_is(numbers: Tensor) -> Tensor:
@@ -40,13 +46,15 @@ class Format(NamedTuple):
         dtype: of what is stored, as torch calls it.
         bits: that a weight takes.
         coded: whether whole numbers stand for codes.
-        pack: makes whole numbers, int8 [..., PANEL], what is stored of them, [..., fewer].
+        together: inputs whose weights of a column stand together.
+        pack: makes whole numbers, int8 [..., inputs, PANEL], what is stored of them, [..., inputs / together, others].
         unpack: makes them of that again.
     """
 
     dtype: str
     bits: int
     coded: bool = False
+    together: int = 1
     pack: Callable[[Tensor], Tensor] = _as_it_is
     unpack: Callable[[Tensor], Tensor] = _as_it_is
 
@@ -65,12 +73,43 @@ def _of_halves(data: Tensor) -> Tensor:
     return torch.cat([data & 15, data >> 4], -1).to(torch.int8) - 8
 
 
+_TOGETHER = 4  # inputs that processors multiply at once
+
+
+def _in_fours(whole: Tensor) -> Tensor:
+    """[..., inputs, PANEL] -> [..., inputs / 4, 4 * PANEL]: four inputs of a column, then the next column."""
+    return whole.unflatten(-2, (-1, _TOGETHER)).transpose(-1, -2).flatten(-2)
+
+
+def _of_fours(data: Tensor) -> Tensor:
+    return data.unflatten(-1, (-1, _TOGETHER)).transpose(-1, -2).flatten(-3, -2)
+
+
+def _bytes_in_fours(whole: Tensor) -> Tensor:
+    """From -128 to 127, plus 128."""
+    import torch
+
+    return _in_fours(whole).view(torch.uint8) ^ 128
+
+
+def _bytes_of_fours(data: Tensor) -> Tensor:
+    import torch
+
+    return _of_fours((data ^ 128).view(torch.int8))
+
+
 FORMATS = {
     Storage.FLOAT: Format("float32", 32),
     Storage.BFLOAT: Format("bfloat16", 16),
     Storage.HALF: Format("float16", 16),
-    Storage.BYTE: Format("int8", 8),
-    Storage.NIBBLE: Format("uint8", 4, pack=_in_halves, unpack=_of_halves),
+    Storage.BYTE: Format("uint8", 8, together=_TOGETHER, pack=_bytes_in_fours, unpack=_bytes_of_fours),
+    Storage.NIBBLE: Format(
+        "uint8",
+        4,
+        together=_TOGETHER,
+        pack=lambda whole: _in_halves(_in_fours(whole)),
+        unpack=lambda data: _of_fours(_of_halves(data)),
+    ),
     Storage.CODE: Format("uint8", 4, coded=True, pack=_in_halves, unpack=_of_halves),
 }
 

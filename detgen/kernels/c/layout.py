@@ -20,7 +20,7 @@ from detgen.program.program import Program as Declared
 from detgen.program.storage import FORMATS, Storage
 
 CONSTANTS = (
-    *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP"),
+    *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "LEAST"),
     *("LOGIT_BLOCK", "SCORED", "MOST_PICKS"),
 )
 CANDIDATES = 64  # entries of a sampled row that there is room for
@@ -231,7 +231,6 @@ def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
     lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
     lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation)] + [_enum(kinds)]
-    lines += [f"#define STORAGES(X) {' '.join(f'X({storage.name})' for storage in Storage)}"]
     lines += [f"#define STORED_BITS {{{', '.join(str(FORMATS[storage].bits) for storage in Storage)}}}"]
     for made in _STRUCTURES:
         lines += ["", *_struct(made)]

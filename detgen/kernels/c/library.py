@@ -22,7 +22,7 @@ from detgen.program.operands import SCORED, Buffer
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 
-BUILDS = ("avx512", "avx2", "plain")  # the fastest first
+BUILDS = ("vnni", "avx512", "avx2", "plain")  # the fastest first
 CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
 
 
@@ -40,11 +40,11 @@ def build(name: str) -> ctypes.CDLL | None:
             continue
         try:
             found = ctypes.CDLL(str(path))
-            digest, bits = found.layout(), found.vector_bits()
+            digest, bits, runs = found.layout(), found.vector_bits(), found.runs_here()
         except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
             continue
         capable = bits not in _CAPABLE or torch.backends.cpu.get_cpu_capability() in _CAPABLE[bits]
-        if digest == layout.DIGEST and capable:
+        if digest == layout.DIGEST and capable and runs:
             found.run_pass.argtypes = [ctypes.POINTER(layout.Program), ctypes.POINTER(Pass)]
             found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
             found.best.argtypes = [ctypes.POINTER(layout.Best)]

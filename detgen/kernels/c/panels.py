@@ -36,7 +36,8 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
         storage, codes = MADE[bits] if bits and fits(one) else STORAGE[one.dtype], None
     made = FORMATS[storage]
     dtype: torch.dtype = getattr(torch, made.dtype)
-    data = torch.empty(count, inputs, PANEL * made.bits // (8 * dtype.itemsize), dtype=dtype)
+    width = made.together * PANEL * made.bits // (8 * dtype.itemsize)
+    data = torch.empty(count, inputs // made.together, width, dtype=dtype)
     scales = torch.empty(count, inputs // GROUP, PANEL) if storage >= Storage.BYTE else None
     step = max(_BLOCK // (PANEL * inputs), 1)
     for first in range(0, count, step):

@@ -26,6 +26,7 @@ int layout(void) { return LAYOUT; }
 typedef struct {
     atomic_int next; /* task */
     Tally done;
+    Tally rounded; /* tasks that round the inputs, which come first */
     int total; /* tasks of experts: set by the step that sorts the rows, as a thread may come late */
     AttendTasks attend; /* of that step */
 } Progress;
@@ -38,6 +39,7 @@ typedef struct {
     float *scratch;
     int64_t room; /* floats of a thread's scratch */
     Lists *lists;
+    Rounded rounded; /* the inputs of a linear layer of whole numbers */
     float *parts; /* of attention: see AttendMemory, like what follows */
     atomic_int *joined;
 } Run;
@@ -70,6 +72,17 @@ static int64_t shares_of(const Linear *s, const Run *run, int64_t rows) {
     return rows > FEW_ROWS || shares > panels ? panels : shares;
 }
 
+/* The weight of a linear layer and what it reads, if it is one of whole numbers. */
+static const Weight *whole_of(const Step *s, Buffer *x) {
+    const Weight *weight = s->kind == LINEAR          ? &s->linear.weight
+                           : s->kind == SCORED_LINEAR ? &s->scored_linear.weight
+                           : s->kind == EXPERT_LINEAR ? &s->expert_linear.weight
+                                                      : 0;
+    if (!weight || !is_whole(weight->storage)) return 0;
+    *x = s->kind == LINEAR ? s->linear.x : s->kind == SCORED_LINEAR ? s->scored_linear.x : s->expert_linear.x;
+    return weight;
+}
+
 static int64_t rows_a_task(int64_t rows, int64_t threads) {
     return rows < 2 * MANY_ROWS_A_TASK * threads ? ROWS_A_TASK : MANY_ROWS_A_TASK;
 }
@@ -84,6 +97,22 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     if (s->kind == SCORED_LINEAR) return blocks_of_rows(rows) * blocks_of(&s->scored_linear);
     const int64_t each = rows_a_task(rows, pass->threads);
     return (rows + each - 1) / each;
+}
+
+/* Rows of inputs become whole numbers. */
+static void round_rows(const Run *run, Buffer x, int64_t first, int64_t end) {
+    for (int64_t row = first; row < end; row++) {
+        const Rounded to = from_row(run->rounded, row);
+        round_row(row_at(run, x, row), x.width, to.entries, to.scales, to.sums);
+    }
+}
+
+/* The sums of some panels for a block of rows, without the bias. */
+static void panels_of(
+    const Run *run, const Weight *weight, Buffer x, int64_t panel, int64_t panels, int64_t row, int64_t rows, float *sums,
+    int64_t sums_row) {
+    if (is_whole(weight->storage)) whole_products(weight, panel, panels, from_row(run->rounded, row), rows, sums, sums_row);
+    else products(weight, panel, panels, row_at(run, x, row), stride_of(run, x), rows, sums, sums_row);
 }
 
 /* What becomes of a linear layer's sums. */
@@ -131,12 +160,11 @@ static void linear_task(const Linear *s, const Run *run, int64_t all, int64_t ta
     const int64_t panels = s->weight.columns / PANEL, shares = shares_of(s, run, all);
     const int64_t share = task % shares, end = panels * (share + 1) / shares, together = all > ROW_BLOCK ? PANELS_A_BLOCK : 1;
     const Block block = block_of(all, task / shares);
-    const int64_t x_row = stride_of(run, s->x), to_row = stride_of(run, s->to.buffer);
+    const int64_t to_row = stride_of(run, s->to.buffer);
     const Ending ending = {s->weight.bias, s->activation, s->gated, s->softcap, s->to};
-    const float *x = row_at(run, s->x, block.first);
     for (int64_t panel = panels * share / shares, some; panel < end; panel += some) {
         some = end - panel < together ? end - panel : together;
-        products(&s->weight, panel, some, x, x_row, block.count, sums, some * PANEL);
+        panels_of(run, &s->weight, s->x, panel, some, block.first, block.count, sums, some * PANEL);
         for (int64_t p = 0; p < some; p++) {
             const int64_t at = (panel + p) * (s->gated ? PANEL / 2 : PANEL);
             float *to = row_at(run, s->to.buffer, block.first) + at;
@@ -153,7 +181,7 @@ static void score_task(const ScoredLinear *s, const Run *run, int64_t all, int64
     const int64_t left = s->weight.columns / PANEL - panel, some = left < PANELS_A_BLOCK ? left : PANELS_A_BLOCK;
     const Block rows = block_of(all, task / blocks);
     const Ending ending = {s->weight.bias, NONE, 0, s->softcap, {.factor = s->factor}};
-    products(&s->weight, panel, some, row_at(run, s->x, rows.first), stride_of(run, s->x), rows.count, sums, LOGIT_BLOCK);
+    panels_of(run, &s->weight, s->x, panel, some, rows.first, rows.count, sums, LOGIT_BLOCK);
     for (int64_t r = 0; r < rows.count; r++, sums += LOGIT_BLOCK) {
         for (int64_t p = 0; p < PANELS_A_BLOCK; p++) {
             const int64_t width = s->weight.outputs - (panel + p) * PANEL;
@@ -168,6 +196,13 @@ static void score_task(const ScoredLinear *s, const Run *run, int64_t all, int64
     }
 }
 
+/* Some inputs of a row. */
+static void take_rounded(Rounded to, Rounded from, int64_t first, int64_t inputs) {
+    memcpy(to.entries, from.entries + first, inputs);
+    memcpy(to.scales, from.scales + first / GROUP, sizeof(float) * inputs / GROUP);
+    memcpy(to.sums, from.sums + first / GROUP, sizeof(int32_t) * inputs / GROUP);
+}
+
 /* A panel of an expert, for all rows that take it. */
 static void expert_task(const ExpertLinear *s, const Run *run, int64_t task, float *sums) {
     const Weight *all = &s->weight;
@@ -180,13 +215,19 @@ static void expert_task(const ExpertLinear *s, const Run *run, int64_t task, flo
     const Ending ending = {0, s->activation, s->gated, 0, {.factor = 1.0}};
     const int64_t last = run->lists->firsts[place + 1], at = panel * (s->gated ? PANEL / 2 : PANEL);
     float *rows = sums + 2 * ROW_BLOCK * PANEL;
+    const Rounded some = {(int8_t *)rows, rows + ROW_BLOCK * all->inputs / TOGETHER,
+                          (int32_t *)(rows + ROW_BLOCK * (all->inputs / TOGETHER + all->inputs / GROUP)), all->inputs,
+                          all->inputs / GROUP};
     for (int64_t first = run->lists->firsts[place], count; first < last; first += count) {
         const int32_t *items = run->lists->items + first;
         count = last - first < ROW_BLOCK ? last - first : ROW_BLOCK;
-        for (int64_t r = 0; r < count; r++)
-            memcpy(rows + r * all->inputs, row_at(run, s->x, items[r] / picks) + items[r] % picks * from_step,
-                   sizeof(float) * all->inputs);
-        products(&weight, panel, 1, rows, all->inputs, count, sums, PANEL);
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t row = items[r] / picks, at_input = items[r] % picks * from_step;
+            if (is_whole(all->storage)) take_rounded(from_row(some, r), from_row(run->rounded, row), at_input, all->inputs);
+            else memcpy(rows + r * all->inputs, row_at(run, s->x, row) + at_input, sizeof(float) * all->inputs);
+        }
+        if (is_whole(all->storage)) whole_products(&weight, panel, 1, some, count, sums, PANEL);
+        else products(&weight, panel, 1, rows, all->inputs, count, sums, PANEL);
         for (int64_t r = 0; r < count; r++)
             finish(&ending, sums + r * PANEL, panel, all->outputs - at,
                    row_at(run, s->to, items[r] / picks) + items[r] % picks * all->outputs + at);
@@ -279,9 +320,17 @@ static void work(void *of, int thread) {
     for (int64_t i = 0; i < run->program->count; i++) {
         const Step *s = run->program->steps + i;
         Progress *progress = run->progress + i;
-        const int total = (int)tasks_of(s, run);
+        Buffer x = {0};
+        const int64_t rows = rows_of(s, run->pass), each = rows_a_task(rows, run->pass->threads);
+        const int rounding = whole_of(s, &x) ? (int)((rows + each - 1) / each) : 0, total = rounding + (int)tasks_of(s, run);
         for (int task; (task = atomic_fetch_add(&progress->next, 1)) < total;) {
-            task_of(s, run, task, scratch);
+            if (task < rounding) {
+                round_rows(run, x, task * each, (task + 1) * each < rows ? (task + 1) * each : rows);
+                tally(&progress->rounded, rounding);
+            } else {
+                if (rounding) await(&progress->rounded, rounding);
+                task_of(s, run, task - rounding, scratch);
+            }
             tally(&progress->done, total);
         }
         await(&progress->done, total);
@@ -305,7 +354,7 @@ static char *memory(int64_t bytes) {
 /* What a pass needs: floats of a thread's scratch, of buffers, and of parts of attention; the most experts of a step and
  * picks of a row; numbers of tables of attention, and counts of its parts. */
 typedef struct {
-    int64_t room, floats, parts, experts, picks, tables, counts;
+    int64_t room, floats, parts, whole, experts, picks, tables, counts; /* whole: the widest row that is rounded */
 } Sizes;
 
 static Sizes sizes_of(const Program *program, const Pass *pass) {
@@ -314,6 +363,8 @@ static Sizes sizes_of(const Program *program, const Pass *pass) {
 #define AT_LEAST(FIELD, N) size.FIELD = (N) > size.FIELD ? (N) : size.FIELD
     for (int64_t i = 0; i < program->count; i++) {
         const Step *s = program->steps + i;
+        Buffer x = {0};
+        if (whole_of(s, &x)) AT_LEAST(whole, x.width);
         if (s->kind == EXPERT_LINEAR) AT_LEAST(room, ROW_BLOCK * (2 * PANEL + s->expert_linear.weight.inputs));
         if (s->kind == SORT) AT_LEAST(experts, s->sort.experts);
         if (s->kind == SORT) AT_LEAST(picks, s->sort.routes.width / 2);
@@ -331,6 +382,7 @@ static Sizes sizes_of(const Program *program, const Pass *pass) {
     for (int64_t i = 0; i < program->buffers; i++)
         if (!pass->given[i]) size.floats += pass->rows * row_floats(program->widths[i]);
     size.room = row_floats(size.room), size.parts = row_floats(size.parts);
+    if (size.whole) size.whole = row_floats(size.whole) / (4 * ALIGNED) * (4 * ALIGNED) + 4 * ALIGNED;
     return size;
 }
 
@@ -356,14 +408,18 @@ int run_pass(const Program *program, const Pass *pass) {
     const int64_t pointers = sizeof(float *) * program->buffers, marks = sizeof(Progress) * program->count;
     const int64_t tables = sizeof(int64_t) * size.tables, counts = sizeof(atomic_int) * size.counts;
     const int64_t listed = sizeof(int32_t) * (2 * size.experts + 1 + pass->rows * size.picks);
-    const int64_t floats = sizeof(float) * (size.floats + threads * size.room + size.parts);
+    const int64_t most = pass->rows > pass->wanted ? pass->rows : pass->wanted, groups = size.whole / GROUP;
+    const int64_t rounded = most * (size.whole / TOGETHER + 2 * groups);
+    const int64_t floats = sizeof(float) * (size.floats + threads * size.room + size.parts + rounded);
     float *at = (float *)memory(floats + pointers + marks + tables + counts + listed);
     if (!at) return 1;
     Lists lists = {0};
     Run run = {.program = program, .pass = pass, .room = size.room, .lists = &lists};
     run.scratch = at + size.floats;
     run.parts = run.scratch + threads * size.room;
-    run.buffers = (float **)(run.parts + size.parts);
+    float *entries = run.parts + size.parts, *scales = entries + most * size.whole / TOGETHER;
+    run.rounded = (Rounded){(int8_t *)entries, scales, (int32_t *)(scales + most * groups), size.whole, groups};
+    run.buffers = (float **)(entries + rounded);
     run.progress = (Progress *)((char *)run.buffers + pointers);
     int64_t *of_attention = (int64_t *)((char *)run.progress + marks);
     run.joined = (atomic_int *)(of_attention + size.tables);

@@ -17,15 +17,6 @@ INLINE reg reg_bfloat(const uint16_t *x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16));
 }
 INLINE reg reg_half(const uint16_t *x) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x)); }
-INLINE reg reg_bytes(const int8_t *x) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)x)));
-}
-/* The lower or the upper halves of bytes, less 8. */
-INLINE reg reg_nibbles(const uint8_t *x, int upper) {
-    __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)x));
-    wide = upper ? _mm512_srli_epi32(wide, 4) : _mm512_and_si512(wide, _mm512_set1_epi32(15));
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(wide, _mm512_set1_epi32(8)));
-}
 /* Entries of a table of sixteen, whose numbers are the lower or the upper halves of bytes. */
 INLINE reg reg_codes(const uint8_t *x, int upper, const float *table) {
     const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)x)); /* other bits are not looked at */
@@ -36,14 +27,6 @@ INLINE reg reg_bfloat(const uint16_t *x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16));
 }
 INLINE reg reg_half(const uint16_t *x) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x)); }
-INLINE reg reg_bytes(const int8_t *x) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)x)));
-}
-INLINE reg reg_nibbles(const uint8_t *x, int upper) {
-    __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)x));
-    wide = upper ? _mm256_srli_epi32(wide, 4) : _mm256_and_si256(wide, _mm256_set1_epi32(15));
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(wide, _mm256_set1_epi32(8)));
-}
 INLINE reg reg_codes(const uint8_t *x, int upper, const float *table) {
     __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)x));
     wide = upper ? _mm256_srli_epi32(wide, 4) : wide;
@@ -72,12 +55,6 @@ INLINE reg reg_half(const uint16_t *x) {
     }
     return out;
 }
-INLINE reg reg_bytes(const int8_t *x) { return (reg){x[0], x[1], x[2], x[3]}; }
-INLINE reg reg_nibbles(const uint8_t *x, int upper) {
-    reg out;
-    LANE out[l] = (float)((upper ? x[l] >> 4 : x[l] & 15) - 8);
-    return out;
-}
 INLINE reg reg_codes(const uint8_t *x, int upper, const float *table) {
     reg out;
     LANE out[l] = table[upper ? x[l] >> 4 : x[l] & 15];
@@ -90,9 +67,7 @@ INLINE reg weights(const int storage, const char *input, int c, const float *cod
     if (storage == FLOAT) return reg_load((const float *)input + c);
     if (storage == BFLOAT) return reg_bfloat((const uint16_t *)input + c);
     if (storage == HALF) return reg_half((const uint16_t *)input + c);
-    if (storage == BYTE) return reg_bytes((const int8_t *)input + c);
-    if (storage == CODE) return reg_codes((const uint8_t *)input + c % 16, c >= 16, codes);
-    return reg_nibbles((const uint8_t *)input + c % 16, c >= 16);
+    return reg_codes((const uint8_t *)input + c % 16, c >= 16, codes);
 }
 
 #endif
