@@ -19,6 +19,7 @@ from detgen.program.steps import Norm
 
 _BLOCK = tl.constexpr(SUM_BLOCK)
 _AT_A_TIME = 16  # blocks of a program: of a row at most as many as there are lanes for their sums
+_ROUTED = 2  # rows of a program that chooses experts
 
 
 @triton.jit
@@ -237,7 +238,8 @@ def sum_of(x: torch.Tensor, to: torch.Tensor) -> None:
 
 def route(step: Route, x: torch.Tensor, to: torch.Tensor) -> None:
     """`steps.Route` of x, float32 [rows, experts], into [rows, 2 * picks]; x stays as it is."""
-    (count, experts), (rows, blocks) = x.shape, _shape(*x.shape)
+    (count, experts), (_, blocks) = x.shape, _shape(*x.shape)
+    rows = tile(count, _ROUTED)
     _route[(triton.cdiv(count, rows),)](
         *(x, to, count, experts, to.shape[1] // 2, step.normalized, above(experts), rows, blocks),
         num_warps=1,
