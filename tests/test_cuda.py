@@ -158,7 +158,7 @@ def test_a_run_is_on_the_device(folder: Path) -> None:
     profile = json.loads((folder / "auto" / "manifest.json").read_text())["profile"]
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     assert cpu is None or profile["device"] != cpu[1]
-    assert profile["arithmetic"] == "detgen-1"
+    assert profile["arithmetic"] == "detgen-2"
     assert profile["cuda"].keys() == {"capability", "toolkit", "triton"}
     lines = [json.loads(line) for line in (folder / "auto" / "outputs.jsonl").read_text().splitlines()]
     assert [line.get("error") for line in lines] == [None] * 8

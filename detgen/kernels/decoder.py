@@ -18,8 +18,6 @@ from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choices
 
-ARITHMETIC = "detgen-1"  # the name of what docs/numerics.md states
-
 
 class KVBuffers(Protocol):
     """Where keys and values are stored.

@@ -1,4 +1,4 @@
-"""Replaces the modules of a transformers model by those of the arithmetic `detgen-1`, whatever the model is.
+"""Replaces the modules of a transformers model by those of the arithmetic `detgen-2`, whatever the model is.
 
 What a module computes is guessed from its parts and checked: the replacement must give what the module's own forward
 gives. What is not recognized stays as it is, and the census judges it.

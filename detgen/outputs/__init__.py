@@ -12,7 +12,7 @@ from detgen.outputs.finished import first_errors
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.folder_store import FolderStore
 from detgen.outputs.holding import FolderLostError
-from detgen.outputs.identity import differences, differences_in_kind, model_stamp
+from detgen.outputs.identity import differences, differences_in_kind, model_stamp, other_arithmetic
 from detgen.outputs.kept_samples import KeptSamples
 from detgen.outputs.lines import dump, echoed
 from detgen.outputs.manifest_reading import parse_manifest, read_manifest, read_manifest_of_texts, sampling_params
@@ -41,6 +41,7 @@ __all__ = [
     "first_errors",
     "model_stamp",
     "open_plain",
+    "other_arithmetic",
     "parse_manifest",
     "read_manifest",
     "read_manifest_of_texts",

@@ -13,6 +13,7 @@ import detgen
 from detgen.engine.config import EngineConfig
 from detgen.errors import DEMO
 from detgen.models.folders import EMBEDDED
+from detgen.program.operands import ARITHMETIC
 
 # Parts of a profile that cannot change an output.
 _IRRELEVANT = ("name", "path", "threads")
@@ -39,6 +40,16 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def differences_in_kind(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Those `differences` after which no sample of the one run is one of the other: command, version and profile."""
     return [line for line in differences(old, new) if line.startswith(_KINDS)]
+
+
+def other_arithmetic(manifest: dict[str, Any]) -> str:
+    """By what a run was computed, as a clause, if this version of detgen now computes something else; "" if not."""
+    if manifest["detgen"] != detgen.__version__:
+        return ""  # which says enough; nothing is known of its profile
+    made = manifest["profile"]["arithmetic"].partition(" ")[0]  # without "and torch"
+    if made == ARITHMETIC:
+        return ""
+    return f"was made by the arithmetic {ascii(made)[1:-1][:40]}; this detgen computes {ARITHMETIC}"
 
 
 def profile_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -101,7 +112,7 @@ def model_stamp(config: EngineConfig) -> str | None:
     except importlib.metadata.PackageNotFoundError:  # whoever loads the model says it
         return None
     asked = (config.device, config.dtype, config.target_quant, config.trust_remote_code)
-    facts = (detgen.__version__, platform.node(), *versions, *asked, files)
+    facts = (detgen.__version__, ARITHMETIC, platform.node(), *versions, *asked, files)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

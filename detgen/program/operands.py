@@ -17,6 +17,7 @@ from detgen.program.storage import FORMATS, Storage
 if TYPE_CHECKING:
     from torch import Tensor
 
+ARITHMETIC = "detgen-2"  # the name of what docs/numerics.md states
 PAGE = 64  # positions of a page of the KV cache, and keys of a block of attention
 SECTION_BLOCKS = 16  # blocks of attention that are put together by themselves
 PANEL = 32  # columns of a weight that are stored together

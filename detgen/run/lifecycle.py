@@ -34,6 +34,7 @@ from detgen.outputs import (
     differences,
     differences_in_kind,
     model_stamp,
+    other_arithmetic,
 )
 from detgen.outputs.folder import DRAFT_STORE, OUTPUTS
 from detgen.outputs.manifest import RESULTS, log_name
@@ -144,7 +145,7 @@ def run(
 
 
 def _check_kind(folder: OutputFolder, former: dict[str, Any], manifest: dict[str, Any]) -> None:
-    """Keep what another model, version or command made in a folder from being lost from view.
+    """Keep what another model, version, arithmetic or command made in a folder from being lost from view.
 
     Args:
         folder: the output folder.
@@ -154,11 +155,11 @@ def _check_kind(folder: OutputFolder, former: dict[str, Any], manifest: dict[str
     Raises:
         RunError: it is such a run.
     """
-    if found := differences_in_kind(former, manifest):
+    found = differences_in_kind(former, manifest)
+    if why := other_arithmetic(former) or (found and f"differs from this one: {'; '.join(found)}"):
         state = "a finished" if former["status"] == "finished" else "an unfinished"
         raise RunError(
-            f"{folder.path} holds {state} run that differs from this one: {'; '.join(found)}."
-            " Start over with --overwrite, or choose another folder with -o"
+            f"{folder.path} holds {state} run that {why}. Start over with --overwrite, or choose another folder with -o"
         )
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from detgen import Engine, EngineConfig, SamplingParams
 from detgen.cli import app
+from detgen.program.operands import ARITHMETIC
 from detgen.run import RunConfig, run
 from detgen.verify.replay import audit
 
@@ -91,6 +92,18 @@ def test_no_run(tmp_path: Path, command: list[str]) -> None:
     result = RUNNER.invoke(app, [*command, str(tmp_path)])
     assert result.exit_code == 2
     assert "has no manifest.json; give the output folder of a detgen run" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["run", "prompts.jsonl", "-o"]])
+def test_a_run_of_another_arithmetic_is_refused(out: str, command: list[str]) -> None:
+    """Audited and resumed."""
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    manifest["profile"]["arithmetic"] = "detgen-1"
+    Path("out/manifest.json").write_text(json.dumps(manifest))
+    Path("prompts.jsonl").write_text(PROMPTS)
+    result = RUNNER.invoke(app, [*command, out])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"was made by the arithmetic detgen-1; this detgen computes {ARITHMETIC}" in result.stderr.splitlines()[-1]
 
 
 def test_wrong_usage(out: str) -> None:

@@ -21,6 +21,7 @@ from detgen.engine.stats import EngineStats
 from detgen.outputs import KeptSamples
 from detgen.outputs.entries import sound
 from detgen.params import SamplingParams
+from detgen.program.operands import ARITHMETIC
 from detgen.progress import Observer, Progress
 from detgen.run import RunConfig, RunSummary, run
 from helpers.records import count_records
@@ -59,7 +60,7 @@ class FakeEngine:
         return {
             "target": target,
             "dtype": "float32",
-            "arithmetic": "torch",
+            "arithmetic": ARITHMETIC,
             "device": self._device,
             "capability": "fake",
             "versions": versions,

@@ -179,7 +179,7 @@ def test_the_command_line(tasks: Path, tmp_path: Path) -> None:
     assert "byte_perplexity" in done.stdout
     (written,) = tmp_path.rglob("results_*.json")
     results = json.loads(written.read_text())
-    assert results["config"]["detgen_profile"]["arithmetic"] == "detgen-1"
+    assert results["config"]["detgen_profile"]["arithmetic"] == "detgen-2"
     assert results["config"]["device"] == str(pick_device("auto"))
     assert results["model_name"] == "embedded:target"
 

@@ -222,7 +222,7 @@ def test_runs(demo_models: Any, tmp_path: Path, quant: str) -> None:
         outputs.append((out / "outputs.jsonl").read_bytes())
     assert outputs[0] == outputs[1]
     profile = json.loads((out / "manifest.json").read_text())["profile"]
-    assert (profile["arithmetic"], profile["target"]["quant"]) == ("detgen-1", quant)
+    assert (profile["arithmetic"], profile["target"]["quant"]) == ("detgen-2", quant)
     assert profile["versions"] == {"bitsandbytes": bnb.__version__}, "whose quantizer decides the weights"
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+import detgen
 from detgen.engine.config import EngineConfig
-from detgen.outputs import differences, differences_in_kind, model_stamp
+from detgen.outputs import differences, differences_in_kind, model_stamp, other_arithmetic
+from detgen.program.operands import ARITHMETIC
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -67,6 +69,26 @@ def test_a_model_stamp_notices_a_change_without_reading_the_weights(tmp_path: Pa
     stat = weights.stat()
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert model_stamp(config) != before
+
+
+def test_a_model_stamp_notices_another_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = model_stamp(EngineConfig())
+    monkeypatch.setattr("detgen.outputs.identity.ARITHMETIC", "another")
+    assert before != model_stamp(EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (ARITHMETIC, ""),
+        (f"{ARITHMETIC} and torch", ""),
+        ("detgen-1 and torch", f"was made by the arithmetic detgen-1; this detgen computes {ARITHMETIC}"),
+        ("\x1b[2J", rf"was made by the arithmetic \x1b[2J; this detgen computes {ARITHMETIC}"),
+    ],
+)
+def test_another_arithmetic_is_named(made: str, found: str) -> None:
+    assert other_arithmetic({"detgen": detgen.__version__, "profile": {"arithmetic": made}}) == found
+    assert other_arithmetic({"detgen": "another"}) == ""
 
 
 def test_a_model_stamp_notices_another_quantizer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ import detgen
 from detgen.engine.config import EngineConfig
 from detgen.errors import DEMO, EngineError, RunError
 from detgen.params import SamplingParams
+from detgen.program.operands import ARITHMETIC
 from detgen.run import run
 
 
@@ -65,6 +66,24 @@ def test_another_profile_is_refused(
     monkeypatch.setattr("detgen.run.lifecycle.model_stamp", lambda config: None)
     with pytest.raises(RunError, match=r"profile\.device: cpu -> cuda"):
         go(prompts, out, build=lambda config: FakeEngine(config, device="cuda"))
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_of_another_arithmetic_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, prompts: Path, finished: bool
+) -> None:
+    """It has no sample in common with this one, and stays as it is."""
+    out = tmp_path / "out"
+    go(prompts, out, build=FakeEngine if finished else stopping_at(4))
+    former = manifest_of(out)
+    former["profile"]["arithmetic"] = "detgen-1"
+    (out / "manifest.json").write_text(json.dumps(former))
+    before = content(out)
+    message = f"run that was made by the arithmetic detgen-1; this detgen computes {ARITHMETIC}. Start over with"
+    with pytest.raises(RunError, match=message):
+        go(prompts, out, build=no_engine)
+    assert content(out) == before
+    assert go(prompts, out, overwrite=True).status == "finished"
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic `detgen-1` is about as far from exact logits as transformers' own float32 is."""
+"""The arithmetic `detgen-2` is about as far from exact logits as transformers' own float32 is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder whose whole pass is one call, in the arithmetic `detgen-1`.
+"""A decoder whose whole pass is one call, in the arithmetic `detgen-2`.
 
 It takes over the weights of the decoders that `families` knows, on the CPU. Every sum has an order of its own, so a row
 has the same bits in any pass, on any processor; see docs/numerics.md.
@@ -13,14 +13,13 @@ import torch
 
 from detgen.kernels import choosing
 from detgen.kernels.c.library import Runner, best_build
-from detgen.kernels.decoder import ARITHMETIC
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import ProgramDecoder, Programs
 from detgen.kernels.sampling import Choices
 from detgen.program import steps
-from detgen.program.operands import SCORED
+from detgen.program.operands import ARITHMETIC, SCORED
 
 
 class CDecoder(ProgramDecoder):

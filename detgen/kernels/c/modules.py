@@ -1,4 +1,4 @@
-"""Modules of a model in the arithmetic `detgen-1`: what transformers' forward calls where no native decoder knows it.
+"""Modules of a model in the arithmetic `detgen-2`: what transformers' forward calls where no native decoder knows it.
 
 Promise: a row has the same bits whatever rows stand beside it, however many there are, on any processor. All tensors
 are float32 unless it is said; weights may be in 16 bits and are widened when they are read.

@@ -1,4 +1,4 @@
-"""Functions of torch that a model's own forward calls, computed in the arithmetic `detgen-1` instead."""
+"""Functions of torch that a model's own forward calls, computed in the arithmetic `detgen-2` instead."""
 
 from __future__ import annotations
 

@@ -14,12 +14,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.decoder import ARITHMETIC, KVBuffers
+from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange, exchanging
 from detgen.kernels.generic.attending import attending
 from detgen.kernels.generic.hooks import hooked
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import InputBatch
+from detgen.program.operands import ARITHMETIC
 
 _PROMPT = 16  # tokens
 

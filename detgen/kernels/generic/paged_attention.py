@@ -1,4 +1,4 @@
-"""Attention in the arithmetic `detgen-1` for forwards that are not native themselves."""
+"""Attention in the arithmetic `detgen-2` for forwards that are not native themselves."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Promise: the result of a row depends on its query and on the keys and values at the positions that it sees, and on
 nothing else: not on the other rows of its piece, nor on how windows are cut into pieces, nor on how long others are.
 
-Three launches, as docs/numerics.md states it: scores of all keys, a block of them a program; their exponentials and the
-total of these, some heads of rows a program; values times weights, key after key, some queries a program. What a row
-does not see is selected away, never added.
+Two launches, as docs/numerics.md states it: a program reads one section of the keys of some queries, block after block;
+another joins the sections of some queries, in their order. What a row does not see is selected away, never added. To
+join what is known of no keys changes nothing, so a program reads all blocks that one of its queries sees.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import triton.language as tl
 from detgen.kernels.attention import SHARING
 from detgen.kernels.triton.float_functions import capped, exponential, fold
 from detgen.kernels.triton.launching import OPTIONS, above, tile
-from detgen.program.operands import PAGE
+from detgen.program.operands import PAGE, SECTION_BLOCKS
 from detgen.program.steps import Attend
 
 _PAGE = tl.constexpr(PAGE)
-_QUERIES = 16  # of a program, at most
-_HEADS = 2  # of rows whose scores a program weighs, at most
-_MOST = 1 << 28  # bytes of scores that there are at a time
+_BLOCKS = tl.constexpr(SECTION_BLOCKS)
+_QUERIES = 8  # of a program, at most: more of them take more registers than there are
+_MOST = 1 << 28  # bytes of the results of sections that there are at a time
 
 
 @triton.jit
@@ -47,12 +47,28 @@ def _queries(pieces, piece, tile, GROUP: tl.constexpr, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def _score(
+def _joined(most, total, results, behind_most, behind_total, behind_results):
+    """What is known of queries, with what is known of keys behind.
+
+    That is the largest score and the total of the weights, [QUERIES], and the weighted values, [QUERIES, WIDTH].
+    """
+    largest = tl.where(behind_most > most, behind_most, most)
+    shift = tl.where(largest > float("-inf"), largest, 0.0)
+    a, b = exponential(most - shift), exponential(behind_most - shift)
+    results = tl.fma(behind_results, b[:, None], results * a[:, None])
+    return largest, tl.fma(behind_total, b, total * a), results
+
+
+@triton.jit
+def _read(
     qkv,
     keys,
+    kept,
     pieces,
     tables,
-    weights,
+    tops,
+    totals,
+    results,
     scale,
     cap,
     window,
@@ -63,142 +79,131 @@ def _score(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
+    VALUES: tl.constexpr,
     WIDE: tl.constexpr,
     CAPPED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
     TILES: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
     piece, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
-    own, block = tl.program_id(1), tl.program_id(2)
+    own, section = tl.program_id(1), tl.program_id(2)
     slot, row, position, of_group, there, low, high = _queries(pieces, piece, tile, GROUP, QUERIES)
-    first = block * _PAGE
-    if (low < high) & (first < high) & (first + _PAGE > _first_seen(low, window, chunk)):
-        at = tl.arange(0, _PAGE)
-        page = tl.load(tables + slot * blocks + block).to(tl.int64)
-        key = keys + (page * KV_HEADS + head + own) * (SIZE * _PAGE) + at
-        query = qkv + row * WIDE + ((head + own) * GROUP + of_group) * SIZE
-        x = tl.zeros((QUERIES, _PAGE), tl.float32)
-        for d in range(SIZE):
-            entry = tl.load(query + d, mask=there, other=0.0)
-            x = tl.fma(tl.load(key + d * _PAGE)[None, :], entry[:, None], x)
-        x = x * scale
-        if CAPPED:
-            x = capped(x, cap)
-        seen = (first + at)[None, :]
+    first = _first_seen(low, window, chunk)
+    begin = tl.maximum(first // _PAGE, section * _BLOCKS)
+    end = tl.minimum(tl.cdiv(high, _PAGE), section * _BLOCKS + _BLOCKS)
+    if (low < high) & (begin < end):
+        key, value, lane = tl.arange(0, _PAGE), tl.arange(0, WIDTH), tl.arange(0, 16)
         lowest = _first_seen(position, window, chunk)
-        x = tl.where((seen >= lowest[:, None]) & (seen <= position[:, None]), x, float("-inf"))
-        to = weights + ((row * heads + own) * GROUP + of_group)[:, None] * (blocks * _PAGE) + seen
-        tl.store(to, x, mask=there[:, None])
-
-
-@triton.jit(do_not_specialize=("items",))
-def _weigh(positions, weights, totals, window, chunk, span, heads, items, ITEMS: tl.constexpr):
-    """Scores become weights in place; an item is a head of a row."""
-    item = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
-    position = tl.load(positions + item // heads, mask=item < items, other=0)
-    lowest, lane = _first_seen(position, window, chunk), tl.arange(0, 16)[None, :]
-    first, last = tl.min(lowest, 0) // 16 * 16, tl.max(position, 0)
-    of = weights + item[:, None] * span + lane
-    most = tl.full((ITEMS, 16), float("-inf"), tl.float32)
-    for j in range(first, last + 1, 16):
-        sees = (item < items)[:, None] & (j + lane >= lowest[:, None]) & (j + lane <= position[:, None])
-        x = tl.load(of + j, mask=sees, other=float("-inf"))
-        most = tl.where(x > most, x, most)
-    largest = tl.max(most, 1)[:, None]
-    total = tl.zeros((ITEMS, 16), tl.float32)
-    for j in range(first, last + 1, 16):
-        sees = (item < items)[:, None] & (j + lane >= lowest[:, None]) & (j + lane <= position[:, None])
-        x = exponential(tl.load(of + j, mask=sees, other=float("-inf")) - largest)
-        total += x
-        tl.store(of + j, x, mask=sees)
-    tl.store(totals + item, fold(total, ITEMS), mask=item < items)
+        query = qkv + row * WIDE + ((head + own) * GROUP + of_group) * SIZE
+        state = ((row * heads + own) * GROUP + of_group) * tl.cdiv(blocks, _BLOCKS) + section
+        of = results + state * STRIDE  # holds weights of a block, before it takes the results
+        most = tl.full((QUERIES,), float("-inf"), tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
+        sums = tl.zeros((QUERIES, WIDTH), tl.float32)
+        for block in range(begin, end):
+            page, before = tl.load(tables + slot * blocks + block).to(tl.int64), block * _PAGE
+            of_key = keys + (page * KV_HEADS + head + own) * (SIZE * _PAGE) + key
+            x = tl.zeros((QUERIES, _PAGE), tl.float32)
+            for d in range(SIZE):
+                entry = tl.load(query + d, mask=there, other=0.0)
+                x = tl.fma(tl.load(of_key + d * _PAGE)[None, :], entry[:, None], x)
+            x = x * scale
+            if CAPPED:
+                x = capped(x, cap)
+            seen = (key + before)[None, :]
+            x = tl.where((seen >= lowest[:, None]) & (seen <= position[:, None]), x, float("-inf"))
+            top = tl.max(tl.where(x == x, x, float("-inf")), 1)
+            weights = exponential(x - tl.where(top > float("-inf"), top, 0.0)[:, None])
+            tl.debug_barrier()  # the weights of the block before have been read
+            tl.store(of[:, None] + key[None, :], weights, mask=there[:, None])
+            tl.debug_barrier()
+            lanes = tl.zeros((QUERIES, 16), tl.float32)
+            for at in tl.static_range(0, _PAGE, 16):
+                lanes += tl.load(of[:, None] + (lane + at)[None, :], mask=there[:, None], other=0.0)
+            of_value = kept + (page * (KV_HEADS * _PAGE) + head + own) * VALUES + value
+            mixed = tl.zeros((QUERIES, WIDTH), tl.float32)
+            for j in range(tl.maximum(first, before), tl.minimum(high, before + _PAGE)):
+                sees = there & (j >= lowest) & (j <= position)
+                weight = tl.load(of + (j - before), mask=sees, other=0.0)
+                entry = tl.load(of_value + (j - before) * (KV_HEADS * VALUES), mask=value < VALUES, other=0.0)
+                mixed = tl.where(sees[:, None], tl.fma(entry[None, :], weight[:, None], mixed), mixed)
+            most, total, sums = _joined(most, total, sums, top, fold(lanes, QUERIES), mixed)
+        tl.debug_barrier()
+        tl.store(tops + state, most, mask=there)
+        tl.store(totals + state, total, mask=there)
+        tl.store(of[:, None] + value[None, :], sums, mask=there[:, None] & (value < VALUES)[None, :])
 
 
 @triton.jit
-def _mix(
-    kept,
+def _join(
     pieces,
-    tables,
-    weights,
+    tops,
     totals,
+    results,
     to,
     window,
     chunk,
     blocks,
     head,
     heads,
-    KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     VALUES: tl.constexpr,
     WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
     TILES: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
     piece, tile, own = tl.program_id(0) // TILES, tl.program_id(0) % TILES, tl.program_id(1)
-    slot, row, position, of_group, there, low, high = _queries(pieces, piece, tile, GROUP, QUERIES)
+    _, row, _, of_group, there, low, high = _queries(pieces, piece, tile, GROUP, QUERIES)
     if low < high:
-        at = tl.arange(0, WIDTH)
-        lowest = _first_seen(position, window, chunk)
-        of = weights + ((row * heads + own) * GROUP + of_group) * (blocks * _PAGE)
+        value = tl.arange(0, WIDTH)
+        inside = there[:, None] & (value < VALUES)[None, :]
+        of = ((row * heads + own) * GROUP + of_group) * tl.cdiv(blocks, _BLOCKS)
+        most = tl.full((QUERIES,), float("-inf"), tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
         sums = tl.zeros((QUERIES, WIDTH), tl.float32)
-        first = _first_seen(low, window, chunk)
-        for block in range(first // _PAGE, tl.cdiv(high, _PAGE)):
-            page = tl.load(tables + slot * blocks + block).to(tl.int64)
-            value = kept + (page * (KV_HEADS * _PAGE) + head + own) * VALUES + at
-            before = block * _PAGE
-            for j in range(tl.maximum(first, before), tl.minimum(high, before + _PAGE)):
-                sees = there & (j >= lowest) & (j <= position)
-                weight = tl.load(of + j, mask=sees, other=0.0)
-                entry = tl.load(value + (j - before) * (KV_HEADS * VALUES), mask=at < VALUES, other=0.0)
-                sums = tl.where(sees[:, None], tl.fma(entry[None, :], weight[:, None], sums), sums)
-        total = tl.load(totals + (row * heads + own) * GROUP + of_group, mask=there, other=1.0)
+        for section in range(_first_seen(low, window, chunk) // (_BLOCKS * _PAGE), tl.cdiv(high, _BLOCKS * _PAGE)):
+            state = of + section
+            top = tl.load(tops + state, mask=there, other=0.0)
+            behind = tl.load(totals + state, mask=there, other=1.0)
+            x = tl.load(results + state[:, None] * STRIDE + value[None, :], mask=inside, other=0.0)
+            most, total, sums = _joined(most, total, sums, top, behind, x)
         sums = tl.div_rn(sums, tl.zeros_like(sums) + total[:, None])
-        result = row * (KV_HEADS * GROUP) + (head + own) * GROUP + of_group
         sums = tl.where(sums == 0.0, 0.0, sums)  # no -0
-        tl.store(to + result[:, None] * VALUES + at[None, :], sums, mask=there[:, None] & (at < VALUES)[None, :])
+        result = row * HEADS + (head + own) * GROUP + of_group
+        tl.store(to + result[:, None] * VALUES + value[None, :], sums, mask=inside)
 
 
-def attend(
-    step: Attend,
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    pieces: torch.Tensor,
-    tables: torch.Tensor,
-    to: torch.Tensor,
-) -> None:
+def attend(step: Attend, qkv: torch.Tensor, pieces: torch.Tensor, tables: torch.Tensor, to: torch.Tensor) -> None:
     """`steps.Attend` of all rows of a pass.
 
     Args:
         step: the step.
         qkv: float32 [rows, width], what `steps.Rotate` left.
-        positions: int64 [rows], of each row in its sequence; they lie in the blocks of `tables`.
         pieces: int64 [pieces, 4], as `lay_out` of kernels/attention makes them; pieces of no tokens are passed over.
         tables: int64 [slots, blocks], the page of each block of PAGE positions of a slot.
         to: float32 [rows, heads * values]; takes the results. What belongs to no piece stays as it is.
     """
     cache, (rows, wide), blocks = step.cache, qkv.shape, tables.shape[1]
-    kv_heads, group, span = cache.kv_heads, cache.heads // cache.kv_heads, blocks * PAGE
+    kv_heads, group, sections = cache.kv_heads, cache.heads // cache.kv_heads, triton.cdiv(blocks, SECTION_BLOCKS)
     most = max(SHARING, group)  # queries of a piece that read a head's keys
     queries = tile(most, _QUERIES)
-    tiles, bounds = triton.cdiv(most, queries), (step.window, step.chunk)
-    each = min(max(_MOST // (4 * rows * group * span), 1), kv_heads)  # key heads at a time
-    weights = torch.empty(rows, each * group, span, device=qkv.device)
-    totals = torch.empty(rows, each * group, device=qkv.device)
+    tiles, stride = triton.cdiv(most, queries), max(cache.values, PAGE)
+    each = min(max(_MOST // (4 * rows * group * sections * stride), 1), kv_heads)  # key heads at a time
+    known = [torch.empty(rows, each * group, sections, device=qkv.device) for _ in range(2)]
+    known.append(torch.empty(rows, each * group, sections, stride, device=qkv.device))
+    shape = above(cache.values), stride, tiles, queries
     for head in range(0, kv_heads, each):
         some = min(each, kv_heads - head)
-        of = some * group
-        capped_by = float(step.softcap or 1.0)
-        _score[(len(pieces) * tiles, some, blocks)](
-            *(qkv, cache.keys, pieces, tables, weights, float(step.scale), capped_by, *bounds, blocks, head, some),
-            *(kv_heads, group, cache.size, wide, bool(step.softcap), tiles, queries),
+        of = step.window, step.chunk, blocks, head, some
+        _read[(len(pieces) * tiles, some, sections)](
+            *(qkv, cache.keys, cache.kept, pieces, tables, *known, float(step.scale), float(step.softcap or 1.0), *of),
+            *(kv_heads, group, cache.size, cache.values, wide, bool(step.softcap), *shape),
             **OPTIONS,
         )
-        beside = tile(rows * of, _HEADS)
-        _weigh[(triton.cdiv(rows * of, beside),)](
-            *(positions, weights, totals, *bounds, span, of, rows * of, beside), num_warps=1, **OPTIONS
-        )
-        _mix[(len(pieces) * tiles, some)](
-            *(cache.kept, pieces, tables, weights, totals, to, *bounds, blocks, head, some),
-            *(kv_heads, group, cache.values, above(cache.values), tiles, queries),
-            **OPTIONS,
+        _join[(len(pieces) * tiles, some)](
+            *(pieces, *known, to, *of, cache.heads, group, cache.values, *shape), **OPTIONS
         )

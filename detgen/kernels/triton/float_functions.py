@@ -161,13 +161,24 @@ def share(x):
 
 
 @triton.jit
-def fold(lanes, ROWS: tl.constexpr):
-    """The sums of sixteen lanes, [ROWS, 16] -> [ROWS]: those eight apart, then four, two and one."""
-    a, b = tl.split(tl.permute(tl.reshape(lanes, (ROWS, 2, 8)), (0, 2, 1)))
-    a, b = tl.split(tl.permute(tl.reshape(a + b, (ROWS, 2, 4)), (0, 2, 1)))
-    a, b = tl.split(tl.permute(tl.reshape(a + b, (ROWS, 2, 2)), (0, 2, 1)))
-    a, b = tl.split(a + b)
-    return a + b
+def fold(lanes, ROWS: tl.constexpr, LANES: tl.constexpr = 16):
+    """The sums of lanes, [ROWS, LANES] -> [ROWS], of sixteen or of the first ones, where the others are 0.
+
+    Those eight apart are added, then four, two and one.
+    """
+    if LANES == 16:
+        a, b = tl.split(tl.permute(tl.reshape(lanes, (ROWS, 2, 8)), (0, 2, 1)))
+        lanes = a + b
+    if LANES >= 8:
+        a, b = tl.split(tl.permute(tl.reshape(lanes, (ROWS, 2, 4)), (0, 2, 1)))
+        lanes = a + b
+    if LANES >= 4:
+        a, b = tl.split(tl.permute(tl.reshape(lanes, (ROWS, 2, 2)), (0, 2, 1)))
+        lanes = a + b
+    if LANES >= 2:
+        a, b = tl.split(lanes)
+        lanes = a + b
+    return tl.reshape(lanes, (ROWS,))
 
 
 @triton.jit

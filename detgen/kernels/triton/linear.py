@@ -1,8 +1,8 @@
 """Linear layers: of weights in panels, in whatever format they are stored.
 
 Promise: an entry of the result is a chain of fused multiply-adds over the inputs, first to last, in parts of
-PART_INPUTS whose sums are added in their order, as docs/numerics.md says. A tile holds some rows and columns, and has
-no say in it.
+PART_INPUTS; the sums of parts are added in their order within a section of SECTION_PARTS, and those of sections in
+theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from detgen.kernels.triton.float_functions import activated, capped, part_of, put
 from detgen.kernels.triton.launching import OPTIONS, tiles
-from detgen.program.operands import GROUP, PANEL, PART_INPUTS, Activation, Weight
+from detgen.program.operands import GROUP, PANEL, PART_INPUTS, SECTION_PARTS, Activation, Weight
 from detgen.program.storage import Storage
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PANEL = tl.constexpr(PANEL)
 _PART = tl.constexpr(PART_INPUTS)
+_SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
 _GROUP = tl.constexpr(GROUP)
 _BYTE = tl.constexpr(int(Storage.BYTE))
 _NIBBLE = tl.constexpr(int(Storage.NIBBLE))
@@ -45,6 +46,12 @@ def _weights(data, scales, codes, panel, column, input, inputs, there, STORAGE: 
         group = panel * (inputs // _GROUP) + input // _GROUP
         wide = wide * tl.load(scales + group * _PANEL + column, mask=there, other=0.0)
     return wide
+
+
+@triton.jit
+def _behind(sums, x, first):
+    """The sum with what stands behind; the first stays as it is, if it is -0, too."""
+    return tl.where(first, x, sums + x)
 
 
 @triton.jit(do_not_specialize=("items",))
@@ -88,18 +95,24 @@ def _linear(
     read = x + (item // PICKS if SHARED else item)[:, None] * inputs
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     opened = sums
-    for first in range(0, inputs, _PART):
-        part = tl.zeros((ROWS, COLUMNS), tl.float32)
-        part_opened = part
-        for input in range(first, tl.minimum(first + _PART, inputs)):
-            entry = tl.load(read + input, mask=row_there, other=0.0)
-            part = tl.fma(_weights(data, scales, codes, panel, column, input, inputs, wanted, STORAGE), entry, part)
+    for section in range(0, inputs, _SECTION):
+        of_section = tl.zeros((ROWS, COLUMNS), tl.float32)
+        of_section_opened = of_section
+        for first in range(section, tl.minimum(section + _SECTION, inputs), _PART):
+            part = tl.zeros((ROWS, COLUMNS), tl.float32)
+            part_opened = part
+            for input in range(first, tl.minimum(first + _PART, inputs)):
+                entry = tl.load(read + input, mask=row_there, other=0.0)
+                part = tl.fma(_weights(data, scales, codes, panel, column, input, inputs, wanted, STORAGE), entry, part)
+                if GATED:
+                    other = _weights(data, scales, codes, panel, column + _PANEL // 2, input, inputs, wanted, STORAGE)
+                    part_opened = tl.fma(other, entry, part_opened)
+            of_section = _behind(of_section, part, first == section)
             if GATED:
-                other = _weights(data, scales, codes, panel, column + _PANEL // 2, input, inputs, wanted, STORAGE)
-                part_opened = tl.fma(other, entry, part_opened)
-        sums = tl.where(first == 0, part, sums + part)
+                of_section_opened = _behind(of_section_opened, part_opened, first == section)
+        sums = _behind(sums, of_section, section == 0)
         if GATED:
-            opened = tl.where(first == 0, part_opened, opened + part_opened)
+            opened = _behind(opened, of_section_opened, section == 0)
     if BIASED:
         sums += tl.load(bias + panel * _PANEL + column, mask=there, other=0.0)
     sums = activated(sums, ACTIVATION)

@@ -1,7 +1,8 @@
 """Steps with sums over a row: norms, softmax, sums, the choice of experts.
 
-Promise: a sum is made in sixteen lanes, by an entry's place in its row, first to last, and folded (docs/numerics.md). A
-program takes some rows, and has no say in it.
+Promise: a row is cut into blocks of SUM_BLOCK entries. The sum of each is made in sixteen lanes, by an entry's place,
+first to last, and folded; the sum of the blocks' sums likewise, by a block's number (docs/numerics.md). A program takes
+some rows, and BLOCKS blocks of each at a time, and has no say in it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,44 @@ import triton.language as tl
 from detgen.kernels.triton.float_functions import exponential, fold, put
 from detgen.kernels.triton.launching import OPTIONS, above, tile
 from detgen.program.experts import Route
+from detgen.program.operands import SUM_BLOCK
 from detgen.program.steps import Norm
 
-_ROWS = 2  # of a program
+_BLOCK = tl.constexpr(SUM_BLOCK)
+_AT_A_TIME = 16  # blocks of a program: of a row at most as many as there are lanes for their sums
+_ROUTED = 2  # rows of a program that chooses experts
+
+
+@triton.jit
+def _parts(ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Of some blocks of some rows, each block's row, [ROWS * BLOCKS], and first places, [ROWS * BLOCKS, 16]."""
+    part = tl.arange(0, ROWS * BLOCKS)
+    return part // BLOCKS, (part % BLOCKS * _BLOCK)[:, None] + tl.arange(0, 16)[None, :]
+
+
+@triton.jit
+def _of_blocks(lanes, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """The sums of blocks, [ROWS * BLOCKS, 16] -> [ROWS, BLOCKS]."""
+    return tl.reshape(fold(lanes, ROWS * BLOCKS), (ROWS, BLOCKS))
+
+
+@triton.jit
+def _each(x, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """What all blocks of a row know, [ROWS] -> [ROWS * BLOCKS, 1]."""
+    return tl.reshape(tl.broadcast_to(x[:, None], (ROWS, BLOCKS)), (ROWS * BLOCKS, 1))
+
+
+@triton.jit
+def _total(read, there, place, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """The sums of rows, [ROWS]."""
+    sums = tl.zeros((ROWS, BLOCKS), tl.float32)
+    for first in range(0, size, BLOCKS * _BLOCK):
+        lanes = tl.zeros((ROWS * BLOCKS, 16), tl.float32)
+        for step in tl.static_range(0, _BLOCK, 16):
+            at = first + step + place
+            lanes += tl.load(read + at, mask=there & (at < size), other=0.0)
+        sums += _of_blocks(lanes, ROWS, BLOCKS)
+    return fold(sums, ROWS, BLOCKS)
 
 
 @triton.jit(do_not_specialize=("count",))
@@ -39,80 +75,91 @@ def _norm(
     ADDS: tl.constexpr,
     SCALES: tl.constexpr,
     ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
-    vector = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    row, number = (vector // vectors).to(tl.int64), vector % vectors
-    there, lane = (vector < count)[:, None], tl.arange(0, 16)[None, :]
+    beside, place = _parts(ROWS, BLOCKS)
+    vector = tl.program_id(0) * ROWS + beside
+    row, number, there = (vector // vectors).to(tl.int64), vector % vectors, (vector < count)[:, None]
     read = x + (row * x_width + at + number * size)[:, None]
     wrote = to + (row * to_width + at + number * size)[:, None]
     own = (number * size if OWN else number * 0)[:, None]
     entries = tl.zeros((ROWS,), tl.float32) + size
-    mean = tl.zeros((ROWS, 1), tl.float32)
+    mean = tl.zeros((ROWS * BLOCKS, 1), tl.float32)
     if CENTRED:
-        total = tl.zeros((ROWS, 16), tl.float32)
-        for first in range(0, size, 16):
-            total += tl.load(read + first + lane, mask=there & (first + lane < size), other=0.0)
-        mean = tl.div_rn(fold(total, ROWS), entries)[:, None]
-    total = tl.zeros((ROWS, 16), tl.float32)
-    for first in range(0, size, 16):
-        v = tl.load(read + first + lane, mask=there & (first + lane < size), other=0.0)
-        if CENTRED:
-            v = tl.where(first + lane < size, v - mean, 0.0)
-        total = tl.fma(v, v, total)
-    scale = tl.sqrt_rn(tl.div_rn(fold(total, ROWS), entries) + epsilon)
-    scale = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale)[:, None]
-    for first in range(0, size, 16):
-        inside = there & (first + lane < size)
-        v = tl.load(read + first + lane, mask=inside, other=0.0)
-        if CENTRED:
-            v = v - mean
-        v = v * scale
-        if BIASED:
-            w = tl.load(weight + own + first + lane, mask=inside, other=0.0)
-            v = tl.fma(v, w, tl.load(bias + own + first + lane, mask=inside, other=0.0))
-        elif WEIGHTED:
-            v = v * tl.load(weight + own + first + lane, mask=inside, other=0.0)
-        put(wrote + first + lane, v, inside, factor, ADDS, SCALES)
+        mean = _each(tl.div_rn(_total(read, there, place, size, ROWS, BLOCKS), entries), ROWS, BLOCKS)
+    sums = tl.zeros((ROWS, BLOCKS), tl.float32)
+    for first in range(0, size, BLOCKS * _BLOCK):
+        lanes = tl.zeros((ROWS * BLOCKS, 16), tl.float32)
+        for step in tl.static_range(0, _BLOCK, 16):
+            inside = first + step + place < size
+            v = tl.load(read + first + step + place, mask=there & inside, other=0.0)
+            if CENTRED:
+                v = tl.where(inside, v - mean, 0.0)
+            lanes = tl.fma(v, v, lanes)
+        sums += _of_blocks(lanes, ROWS, BLOCKS)
+    scale = tl.sqrt_rn(tl.div_rn(fold(sums, ROWS, BLOCKS), entries) + epsilon)
+    scale = _each(tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale), ROWS, BLOCKS)
+    for first in range(0, size, BLOCKS * _BLOCK):
+        for step in tl.static_range(0, _BLOCK, 16):
+            entry = first + step + place
+            inside = there & (entry < size)
+            v = tl.load(read + entry, mask=inside, other=0.0)
+            if CENTRED:
+                v = v - mean
+            v = v * scale
+            if BIASED:
+                w = tl.load(weight + own + entry, mask=inside, other=0.0)
+                v = tl.fma(v, w, tl.load(bias + own + entry, mask=inside, other=0.0))
+            elif WEIGHTED:
+                v = v * tl.load(weight + own + entry, mask=inside, other=0.0)
+            put(wrote + entry, v, inside, factor, ADDS, SCALES)
 
 
 @triton.jit
-def _largest_and_total(read, there, size, ROWS: tl.constexpr):
-    """The largest entry of rows, and the sum of e^(x - largest), [ROWS, 1] each."""
-    lane = tl.arange(0, 16)[None, :]
-    most = tl.full((ROWS, 16), float("-inf"), tl.float32)
-    for first in range(0, size, 16):
-        v = tl.load(read + first + lane, mask=there & (first + lane < size), other=float("-inf"))
-        most = tl.where(v > most, v, most)
-    largest = tl.max(most, 1)[:, None]
-    total = tl.zeros((ROWS, 16), tl.float32)
-    for first in range(0, size, 16):
-        inside = first + lane < size
-        v = tl.load(read + first + lane, mask=there & inside, other=0.0)
-        total += tl.where(inside, exponential(v - largest), 0.0)
-    return largest, fold(total, ROWS)[:, None]
+def _largest_and_total(read, there, place, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """The largest entry of rows, and the sum of e^(x - largest), [ROWS] each."""
+    most = tl.full((ROWS * BLOCKS, 16), float("-inf"), tl.float32)
+    for first in range(0, size, BLOCKS * _BLOCK):
+        for step in tl.static_range(0, _BLOCK, 16):
+            at = first + step + place
+            v = tl.load(read + at, mask=there & (at < size), other=float("-inf"))
+            most = tl.where(v > most, v, most)
+    largest = tl.max(tl.reshape(most, (ROWS, BLOCKS * 16)), 1)
+    shift = _each(largest, ROWS, BLOCKS)
+    sums = tl.zeros((ROWS, BLOCKS), tl.float32)
+    for first in range(0, size, BLOCKS * _BLOCK):
+        lanes = tl.zeros((ROWS * BLOCKS, 16), tl.float32)
+        for step in tl.static_range(0, _BLOCK, 16):
+            inside = first + step + place < size
+            v = tl.load(read + first + step + place, mask=there & inside, other=0.0)
+            lanes += tl.where(inside, exponential(v - shift), 0.0)
+        sums += _of_blocks(lanes, ROWS, BLOCKS)
+    return largest, fold(sums, ROWS, BLOCKS)
 
 
 @triton.jit(do_not_specialize=("count",))
-def _softmax(x, to, count, size, ROWS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    there, lane = (row < count)[:, None], tl.arange(0, 16)[None, :]
-    read = x + row[:, None] * size
-    largest, total = _largest_and_total(read, there, size, ROWS)
-    for first in range(0, size, 16):
-        inside = there & (first + lane < size)
-        v = exponential(tl.load(read + first + lane, mask=inside, other=0.0) - largest)
-        tl.store(to + row[:, None] * size + first + lane, tl.div_rn(v, total), mask=inside)
+def _softmax(x, to, count, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    beside, place = _parts(ROWS, BLOCKS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + beside
+    there, read, wrote = (row < count)[:, None], x + row[:, None] * size, to + row[:, None] * size
+    largest, total = _largest_and_total(read, there, place, size, ROWS, BLOCKS)
+    shift, divisor = _each(largest, ROWS, BLOCKS), _each(total, ROWS, BLOCKS)
+    for first in range(0, size, BLOCKS * _BLOCK):
+        for step in tl.static_range(0, _BLOCK, 16):
+            at = first + step + place
+            inside = there & (at < size)
+            v = exponential(tl.load(read + at, mask=inside, other=0.0) - shift)
+            tl.store(wrote + at, tl.div_rn(v, divisor), mask=inside)
 
 
 @triton.jit(do_not_specialize=("count",))
-def _sum(x, to, count, size, ROWS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    there, lane = (row < count)[:, None], tl.arange(0, 16)[None, :]
-    total = tl.zeros((ROWS, 16), tl.float32)
-    for first in range(0, size, 16):
-        at = x + row[:, None] * size + first + lane
-        total += tl.load(at, mask=there & (first + lane < size), other=0.0)
-    tl.store(to + row, fold(total, ROWS), mask=row < count)
+def _sum(x, to, count, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    beside, place = _parts(ROWS, BLOCKS)
+    row = tl.program_id(0).to(tl.int64) * ROWS
+    read = x + (row + beside)[:, None] * size
+    total = _total(read, (row + beside < count)[:, None], place, size, ROWS, BLOCKS)
+    row += tl.arange(0, ROWS)
+    tl.store(to + row, total, mask=row < count)
 
 
 @triton.jit(do_not_specialize=("count",))
@@ -125,12 +172,17 @@ def _route(
     NORMALIZED: tl.constexpr,
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    number, there = tl.arange(0, EXPERTS)[None, :], (row < count)[:, None]
-    read, inside = x + row[:, None] * experts, there & (number < experts)
-    largest, total = _largest_and_total(read, there, experts, ROWS)
-    chance = tl.div_rn(exponential(tl.load(read + number, mask=inside, other=0.0) - largest), total)
+    beside, place = _parts(ROWS, BLOCKS)
+    row = tl.program_id(0).to(tl.int64) * ROWS
+    each = (row + beside)[:, None]
+    largest, total = _largest_and_total(x + each * experts, each < count, place, experts, ROWS, BLOCKS)
+    row += tl.arange(0, ROWS)
+    number = tl.arange(0, EXPERTS)[None, :]
+    inside = (row < count)[:, None] & (number < experts)
+    chance = exponential(tl.load(x + row[:, None] * experts + number, mask=inside, other=0.0) - largest[:, None])
+    chance = tl.div_rn(chance, total[:, None])
     # What is no number is the least probable, and what is no expert less than that.
     left = tl.where(number < experts, tl.where(chance == chance, chance, -1.0), -2.0)
     taken = number < 0
@@ -151,16 +203,22 @@ def _route(
     tl.store(to + 1, weight, mask=taken & inside)
 
 
+def _shape(count: int, size: int) -> tuple[int, int]:
+    """Rows of a program, of so many of a size, and blocks of a row that it adds up at a time."""
+    blocks = min(above(triton.cdiv(size, SUM_BLOCK), 1), _AT_A_TIME)
+    return tile(count, _AT_A_TIME // blocks), blocks
+
+
 def norm(step: Norm, x: torch.Tensor, to: torch.Tensor) -> None:
     """`steps.Norm` of x, float32 [rows, width], into a tensor like that."""
     count = len(x) * step.vectors
-    rows = tile(count, _ROWS)
+    rows, blocks = _shape(count, step.size)
     weight, bias = (x if t is None else t for t in (step.weight, step.bias))
     _norm[(triton.cdiv(count, rows),)](
         *(x, weight, bias, to, count, step.vectors, step.size, x.shape[1], to.shape[1], step.at),
         *(float(step.epsilon), float(step.to.factor)),
         *(step.centred, step.weight is not None, step.bias is not None, step.own, step.to.add, step.to.factor != 1),
-        rows,
+        *(rows, blocks),
         num_warps=1,
         **OPTIONS,
     )
@@ -168,19 +226,22 @@ def norm(step: Norm, x: torch.Tensor, to: torch.Tensor) -> None:
 
 def softmax(x: torch.Tensor, to: torch.Tensor) -> None:
     """`steps.Softmax` of x, float32 [rows, size], into a tensor like that."""
-    rows = tile(len(x), _ROWS)
-    _softmax[(triton.cdiv(len(x), rows),)](x, to, *x.shape, rows, num_warps=1, **OPTIONS)
+    rows, blocks = _shape(*x.shape)
+    _softmax[(triton.cdiv(len(x), rows),)](x, to, *x.shape, rows, blocks, num_warps=1, **OPTIONS)
 
 
 def sum_of(x: torch.Tensor, to: torch.Tensor) -> None:
     """`steps.Sum` of x, float32 [rows, size], into [rows, 1]."""
-    rows = tile(len(x), _ROWS)
-    _sum[(triton.cdiv(len(x), rows),)](x, to, *x.shape, rows, num_warps=1, **OPTIONS)
+    rows, blocks = _shape(*x.shape)
+    _sum[(triton.cdiv(len(x), rows),)](x, to, *x.shape, rows, blocks, num_warps=1, **OPTIONS)
 
 
 def route(step: Route, x: torch.Tensor, to: torch.Tensor) -> None:
     """`steps.Route` of x, float32 [rows, experts], into [rows, 2 * picks]; x stays as it is."""
-    rows, experts = tile(len(x), _ROWS), x.shape[1]
-    _route[(triton.cdiv(len(x), rows),)](
-        *(x, to, *x.shape, to.shape[1] // 2, step.normalized, above(experts), rows), num_warps=1, **OPTIONS
+    (count, experts), (_, blocks) = x.shape, _shape(*x.shape)
+    rows = tile(count, _ROUTED)
+    _route[(triton.cdiv(count, rows),)](
+        *(x, to, count, experts, to.shape[1] // 2, step.normalized, above(experts), rows, blocks),
+        num_warps=1,
+        **OPTIONS,
     )

@@ -73,8 +73,7 @@ def _rotate(s: steps.Rotate, of: _Pass) -> None:
 
 
 def _attend(s: steps.Attend, of: _Pass) -> None:
-    rows = of.rows
-    attend.attend(s, of[s.qkv], rows.positions, rows.pieces, rows.tables, of[s.to])
+    attend.attend(s, of[s.qkv], of.rows.pieces, of.rows.tables, of[s.to])
 
 
 def _copy(s: steps.Copy, of: _Pass) -> None:

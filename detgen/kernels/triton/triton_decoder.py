@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from detgen.kernels.attention import BLOCK, SHARING
-from detgen.kernels.decoder import ARITHMETIC
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
@@ -25,6 +24,7 @@ from detgen.kernels.triton.launching import on
 from detgen.kernels.triton.replaying import Replaying
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
+from detgen.program.operands import ARITHMETIC
 from detgen.program.rows import Rows
 
 _LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes, as far as they go

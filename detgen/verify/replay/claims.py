@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from detgen import outputs
 from detgen.errors import CheckError, OutputError
-from detgen.outputs import Totals, differences, finished, open_plain
+from detgen.outputs import Totals, differences, finished, open_plain, other_arithmetic
 from detgen.outputs.batch_results import result_lines
 from detgen.outputs.folder import OUTPUTS
 from detgen.outputs.manifest import RESULTS
@@ -26,12 +26,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run.
 
     Raises:
-        CheckError: the folder holds no run, or its manifest is not one of this version of detgen.
+        CheckError: the folder holds no run, its manifest is not one of this version of detgen, or another arithmetic
+            made it.
     """
     try:
-        return outputs.read_manifest(folder)
+        manifest = outputs.read_manifest(folder)
     except OutputError as error:
         raise CheckError(str(error)) from None
+    if why := other_arithmetic(manifest):
+        raise CheckError(f"{folder} {why}: audit it with the detgen that made it, or start a new folder")
+    return manifest
 
 
 def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> None:

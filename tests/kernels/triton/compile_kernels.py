@@ -46,21 +46,21 @@ def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0
 
 # Kernel, types of its arguments, constants.
 KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
-    "attend: scores": (
-        attend._score,
-        [FLOAT, FLOAT, LONG, LONG, FLOAT, "fp32", "fp32", *["i32"] * 5],
-        [*HEADS, 6144, False, 4, attend._QUERIES],
-    ),
-    "attend: scores, capped": (
-        attend._score,
-        [FLOAT, FLOAT, LONG, LONG, FLOAT, "fp32", "fp32", *["i32"] * 5],
-        [8, 2, 256, 8192, True, 4, attend._QUERIES],
-    ),
-    "attend: weights": (attend._weigh, [LONG, FLOAT, FLOAT, *["i32"] * 5], [attend._HEADS]),
-    "attend: values": (
-        attend._mix,
-        [FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, *["i32"] * 5],
-        [*HEADS, 128, 4, attend._QUERIES],
+    **{
+        name: (
+            attend._read,
+            [FLOAT, FLOAT, FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
+            [kv_heads, group, size, size, wide, capped, size, size, 8, attend._QUERIES],
+        )
+        for name, kv_heads, group, size, wide, capped in (
+            ("attend: sections", *HEADS, 6144, False),
+            ("attend: sections, capped", 8, 2, 256, 8192, True),
+        )
+    },
+    "attend: joined": (
+        attend._join,
+        [LONG, FLOAT, FLOAT, FLOAT, FLOAT, *["i32"] * 5],
+        [32, 4, 128, 128, 128, 8, attend._QUERIES],
     ),
     **{
         f"{name}, {storage.name.lower()}, {items} rows": _linear(storage, items, **how)
@@ -73,15 +73,19 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
             ("experts", Storage.NIBBLE, linear._ROWS, {"picks": 2}),
         )
     },
-    "norm": (norms._norm, [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32"], [False, True, False, False, False, False, 2]),
+    "norm": (
+        norms._norm,
+        [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32"],
+        [False, True, False, False, False, False, 1, 16],
+    ),
     "layer norm": (
         norms._norm,
         [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32"],
-        [True, True, True, False, True, True, 2],
+        [True, True, True, False, True, True, 1, 16],
     ),
-    "softmax": (norms._softmax, [FLOAT, FLOAT, "i32", "i32"], [2]),
-    "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [2]),
-    "route": (norms._route, [FLOAT, FLOAT, "i32", "i32"], [8, True, 128, 2]),
+    "softmax": (norms._softmax, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
+    "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
+    "route": (norms._route, [FLOAT, FLOAT, "i32", "i32"], [8, True, 128, norms._ROUTED, 1]),
     "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [False, True, 1, 256]),
     **{
         f"copy: {name}": (

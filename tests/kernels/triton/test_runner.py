@@ -1,8 +1,9 @@
-"""Each kind of step in Triton has the bits of the compiled library: on a GPU, or in Triton's interpreter."""
+"""Each kind of step in Triton has the bits of the program's interpreter: on a GPU, or in Triton's interpreter."""
 
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,17 +18,18 @@ from hypothesis import strategies as st
 from detgen.errors import EngineError
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import same_bits
-from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.c.panels import STORAGE, joined, panels, stacked
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.interpreter import Interpreter
 from detgen.program.operands import (
     LOGIT_BLOCK,
     PAGE,
     PANEL,
     SCORED,
+    SECTION_BLOCKS,
     Activation,
     Buffer,
     Cache,
@@ -68,9 +70,7 @@ def rows_of(count: int, wanted: torch.Tensor | None = None) -> Rows:
 def both(
     device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: Step
 ) -> dict[Buffer, tuple[torch.Tensor, torch.Tensor]]:
-    """What both leave in the buffers that are given: Triton, and the library."""
-    library = best_build()
-    assert library is not None
+    """What both leave in the buffers that are given: Triton, and the interpreter."""
     program, other = Program(*buffers), Program(*buffers)
     for step in made:
         program.add(step)
@@ -78,17 +78,17 @@ def both(
         assert isinstance(moved, Step)
         other.add(moved)
     theirs = {b: x.clone().to(device) for b, x in buffers.items()}
-    broken = Runner(library, program).run(rows, buffers)
+    broken = Interpreter(program).run(rows, buffers)
     found = TritonRunner(other).run(Rows(*(x.to(device) for x in rows)), theirs)
     assert found.bool().cpu().equal(broken)
     return {buffer: (theirs[buffer].cpu(), x) for buffer, x in buffers.items()}
 
 
 def alike(device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: Step) -> dict[Buffer, torch.Tensor]:
-    """The same, which have the same bits."""
+    """The same, which have the same bits; whichever NaN is as good as another."""
     found = both(device, rows, buffers, *made)
     for buffer, (one, other) in found.items():
-        assert same_bits(one, other), buffer
+        assert same_bits(*(x.where(x == x, torch.nan) for x in (one, other))), buffer
     return {buffer: one for buffer, (one, _) in found.items()}
 
 
@@ -128,6 +128,23 @@ def test_linear(
     into = Into(to, add=add and not softcap, factor=factor)
     step = steps.Linear(name="step", x=x, to=into, weight=packed, activation=activation, softcap=softcap)
     alike(device, rows_of(rows), {x: numbers(1, rows, inputs), to: numbers(4, rows, outputs)}, step)
+
+
+@pytest.mark.parametrize(("inputs", "bits", "gated"), [(1024, 0, False), (2177, 0, False), (1120, 4, True)])
+def test_sections_of_a_linear_layer(device: str, inputs: int, bits: int, gated: bool) -> None:
+    weights = [numbers(seed, 5, inputs) for seed in (2, 3)[: 1 + gated]]
+    packed = joined(weights, [numbers(4, 5), numbers(5, 5)] if gated else [], bits, gated=gated)
+    x, to = Buffer("x", inputs), Buffer("to", 5)
+    step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
+    alike(device, rows_of(3), {x: numbers(1, 3, inputs), to: torch.zeros(3, 5)}, step)
+
+
+def test_a_sum_that_begins_with_minus_zero(device: str) -> None:
+    """Products that are too small for a number, all of them negative, leave -0, as nothing is added to the first."""
+    x, to = Buffer("x", 1100), Buffer("to", 2)
+    step = steps.Linear(name="step", x=x, to=Into(to), weight=joined([torch.full((2, 1100), 1e-30)], []))
+    found = alike(device, rows_of(1), {x: torch.full((1, 1100), -1e-30), to: torch.ones(1, 2)}, step)
+    assert found[to].signbit().all()
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -190,10 +207,10 @@ def test_scores(device: str, rows: int, outputs: int, factor: float, softcap: fl
             assert not found[:, [0, 2]].isfinite().all(1).any()
 
 
-@examples(12)
+@examples(30)
 @given(
     vectors=st.sampled_from([1, 3]),
-    size=st.sampled_from([1, 15, 16, 17, 64, 100]),
+    size=st.sampled_from([1, 15, 17, 64, 127, 128, 129, 300, 2048, 2049, 4500]),
     at=st.sampled_from([0, 5]),
     weighted=st.booleans(),
     biased=st.booleans(),
@@ -273,7 +290,7 @@ def test_activations(device: str, function: Activation) -> None:
     alike(device, rows_of(40), {x: found, to: torch.zeros(40, 61)}, step)
 
 
-@pytest.mark.parametrize("size", [1, 16, 17, 200])
+@pytest.mark.parametrize("size", [1, 17, 128, 129, 300, 2048, 2100, 4500])
 def test_softmax_and_sum(device: str, size: int) -> None:
     x, to, sums = Buffer("x", size), Buffer("to", size), Buffer("sums", 1)
     buffers = {x: 3 * numbers(1, 5, size), to: torch.zeros(5, size), sums: torch.zeros(5, 1)}
@@ -312,12 +329,54 @@ def test_rotation(device: str, heads: tuple[int, int, int], turned: int, interle
         if kept:
             broken = TritonRunner(program).run(Rows(*(r.to(device) for r in rows)), given).bool().cpu()
         else:
-            library = best_build()
-            assert library is not None
-            broken = Runner(library, program).run(rows, given)
+            broken = Interpreter(program).run(rows, given)
         kept.append((given[qkv].cpu(), moved.cache.keys.cpu(), moved.cache.kept.cpu(), broken))
     assert all(same_bits(a, b) for a, b in zip(*kept, strict=True))
     assert kept[0][3].tolist() == [False, last, False, False, False]
+
+
+class Windows(NamedTuple):
+    """Windows of a slot each, some of one token, whose pages lie anywhere."""
+
+    starts: list[int]
+    lengths: list[int]
+
+    def attend(self, heads: tuple[int, int, int], seed: int = 0, **how: Any) -> Case:
+        """A step of query heads, key heads and their size, and what it reads."""
+        count, kv_heads, size = heads
+        slots, ends = len(self.starts), [s + n for s, n in zip(self.starts, self.lengths, strict=True)]
+        blocks = -(-max(ends) // PAGE)
+        pages = np.random.default_rng(seed).permutation(slots * blocks)
+        tables = torch.from_numpy(pages.reshape(slots, blocks))
+        positions = torch.cat([torch.arange(*span) for span in zip(self.starts, ends, strict=True)])
+        pieces = lay_out(np.arange(slots), np.array(self.starts), np.array(self.lengths), count // kv_heads)
+        keys, values = numbers(2, slots * blocks, kv_heads, size, PAGE), numbers(3, slots * blocks * PAGE, kv_heads, 6)
+        cache = Cache(heads=count, kv_heads=kv_heads, size=size, values=6, keys=keys, kept=values)
+        qkv, to = Buffer("qkv", (count + kv_heads) * size + kv_heads * 6), Buffer("to", count * 6)
+        step = steps.Attend(name="attention", qkv=qkv, cache=cache, to=to, **{"scale": 0.2} | how)
+        rows = Rows(positions, positions, positions, positions, tables, pieces)
+        return Case(step, rows, {qkv: numbers(1, len(positions), qkv.width), to: torch.zeros(len(positions), to.width)})
+
+
+class Case(NamedTuple):
+    """A step of attention, the rows, and what is in its buffers."""
+
+    step: steps.Attend
+    rows: Rows
+    buffers: dict[Buffer, torch.Tensor]
+
+    def put(self, x: float, entries: slice | int, *places: int, values: bool = False) -> None:
+        """Change entries of all keys, or values, at places of the first slot."""
+        for place in places:
+            page, at = int(self.rows.tables[0, place // PAGE]), place % PAGE
+            if values:
+                self.step.cache.kept[page * PAGE + at, :, entries] = x
+            else:
+                self.step.cache.keys[page, :, entries, at] = x
+
+    def results(self, device: str) -> torch.Tensor:
+        """What both give, [rows, heads * values]."""
+        return alike(device, self.rows, self.buffers, self.step)[self.step.to]
 
 
 @examples(8)
@@ -326,44 +385,80 @@ def test_rotation(device: str, heads: tuple[int, int, int], turned: int, interle
     window=st.sampled_from([0, 0, 1, 20, 100]),
     chunk=st.sampled_from([0, 0, 33, 64]),
     softcap=st.sampled_from([0.0, 3.0]),
+    length=st.integers(1, 19),
     seed=st.integers(0, 99),
 )
 def test_attention(
-    device: str, heads: tuple[int, int, int], window: int, chunk: int, softcap: float, seed: int
+    device: str, heads: tuple[int, int, int], window: int, chunk: int, softcap: float, length: int, seed: int
 ) -> None:
-    """Windows at several places of sequences whose pages lie anywhere."""
-    count, kv_heads, size = heads
-    draw = np.random.default_rng(seed)
-    starts, lengths = np.array([0, 61, 130, 5]), np.array([int(draw.integers(1, 20)), 5, 1, 1])
-    tables = torch.stack([torch.from_numpy(draw.permutation(12)[:3]) for _ in range(4)])
-    keys, values = numbers(2, 12, kv_heads, size, PAGE), numbers(3, 12 * PAGE, kv_heads, size)
-    pieces = lay_out(np.arange(4), starts, lengths, count // kv_heads)
-    rows = int(lengths.sum())
-    positions = torch.from_numpy(np.concatenate([s + np.arange(n) for s, n in zip(starts, lengths, strict=True)]))
-    of = Rows(positions, positions, positions, positions, tables, pieces)
-    cache = Cache(heads=count, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
-    qkv, to = Buffer("qkv", (count + 2 * kv_heads) * size), Buffer("to", count * size)
-    step = steps.Attend(
-        name="attention", qkv=qkv, cache=cache, to=to, scale=0.2, window=window, chunk=chunk, softcap=softcap
-    )
-    alike(device, of, {qkv: numbers(1, rows, qkv.width), to: torch.zeros(rows, to.width)}, step)
+    """Windows at several places of sequences."""
+    windows = Windows([0, 61, 130, 5], [length, 5, 1, 1])
+    windows.attend(heads, seed, window=window, chunk=chunk, softcap=softcap).results(device)
+
+
+SECTION = SECTION_BLOCKS * PAGE
+
+
+@pytest.mark.parametrize(
+    ("heads", "starts", "how"),
+    [
+        ((1, 1, 4), [SECTION - 3, 2 * SECTION - 2], {"scale": 1.3}),  # rows on both sides of where sections meet
+        ((3, 1, 4), [SECTION + 40], {"window": 700}),  # from the middle of a block of the section before
+        ((4, 1, 4), [SECTION + 70], {"window": 90, "softcap": 2.0}),
+        ((3, 1, 4), [1403, 2 * SECTION], {"chunk": 1406}),  # a chunk begins among the rows, in the middle of a block
+        ((4, 2, 4), [SECTION + 200], {"chunk": 1000, "window": 230, "softcap": 0.7}),
+    ],
+)
+def test_sections_of_attention(
+    device: str, heads: tuple[int, int, int], starts: list[int], how: dict[str, Any]
+) -> None:
+    Windows(starts, [5] * len(starts)).attend(heads, **how).results(device)
+
+
+def test_small_tiles_of_attention(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few queries of a program, as a GPU has them, and one key head at a time."""
+    monkeypatch.setattr("detgen.kernels.triton.attend.tile", lambda _size, _most: 4)
+    monkeypatch.setattr("detgen.kernels.triton.attend._MOST", 1)
+    Windows([SECTION - 2, 3], [5, 1]).attend((6, 2, 4), window=120).results(device)
+
+
+def test_scores_that_are_not_finite(device: str) -> None:
+    """Of a key, of a block and of a section, each -inf: they weigh nothing. A row that sees NaN or inf is NaN."""
+    case = Windows([SECTION + 200], [12]).attend((2, 1, 4), window=SECTION + 20)
+    qkv = case.buffers[case.step.qkv]
+    qkv[:, 0] = 1e30  # of the first head
+    case.put(0.0, 0, *range(SECTION + 212))
+    first = case.results(device)
+    assert first.isfinite().all()
+    section = range(SECTION)
+    case.put(-1e18, 0, *section, *range(SECTION + 64, SECTION + 128), SECTION + 150)
+    second = case.results(device)
+    assert second.isfinite().all()
+    assert not same_bits(first, second)
+    for bad in (torch.nan, 1e18):
+        case.put(bad, 0, 185)  # what the first five rows see
+        found = case.results(device)[:, :6]
+        assert found.isnan().all(1).tolist() == [True] * 5 + [False] * 7
+        assert same_bits(found[5:], second[5:, :6])
+        case.put(-1e18, 0, 185)
+    case.put(-1e18, 0, *range(SECTION + 212))
+    assert case.results(device)[:, :6].isnan().all()
 
 
 def test_what_is_not_seen_is_not_read(device: str) -> None:
-    """A number that is not finite, behind a row's own position, changes nothing."""
-    keys, values = numbers(2, 2, 1, 16, PAGE), numbers(3, 2 * PAGE, 1, 16)
-    keys[0, :, :, 40:], values[40:] = torch.nan, torch.nan
-    cache = Cache(heads=2, kv_heads=1, size=16, values=16, keys=keys, kept=values)
-    qkv, to = Buffer("qkv", 64), Buffer("to", 32)
-    at = torch.tensor([39])
-    rows = Rows(at, at, at, at, torch.tensor([[0, 1]]), torch.tensor([[0, 39, 1, 0]]))
-    step = steps.Attend(name="attention", qkv=qkv, cache=cache, to=to, scale=0.3)
-    found = alike(device, rows, {qkv: numbers(1, 1, 64), to: torch.zeros(1, 32)}, step)
-    assert found[to].isfinite().all()
+    """A number that is not finite, in front of a row's window or behind its position, changes nothing."""
+    case = Windows([90], [8]).attend((2, 1, 4), window=30)
+    clean = case.results(device)
+    for values in (False, True):
+        case.put(torch.nan, slice(None), *range(64), 94, *range(98, 128), values=values)
+    found = case.results(device)
+    # Rows at 90 to 92 see what is in front of 64, those from 94 on what is there.
+    assert found.isnan().all(1).tolist() == [True] * 3 + [False] + [True] * 4
+    assert same_bits(found[3], clean[3])
 
 
 @pytest.mark.parametrize("bits", [0, 8, 4])
-@pytest.mark.parametrize(("experts", "picks"), [(5, 2), (40, 3), (4, 4)])
+@pytest.mark.parametrize(("experts", "picks"), [(5, 2), (40, 3), (4, 4), (150, 2)])
 def test_experts(device: str, bits: int, experts: int, picks: int) -> None:
     """Routes, what each of a row's experts gives, and their sum."""
     rows, hidden, inner = 6, 32, 64 if bits else 40
@@ -373,7 +468,7 @@ def test_experts(device: str, bits: int, experts: int, picks: int) -> None:
     several = numbers(4, rows, experts)
     several[1, 3] = several[1, 1]  # a tie, of which the first is taken
     for normalized in (True, False):
-        kept = Buffer("kept", experts)  # where the library leaves probabilities
+        kept = Buffer("kept", experts)  # where the interpreter leaves probabilities
         buffers = {
             x: numbers(3, rows, hidden),
             logits: several,

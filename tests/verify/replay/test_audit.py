@@ -186,10 +186,10 @@ def test_parameters(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
 
 
 def test_other_profile(folder: Path, audit: Callable[[Path], AuditResult]) -> None:
-    """Another arithmetic is said, and a token far from a tie differs all the same."""
+    """Another profile is said, and a token far from a tie differs all the same."""
     edit_manifest(
         folder,
-        lambda m: m["profile"].update(arithmetic="torch", versions={"torch": "1", "transformers": "1"}),
+        lambda m: m["profile"].update(device="another", versions={"torch": "1", "transformers": "1"}),
     )
     result = audit(folder)
     assert any("torch" in line for line in result.other_profile)
@@ -257,7 +257,7 @@ def test_the_log_of_another_profile(
     edit_lines(folder / "acceptance.jsonl", nudge)
     renew(folder)
     assert audit(folder).faults == 1
-    edit_manifest(folder, lambda m: m["profile"].update(arithmetic="another"))
+    edit_manifest(folder, lambda m: m["profile"].update(device="another"))
     result = audit(folder)
     assert (result.ties, result.faults) == (ties, faults), result.findings
 

@@ -145,7 +145,7 @@ def test_a_stopped_run(tmp_path: Path, engine: Engine, audit: Callable[[Path], A
 
 def test_another_profile(folder: Path, audit: Callable[[Path], AuditResult], engine: Engine) -> None:
     """Differences that rounding explains are ties; larger ones, and wrong sums, are faults."""
-    edit_manifest(folder, lambda manifest: manifest["profile"].update(arithmetic="another"))
+    edit_manifest(folder, lambda manifest: manifest["profile"].update(device="another"))
 
     def nudge(by: float) -> Callable[[list[dict[str, Any]]], None]:
         def change(lines: list[dict[str, Any]]) -> None:
