@@ -110,6 +110,13 @@ class Decoder(Protocol):
         """While the block runs, tell `take` the name and the output of each step, or module, of each pass."""
         ...
 
+    def exactly(self) -> AbstractContextManager[None]:
+        """While the block runs, what linear layers read stays as it is, even if they multiply whole numbers.
+
+        So that passes can be compared with a forward in floating point; they are slow.
+        """
+        ...
+
     def breaking(self, token: int) -> AbstractContextManager[None]:
         """While the block runs, the embedding of a token is NaN: a check of what broken rows do to others."""
         ...

@@ -72,6 +72,7 @@ class ProgramDecoder:
         self.kind, self.program, self.outputs = programs.kind, programs.program, programs.outputs
         self._broken: int | None = None
         self._take: Take | None = None
+        self._exact = False
 
     @contextmanager
     def telling(self, take: Callable[[str, object], None]) -> Iterator[None]:
@@ -90,6 +91,15 @@ class ProgramDecoder:
             yield
         finally:
             self._broken = None
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """See `Decoder`."""
+        self._exact = True
+        try:
+            yield
+        finally:
+            self._exact = False
 
     def explain_difference(self) -> str:
         """See `Decoder`."""

@@ -139,5 +139,6 @@ def check_depth(runner: ModelRunner, depth: Depth) -> None:
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         made = (torch.cat([x, x[cut:][:1]]) for x in _entries((values.shape[1], keys.shape[2], values.shape[2])))
         cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in made))
-    found = runner.run([Window(0, depth.at, depth.tokens, _ROWS)])
+    with runner.decoder.exactly():
+        found = runner.run([Window(0, depth.at, depth.tokens, _ROWS)])
     check_logits(runner, found, depth.logits, f" at position {depth.at:,}")

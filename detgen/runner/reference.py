@@ -58,7 +58,8 @@ def check_reference(runner: ModelRunner, reference: torch.Tensor, vocabulary: in
         EngineError: if packed passes do not compute what the model's own forward does.
     """
     runner.cache.pages.lay_out(1, _TOKENS)
-    packed = runner.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
+    with runner.decoder.exactly():
+        packed = runner.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
     check_logits(runner, packed, reference)
 
 

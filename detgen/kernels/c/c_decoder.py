@@ -58,7 +58,8 @@ class CDecoder(ProgramDecoder):
         runner = self._runner(exchange, batch.longest, scored)
         out = torch.empty(len(batch.wanted), SCORED if scored else self.outputs)
         given = self._exchanged(exchange, len(batch.ids), out.device)
-        found = runner.run(self._with_broken(batch.rows), {**given, self._programs.out(scored): out}, self._take)
+        given[self._programs.out(scored)] = out
+        found = runner.run(self._with_broken(batch.rows), given, self._take, exact=self._exact)
         if broken is not None and found.any():
             broken += found.nonzero()[:, 0].tolist()
         out = out[: batch.count]

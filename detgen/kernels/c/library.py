@@ -21,6 +21,7 @@ from detgen.program.finite import most
 from detgen.program.operands import SCORED, Buffer
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
+from detgen.program.widening import widened
 
 BUILDS = ("vnni", "avx512", "avx2", "plain")  # the fastest first
 CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
@@ -87,14 +88,22 @@ class Runner:
         self.program = program
         self._library, self._laid_out = found, LaidOut(program)
 
-    def run(self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None) -> torch.Tensor:
-        """Run a pass, by as many threads as torch has; arguments and what it returns as `Interpreter.run`.
+    def run(
+        self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None, *, exact: bool = False
+    ) -> torch.Tensor:
+        """Run a pass, by as many threads as torch has; what it returns as `Interpreter.run`.
+
+        Args:
+            rows: see there.
+            given: likewise.
+            take: likewise.
+            exact: whether inputs stay as they are where they would become whole numbers, which is slow.
 
         Raises:
             MemoryError: if there is no memory for the buffers.
         """
         count = len(rows.ids)
-        if take is None:
+        if take is None and not exact:
             return self._run(self._laid_out.whole, rows, given)
         broken = torch.zeros(count, dtype=torch.bool)
         all_given = {buffer: torch.zeros(count, buffer.width) for buffer in self.program.buffers} | dict(given)
@@ -102,10 +111,18 @@ class Runner:
         for i, step in enumerate(self.program.steps):
             sort = i if isinstance(step, Sort) else sort
             # The rows of experts are known while a program runs.
-            part = self._laid_out.part(*((sort, i) if isinstance(step, ExpertLinear) else (i,)))
+            chosen = (sort, i) if isinstance(step, ExpertLinear) else (i,)
+            part = self._widened(*chosen) if exact else self._laid_out.part(*chosen)
             broken |= self._run(part, rows, all_given)
-            take(step.name, all_given[step.writes][: len(rows.wanted) if step.wanted else count])
+            if take is not None:
+                take(step.name, all_given[step.writes][: len(rows.wanted) if step.wanted else count])
         return broken
+
+    def _widened(self, *chosen: int) -> layout.Program:
+        """Some of the steps, `widened`."""
+        made = Program(*self.program.buffers)
+        made.steps = [widened(self.program.steps[i]) for i in chosen]
+        return LaidOut(made).whole
 
     def chain(
         self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None = None

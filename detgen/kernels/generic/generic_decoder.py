@@ -122,6 +122,10 @@ class GenericDecoder:
         finally:
             self._take = None
 
+    def exactly(self) -> AbstractContextManager[None]:
+        """See `Decoder`: its linear layers multiply no whole numbers."""
+        return nullcontext()
+
     @contextmanager
     def breaking(self, token: int) -> Iterator[None]:
         """See `Decoder`."""

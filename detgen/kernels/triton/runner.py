@@ -16,6 +16,7 @@ from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.operands import Buffer, Into, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
+from detgen.program.widening import widened
 
 
 @dataclass(slots=True)
@@ -159,11 +160,17 @@ class TritonRunner:
                 kind = type(step).__name__
                 raise EngineError(f"step {step.name!r}: {kind} has no kernel for CUDA yet; use --device cpu")
 
-    def run(self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None) -> torch.Tensor:
+    def run(
+        self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None, *, exact: bool = False
+    ) -> torch.Tensor:
         """Run a pass: launch its kernels, without a look at any number.
 
-        Arguments as `Interpreter.run`, on the device; pieces of no tokens are passed over, and what belongs to no piece
-        attends to nothing.
+        Args:
+            rows: see `Interpreter.run`, on the device; pieces of no tokens are passed over, and what belongs to no piece
+                attends to nothing.
+            given: see there.
+            take: likewise.
+            exact: whether inputs stay as they are where they would become whole numbers, which is slow.
 
         Returns:
             int8 [rows], 1 where a key of the last layer is not finite.
@@ -175,7 +182,7 @@ class TritonRunner:
                 of.count = wanted if step.wanted else count
                 if step.writes not in of.buffers:
                     of.buffers[step.writes] = torch.empty(max(count, wanted), step.writes.width, device=rows.ids.device)
-                KERNELS[type(step)](step, of)
+                KERNELS[type(step)](widened(step) if exact else step, of)
                 if take is not None:
                     take(step.name, of[step.writes])
         return of.broken

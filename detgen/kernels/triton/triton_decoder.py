@@ -224,7 +224,7 @@ class TritonDecoder(ProgramDecoder):
         buffers.fill(packed, self._scratch, pieces, tables)
         if tokens is not None:
             buffers.rows.ids[: len(tokens)] = tokens
-        looked_into = exchange is not None or self._take is not None or self._broken is not None
+        looked_into = exchange is not None or self._take is not None or self._broken is not None or self._exact
         if looked_into or rows > _MOST_RECORDED:
             self._compute(buffers, exchange)
         elif buffers.replay is not None:
@@ -244,7 +244,9 @@ class TritonDecoder(ProgramDecoder):
             self._runners[key] = TritonRunner(programs.program(*key))
         given = self._exchanged(exchange, len(buffers.rows.ids), self._device)
         given[programs.out(False)] = buffers.results
-        buffers.broken.copy_(self._runners[key].run(self._with_broken(buffers.rows), given, self._take))
+        buffers.broken.copy_(
+            self._runners[key].run(self._with_broken(buffers.rows), given, self._take, exact=self._exact)
+        )
 
 
 def _rung(rows: int) -> int:

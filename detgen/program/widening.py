@@ -1,0 +1,20 @@
+"""Steps whose inputs stay as they are, for comparison with a forward in floating point."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from detgen.program.operands import GROUP, Step, Weight
+from detgen.program.storage import FORMATS, Storage
+
+S = TypeVar("S", bound=Step)
+
+
+def widened(step: S) -> S:
+    """The step with its weight in float32 if its inputs would become whole numbers, else itself."""
+    weight = getattr(step, "weight", None)
+    if not isinstance(weight, Weight) or weight.scales is None or not weight.storage.whole:
+        return step
+    data = FORMATS[weight.storage].unpack(weight.data) * weight.scales.repeat_interleave(GROUP, -2)
+    return replace(step, weight=replace(weight, data=data, scales=None, storage=Storage.FLOAT))
