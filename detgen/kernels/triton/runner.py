@@ -166,8 +166,8 @@ class TritonRunner:
         """Run a pass: launch its kernels, without a look at any number.
 
         Args:
-            rows: see `Interpreter.run`, on the device; pieces of no tokens are passed over, and what belongs to no piece
-                attends to nothing.
+            rows: see `Interpreter.run`, on the device; pieces of no tokens are passed over, and what belongs to no
+                piece attends to nothing.
             given: see there.
             take: likewise.
             exact: whether inputs stay as they are where they would become whole numbers, which is slow.
