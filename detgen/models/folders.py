@@ -53,7 +53,7 @@ def local_place(source: str | Path, name: str) -> Path | None:
     """
     path, given = Path(source), str(source)
     if not given.strip():
-        raise EngineError(f"cannot load the model {name!r}: that is no name")
+        raise EngineError(f"cannot load the model {name!r}: that is not a valid name")
     if isinstance(source, str) and source in EMBEDDED:
         return EMBEDDED[source]
     try:
