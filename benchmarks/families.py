@@ -33,29 +33,31 @@ LENGTHS = (5, 17, 40, 77, 130, 200)
 NEW = 8
 WHOLE, OWN, REFUSED, FAULT = "whole", "own forward", "refused", "fault"
 SECTIONS = (
-    (WHOLE, "Whole in one call", "operators that are proved"),
-    (OWN, "By the model's own forward", "operators that are proved"),
-    (REFUSED, "Refused", "why"),
+    (WHOLE, "Whole in one call", "proved operators"),
+    (OWN, "By transformers' forward", "proved operators"),
+    (REFUSED, "Refused", "reason"),
     (FAULT, "Faults", "what happens"),
 )
-HEAD = """# Families of models
+HEAD = """# Model families
 
-Of the {total} model types that transformers {version} maps to causal language models, {whole} run whole in one call
-of detgen's own pass, {own} run by transformers' forward on detgen's functions, and {refused} are refused with exit
-status 2 and the reason that stands here. Where transformers itself makes no model of a type, the reason is its own.
+Of the {total} model types that transformers {version} maps to causal language models, {whole} run whole in one call of
+detgen's own pass, {own} run by transformers' forward on detgen's functions, and {refused} are refused with exit status
+2 and the reason listed below. If transformers itself cannot make a model of a type, the reason is its message.
+[Choose a model](choosing.md) says how to run one, [Decoders without a description](generic.md) how the second group
+works.
 
     python benchmarks/families.py
 
-makes this page. Each type is a tiny model with random weights in float32, in a folder of its own, of which detgen
-generates on a CPU after prompts of 5 to 200 tokens, longer than the model's windows. One prompt at a time and four at
-a time give the same bits; logits are those of transformers' eager forward up to {close:.0e} of the largest one, and
-greedy tokens are the same wherever the two best differ by more. Where a type has the setting is_decoder, it is on. A
-tiny model does not show what other settings would change; whatever a folder asks for, detgen compares its passes with
-the model's own forward before it generates.
+generates this page. For each type it makes a tiny model with random weights in float32, and detgen generates on a CPU
+from prompts of 5 to 200 tokens, longer than the model's windows. One prompt at a time and four at a time must give the
+same bits. Logits must be those of transformers' eager forward to within {close:.0e} of the largest one, and greedy
+tokens must be the same wherever the two best differ by more. Where a type has the setting `is_decoder`, it is on. A
+tiny model does not show the effect of other settings. For every model that is loaded, detgen therefore compares its
+passes with the model's own forward before it generates.
 
-On CUDA the types that run whole in one call do so likewise, and others are refused: they have no description yet.
+On CUDA, the types that run whole in one call do so too; the others are refused, because they have no description yet.
 
-An operator that is proved rests on torch: its name, torch's version and the processor are in the profile.
+A proved operator rests on torch: its name, torch's version and the processor are in the profile.
 """
 DOC = Path(__file__).parent.parent / "docs" / "models.md"
 

@@ -102,7 +102,7 @@ class SamplingParams(BaseModel):
 
     max_tokens: Annotated[
         int,
-        Field(ge=1, le=MOST, description="Most tokens to generate per sample."),
+        Field(ge=1, le=MOST, description="Maximum number of tokens to generate per sample."),
         Option("N", panel="Options"),
         Aliases(("max_new_tokens", "max_completion_tokens")),
     ] = 128
@@ -162,7 +162,7 @@ class SamplingParams(BaseModel):
     # Also with `ignore_eos`, no end-of-sequence token and none of `stop_token_ids` comes before, and no stop string
     # within their text counts.
     min_tokens: Annotated[
-        int, Field(ge=0, le=MOST, description="Do not end a sample before so many tokens."), Option("N")
+        int, Field(ge=0, le=MOST, description="Do not end a sample before it has N tokens."), Option("N")
     ] = 0
     stop_token_ids: Annotated[
         tuple[_TokenId, ...],
@@ -182,15 +182,15 @@ class SamplingParams(BaseModel):
     ] = 1.0
     frequency_penalty: Annotated[
         float,
-        Field(ge=-2, le=2, description="Take P off a logit for each time that the text has the token."),
+        Field(ge=-2, le=2, description="Subtract P from a token's logit for each time the text has it."),
         Option("P"),
     ] = 0.0
     presence_penalty: Annotated[
-        float, Field(ge=-2, le=2, description="Take P off the logits of tokens that the text has."), Option("P")
+        float, Field(ge=-2, le=2, description="Subtract P from the logits of tokens that the text has."), Option("P")
     ] = 0.0
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],  # by id
-        Field(max_length=300_000, description="What is added to the logits of tokens, by their ids."),
+        Field(max_length=300_000, description="Numbers to add to the logits of tokens, by token id."),
         BeforeValidator(_biases, json_schema_input_type=dict[str, Annotated[float, Field(ge=-100, le=100)]]),
         Listed("an object from token ids to numbers from -100 to 100", "ids"),
     ] = ()

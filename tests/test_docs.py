@@ -291,8 +291,8 @@ def test_the_listing_of_a_program_is_what_is_printed(demo_models: Any) -> None:
 
 
 def examples() -> dict[str, str]:
-    """The diffs of `docs/design.md` and `docs/adding.md`, by the headings that they stand under."""
-    parts = re.split(r"^##+ (.+)$", f"{ADDING}\n{DESIGN}", flags=re.MULTILINE)
+    """The diffs of `docs/adding.md`, by the headings that they stand under."""
+    parts = re.split(r"^##+ (.+)$", ADDING, flags=re.MULTILINE)
     blocks = {
         title: re.findall(r"^```diff\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         for title, text in zip(parts[1::2], parts[2::2], strict=True)

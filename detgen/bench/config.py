@@ -76,7 +76,7 @@ class BenchConfig:
     batch_sizes: Annotated[
         tuple[int, ...],
         Option("LIST", "--batch-size", panel="Options", parser=_whole_numbers, default="16,1; 1,4,16,32 with --full"),
-        "Most requests at a time.",
+        "Maximum numbers of requests at a time.",
     ] = ()
     fractions: Annotated[
         tuple[float, ...],

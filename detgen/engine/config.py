@@ -161,7 +161,9 @@ class EngineConfig:
         Option("N|auto", panel="Speed", parser=_draft_tokens, default="auto"),
     ] = None
     batch_size: Annotated[
-        int, Field(ge=1, le=1_000_000, description="Most requests to run at a time."), Option("N", panel="Speed")
+        int,
+        Field(ge=1, le=1_000_000, description="Maximum number of requests to run at a time."),
+        Option("N", panel="Speed"),
     ] = 16
     device: Annotated[
         str, Field(description="Where the models run."), Option("auto|cpu|cuda|cuda:N", parser=_device)

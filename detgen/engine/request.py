@@ -97,7 +97,9 @@ class TokenRecord(NamedTuple):
     position: Annotated[int, Field(ge=0, description="place in the completion, from 0")]
     round: Annotated[int, Field(ge=0, description="round of the sample, from 0")]
     token: Annotated[int | None, Field(ge=0, description="the committed token; left out if rolled back")]
-    drafter: Annotated[str, Field(description="who drafted in the round: `model` or `ngram`; left out if nobody did")]
+    drafter: Annotated[
+        str, Field(description="who drafted in the round: `model` or `ngram`; left out if nothing was drafted")
+    ]
     drafted: Annotated[
         int | None,
         Field(ge=0, description="the token drafted for this position; left out if none was, or if it was accepted"),

@@ -156,7 +156,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
 
     def note(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: AttentionTraits) -> torch.Tensor:
         if layer in sizes:
-            raise NotImplementedError(f"layer {layer} has several attentions, and detgen's KV cache keeps one")
+            raise NotImplementedError(f"layer {layer} has several attention modules, and detgen's KV cache keeps one")
         sizes[layer] = (q.shape[1], k.shape[1], k.shape[2], v.shape[2])
         traits[layer] = asked
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])

@@ -53,7 +53,7 @@ def local_place(source: str | Path, name: str) -> Path | None:
     """
     path, given = Path(source), str(source)
     if not given.strip():
-        raise EngineError(f"cannot load the model {name!r}: that is no name")
+        raise EngineError(f"cannot load the model {name!r}: that is not a valid name")
     if isinstance(source, str) and source in EMBEDDED:
         return EMBEDDED[source]
     try:
@@ -161,7 +161,7 @@ def _check(folder: Path, *, trusted: bool) -> Stored:
         raise _WrongError("adapter_config.json: this is an adapter of another model; merge the two and save the result")
     for file, length in files.items():
         if length > _LARGEST_TEXT and not file.endswith((".safetensors", ".bin")):
-            raise _WrongError(f"{file}: {length:,} bytes are too many for such a file")
+            raise _WrongError(f"{file}: {length:,} bytes is too large for such a file")
     config = _object(folder / "config.json")
     for file in ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if file in files:

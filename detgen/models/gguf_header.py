@@ -80,7 +80,7 @@ def read_header(path: Path, name: str) -> Header:
     try:
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
-                raise _WrongError("it is no GGUF file; give one, or a folder in the Hugging Face layout")
+                raise _WrongError("it is not a GGUF file; give one, or a folder in the Hugging Face layout")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _Reader(content).header()
     except OSError as error:

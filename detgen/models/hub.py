@@ -52,7 +52,7 @@ def _fetch(name: str, observer: Observer, *, trusted: bool) -> Path:
     try:
         info = _within(_PATIENCE, lambda: HfApi().model_info(name, timeout=_PATIENCE / 2, files_metadata=True))
     except GatedRepoError as error:
-        raise EngineError(f"cannot load the model {name}: its owner has to let you in first: {_line(error)}") from error
+        raise EngineError(f"cannot load the model {name}: its owner must grant you access: {_line(error)}") from error
     except RepositoryNotFoundError as error:
         raise EngineError(
             f"cannot load the model {name} (not a local folder, and not available from the hub): there is none of this"

@@ -119,7 +119,7 @@ class Round:
             only = self.cells[0]
             if only.status == "unverified":
                 return f"The pass chose {only.text}; nothing is promised of it."
-            return f"Nobody drafted. The canonical pass chose {only.text}."
+            return f"Nothing was drafted. The canonical pass chose {only.text}."
         drafts = f"The drafter {self.drafter} proposed {_tokens(drafted)}."
         if wrong is not None:
             right = f" {_first(self.accepted)}." if self.accepted else ""
@@ -207,7 +207,7 @@ def windows(rounds: list[Round]) -> tuple[list[Window], int]:
         if one.cells[0].status == "unverified":
             said = "The pass of each of these rounds chose one token; nothing is promised of these."
         else:
-            said = "Nobody drafted in these rounds. The canonical pass of each chose one token."
+            said = "Nothing was drafted in these rounds. The canonical pass of each chose one token."
         found[-1] = Window(f"{first}–{one.number}", one.drafter, [*found[-1].cells, *one.cells], said)
     return found, 0
 

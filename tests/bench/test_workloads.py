@@ -85,7 +85,7 @@ def test_chats_are_rendered_by_the_models_template(tmp_path: Path, embedded: Tar
     workload = make_workload(f"file:{path}", 3, 1.0, BenchConfig(max_tokens=5), embedded)
     assert [list(p.tokens) for p in workload.prompts] == expected
     path.write_text(CHAT + json.dumps(tools))
-    with pytest.raises(BenchError, match=r"chats\.jsonl:2: the model's chat template has no use for no_such_variable"):
+    with pytest.raises(BenchError, match=r"chats\.jsonl:2: the model's chat template does not use no_such_variable"):
         make_workload(f"file:{path}", 2, 1.0, BenchConfig(), embedded)
 
 

@@ -35,7 +35,7 @@ CHAT = (
     "# {{ m.role }}: {{ m.content }}\n{% endfor %}"
 )
 
-# Fields that no audit can judge, since no output depends on them: see "What an audit judges" in docs/runs.md.
+# Fields that no audit can judge, since no output depends on them: see docs/auditing.md.
 NOT_JUDGED = (
     "created",
     "seconds",

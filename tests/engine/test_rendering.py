@@ -90,13 +90,13 @@ def test_tools_and_variables_reach_the_template(render: Callable[..., str]) -> N
 @pytest.mark.parametrize(
     ("fields", "template", "reason"),
     [
-        ({"tools": [{}]}, "{{ messages }}", "the model's chat template has no use for tools; leave it out"),
+        ({"tools": [{}]}, "{{ messages }}", "the model's chat template does not use tools; leave it out"),
         (
             {"chat_template_kwargs": {"enable_thinkin": True}},
             TEMPLATE,
-            "the model's chat template has no use for enable_thinkin; leave it out",
+            "the model's chat template does not use enable_thinkin; leave it out",
         ),
-        ({"chat_template_kwargs": {"": True}}, TEMPLATE, "the model's chat template has no use for ''; leave it out"),
+        ({"chat_template_kwargs": {"": True}}, TEMPLATE, "the model's chat template does not use ''; leave it out"),
         (
             {"chat_template_kwargs": {"chat_template": "x"}},
             TEMPLATE,

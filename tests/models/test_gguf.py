@@ -265,8 +265,8 @@ def damaged(content: bytes, what: str) -> bytes:
     [
         ("end", "cut short"),
         ("header", "cut short"),
-        ("magic", "no GGUF file"),
-        ("nothing", "no GGUF file"),
+        ("magic", "not a GGUF file"),
+        ("nothing", "not a GGUF file"),
         ("version", "GGUF 1"),
         ("type", "type Q4_K"),
         ("unknown type", "type 999"),

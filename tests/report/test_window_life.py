@@ -29,7 +29,7 @@ def only(records: list[dict[str, Any]]) -> Round:
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ([("plain", 5, None)], "Nobody drafted. The canonical pass chose #5."),
+        ([("plain", 5, None)], "Nothing was drafted. The canonical pass chose #5."),
         ([("unverified", 5, None)], "The pass chose #5; nothing is promised of it."),
         (
             [("accepted", 5, 5), ("bonus", 6, None)],

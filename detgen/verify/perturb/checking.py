@@ -224,7 +224,7 @@ class Check:
         self._until = None
         result.seconds += time.monotonic() - started
         if self._roomy:
-            result.notes.append(f"in {self._roomy} of the settings with preemption nobody had to be preempted")
+            result.notes.append(f"{self._roomy} of the settings with preemption did not need to preempt any request")
         return result
 
     def _try(self, setting: Setting) -> Failure | None:

@@ -47,7 +47,7 @@ class CheckConfig:
         float | None,
         Option("N"),
         "End within N minutes and a few seconds, with as many settings as fit; a difference is looked into"
-        " beyond them. Fewer prompts or tokens are used if all leave no time for the settings, and it says so.",
+        " beyond them. If time is too short for all prompts, fewer prompts or tokens are used, and a line says so.",
     ] = None
     axis: Annotated[
         tuple[str, ...],

@@ -91,7 +91,7 @@ def _draft(seq: Sequence, lines: list[Line], done: int, vocabulary: int) -> tupl
         names = ", ".join(sorted(_DRAFTERS))
         raise LogError(first.where, f"drafter is {_SHOWN.repr(name)}, but must be one of {names}")
     if not done and name != "none":
-        raise LogError(first.where, f"drafter is {name!r}, but nobody drafts the first token")
+        raise LogError(first.where, f"drafter is {name!r}, but the first token is never drafted")
     drafted = [line.fields["drafted"] for line in lines if line.fields["drafted"] is not None]
     most = max(seq.remaining - done - 1, 0) if name != "none" else 0
     if len(drafted) > most:

@@ -48,7 +48,7 @@ def test_preemption(check: Check, setting: Setting) -> None:
 def test_a_check_says_where_nobody_was_preempted(check: Check) -> None:
     check.pool.growing = []
     check.run([Setting(batch=2, preemption=True), Setting(batch=2)])
-    assert check.result.notes == ["in 1 of the settings with preemption nobody had to be preempted"]
+    assert check.result.notes == ["1 of the settings with preemption did not need to preempt any request"]
 
 
 def test_prefix_cache(check: Check) -> None:

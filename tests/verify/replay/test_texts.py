@@ -88,7 +88,7 @@ def test_the_bytes_of_output_lines(
         (lambda ls: ls[1].update(position=9), "position is 9, should be 1"),
         (lambda ls: ls[1].update(id="other"), "has 'id', which no run writes here"),
         (lambda ls: ls[1].update(extra=1), "has 'extra', which no run writes here"),
-        (lambda ls: ls[0].update(drafter="model"), "nobody drafts the first token"),
+        (lambda ls: ls[0].update(drafter="model"), "the first token is never drafted"),
         (lambda ls: ls[0].update(drafted=ls[0]["token"]), "1 tokens are drafted, where 0 can be"),
         (lambda ls: first(ls, status="accepted").update(status="corrected"), "status is 'corrected', should be 'acce"),
         (lambda ls: first(ls, status="corrected").update(status="accepted"), "status is 'accepted', should be 'corre"),
