@@ -16,5 +16,6 @@ def widened(step: S) -> S:
     weight = getattr(step, "weight", None)
     if not isinstance(weight, Weight) or weight.scales is None or not weight.storage.whole:
         return step
-    data = FORMATS[weight.storage].unpack(weight.data) * weight.scales.repeat_interleave(GROUP, -2)
+    data = FORMATS[weight.storage].unpack(weight.data).float()
+    data.unflatten(-2, (-1, GROUP)).mul_(weight.scales.unsqueeze(-2))
     return replace(step, weight=replace(weight, data=data, scales=None, storage=Storage.FLOAT))

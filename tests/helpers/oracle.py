@@ -26,7 +26,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Passes:
     libraries = {name: library for name in BUILDS if (library := build(name)) is not None}
     passes: Passes = []
 
-    def run(self: Runner, rows: Rows, given: dict[Buffer, torch.Tensor], take: Take | None = None) -> Any:
+    def run(
+        self: Runner, rows: Rows, given: dict[Buffer, torch.Tensor], take: Take | None = None, *, exact: bool = False
+    ) -> Any:
         case = Case(self.program, given, rows)
         with using(1):  # more would wait for each other
             wanted = case.after(Interpreter(self.program).run)
@@ -34,7 +36,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Passes:
                 found = case.after(partial(plain, Runner(library, self.program)))
                 assert not differences(found, wanted), f"{name}, {len(rows.ids)} rows:\n{self.program}"
         passes.append((type(self.program.steps[-1]), len(rows.ids)))
-        return plain(self, rows, given, take)
+        return plain(self, rows, given, take, exact=exact)
 
     monkeypatch.setattr(Runner, "run", run)
     return passes

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,13 @@ def widened(folder: Path, to: Path) -> Path:
     return to
 
 
-def bits_of(folder: Path, quant: QuantName = "none", dtype: Any = "auto") -> list[torch.Tensor]:
-    """Logits of a pass of two windows, and the entries of the cache."""
+def bits_of(folder: Path, quant: QuantName = "none", dtype: Any = "auto", *, exact: bool = True) -> list[torch.Tensor]:
+    """Logits of a pass of two windows, and the entries of the cache; exact: of inputs that are not rounded."""
     loaded = load_model(folder, folder.name, dtype, quant)
     forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
     forward.cache.pages.lay_out(2, 128)
-    logits = forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)])
+    with forward.decoder.exactly() if exact else nullcontext():
+        logits = forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)])
     at = torch.tensor([*range(40), *range(128, 131)])
     return [logits.clone(), *(x for i in range(len(forward.cache.keys)) for x in forward.cache.read(i, at))]
 
@@ -130,6 +132,7 @@ def test_families(random_model: Callable[..., Path], tmp_path: Path, family: str
     want = bits_of(widened(folder, tmp_path / "wide"))
     assert agree(bits_of(folder), want)
     assert agree(bits_of(plain, kind), want)
+    assert agree(bits_of(plain, kind, exact=False), bits_of(folder, exact=False))
 
 
 def test_experts_one_by_one(random_model: Callable[..., Path], tmp_path: Path) -> None:
