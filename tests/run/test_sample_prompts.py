@@ -21,18 +21,18 @@ from detgen.outputs.lines import dump
 PROMPTS = Path(__file__).parents[2] / "sample_prompts"
 # SHA-256 of outputs.jsonl with 32 tokens a sample, by the file and the temperature, without keys that came later.
 KNOWN = {
-    ("batch.jsonl", "0"): "2214b3b054322d328b56480773db4a1e2946abd2d39d214000501716e8e83410",
+    ("batch.jsonl", "0"): "ecb5fc3e97eedd3c47e9076f730d33e9411e194723079ca02c847a7eb0388df3",
     ("code.jsonl", "0"): "f0287f841f3ff64be05297fa4f4943f5ded70c8b4fcf0dae1f10b1422e86f833",
     ("code.jsonl", "0.8"): "318b57f4d76a80d982e900d53e91f17672166b18a68906117753252f2e4ad86f",
     ("mistakes.jsonl", "0"): "2abd2957f31158275428bbe043c3a5905f05843bd94e8be9c482eba607b12154",
-    ("parameters.jsonl", "0"): "1d61aa6edc80f3e97eff8a8b370b8ed8a97b72dabf97a3ca4627594fd0b9a1b1",
+    ("parameters.jsonl", "0"): "7faf92cb973c96c1b34cb90c4cebd7f59e5315c3b00cb6e7939becda0fd178ff",
     ("prompts.csv", "0.8"): "3870399cb4d0e270462ed06f7984451c9125a7315f56bcdb4aaf65f1d068a6ea",
     ("prompts.json", "0.8"): "48b1cfbd565cc06ae03fd709f75e6bc097765da4d03f94edb60a58037365da27",
     ("prompts.txt", "0.8"): "c326d633c886ed1114b9676b8f7598f9fc026d3d724f41134c001cb7fb9e4ebe",
     ("chat.jsonl", "0.8"): "9487db59ad586dff29986daa927825bb32d91e51f9e0de2dba938e6b370911f6",
     ("coin_flips.jsonl", "0"): "e8a1fc002ae8b4c7a17ad4d554b65dd5c8b28822986ae83da9239118afe577b1",
 }
-SCORES = "079fb7443db266706bf8cb1498b18ee6f2183104e27abf4454a0623a7bbb85bd"
+SCORES = "cebd77d5b0e3d075ac592ffce6873f853a572e802cf58cfd338576ad70b9f200"
 
 
 @pytest.fixture(params=library.BUILDS)
@@ -66,7 +66,7 @@ def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
     data = (tmp_path / "results.jsonl").read_bytes()
     kinds = [type(check(line)).__name__ for line in data.splitlines()]
     assert kinds == ["ChatCompletion", "ChatCompletion", "Completion", "Failure"]
-    assert hashlib.sha256(data).hexdigest() == "15f040c9db687179c9092286e87d4c60dd979e4a9b0c894936739d3df8c8abc3"
+    assert hashlib.sha256(data).hexdigest() == "0702136945bcdac03b6c305ad24f8ec9caafa9f3ede6ea90429c690e1c1ae217"
 
 
 @pytest.mark.parametrize("size", ["1", "16"])
