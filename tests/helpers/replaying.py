@@ -89,11 +89,11 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(found)
 
 
-def build_arm(folder: Path) -> Arm:
-    """Compile the native pass for ARM64; skips the test where there is no emulator."""
+def build_arm(folder: Path, features: str = "") -> Arm:
+    """Compile the native pass for ARM64 with some features; skips the test where there is no emulator."""
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"there is no {EMULATOR} here")
     sources = [Path(__file__).parents[1] / "kernels/c/replay.c", *(SOURCES / n for n in ("pass.c", "pool.c"))]
-    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-static", "-pthread", f"-I{SOURCES}"]
+    flags = [f"-mcpu=generic{features}", "-O3", "-ffp-contract=off", "-fno-math-errno", "-static", "-pthread", f"-I{SOURCES}"]
     subprocess.run([*COMPILER, *flags, *sources, "-lm", "-o", folder / "replay"], check=True)
     return Arm(folder / "replay", folder)

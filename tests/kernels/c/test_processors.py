@@ -88,9 +88,10 @@ def told(results: torch.Tensor | Scores) -> list[torch.Tensor]:
     return [results] if isinstance(results, torch.Tensor) else [torch.from_numpy(values) for values in results]
 
 
-@pytest.fixture(scope="module")
-def arm(tmp_path_factory: pytest.TempPathFactory) -> Arm:
-    return build_arm(tmp_path_factory.mktemp("arm"))
+@pytest.fixture(scope="module", params=["", pytest.param("+dotprod", marks=pytest.mark.slow)])
+def arm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Arm:
+    """Without and with products of whole numbers."""
+    return build_arm(tmp_path_factory.mktemp("arm"), request.param)
 
 
 STORED = pytest.mark.parametrize(
