@@ -231,6 +231,7 @@ def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
     lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
     lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation)] + [_enum(kinds)]
+    lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in Storage if not each.whole)}"]
     lines += [f"#define STORED_BITS {{{', '.join(str(FORMATS[storage].bits) for storage in Storage)}}}"]
     for made in _STRUCTURES:
         lines += ["", *_struct(made)]

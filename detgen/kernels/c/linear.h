@@ -46,7 +46,7 @@ INLINE void tile(
     for (int64_t group = 0; group < inputs; group += GROUP) {
         const int64_t end = inputs - group < GROUP ? inputs : group + GROUP;
         reg scale[WHOLE];
-        if (storage == CODE)
+        if (storage >= CODE)
 #pragma GCC unroll 16
             for (int c = 0; c < wide; c++) scale[c] = reg_load(scales + group / GROUP * PANEL + from + c * WIDTH);
         for (int64_t i = group; i < end; i++) {
@@ -56,7 +56,7 @@ INLINE void tile(
 #pragma GCC unroll 16
             for (int c = 0; c < wide; c++) {
                 w[c] = weights(storage, panel + i * bytes, from + c * WIDTH, codes);
-                if (storage == CODE) w[c] = w[c] * scale[c];
+                if (storage >= CODE) w[c] = w[c] * scale[c];
             }
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
@@ -119,7 +119,7 @@ INLINE void widen(
             for (int64_t l = 0; l < lines; l++, next += LINE) __builtin_prefetch(next, 0, 2);
         for (int c = 0; c < PANEL; c += WIDTH) {
             reg w = weights(storage, panel + i * panel_bytes(storage), c, codes);
-            if (storage == CODE) w = w * reg_load(scales + i / GROUP * PANEL + c);
+            if (storage >= CODE) w = w * reg_load(scales + i / GROUP * PANEL + c);
             reg_store(to + i * PANEL + c, w);
         }
     }
@@ -138,7 +138,7 @@ static void piece(
     const int64_t lines = (STRIDE * bytes + LINE - 1) / LINE, shared = (lines + calls - 1) / calls;
 #define STORED(KIND) \
     case KIND: \
-        if (KIND != CODE || tiles < WIDENED) \
+        if (KIND < CODE || tiles < WIDENED) \
             part(KIND, w, s, weight->codes, x + first, x_row, rows, inputs, sums, sums_row, adds, next, shared); \
         else { \
             float wide[PART_INPUTS * PANEL] __attribute__((aligned(64))); \
@@ -146,7 +146,7 @@ static void piece(
             part(FLOAT, (const char *)wide, 0, 0, x + first, x_row, rows, inputs, sums, sums_row, adds, 0, 0); \
         } \
         break;
-    switch (weight->storage) { STORED(FLOAT) STORED(BFLOAT) STORED(HALF) STORED(CODE) }
+    switch (weight->storage) { WIDENED_STORAGES(STORED) }
 #undef STORED
 }
 
