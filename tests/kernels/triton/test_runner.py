@@ -190,7 +190,7 @@ def test_a_tile_has_no_say(device: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_groups_that_do_not_become_whole_numbers(device: str, bits: int) -> None:
-    """Those of hardly any magnitude count as zeros; one number that is not finite makes its row NaN. Ties go to even."""
+    """Groups of hardly any magnitude count as zeros; a number that is not finite makes its row NaN; ties go to even."""
     x, to = Buffer("x", 96), Buffer("to", 34)
     given = numbers(1, 8, 96)
     given[0, :32], given[1, 32:64], given[2] = 2.0**-101, 0.0, 1e-40
