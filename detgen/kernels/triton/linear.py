@@ -27,6 +27,7 @@ _PANEL = tl.constexpr(PANEL)
 _PART = tl.constexpr(PART_INPUTS)
 _SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
 _GROUP = tl.constexpr(GROUP)
+_BYTE = tl.constexpr(int(Storage.BYTE))
 _CODE = tl.constexpr(int(Storage.CODE))
 _ROWS, _COLUMNS = 16, 64  # of a tile, at most
 
@@ -37,10 +38,11 @@ def _weights(data, scales, codes, panel, column, input, inputs, there, STORAGE: 
     if STORAGE == _CODE:
         half = tl.load(data + (panel * inputs + input) * (_PANEL // 2) + column % (_PANEL // 2), mask=there, other=0)
         wide = tl.load(codes + ((half >> (column // (_PANEL // 2) * 4).to(tl.uint8)) & 15).to(tl.int32))
-        group = panel * (inputs // _GROUP) + input // _GROUP
-        wide = wide * tl.load(scales + group * _PANEL + column, mask=there, other=0.0)
     else:
         wide = tl.load(data + (panel * inputs + input) * _PANEL + column, mask=there, other=0).to(tl.float32)
+    if STORAGE >= _BYTE:
+        group = panel * (inputs // _GROUP) + input // _GROUP
+        wide = wide * tl.load(scales + group * _PANEL + column, mask=there, other=0.0)
     return wide
 
 
