@@ -1,7 +1,7 @@
 """Number formats of weights: how each is packed, and read again, in plain PyTorch.
 
 Back ends read what is packed here: `weights` in detgen/kernels/c/stored.h, `_weights` in
-detgen/kernels/triton/linear.py. setup.py reads this module, so torch is imported when it is used.
+detgen/kernels/triton/linear.py, and of whole numbers, detgen/kernels/c/whole.h and detgen/kernels/triton/whole_linear.py. setup.py reads this module, so torch is imported when it is used.
 """
 
 from __future__ import annotations
@@ -78,11 +78,13 @@ _TOGETHER = 4  # inputs that processors multiply at once
 
 def _in_fours(whole: Tensor) -> Tensor:
     """[..., inputs, PANEL] -> [..., inputs / 4, 4 * PANEL]: four inputs of a column, then the next column."""
-    return whole.unflatten(-2, (-1, _TOGETHER)).transpose(-1, -2).flatten(-2)
+    fours: Tensor = whole.unflatten(-2, (-1, _TOGETHER)).transpose(-1, -2).flatten(-2)
+    return fours
 
 
 def _of_fours(data: Tensor) -> Tensor:
-    return data.unflatten(-1, (-1, _TOGETHER)).transpose(-1, -2).flatten(-3, -2)
+    inputs: Tensor = data.unflatten(-1, (-1, _TOGETHER)).transpose(-1, -2).flatten(-3, -2)
+    return inputs
 
 
 def _bytes_in_fours(whole: Tensor) -> Tensor:

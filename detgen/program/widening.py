@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from detgen.program.operands import GROUP, Step, Weight
 from detgen.program.storage import FORMATS, Storage
 
-S = TypeVar("S", bound=Step)
 
-
-def widened(step: S) -> S:
+def widened(step: Step) -> Step:
     """The step with its weight in float32 if its inputs would become whole numbers, else itself."""
+    made: Any = step  # of a kind that has a weight, or not
     weight = getattr(step, "weight", None)
     if not isinstance(weight, Weight) or weight.scales is None or not weight.storage.whole:
         return step
     data = FORMATS[weight.storage].unpack(weight.data).float()
     data.unflatten(-2, (-1, GROUP)).mul_(weight.scales.unsqueeze(-2))
-    return replace(step, weight=replace(weight, data=data, scales=None, storage=Storage.FLOAT))
+    found: Step = replace(made, weight=replace(weight, data=data, scales=None, storage=Storage.FLOAT))
+    return found

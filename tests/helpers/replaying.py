@@ -94,6 +94,7 @@ def build_arm(folder: Path, features: str = "") -> Arm:
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"there is no {EMULATOR} here")
     sources = [Path(__file__).parents[1] / "kernels/c/replay.c", *(SOURCES / n for n in ("pass.c", "pool.c"))]
-    flags = [f"-mcpu=generic{features}", "-O3", "-ffp-contract=off", "-fno-math-errno", "-static", "-pthread", f"-I{SOURCES}"]
+    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-static", "-pthread", f"-I{SOURCES}"]
+    flags += [f"-mcpu=generic{features}"]
     subprocess.run([*COMPILER, *flags, *sources, "-lm", "-o", folder / "replay"], check=True)
     return Arm(folder / "replay", folder)

@@ -2,7 +2,8 @@
 
 Promise: an entry of the result is a chain of fused multiply-adds over the inputs, first to last, in parts of
 PART_INPUTS; the sums of parts are added in their order within a section of SECTION_PARTS, and those of sections in
-theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it.
+theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it. Weights that inputs become
+whole numbers for are those of `whole_linear`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.float_functions import activated, capped, part_of, put
+from detgen.kernels.triton.float_functions import part_of
 from detgen.kernels.triton.launching import OPTIONS, tiles
+from detgen.kernels.triton.linear_columns import behind, ended, places
+from detgen.kernels.triton.whole_linear import whole_linear
 from detgen.program.operands import GROUP, PANEL, PART_INPUTS, SECTION_PARTS, Activation, Weight
 from detgen.program.storage import Storage
 
@@ -25,7 +28,6 @@ _PART = tl.constexpr(PART_INPUTS)
 _SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
 _GROUP = tl.constexpr(GROUP)
 _BYTE = tl.constexpr(int(Storage.BYTE))
-_NIBBLE = tl.constexpr(int(Storage.NIBBLE))
 _CODE = tl.constexpr(int(Storage.CODE))
 _ROWS, _COLUMNS = 16, 64  # of a tile, at most
 
@@ -33,25 +35,15 @@ _ROWS, _COLUMNS = 16, 64  # of a tile, at most
 @triton.jit
 def _weights(data, scales, codes, panel, column, input, inputs, there, STORAGE: tl.constexpr):
     """The weights of an input, float32, of some columns of some panels (int64)."""
-    if STORAGE == _NIBBLE or STORAGE == _CODE:  # noqa: SIM109
+    if STORAGE == _CODE:
         half = tl.load(data + (panel * inputs + input) * (_PANEL // 2) + column % (_PANEL // 2), mask=there, other=0)
-        whole = ((half >> (column // (_PANEL // 2) * 4).to(tl.uint8)) & 15).to(tl.int32)
-        if STORAGE == _CODE:  # noqa: SIM108
-            wide = tl.load(codes + whole)
-        else:
-            wide = (whole - 8).to(tl.float32)
+        wide = tl.load(codes + ((half >> (column // (_PANEL // 2) * 4).to(tl.uint8)) & 15).to(tl.int32))
     else:
         wide = tl.load(data + (panel * inputs + input) * _PANEL + column, mask=there, other=0).to(tl.float32)
     if STORAGE >= _BYTE:
         group = panel * (inputs // _GROUP) + input // _GROUP
         wide = wide * tl.load(scales + group * _PANEL + column, mask=there, other=0.0)
     return wide
-
-
-@triton.jit
-def _behind(sums, x, first):
-    """The sum with what stands behind; the first stays as it is, if it is -0, too."""
-    return tl.where(first, x, sums + x)
 
 
 @triton.jit(do_not_specialize=("items",))
@@ -84,11 +76,8 @@ def _linear(
     # An item is a row, or one of PICKS routes of a row to experts, all of which read the same inputs where SHARED.
     item, output, inside = part_of(items, outputs, ROWS, COLUMNS)
     row_there, there = (item < items)[:, None], (output < outputs)[None, :]
-    if GATED:
-        panel, column = output // (_PANEL // 2), output % (_PANEL // 2)
-    else:
-        panel, column = output // _PANEL, output % _PANEL
-    panel, column, wanted = panel.to(tl.int64)[None, :], column[None, :], there
+    panel, column = places(output, GATED)
+    panel, column, wanted = panel[None, :], column[None, :], there
     if PICKS:
         expert = tl.load(routes + 2 * item, mask=item < items, other=0.0).to(tl.int64)
         panel, wanted = panel + (expert * panels)[:, None], inside
@@ -107,26 +96,28 @@ def _linear(
                 if GATED:
                     other = _weights(data, scales, codes, panel, column + _PANEL // 2, input, inputs, wanted, STORAGE)
                     part_opened = tl.fma(other, entry, part_opened)
-            of_section = _behind(of_section, part, first == section)
+            of_section = behind(of_section, part, first == section)
             if GATED:
-                of_section_opened = _behind(of_section_opened, part_opened, first == section)
-        sums = _behind(sums, of_section, section == 0)
+                of_section_opened = behind(of_section_opened, part_opened, first == section)
+        sums = behind(sums, of_section, section == 0)
         if GATED:
-            opened = _behind(opened, of_section_opened, section == 0)
-    if BIASED:
-        sums += tl.load(bias + panel * _PANEL + column, mask=there, other=0.0)
-    sums = activated(sums, ACTIVATION)
-    if GATED:
-        if BIASED:
-            opened += tl.load(bias + panel * _PANEL + column + _PANEL // 2, mask=there, other=0.0)
-        sums = sums * opened
-    at = to + item[:, None] * outputs + output[None, :]
-    if CAPPED:
-        if SCALES:
-            sums = sums * factor
-        tl.store(at, capped(sums, cap), mask=inside)
-    else:
-        put(at, sums, inside, factor, ADDS, SCALES)
+            opened = behind(opened, of_section_opened, section == 0)
+    ended(
+        sums,
+        opened,
+        bias + panel * _PANEL + column,
+        there,
+        to + item[:, None] * outputs + output[None, :],
+        inside,
+        factor,
+        cap,
+        ACTIVATION,
+        GATED,
+        BIASED,
+        CAPPED,
+        ADDS,
+        SCALES,
+    )
 
 
 def linear(
@@ -156,12 +147,17 @@ def linear(
     """
     picks = 0 if routes is None else routes.shape[1] // 2
     items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
+    shared = bool(picks) and x.shape[1] == inputs
+    sizes = (items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap))
+    how = (int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1, picks, shared)
+    scales, bias, routes = (_or(each, x) for each in (weight.scales, weight.bias, routes))
+    if weight.storage.whole:
+        whole_linear(x, weight, (scales, bias, routes, to), sizes, how, picks)
+        return
     rows, columns, grid = tiles(items, outputs, _ROWS, _COLUMNS)
     _linear[grid](
-        *(x, weight.data, _or(weight.scales, x), _or(weight.codes, x), _or(weight.bias, x), _or(routes, x), to),
-        *(items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap)),
-        *(int(weight.storage), int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),
-        *(picks, bool(picks) and x.shape[1] == inputs, rows, columns),
+        *(x, weight.data, scales, _or(weight.codes, x), bias, routes, to, *sizes),
+        *(int(weight.storage), *how, rows, columns),
         **OPTIONS,
     )
 

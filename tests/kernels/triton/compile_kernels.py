@@ -27,6 +27,7 @@ from detgen.kernels.triton import (
     rowwise,
     sampled_rows,
     sampling_kernels,
+    whole_linear,
 )
 from detgen.program.operands import Activation
 from detgen.program.storage import Storage
@@ -37,10 +38,13 @@ HEADS = [8, 4, 128]  # of a group, and their size
 
 
 def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0) -> tuple[Any, list[str], list[Any]]:
-    data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF, Storage.BYTE: BYTE}.get(storage, "*u8")
+    data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF}.get(storage, "*u8")
     activation = Activation.SILU if gated else Activation.NONE
     types = [FLOAT, data, *[FLOAT] * 5, *["i32"] * 4, "fp32", "fp32"]
     how = [int(storage), int(activation), gated, False, False, not gated and not picks, False, picks, bool(picks)]
+    if storage.whole:
+        types = [BYTE, FLOAT, data, *[FLOAT] * 4, *types[7:]]
+        return whole_linear._linear, types, [*how, items, whole_linear._COLUMNS]
     return linear._linear, types, [*how, items, linear._COLUMNS]
 
 
@@ -73,6 +77,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
             ("experts", Storage.NIBBLE, linear._ROWS, {"picks": 2}),
         )
     },
+    "round": (whole_linear._round, [FLOAT, BYTE, FLOAT, "i32"], [whole_linear._GROUPS]),
     "norm": (
         norms._norm,
         [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32"],

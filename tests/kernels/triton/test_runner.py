@@ -181,6 +181,27 @@ def test_a_tile_has_no_say(device: str, monkeypatch: pytest.MonkeyPatch) -> None
     for gated, packed in ((False, panels([numbers(2, 70, 40)])), (True, joined([numbers(2, 140, 40)], [], gated=True))):
         step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
         alike(device, rows_of(19), {x: numbers(1, 19, 40), to: torch.zeros(19, 70)}, step)
+    x = Buffer("x", 64)
+    for gated in (False, True):
+        packed = joined([numbers(seed, 70, 64) for seed in (2, 3)[: 1 + gated]], [], 4, gated=gated)
+        step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
+        alike(device, rows_of(40), {x: numbers(1, 40, 64), to: torch.zeros(40, 70)}, step)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_groups_that_do_not_become_whole_numbers(device: str, bits: int) -> None:
+    """Groups of hardly any magnitude count as zeros; a number that is not finite makes its row NaN; ties go to even."""
+    x, to = Buffer("x", 96), Buffer("to", 34)
+    given = numbers(1, 8, 96)
+    given[0, :32], given[1, 32:64], given[2] = 2.0**-101, 0.0, 1e-40
+    given[3, :32] = torch.arange(32) + 0.5
+    given[3, 0] = 127  # a factor of 1
+    given[4, 40], given[5, 40], given[6, 0] = torch.nan, -torch.inf, 3e38
+    given[7, :32] = torch.linspace(-1, 1, 32) * 2.0**-100
+    step = steps.Linear(name="step", x=x, to=Into(to), weight=joined([numbers(2, 34, 96)], [], bits))
+    found = alike(device, rows_of(8), {x: given, to: torch.zeros(8, 34)}, step)[to]
+    assert found.isnan().all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2
+    assert not found[2].any()
 
 
 @examples(8)
