@@ -1,7 +1,7 @@
 """Number formats of weights: how each is packed, and read again, in plain PyTorch.
 
-Back ends read what is packed here: `weights` in detgen/kernels/c/stored.h, `_weights` in
-detgen/kernels/triton/linear.py, and of whole numbers, detgen/kernels/c/whole.h and detgen/kernels/triton/whole_linear.py. setup.py reads this module, so torch is imported when it is used.
+Back ends read what is packed here: detgen/kernels/c/stored.h and whole.h, detgen/kernels/triton/linear.py and
+whole_linear.py. setup.py reads this module, so torch is imported when it is used.
 """
 
 from __future__ import annotations
