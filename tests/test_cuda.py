@@ -188,7 +188,7 @@ def test_another_family(detgen: Command, folder: Path, random_model: Callable[..
     sizes = SIZES | {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     model = str(random_model(Gemma3TextConfig(**sizes, head_dim=16, sliding_window=20)))
     for name in ("cuda", "cpu"):
-        options = ["--target", model, "--target-quant", "q8", "--device", name, "--max-tokens", "4"]
+        options = ["--target", model, "--target-quant", "q8", "--device", name, "--max-tokens", "4", "--limit", "3"]
         detgen(folder, "run", "prompts.jsonl", "-o", f"other-{name}", *options)
     assert _verified(folder / "other-cuda") == _verified(folder / "other-cpu")
     assert not any("error" in line for line in _verified(folder / "other-cpu"))

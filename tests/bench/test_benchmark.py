@@ -4,27 +4,53 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from detgen.bench import benchmark, cells, measuring
+from detgen.bench import benchmark, cells, measuring, processes
 from detgen.bench.bench_results import Stopped, load
 from detgen.bench.benchmark import bench
 from detgen.bench.config import BenchConfig
-from detgen.bench.peer_interface import Contender, Job, Outcome
+from detgen.bench.peer_interface import Contender, Job, Outcome, Peer
 from detgen.bench.processor_time import Others
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError, EngineError
 from detgen.interruption import ending_signals, interrupt
 
 
+class Here(AbstractContextManager["Here"]):
+    """A worker in this process, which has its libraries already; cli/test_bench_command.py has real ones."""
+
+    alive = True
+    peer: Peer | None = None
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        processes._peer = self.peer
+        try:
+            return function(*arguments)
+        finally:
+            self.peer, processes._peer = processes._peer, None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.alive = False
+
+
 def test_a_small_benchmark_from_its_settings_to_its_files(
     tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine of which others take a half."""
+    monkeypatch.setattr(processes, "Worker", Here)
     for module in (benchmark, measuring):
         monkeypatch.setattr(module, "OthersClock", lambda: SimpleNamespace(read=lambda: Others(1.0, 2.0)))
     config = BenchConfig(
@@ -75,6 +101,7 @@ class Stopping:
     """Runs jobs in no time; the process is told to end at the first run of the second cell's second round."""
 
     calls = 0
+    number = signal.SIGTERM
 
     def __init__(self, *_: object) -> None:
         pass
@@ -82,7 +109,7 @@ class Stopping:
     def run(self, contender: Contender, job: Job) -> Outcome:
         self.calls += 1
         if job.batch_size == 1 and self.calls == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
         n = len(job.prompts)
         return Outcome([[7] * 4] * n, 1.0, [0.1] * n, [0.3] * n, 10, {})
 
@@ -91,10 +118,12 @@ class Stopping:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_measured_is_kept_when_it_is_stopped(
-    tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each round the file has what was measured so far, and says that it is not all."""
+    monkeypatch.setattr(Stopping, "number", number)
     monkeypatch.setattr(benchmark, "Processes", Stopping)
     monkeypatch.setattr(benchmark, "_roof", lambda *_: {"copy_bytes": 1e10, "product_operations": 1e11})
     monkeypatch.setattr(cells, "contenders_at", lambda *_: (Contender("detgen", "none", "float32", "a", fraction=1.0),))

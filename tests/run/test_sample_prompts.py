@@ -33,9 +33,11 @@ KNOWN = {
     ("coin_flips.jsonl", "0"): "e8a1fc002ae8b4c7a17ad4d554b65dd5c8b28822986ae83da9239118afe577b1",
 }
 SCORES = "cebd77d5b0e3d075ac592ffce6873f853a572e802cf58cfd338576ad70b9f200"
+# With every build; that their passes agree bit for bit is tested in kernels/c/test_processors.py.
+EVERYWHERE = {"plain": (("prompts.txt", "0.8"),), "avx2": (("parameters.jsonl", "0"), ("prompts.txt", "0.8"))}
 
 
-@pytest.fixture(params=library.BUILDS)
+@pytest.fixture
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """One kind of processor, for everything that was compiled."""
     if library.build(request.param) is None:
@@ -54,10 +56,17 @@ def digest(folder: Path, file: str, *options: str, command: str = "run") -> str:
 
 
 @pytest.mark.parametrize(("file", "temperature"), KNOWN)
-def test_outputs_are_known(tmp_path: Path, build: str, file: str, temperature: str) -> None:
-    if build == "plain" and (file, temperature) != ("prompts.txt", "0.8"):
-        pytest.skip("takes long without vectors")
+def test_outputs_are_known(tmp_path: Path, file: str, temperature: str) -> None:
     assert digest(tmp_path, file, "--max-tokens", "32", "--temperature", temperature) == KNOWN[file, temperature]
+
+
+@pytest.mark.parametrize(
+    ("build", "known"), [(b, known) for b in EVERYWHERE for known in EVERYWHERE[b]], indirect=["build"]
+)
+@pytest.mark.usefixtures("build")
+def test_every_build_gives_them(tmp_path: Path, known: tuple[str, str]) -> None:
+    file, temperature = known
+    assert digest(tmp_path, file, "--max-tokens", "32", "--temperature", temperature) == KNOWN[known]
 
 
 @pytest.mark.parametrize("options", [("--drafter", "ngram"), ("--batch-size", "1", "--drafter", "none")])
@@ -70,13 +79,11 @@ def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("size", ["1", "16"])
-def test_scores_are_known(tmp_path: Path, build: str, size: str) -> None:
-    if build == "plain":
-        pytest.skip("takes long without vectors")
+def test_scores_are_known(tmp_path: Path, size: str) -> None:
     assert digest(tmp_path, "scores.jsonl", "--batch-size", size, command="score") == SCORES
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model", "auto"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])  # all other runs here are of "auto"
 def test_they_are_those_of_all_drafters(tmp_path: Path, drafter: str) -> None:
     known = KNOWN["code.jsonl", "0"]
     assert digest(tmp_path, "code.jsonl", "--max-tokens", "32", "--drafter", drafter, "--batch-size", "5") == known

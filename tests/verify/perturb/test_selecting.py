@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import asdict
 from itertools import combinations, groupby, islice
@@ -17,15 +18,25 @@ AXES = make_axes(has_draft=True, quants=QUANTS, processes=True, cores=2)
 THINKING = make_axes(has_draft=False, quants=["none"], processes=True, cores=2, thinks=True)
 
 
+SEEDS = (0, 2**40)  # each takes seconds
+
+
 def consistent(setting: Setting) -> bool:
     return stand_together(asdict(setting))
 
 
-@pytest.mark.parametrize("axes", [AXES, THINKING], ids=["plain", "thinking"])
-@pytest.mark.parametrize("seed", [0, 1, 2**40])
-def test_each_pair_once(seed: int, axes: Axes) -> None:
+@functools.cache
+def pairs_of(*, thinking: bool, seed: int) -> list[Setting]:
+    """What is selected, found once."""
+    return pairwise(THINKING if thinking else AXES, seed)
+
+
+@pytest.mark.parametrize("thinking", [False, True], ids=["plain", "thinking"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_pair_once(seed: int, thinking: bool) -> None:
     """Every pair of values that can stand together occurs; a run is killed and resumed in one setting."""
-    found = pairwise(axes, seed)
+    axes: Axes = THINKING if thinking else AXES
+    found = pairs_of(thinking=thinking, seed=seed)
     for a, b in combinations(axes, 2):
         seen = {(getattr(s, a), getattr(s, b)) for s in found}
         wanted = {(x, y) for x in axes[a] for y in axes[b] if stand_together({a: x, b: y})}
@@ -39,16 +50,18 @@ def test_reading_ahead_is_an_axis_of_models_that_think() -> None:
     """Others are tried under the settings that they always were."""
     assert "speculative_prefill" in THINKING
     assert "speculative_prefill" not in AXES
-    assert {s.speculative_prefill for s in pairwise(AXES, 0)} == {"off"}
-    assert len(pairwise(AXES, 0)) == 85
+    found = pairs_of(thinking=False, seed=0)
+    assert {s.speculative_prefill for s in found} == {"off"}
+    assert len(found) == 85
     assert not consistent(Setting(speculative_prefill=3, chunk=1))
     assert consistent(Setting(speculative_prefill="whole", chunk=7, process="resumed").turned("chunk", None))
     assert str(Setting(speculative_prefill="whole")) == "speculative prefill whole prompt"
 
 
 def test_seed() -> None:
-    assert pairwise(AXES, 3) == pairwise(AXES, 3)
-    assert pairwise(AXES, 3) != pairwise(AXES, 4)
+    found = [pairs_of(thinking=False, seed=seed) for seed in SEEDS]
+    assert pairwise(AXES, SEEDS[0]) == found[0]
+    assert found[0] != found[1]
 
 
 def test_at_random() -> None:
@@ -95,10 +108,10 @@ def test_said_in_words() -> None:
     assert Setting(sampling="stop", quant="nf4", batch=3).reference() == Setting(sampling="stop", quant="nf4")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_order(seed: int) -> None:
     """Each process loads each model once, the other one while this one works; the run to be killed comes last."""
-    pairs = pairwise(AXES, seed)
+    pairs = pairs_of(thinking=False, seed=seed)
     found = ordered(pairs, AXES)
     assert Counter(found) == Counter(pairs)
     assert found[-1].process == "resumed"
@@ -131,11 +144,12 @@ def test_batches_are_no_larger_than_there_are_requests() -> None:
         assert all(s.batch in batches for s in settings)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("axes", [AXES, THINKING], ids=["plain", "thinking"])
-def test_broken_drafts_beside_broken_neighbours_come_first(seed: int, axes: Axes) -> None:
+@pytest.mark.parametrize("thinking", [False, True], ids=["plain", "thinking"])
+def test_broken_drafts_beside_broken_neighbours_come_first(thinking: bool) -> None:
     """Before any other quantization is loaded; it is one more than the settings that combine all pairs."""
+    axes: Axes = THINKING if thinking else AXES
+    seed = SEEDS[0]
     (first, *others), pairs, _ = select(axes, [], 0, seed)
     assert (first.neighbours, first.drafter, first.quant) == ("broken", "adversary", "none")
-    assert others == ordered(pairwise(axes, seed), axes)
+    assert others == ordered(pairs_of(thinking=thinking, seed=seed), axes)
     assert pairs == 1 + len(others)
