@@ -16,7 +16,7 @@ import triton.language as tl
 from detgen.kernels.triton.float_functions import part_of
 from detgen.kernels.triton.launching import OPTIONS, tiles
 from detgen.kernels.triton.linear_columns import behind, ended, places
-from detgen.kernels.triton.whole_linear import whole_linear
+from detgen.kernels.triton.whole_linear import LEAST_SIDE, rounded, whole_linear
 from detgen.program.operands import GROUP, PANEL, PART_INPUTS, SECTION_PARTS, Activation, Weight
 from detgen.program.storage import Storage
 
@@ -49,9 +49,9 @@ def _weights(data, scales, codes, panel, column, input, inputs, there, STORAGE: 
 @triton.jit(do_not_specialize=("items",))
 def _linear(
     x,
+    codes,
     data,
     scales,
-    codes,
     bias,
     routes,
     to,
@@ -148,16 +148,18 @@ def linear(
     picks = 0 if routes is None else routes.shape[1] // 2
     items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
     shared = bool(picks) and x.shape[1] == inputs
-    sizes = (items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap))
-    how = (int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1, picks, shared)
-    scales, bias, routes = (_or(each, x) for each in (weight.scales, weight.bias, routes))
-    if weight.storage.whole:
-        whole_linear(x, weight, (scales, bias, routes, to), sizes, how, picks)
-        return
     rows, columns, grid = tiles(items, outputs, _ROWS, _COLUMNS)
-    _linear[grid](
-        *(x, weight.data, scales, _or(weight.codes, x), bias, routes, to, *sizes),
-        *(int(weight.storage), *how, rows, columns),
+    kernel, read, beside = _linear, x, _or(weight.codes, x)
+    if weight.storage.whole:
+        kernel, (read, beside) = whole_linear, rounded(x)
+        if picks:
+            rows, grid = 1, (items, grid[1])
+        rows, columns = max(rows, LEAST_SIDE), max(columns, LEAST_SIDE)
+    kernel[grid](
+        *(read, beside, weight.data, _or(weight.scales, x), _or(weight.bias, x), _or(routes, x), to),
+        *(items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap)),
+        *(int(weight.storage), int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),
+        *(picks, shared, rows, columns),
         **OPTIONS,
     )
 

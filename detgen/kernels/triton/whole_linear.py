@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.launching import OPTIONS, tile, tiles
+from detgen.kernels.triton.launching import OPTIONS, tile
 from detgen.kernels.triton.linear_columns import behind, ended, places
-from detgen.program.operands import GROUP, LEAST, PANEL, PART_INPUTS, SECTION_PARTS, Weight
+from detgen.program.operands import GROUP, LEAST, PANEL, PART_INPUTS, SECTION_PARTS
 from detgen.program.storage import FORMATS, Storage
 
 _PANEL = tl.constexpr(PANEL)
@@ -23,8 +23,7 @@ _GROUP = tl.constexpr(GROUP)
 _LEAST = tl.constexpr(LEAST)
 _TOGETHER = tl.constexpr(FORMATS[Storage.BYTE].together)
 _NIBBLE = tl.constexpr(int(Storage.NIBBLE))
-_ROWS, _COLUMNS = 16, 64  # of a tile, at most
-_LEAST_SIDE = 16  # of a tile, which products of matrices have
+LEAST_SIDE = 16  # of a tile, which products of matrices have
 _GROUPS = 64  # of a tile of inputs, at most
 
 
@@ -71,7 +70,7 @@ def _with_group(sums, numbers, own, data, scales, panel, column, first, inputs, 
 
 
 @triton.jit(do_not_specialize=("items",))
-def _linear(
+def whole_linear(
     x,
     own_scales,
     data,
@@ -97,8 +96,7 @@ def _linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # An item is a row, or one of PICKS routes of a row to experts, all of which read the same inputs where SHARED. A
-    # tile has one weight: there is one route in it, and its other rows are not there.
+    """`linear._linear` of inputs that are `rounded`. A tile has one weight: it holds one route, and no other rows."""
     row = tl.arange(0, ROWS)
     item = tl.program_id(0).to(tl.int64) * (1 if PICKS else ROWS) + row
     output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -147,34 +145,10 @@ def _linear(
     )
 
 
-def whole_linear(
-    x: torch.Tensor,
-    weight: Weight,
-    others: tuple[torch.Tensor, ...],
-    sizes: tuple[float, ...],
-    how: tuple[int, ...],
-    picks: int,
-) -> None:
-    """What `linear.linear` does with a weight of whole numbers.
-
-    Args:
-        x: float32 [rows, inputs], or [rows, picks * inputs].
-        weight: of the layer.
-        others: tensors of `_linear` behind the weight's.
-        sizes: numbers that it takes.
-        how: its constants between the storage and the tile.
-        picks: routes of a row; 0 for none.
-    """
-    items, outputs = int(sizes[0]), weight.outputs
+def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs, float32 [rows, n], as whole numbers, int8 [rows, n], and the scales of their groups, float32."""
     whole = torch.empty(x.shape, dtype=torch.int8, device=x.device)
-    own = x.new_empty(x.numel() // GROUP)
-    groups = tile(len(own), _GROUPS)
-    _round[(triton.cdiv(len(own), groups),)](x, whole, own, len(own), groups, **OPTIONS)
-    rows, columns, grid = tiles(items, outputs, _ROWS, _COLUMNS)
-    if picks:
-        rows, grid = 1, (items, grid[1])
-    _linear[grid](
-        *(whole, own, weight.data, *others, *sizes, int(weight.storage), *how),
-        *(max(rows, _LEAST_SIDE), max(columns, _LEAST_SIDE)),
-        **OPTIONS,
-    )
+    scales = x.new_empty(x.numel() // GROUP)
+    groups = tile(len(scales), _GROUPS)
+    _round[(triton.cdiv(len(scales), groups),)](x, whole, scales, len(scales), groups, **OPTIONS)
+    return whole, scales

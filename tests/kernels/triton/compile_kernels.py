@@ -40,12 +40,10 @@ HEADS = [8, 4, 128]  # of a group, and their size
 def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0) -> tuple[Any, list[str], list[Any]]:
     data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF}.get(storage, "*u8")
     activation = Activation.SILU if gated else Activation.NONE
-    types = [FLOAT, data, *[FLOAT] * 5, *["i32"] * 4, "fp32", "fp32"]
+    types = [BYTE if storage.whole else FLOAT, FLOAT, data, *[FLOAT] * 4, *["i32"] * 4, "fp32", "fp32"]
     how = [int(storage), int(activation), gated, False, False, not gated and not picks, False, picks, bool(picks)]
-    if storage.whole:
-        types = [BYTE, FLOAT, data, *[FLOAT] * 4, *types[7:]]
-        return whole_linear._linear, types, [*how, items, whole_linear._COLUMNS]
-    return linear._linear, types, [*how, items, linear._COLUMNS]
+    kernel = whole_linear.whole_linear if storage.whole else linear._linear
+    return kernel, types, [*how, items, linear._COLUMNS]
 
 
 # Kernel, types of its arguments, constants.
