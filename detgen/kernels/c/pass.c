@@ -382,7 +382,7 @@ static Sizes sizes_of(const Program *program, const Pass *pass) {
     for (int64_t i = 0; i < program->buffers; i++)
         if (!pass->given[i]) size.floats += pass->rows * row_floats(program->widths[i]);
     size.room = row_floats(size.room), size.parts = row_floats(size.parts);
-    if (size.whole) size.whole = row_floats(size.whole) / (4 * ALIGNED) * (4 * ALIGNED) + 4 * ALIGNED;
+    if (size.whole) size.whole = (size.whole / LINE + 1) * LINE; /* rows are not a power of two apart */
     return size;
 }
 

@@ -69,11 +69,6 @@ INLINE codes_reg codes_load(const uint8_t *x) { return _mm512_loadu_si512(x); }
 INLINE codes_reg codes_half(codes_reg x, int upper) {
     return _mm512_and_si512(upper ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15));
 }
-INLINE codes_reg four_entries(const int8_t *x) {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return _mm512_set1_epi32(four);
-}
 #ifdef __AVX512VNNI__
 INLINE int base_of(int storage) { return storage == BYTE ? 128 : 8; }
 INLINE sums_reg dot(int storage, sums_reg sums, codes_reg w, codes_reg x) { return _mm512_dpbusd_epi32(sums, w, x); }
@@ -97,11 +92,6 @@ INLINE codes_reg codes_load(const uint8_t *x) { return _mm256_loadu_si256((const
 INLINE codes_reg codes_half(codes_reg x, int upper) {
     return _mm256_and_si256(upper ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
 }
-INLINE codes_reg four_entries(const int8_t *x) {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return _mm256_set1_epi32(four);
-}
 INLINE int base_of(int storage) { return storage == BYTE ? 0 : 8; }
 INLINE sums_reg dot(int storage, sums_reg sums, codes_reg w, codes_reg x) {
     if (storage == BYTE) { /* products of a pair might not fit 16 bits with what the weights are stored as */
@@ -123,13 +113,6 @@ INLINE codes_reg codes_load(const uint8_t *x) {
     return v;
 }
 INLINE codes_reg codes_half(codes_reg x, int upper) { return upper ? x >> 4 : x & 15; }
-INLINE codes_reg four_entries(const int8_t *x) {
-    int32_t four[4];
-    for (int i = 0; i < 4; i++) memcpy(four + i, x, sizeof *four);
-    codes_reg v;
-    memcpy(&v, four, sizeof v);
-    return v;
-}
 #ifdef __ARM_FEATURE_DOTPROD
 INLINE int base_of(int storage) { return storage == BYTE ? 0 : 8; }
 INLINE sums_reg dot(int storage, sums_reg sums, codes_reg w, codes_reg x) {
@@ -154,6 +137,13 @@ INLINE sums_reg dot(int storage, sums_reg sums, codes_reg w, codes_reg x) {
 }
 #endif
 #endif
+
+/* Four inputs, for each column. */
+INLINE codes_reg four_entries(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return (codes_reg)sums_all(four);
+}
 
 /* Weights of a register of columns, number `c`, of four inputs. */
 INLINE codes_reg whole_codes(int storage, const uint8_t *four, int c) {
