@@ -233,6 +233,26 @@ def _linear(draw: st.DrawFn) -> Case:
     return made.case()
 
 
+def odd_groups(bits: int) -> Case:
+    """A layer of whole numbers, 8 rows to 34, whose inputs have groups that do not just become whole numbers.
+
+    Some are of hardly any magnitude, or zeros, in row 2 all; some have ties; rows 4 and 5 have numbers that are not
+    finite.
+    """
+    x, to = Buffer("x", 96), Buffer("to", 34)
+    given = numbers(1, 8, 96)
+    given[0, :32], given[1, 32:64], given[2] = 2.0**-101, 0.0, 1e-40
+    given[3, :32] = torch.arange(32) + 0.5
+    given[3, 0] = 127  # a factor of 1
+    given[4, 40], given[5, 40], given[6, 0] = torch.nan, -torch.inf, 3e38
+    given[7, :32] = torch.linspace(-1, 1, 32) * 2.0**-100
+    program = Program(x)
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([numbers(2, 34, 96)], [], bits)))
+    return Case(
+        program, {x: given, to: torch.zeros(8, 34)}, Rows(*[torch.arange(8)] * 4, *[torch.zeros(0, 4).long()] * 2)
+    )
+
+
 @st.composite
 def scored(draw: st.DrawFn, special: float = -torch.inf) -> Case:
     """Logits, some of which may be `special`."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.examples import examples
-from helpers.steps import CASES, Case, differences, numbers, scored
+from helpers.steps import CASES, Case, differences, numbers, odd_groups, scored
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +40,17 @@ def test_it_gives_the_bits_of_the_interpreter(kind: type[Step]) -> None:
             assert not differences(found, wanted), name
 
     agree()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_groups_that_do_not_become_whole_numbers(bits: int) -> None:
+    """Groups of hardly any magnitude count as zeros; a number that is not finite makes its row NaN; ties go to even."""
+    case = odd_groups(bits)
+    wanted = case.after(Interpreter(case.program).run)
+    assert wanted["to[34]"].isnan().all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2
+    assert not wanted["to[34]"][2].any()
+    for name, library in LIBRARIES.items():
+        assert not differences(case.after(Runner(library, case.program).run), wanted), name
 
 
 @examples(20)

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from helpers.examples import examples
+from helpers.steps import odd_groups
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,15 +192,8 @@ def test_a_tile_has_no_say(device: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("bits", [8, 4])
 def test_groups_that_do_not_become_whole_numbers(device: str, bits: int) -> None:
     """Groups of hardly any magnitude count as zeros; a number that is not finite makes its row NaN; ties go to even."""
-    x, to = Buffer("x", 96), Buffer("to", 34)
-    given = numbers(1, 8, 96)
-    given[0, :32], given[1, 32:64], given[2] = 2.0**-101, 0.0, 1e-40
-    given[3, :32] = torch.arange(32) + 0.5
-    given[3, 0] = 127  # a factor of 1
-    given[4, 40], given[5, 40], given[6, 0] = torch.nan, -torch.inf, 3e38
-    given[7, :32] = torch.linspace(-1, 1, 32) * 2.0**-100
-    step = steps.Linear(name="step", x=x, to=Into(to), weight=joined([numbers(2, 34, 96)], [], bits))
-    found = alike(device, rows_of(8), {x: given, to: torch.zeros(8, 34)}, step)[to]
+    case = odd_groups(bits)
+    found = alike(device, case.rows, case.given, case.program.steps[0])[Buffer("to", 34)]
     assert found.isnan().all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2
     assert not found[2].any()
 
