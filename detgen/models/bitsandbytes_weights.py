@@ -21,7 +21,7 @@ from detgen.errors import EngineError, QuantName
 from detgen.kernels.c.quantizing import Quantized
 from detgen.models.folders import Tensor
 from detgen.models.stored import ALL, Place, Read, Weight, whole
-from detgen.program.operands import GROUP
+from detgen.program.operands import GROUP, Scales
 from detgen.program.storage import Storage
 
 QUANTS: frozenset[QuantName] = frozenset({"nf4", "int8"})  # quantizations by bitsandbytes
@@ -151,7 +151,9 @@ def in_blocks(
         each = scales.repeat_interleave(block)[: len(numbers)]
         return (codes[numbers.int()] * each).view(shape)
     groups = scales.repeat_interleave(block // GROUP)[skipped : skipped + len(numbers) // GROUP]
-    return Quantized((numbers.to(torch.int8) - 8).view(shape), groups.view(outputs, -1), Storage.CODE, codes)
+    return Quantized(
+        (numbers.to(torch.int8) - 8).view(shape), Scales(steps=groups.view(outputs, -1)), Storage.CODE, codes
+    )
 
 
 def in_rows(numbers: torch.Tensor, largest: torch.Tensor) -> Weight:
@@ -159,7 +161,7 @@ def in_rows(numbers: torch.Tensor, largest: torch.Tensor) -> Weight:
     scales, inputs = (largest / 127)[:, None], numbers.shape[1]
     if inputs % GROUP:
         return numbers.float() * scales
-    return Quantized(numbers, scales.repeat(1, inputs // GROUP), Storage.BYTE)
+    return Quantized(numbers, Scales(steps=scales.repeat(1, inputs // GROUP)), Storage.BYTE)
 
 
 class Quantizing:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from detgen.program.operands import GROUP
+from detgen.program.operands import Scales
 from detgen.program.storage import Storage
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def _few(whole: Tensor, scales: Tensor, storage: Storage) -> Quantized:
 
     from detgen.kernels.c.quantizing import Quantized
 
-    each = scales.contiguous().view(torch.float16).float()
-    return Quantized(whole, each.repeat_interleave(whole.shape[1] // GROUP, 1), storage)
+    steps = scales.contiguous().view(torch.float16)
+    return Quantized(whole, Scales(steps=steps, storage=Storage.HALF), storage)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:

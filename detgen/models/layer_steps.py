@@ -301,4 +301,5 @@ def _kept(weight: Weight, keep: Keep) -> Weight:
     """The same with other tensors."""
     found = {f.name: getattr(weight, f.name) for f in fields(weight)}
     changed: dict[str, Any] = {name: keep(x) for name, x in found.items() if isinstance(x, torch.Tensor)}
-    return replace(weight, **changed)
+    scales = None if weight.scales is None else weight.scales.each(keep)
+    return replace(weight, scales=scales, **changed)

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Quantized
 from detgen.models.gguf_kinds import NAMED, Kind
-from detgen.program.operands import GROUP
 
 Weight = torch.Tensor | Quantized
 ALL = slice(None)
@@ -141,7 +140,8 @@ class Place(NamedTuple):
         if not isinstance(found, Quantized):
             return found.view(self.shape)
         rows, inputs = math.prod(self.shape[:-1]), self.shape[-1]
-        made = found._replace(whole=found.whole.view(rows, inputs), scales=found.scales.view(rows, inputs // GROUP))
+        scales = found.scales.each(lambda x: x.view(rows, -1))
+        made = found._replace(whole=found.whole.view(rows, inputs), scales=scales)
         return made if len(self.shape) == 2 else made.weight().view(self.shape)
 
 

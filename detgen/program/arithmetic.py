@@ -64,16 +64,29 @@ def whole_inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return whole, (most / 127).where(most < torch.inf, torch.nan).where(~small, 0.0)
 
 
-def whole_linear(x: torch.Tensor, whole: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[..., inputs], whole numbers [..., inputs, outputs], scales [..., groups, outputs] -> [..., outputs]: exact sums
-    of groups, in sections."""
-    numbers, own = whole_inputs(x)
-    sums = (numbers.double()[..., None] * whole.double().unflatten(-2, (-1, GROUP))).sum(-2).float()
+def whole_linear(
+    x: torch.Tensor, whole: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[..., inputs], whole numbers [..., inputs, outputs], scales and minima [..., n, outputs] -> [..., outputs].
+
+    The exact sums of groups, in sections; n is the number of groups, or twice that.
+    """
+    inputs, own = whole_inputs(x)
+    groups, halves = own.shape[-1], scales.shape[-2] // own.shape[-1]
+    entries = inputs.unflatten(-1, (halves, -1)).double()[..., None]  # [..., groups, halves, entries, 1]
+    products = (entries * whole.double().unflatten(-2, (groups, halves, -1))).sum(-2).float()
+    scales, totals = scales.unflatten(-2, (groups, halves)), entries.sum(-2).float()
     sections = []
-    for first in range(0, sums.shape[-2], _SECTION // GROUP):
+    for first in range(0, groups, _SECTION // GROUP):
         section = torch.zeros(())
-        for g in range(first, min(first + _SECTION // GROUP, sums.shape[-2])):
-            section = fma(sums[..., g, :], own[..., g, None] * scales[..., g, :], section)
+        for g in range(first, min(first + _SECTION // GROUP, groups)):
+            scaled = products[..., g, 0, :] * scales[..., g, 0, :]
+            if halves == 2:
+                scaled = fma(products[..., g, 1, :], scales[..., g, 1, :], scaled)
+            if minima is not None:
+                for half, minimum in enumerate(minima.unflatten(-2, (groups, halves))[..., g, :, :].unbind(-2)):
+                    scaled = fma(totals[..., g, half, :], minimum, scaled)
+            section = fma(scaled, own[..., g, None], section)
         sections.append(section)
     return in_order(sections)
 

@@ -34,7 +34,7 @@ from detgen.program.finite import bounded
 from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, SECTION_BLOCKS, Buffer, Into, Step, Weight
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.storage import FORMATS, numbers
+from detgen.program.storage import numbers, unpack
 
 
 class Interpreter:
@@ -129,12 +129,13 @@ def _embed_positions(step: steps.EmbedPositions, at: Pass) -> None:
 def sums(x: Tensor, weight: Weight, experts: Tensor | None = None) -> Tensor:
     """[..., inputs] -> [..., columns], without the bias; of experts by their numbers, [...]."""
     chosen = slice(None) if experts is None else experts
-    data = _columns(FORMATS[weight.storage].unpack(weight.data))[chosen]
     if weight.scales is None:
-        return linear(x, data.float())
-    scales = _columns(weight.scales)[chosen]
+        return linear(x, _columns(weight.data)[chosen].float())
+    data = _columns(unpack(weight.storage, weight.data, weight.least))[chosen]
+    scales, minima = (None if found is None else _columns(found)[chosen] for found in weight.scales.floats(-2))
+    assert scales is not None
     if weight.storage.whole:
-        return whole_linear(x, data, scales)
+        return whole_linear(x, data, scales, minima)
     return linear(x, numbers(data, weight.codes) * scales.repeat_interleave(GROUP, -2))
 
 

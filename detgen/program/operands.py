@@ -6,8 +6,8 @@ when a step is added to a program. setup.py reads this module: it imports neithe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,7 +24,8 @@ PANEL = 32  # columns of a weight that are stored together
 PART_INPUTS = 128  # inputs of a linear layer whose products are added up by themselves
 SECTION_PARTS = 8  # parts of a linear layer that are added up by themselves
 SUM_BLOCK = 128  # entries of a row that are added up by themselves
-GROUP = 32  # inputs that share a scale, of weights in few bits
+GROUP = 32  # inputs that become whole numbers together; scales are shared by as many weights, or by half
+UNIT = 256  # inputs whose scales share a unit
 LEAST = 2.0**-100  # a group of inputs whose largest magnitude is below this counts as zeros, of whole numbers
 LOGIT_BLOCK = 128  # logits of a row that are scored together
 SCORED = 4  # numbers that `Score` gives of a row
@@ -72,13 +73,78 @@ class Into:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Scales:
+    """What whole numbers are multiplied by: of each output, and each group of inputs.
+
+    Attributes:
+        steps: [outputs, groups], or [panels, groups, PANEL]. In float32, float16 or bfloat16 they are the scales; in
+            int8, those divided by their units.
+        units: float16, like it, for each UNIT inputs; None for none.
+        minima: like `steps`, what is added to the products; None for none, and numbers are signed then.
+        minimum_units: of the minima.
+        storage: number format of steps and minima: FLOAT, HALF, BFLOAT or BYTE.
+        group: inputs that share a scale, GROUP or half as many.
+    """
+
+    steps: Stored
+    units: Stored | None = None
+    minima: Stored | None = None
+    minimum_units: Stored | None = None
+    storage: Storage = Storage.FLOAT
+    group: int = GROUP
+
+    @property
+    def kind(self) -> tuple[Storage, int, bool]:
+        """What scales have in common that one weight has."""
+        return self.storage, self.group, self.minima is not None
+
+    def each(self, made: Callable[..., Tensor], *others: Scales) -> Scales:
+        """With other tensors: what is made of each of them, and of those of other scales of the same kind."""
+        names = ("steps", "units", "minima", "minimum_units")
+        tensors = {name: [getattr(each, name) for each in (self, *others)] for name in names}
+        changed: dict[str, Any] = {name: made(*found) for name, found in tensors.items() if found[0] is not None}
+        return replace(self, **changed)
+
+    def floats(self, dim: int = -1) -> tuple[Tensor, Tensor | None]:
+        """float32, scales and minima, if there are any; groups are counted by dimension `dim`."""
+        minima = None if self.minima is None else _times(self.minima, self.minimum_units, dim)
+        return _times(self.steps, self.units, dim), minima
+
+    def faults(self, storage: Storage, panels: tuple[int, ...], inputs: int) -> Iterator[str]:
+        """What does not fit, of weights in a number format."""
+        if self.storage not in _SCALES:
+            yield f"scales in {self.storage.name}"
+            return
+        whole = self.storage == Storage.BYTE
+        if storage == Storage.CODE and self.storage != Storage.FLOAT:
+            yield f"scales of CODE in {self.storage.name}"
+        if (GROUP / self.group, self.minima is not None) not in FORMATS[storage].grouped:
+            yield f"scales of {self.group} inputs, minima: {self.minima is not None}, of weights in {storage.name}"
+        if whole != (self.units is not None) or (whole and self.minima is not None) != (self.minimum_units is not None):
+            yield f"scales in {self.storage.name} have {'units' if whole else 'no units'}"
+        for name, dtype in (("steps", _SCALES[self.storage]), ("minima", _SCALES[self.storage])):
+            yield from _typed(name, getattr(self, name), dtype, (*panels, inputs // self.group, PANEL))
+        for name in ("units", "minimum_units"):
+            yield from _typed(name, getattr(self, name), "float16", (*panels, inputs // UNIT, PANEL))
+
+
+_SCALES = {Storage.FLOAT: "float32", Storage.HALF: "float16", Storage.BFLOAT: "bfloat16", Storage.BYTE: "int8"}
+
+
+def _times(steps: Tensor, units: Tensor | None, dim: int) -> Tensor:
+    if units is None:
+        return steps.float()
+    return steps * units.float().repeat_interleave(steps.shape[dim] // units.shape[dim], dim)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
     """The weight of a linear layer, cut into panels of PANEL columns, zeros behind the last one.
 
     Attributes:
         data: [panels, inputs, PANEL], as `FORMATS` stores them; of 4 bits, [panels, inputs, PANEL / 2]. Where inputs
             stand together, [panels, inputs / together, together * as many]. Of experts, one behind the other.
-        scales: [panels, inputs / GROUP, PANEL], of weights in few bits.
+        scales: of weights in few bits.
         codes: [16], of CODE.
         bias: [columns]; None for none.
         outputs: entries of a row of results.
@@ -88,13 +154,18 @@ class Weight:
     """
 
     data: Stored
-    scales: Floats | None = None
+    scales: Scales | None = None
     codes: Floats | None = None
     bias: Floats | None = None
     outputs: int
     columns: int
     inputs: int
     storage: Storage
+
+    @property
+    def least(self) -> int:
+        """The smallest whole number that there may be."""
+        return FORMATS[self.storage].least if self.scales is None or self.scales.minima is None else 0
 
     def faults(self, *experts: int, gated: bool = False) -> Iterator[str]:
         """What does not fit, of a layer or of so many experts."""
@@ -104,12 +175,13 @@ class Weight:
         made = FORMATS[self.storage]
         width = made.together * PANEL * made.bits // (8 * self.data.element_size())
         yield from _stored(self.data, self.storage, (*experts, panels, self.inputs // made.together, width))
-        few, coded = self.storage >= Storage.BYTE, made.coded
+        few, coded = self.storage >= Storage.BYTE, self.storage == Storage.CODE
         if few != (self.scales is not None):
             yield f"weights in {self.storage.name} have {'scales' if few else 'no scales'}"
         if coded != (self.codes is not None):
             yield f"weights in {self.storage.name} have {'codes' if coded else 'no codes'}"
-        yield from shaped("scales", self.scales, (*experts, panels, self.inputs // GROUP, PANEL))
+        if self.scales is not None:
+            yield from self.scales.faults(self.storage, (*experts, panels), self.inputs)
         yield from shaped("codes", self.codes, (16,))
         yield from shaped("bias", self.bias, (self.columns,))
 
@@ -184,7 +256,7 @@ def declared(kind: Any) -> dict[str, tuple[str, bool]]:
     return {name: (text.removesuffix(" | None"), text.endswith(" | None")) for name, text in types.items()}
 
 
-def ill_typed(value: Step | Into | Weight | Cache, of: str = "") -> Iterator[str]:
+def ill_typed(value: Step | Into | Weight | Scales | Cache, of: str = "") -> Iterator[str]:
     """The fields of a step, or of what it has, whose values are not of the types that are declared."""
     whose: Any = type(value)
     for name, (kind, optional) in declared(whose).items():
@@ -199,7 +271,7 @@ def ill_typed(value: Step | Into | Weight | Cache, of: str = "") -> Iterator[str
             fits = type(found) is ({"int": int, "bool": bool, "str": str}.get(kind) or globals()[kind])
         if not fits:
             yield f"{of}{name} is {_shown(found)}, no {kind}"
-        elif isinstance(found, Into | Weight | Cache):
+        elif isinstance(found, Into | Weight | Scales | Cache):
             yield from ill_typed(found, f"{name}.")
 
 
@@ -228,7 +300,13 @@ def shaped(name: str, tensor: Tensor | None, shape: tuple[int | None, ...] | Non
     if shape is None:
         yield f"{name} that nothing reads"
         return
-    if str(tensor.dtype) != "torch.float32":
+    yield from _typed(name, tensor, "float32", shape)
+
+
+def _typed(name: str, tensor: Tensor | None, dtype: str, shape: tuple[int | None, ...]) -> Iterator[str]:
+    if tensor is None:
+        return
+    if str(tensor.dtype) != f"torch.{dtype}":
         yield f"{name} in {tensor.dtype}"
     yield from _sized(name, tensor, shape)
 

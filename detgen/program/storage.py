@@ -6,7 +6,6 @@ whole_linear.py. setup.py reads this module, so torch is imported when it is use
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,9 +16,10 @@ if TYPE_CHECKING:
 class Storage(IntEnum):
     """Number formats of weights.
 
-    Those from BYTE on have whole numbers in few bits and a scale for each group of them: of BYTE from -128 to 127, of
-    NIBBLE from -8 to 7. Of CODE, they are those of NIBBLE, and stand for sixteen codes. BYTE and NIBBLE are multiplied
-    by whole numbers; the others are widened to float32 when they are read.
+    Those from BYTE on have whole numbers in few bits, and a scale for each group of them. Of CODE, they stand for
+    sixteen codes in floating point, and weights are widened to float32 when they are read, like those before BYTE. The
+    others are multiplied by whole numbers. Of BYTE, NIBBLE, TWO, THREE, FIVE and SIX, named after their bits, they are
+    what they are; of LEVEL (llama.cpp's IQ4) and MICRO (MXFP4), one of sixteen.
     """
 
     FLOAT = 0
@@ -28,15 +28,17 @@ class Storage(IntEnum):
     BYTE = 3
     NIBBLE = 4
     CODE = 5
+    TWO = 6
+    THREE = 7
+    FIVE = 8
+    SIX = 9
+    LEVEL = 10
+    MICRO = 11
 
     @property
     def whole(self) -> bool:
         """Whether inputs become whole numbers, too."""
-        return self in (Storage.BYTE, Storage.NIBBLE)
-
-
-def _as_it_is(numbers: Tensor) -> Tensor:
-    return numbers
+        return self >= Storage.BYTE and self != Storage.CODE
 
 
 class Format(NamedTuple):
@@ -45,75 +47,92 @@ class Format(NamedTuple):
     Attributes:
         dtype: of what is stored, as torch calls it.
         bits: that a weight takes.
-        coded: whether whole numbers stand for codes.
         together: inputs whose weights of a column stand together.
-        pack: makes whole numbers, int8 [..., inputs, PANEL], what is stored of them, [..., inputs / together, others].
-        unpack: makes them of that again.
+        planes: of whole numbers, how many bits of each stand together: first the lowest ones of all, then the others.
+        least: of whole numbers, the smallest that there may be, of weights without minima.
+        levels: what the numbers of sixteen stand for; none if they are what they are.
+        grouped: how many scales a group of inputs may have, and whether there are minima then.
     """
 
     dtype: str
     bits: int
-    coded: bool = False
     together: int = 1
-    pack: Callable[[Tensor], Tensor] = _as_it_is
-    unpack: Callable[[Tensor], Tensor] = _as_it_is
+    planes: tuple[int, ...] = ()
+    least: int = 0
+    levels: tuple[int, ...] = ()
+    grouped: tuple[tuple[int, bool], ...] = ()
 
 
-def _in_halves(whole: Tensor) -> Tensor:
-    """From -8 to 7, plus 8 in half a byte: the first half of the columns below, the other one above."""
-    import torch
-
-    low, high = (whole + 8).view(torch.uint8).chunk(2, dim=-1)
-    return low | high << 4
+TOGETHER = 4  # inputs that processors multiply at once
+_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # llama.cpp's kvalues_iq4nl
+_MICRO = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of E2M1 (OCP Microscaling Formats 1.0, 5.3.3)
 
 
-def _of_halves(data: Tensor) -> Tensor:
-    import torch
-
-    return torch.cat([data & 15, data >> 4], -1).to(torch.int8) - 8
-
-
-_TOGETHER = 4  # inputs that processors multiply at once
+_Grouped = tuple[tuple[int, bool], ...]
+_PLAIN: _Grouped = ((1, False),)
+_PLAIN_OR_WITH_MINIMA: _Grouped = (*_PLAIN, (1, True))
 
 
-def _in_fours(whole: Tensor) -> Tensor:
-    """[..., inputs, PANEL] -> [..., inputs / 4, 4 * PANEL]: four inputs of a column, then the next column."""
-    fours: Tensor = whole.unflatten(-2, (-1, _TOGETHER)).transpose(-1, -2).flatten(-2)
-    return fours
-
-
-def _of_fours(data: Tensor) -> Tensor:
-    inputs: Tensor = data.unflatten(-1, (-1, _TOGETHER)).transpose(-1, -2).flatten(-3, -2)
-    return inputs
-
-
-def _bytes_in_fours(whole: Tensor) -> Tensor:
-    """From -128 to 127, plus 128."""
-    import torch
-
-    return _in_fours(whole).view(torch.uint8) ^ 128
-
-
-def _bytes_of_fours(data: Tensor) -> Tensor:
-    import torch
-
-    return _of_fours((data ^ 128).view(torch.int8))
+def _in_few(*planes: int, grouped: _Grouped = _PLAIN, levels: tuple[int, ...] = (), least: int | None = None) -> Format:
+    bits = sum(planes)
+    return Format("uint8", bits, TOGETHER, planes, -(1 << bits - 1) if least is None else least, levels, grouped)
 
 
 FORMATS = {
     Storage.FLOAT: Format("float32", 32),
     Storage.BFLOAT: Format("bfloat16", 16),
     Storage.HALF: Format("float16", 16),
-    Storage.BYTE: Format("uint8", 8, together=_TOGETHER, pack=_bytes_in_fours, unpack=_bytes_of_fours),
-    Storage.NIBBLE: Format(
-        "uint8",
-        4,
-        together=_TOGETHER,
-        pack=lambda whole: _in_halves(_in_fours(whole)),
-        unpack=lambda data: _of_fours(_of_halves(data)),
-    ),
-    Storage.CODE: Format("uint8", 4, coded=True, pack=_in_halves, unpack=_of_halves),
+    Storage.BYTE: _in_few(8),
+    Storage.NIBBLE: _in_few(4, grouped=_PLAIN_OR_WITH_MINIMA),
+    Storage.CODE: Format("uint8", 4, planes=(4,), least=-8, grouped=_PLAIN),
+    Storage.TWO: _in_few(2, grouped=((2, True),)),
+    Storage.THREE: _in_few(2, 1, grouped=((2, False),)),
+    Storage.FIVE: _in_few(4, 1, grouped=_PLAIN_OR_WITH_MINIMA),
+    Storage.SIX: _in_few(4, 2, grouped=((2, False),)),
+    Storage.LEVEL: _in_few(4, levels=_LEVELS, least=-128),
+    Storage.MICRO: _in_few(4, levels=_MICRO + tuple(-x for x in _MICRO), least=-_MICRO[-1]),
 }
+
+
+def pack(storage: Storage, whole: Tensor, least: int) -> Tensor:
+    """Whole numbers from `least` on, int8 [..., inputs, PANEL], as they are stored, [..., inputs / together, bytes]."""
+    import torch
+
+    made = FORMATS[storage]
+    if made.levels:
+        numbers = torch.zeros(256, dtype=torch.uint8)
+        numbers[torch.tensor(made.levels[::-1]) + 128] = torch.arange(16, dtype=torch.uint8).flip(0)
+        codes = numbers[whole.int() + 128]
+    else:
+        codes = whole.view(torch.uint8) - least % 256
+    codes = codes.unflatten(-2, (-1, made.together)).transpose(-1, -2).flatten(-2)
+    found, first = [], 0
+    for bits in made.planes:
+        parts = (codes >> first & (1 << bits) - 1).chunk(8 // bits, dim=-1)
+        plane = parts[0]
+        for at, part in enumerate(parts[1:], 1):
+            plane = plane | part << bits * at
+        found.append(plane)
+        first += bits
+    return torch.cat(found, -1) if len(found) > 1 else found[0]
+
+
+def unpack(storage: Storage, data: Tensor, least: int) -> Tensor:
+    """What `pack` made of whole numbers, again."""
+    import torch
+
+    made = FORMATS[storage]
+    codes, first = torch.zeros((), dtype=torch.uint8, device=data.device), 0
+    widths = [data.shape[-1] * bits // made.bits for bits in made.planes]
+    for bits, plane in zip(made.planes, data.split(widths, -1), strict=True):
+        parts = [plane >> bits * at & (1 << bits) - 1 for at in range(8 // bits)]
+        codes = codes | torch.cat(parts, -1) << first
+        first += bits
+    codes = codes.unflatten(-1, (-1, made.together)).transpose(-1, -2).flatten(-3, -2)
+    if made.levels:
+        return torch.tensor(made.levels, dtype=torch.int8, device=data.device)[codes.int()]
+    whole: Tensor = (codes + least % 256).view(torch.int8)
+    return whole
 
 
 def numbers(whole: Tensor, codes: Tensor | None) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from detgen.program.operands import GROUP, Step, Weight
-from detgen.program.storage import FORMATS, Storage
+from detgen.program.operands import Step, Weight
+from detgen.program.storage import Storage, unpack
 
 
 def widened(step: Step) -> Step:
@@ -15,7 +15,10 @@ def widened(step: Step) -> Step:
     weight = getattr(step, "weight", None)
     if not isinstance(weight, Weight) or weight.scales is None or not weight.storage.whole:
         return step
-    data = FORMATS[weight.storage].unpack(weight.data).float()
-    data.unflatten(-2, (-1, GROUP)).mul_(weight.scales.unsqueeze(-2))
+    data = unpack(weight.storage, weight.data, weight.least).float()
+    scales, minima = weight.scales.floats(-2)
+    groups = data.unflatten(-2, (-1, weight.scales.group)).mul_(scales.unsqueeze(-2))
+    if minima is not None:
+        groups.add_(minima.unsqueeze(-2))
     found: Step = replace(made, weight=replace(weight, data=data, scales=None, storage=Storage.FLOAT))
     return found

@@ -22,18 +22,19 @@ from detgen.program.operands import (
     PAGE,
     PANEL,
     SCORED,
+    UNIT,
     Activation,
     Buffer,
     Cache,
     Into,
+    Scales,
     Step,
     Weight,
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.storage import Storage
+from detgen.program.storage import FORMATS, Storage
 
-CODES = -4  # in the place of bits: numbers of codes
 Run = Callable[[Rows, dict[Buffer, torch.Tensor]], torch.Tensor]
 
 
@@ -149,29 +150,76 @@ class Making:
         return Case(program, given, found)
 
 
+InFewBits = tuple[Storage, Storage, int, bool]
+IN_FEW_BITS: list[InFewBits] = [  # storage, that of the scales, inputs that share one, minima
+    *(
+        (storage, Storage.HALF, GROUP, False)
+        for storage in Storage
+        if storage.whole and (1, False) in FORMATS[storage].grouped
+    ),
+    *((storage, Storage.FLOAT, GROUP, False) for storage in (Storage.CODE, Storage.BYTE, Storage.NIBBLE)),
+    *((Storage.MICRO, Storage.BFLOAT, GROUP, False), (Storage.LEVEL, Storage.BYTE, GROUP, False)),
+    *((storage, Storage.HALF, GROUP, True) for storage in (Storage.NIBBLE, Storage.FIVE)),
+    *((storage, Storage.BYTE, GROUP, True) for storage in (Storage.NIBBLE, Storage.FIVE)),
+    *((storage, Storage.BYTE, GROUP // 2, False) for storage in (Storage.THREE, Storage.SIX)),
+    (Storage.TWO, Storage.BYTE, GROUP // 2, True),
+]
+
+
+def in_few_bits(
+    seed: int, outputs: int, inputs: int, storage: Storage, scaled: Storage, group: int, minima: bool
+) -> Quantized:
+    """Weights of whole numbers that `storage` has, and their scales."""
+    made, random = FORMATS[storage], torch.Generator().manual_seed(seed)
+    dtype = {Storage.FLOAT: torch.float, Storage.HALF: torch.half, Storage.BFLOAT: torch.bfloat16}.get(scaled)
+
+    def drawn(least: int, most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(least, most + 1, shape, generator=random).to(torch.int8)
+
+    def steps_of(n: int) -> torch.Tensor:
+        shape = outputs, inputs // n
+        return drawn(-128, 127, *shape) if dtype is None else torch.randn(shape, generator=random).to(dtype)
+
+    units = [torch.randn(outputs, inputs // UNIT, generator=random).half() if dtype is None else None for _ in range(2)]
+    least = 0 if minima else made.least
+    whole = drawn(least, least + (1 << made.bits) - 1, outputs, inputs)
+    if made.levels:
+        whole = torch.tensor(made.levels, dtype=torch.int8)[drawn(0, 15, outputs, inputs).int()]
+    scales = Scales(
+        steps=steps_of(group),
+        units=units[0],
+        minima=steps_of(group) if minima else None,
+        minimum_units=units[1] if minima else None,
+        storage=scaled,
+        group=group,
+    )
+    return Quantized(whole, scales, storage, torch.randn(16, generator=random) if storage == Storage.CODE else None)
+
+
 def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> Weight:
     """The weight of a linear layer, or of experts, in any storage."""
-    few = [(torch.float32, n) for n in (8, 4, *([] if experts else [CODES]))] if inputs % GROUP == 0 else []
-    dtype, few_bits = made.draw(st.sampled_from([*few, *((dtype, 0) for dtype in STORAGE)]))
-    codes = made.numbers(16)
+    few = [n for n in (8, 4, *IN_FEW_BITS) if n in (8, 4) or inputs % (UNIT if n[1] == Storage.BYTE else GROUP) == 0]
+    kind = made.draw(st.sampled_from([*STORAGE, *(few if inputs % GROUP == 0 else [])]))
+    bits = kind if isinstance(kind, int) else 0
 
-    def one() -> list[Any]:
-        if few_bits == CODES:
-            scales = made.numbers(outputs, inputs // GROUP)
-            numbers = (made.numbers(outputs, inputs) * 3).clamp(-8, 7).to(torch.int8)
-            return [Quantized(numbers.roll(n), scales.roll(n), Storage.CODE, codes) for n in range(1 + gated)]
+    def one(seed: int) -> list[Any]:
+        if isinstance(kind, tuple):
+            found = in_few_bits(seed, outputs, inputs, *kind)
+            return [found.rows(torch.arange(outputs).roll(n)) for n in range(1 + gated)]
+        dtype = kind if isinstance(kind, torch.dtype) else torch.float32
         return [(made.numbers(outputs, inputs) * inputs**-0.5).to(dtype) for _ in range(1 + gated)]
 
     if experts:
-        return stacked([one() for _ in range(experts)], PANEL // (1 + gated), few_bits)
+        seeds = [0] * experts if isinstance(kind, tuple) and kind[0] == Storage.CODE else range(experts)
+        return stacked([one(seed) for seed in seeds], PANEL // (1 + gated), bits)
     biases = [made.numbers(outputs) for _ in range(1 + gated)] if made.draw(st.booleans()) else []
-    return joined(one(), biases, 0 if few_bits == CODES else few_bits, gated=gated)
+    return joined(one(1), biases, bits, gated=gated)
 
 
 OF_LAYERS = st.sampled_from([a for a in Activation if a <= Activation.RELU])
 INPUTS = st.one_of(
-    *(st.integers(1, 40), st.sampled_from([127, 128, 129, 390]), st.sampled_from([32, 64, 160, 256, 384])),
-    st.sampled_from([1023, 1025, 1152, 2080]),  # several sections
+    *(st.integers(1, 40), st.sampled_from([127, 128, 129, 390]), st.sampled_from([32, 64, 160, 256, 384, 512])),
+    st.sampled_from([1023, 1025, 1152, 1280, 2080]),  # several sections
 )
 
 

@@ -20,7 +20,7 @@ from detgen.program.program import Program as Declared
 from detgen.program.storage import FORMATS, Storage
 
 CONSTANTS = (
-    *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "LEAST"),
+    *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "UNIT", "LEAST"),
     *("LOGIT_BLOCK", "SCORED", "MOST_PICKS"),
 )
 CANDIDATES = 64  # entries of a sampled row that there is room for
@@ -227,11 +227,26 @@ def _enum(values: dict[str, int]) -> str:
     return f"enum {{ {', '.join(f'{name} = {value}' for name, value in values.items())} }};"
 
 
+def _whole_kinds() -> Iterator[str]:
+    """What few_bits.h calls a Kind, of each that there are."""
+    for storage, made in FORMATS.items():
+        low, high = (*made.planes, 0, 0)[:2]
+        for halves, minima in made.grouped if storage.whole else ():
+            number = f"KIND_NUMBER({storage.name}, {halves}, {int(minima)})"
+            wide, levels = int(made.least == -128), int(bool(made.levels))
+            yield f"X({number}, {low}, {high}, {levels}, {wide}, {halves}, {int(minima)})"
+
+
 def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
     lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
     lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation)] + [_enum(kinds)]
     lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in Storage if not each.whole)}"]
+    lines += ["#define KIND_NUMBER(STORAGE, HALVES, MINIMA) (((STORAGE) * 2 + (HALVES) - 1) * 2 + (MINIMA))"]
+    lines += [f"#define WHOLE_KINDS(X) {' '.join(_whole_kinds())}"]
+    levels = (f"{{{', '.join(str(x - made.least) for x in made.levels) or 0}}}" for made in FORMATS.values())
+    lines += [f"#define STORED_LEVELS {{{', '.join(levels)}}}"]
+    lines += [f"#define STORED_LEAST {{{', '.join(str(made.least) for made in FORMATS.values())}}}"]
     lines += [f"#define STORED_BITS {{{', '.join(str(FORMATS[storage].bits) for storage in Storage)}}}"]
     for made in _STRUCTURES:
         lines += ["", *_struct(made)]

@@ -133,7 +133,7 @@ static void piece(
     const int64_t left = weight->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
     const int64_t adds = first % SECTION;
     const char *w = (const char *)weight->data + at * bytes;
-    const float *s = weight->scales ? weight->scales + at / GROUP * PANEL : 0;
+    const float *s = weight->storage == CODE ? (const float *)weight->scales.steps + at / GROUP * PANEL : 0;
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, calls = rows <= FEW ? 1 : tiles * (WHOLE / NARROW);
     const int64_t lines = (STRIDE * bytes + LINE - 1) / LINE, shared = (lines + calls - 1) / calls;
 #define STORED(KIND) \

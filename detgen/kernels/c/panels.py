@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from detgen.kernels.c.quantizing import MADE, Quantized, fits, quantize
-from detgen.program.operands import GROUP, PANEL, Weight
-from detgen.program.storage import FORMATS, Storage
+from detgen.program.operands import PANEL, Weight
+from detgen.program.storage import FORMATS, Storage, pack
 
 # Of numbers as they are, by their dtypes.
 STORAGE = {getattr(torch, made.dtype): storage for storage, made in FORMATS.items() if storage < Storage.BYTE}
@@ -36,19 +36,23 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
         storage, codes = MADE[bits] if bits and fits(one) else STORAGE[one.dtype], None
     made = FORMATS[storage]
     dtype: torch.dtype = getattr(torch, made.dtype)
-    width = made.together * PANEL * made.bits // (8 * dtype.itemsize)
-    data = torch.empty(count, inputs // made.together, width, dtype=dtype)
-    scales = torch.empty(count, inputs // GROUP, PANEL) if storage >= Storage.BYTE else None
+    data = torch.empty(
+        count, inputs // made.together, made.together * PANEL * made.bits // (8 * dtype.itemsize), dtype=dtype
+    )
+    scales = None
     step = max(_BLOCK // (PANEL * inputs), 1)
     for first in range(0, count, step):
         rows = slice(first * columns, min((first + step) * columns, outputs))
         parts = [w.rows(rows) if isinstance(w, Quantized) else w[rows] for w in found]
-        if scales is None:
+        if storage < Storage.BYTE:
             data[first : first + step] = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
             continue
         few = [part if isinstance(part, Quantized) else quantize(part, bits) for part in parts]
-        scales[first : first + step] = _arranged([part.scales for part in few], columns)
-        data[first : first + step] = made.pack(_arranged([part.whole for part in few], columns))
+        some = few[0].scales.each(lambda *x: _arranged(list(x), columns), *(part.scales for part in few[1:]))
+        scales = scales or some.each(lambda x: x.new_empty(count, *x.shape[1:]))
+        scales.each(lambda to, x, first=first: to[first : first + step].copy_(x), some)
+        least = made.least if scales.minima is None else 0
+        data[first : first + step] = pack(storage, _arranged([part.whole for part in few], columns), least)
     return Weight(
         data=data,
         scales=scales,
@@ -86,12 +90,12 @@ def stacked(experts: list[list[torch.Tensor]], columns: int, bits: int = 0) -> W
     """The weights of experts, one behind the other; arguments of each as `panels`'."""
     first = panels(experts[0], columns, bits)
     data = first.data.new_empty(len(experts), *first.data.shape)
-    scales = None if first.scales is None else first.scales.new_empty(len(experts), *first.scales.shape)
+    scales = None if first.scales is None else first.scales.each(lambda x: x.new_empty(len(experts), *x.shape))
     for i, weights in enumerate(experts):
         packed = panels(weights, columns, bits)
         data[i] = packed.data
         if scales is not None and packed.scales is not None:
-            scales[i] = packed.scales
+            scales.each(lambda to, x, i=i: to[i].copy_(x), packed.scales)
     return replace(first, data=data, scales=scales)
 
 
@@ -104,7 +108,7 @@ def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
 def _alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
     """The weights in one form, as they are if they have one."""
     few = [w for w in weights if isinstance(w, Quantized)]
-    kinds = {(w.storage, None if w.codes is None else tuple(w.codes.tolist())) for w in few}
+    kinds = {(w.storage, w.scales.kind, None if w.codes is None else tuple(w.codes.tolist())) for w in few}
     if len(few) == len(weights) and len(kinds) == 1:
         return few
     found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
@@ -117,7 +121,8 @@ def _joined(weights: Sequence[torch.Tensor | Quantized]) -> torch.Tensor | Quant
         return weights[0]
     few = [w for w in weights if isinstance(w, Quantized)]
     if few:
-        return few[0]._replace(whole=torch.cat([w.whole for w in few]), scales=torch.cat([w.scales for w in few]))
+        scales = few[0].scales.each(lambda *x: torch.cat(x), *(w.scales for w in few[1:]))
+        return few[0]._replace(whole=torch.cat([w.whole for w in few]), scales=scales)
     return torch.cat([w for w in weights if isinstance(w, torch.Tensor)])
 
 

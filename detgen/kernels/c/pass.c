@@ -200,7 +200,7 @@ static void score_task(const ScoredLinear *s, const Run *run, int64_t all, int64
 static void take_rounded(Rounded to, Rounded from, int64_t first, int64_t inputs) {
     memcpy(to.entries, from.entries + first, inputs);
     memcpy(to.scales, from.scales + first / GROUP, sizeof(float) * inputs / GROUP);
-    memcpy(to.sums, from.sums + first / GROUP, sizeof(int32_t) * inputs / GROUP);
+    memcpy(to.sums, from.sums + first / HALF_GROUP, sizeof(int32_t) * inputs / HALF_GROUP);
 }
 
 /* A panel of an expert, for all rows that take it. */
@@ -208,10 +208,6 @@ static void expert_task(const ExpertLinear *s, const Run *run, int64_t task, flo
     const Weight *all = &s->weight;
     const int64_t panels = all->columns / PANEL, panel = task % panels, place = task / panels, picks = s->routes.width / 2;
     const int64_t expert = run->lists->experts[place], from_step = s->x.width > all->inputs ? all->inputs : 0;
-    const int64_t entries = all->columns * all->inputs, bytes = entries / PANEL * panel_bytes(all->storage);
-    Weight weight = *all;
-    weight.data = (const char *)all->data + expert * bytes;
-    if (all->scales) weight.scales = all->scales + expert * entries / GROUP;
     const Ending ending = {0, s->activation, s->gated, 0, {.factor = 1.0}};
     const int64_t last = run->lists->firsts[place + 1], at = panel * (s->gated ? PANEL / 2 : PANEL);
     float *rows = sums + 2 * ROW_BLOCK * PANEL;
@@ -226,8 +222,8 @@ static void expert_task(const ExpertLinear *s, const Run *run, int64_t task, flo
             if (is_whole(all->storage)) take_rounded(from_row(some, r), from_row(run->rounded, row), at_input, all->inputs);
             else memcpy(rows + r * all->inputs, row_at(run, s->x, row) + at_input, sizeof(float) * all->inputs);
         }
-        if (is_whole(all->storage)) whole_products(&weight, panel, 1, some, count, sums, PANEL);
-        else products(&weight, panel, 1, rows, all->inputs, count, sums, PANEL);
+        if (is_whole(all->storage)) whole_products(all, expert * panels + panel, 1, some, count, sums, PANEL);
+        else products(all, expert * panels + panel, 1, rows, all->inputs, count, sums, PANEL);
         for (int64_t r = 0; r < count; r++)
             finish(&ending, sums + r * PANEL, panel, all->outputs - at,
                    row_at(run, s->to, items[r] / picks) + items[r] % picks * all->outputs + at);
@@ -409,7 +405,7 @@ int run_pass(const Program *program, const Pass *pass) {
     const int64_t tables = sizeof(int64_t) * size.tables, counts = sizeof(atomic_int) * size.counts;
     const int64_t listed = sizeof(int32_t) * (2 * size.experts + 1 + pass->rows * size.picks);
     const int64_t most = pass->rows > pass->wanted ? pass->rows : pass->wanted, groups = size.whole / GROUP;
-    const int64_t rounded = most * (size.whole / TOGETHER + 2 * groups);
+    const int64_t rounded = most * (size.whole / TOGETHER + 3 * groups);
     const int64_t floats = sizeof(float) * (size.floats + threads * size.room + size.parts + rounded);
     float *at = (float *)memory(floats + pointers + marks + tables + counts + listed);
     if (!at) return 1;

@@ -1,7 +1,8 @@
-"""Weights in few bits: whole numbers times a scale that a group of 32 inputs shares, as in llama.cpp's Q8_0 and Q4_0.
+"""Weights in few bits: whole numbers times a scale that a group of inputs shares.
 
-The scales of what is quantized here are float16 numbers kept in float32. A quantized weight, dequantized and quantized
-again, stays as it is. Files may have others, and whole numbers that stand for codes: bitsandbytes' formats do.
+What is quantized here is llama.cpp's Q8_0 and Q4_0: scales are float16 numbers, each of 32 inputs. A quantized weight,
+dequantized and quantized again, stays as it is. Files may have others (`Scales`), minima that are added, and whole
+numbers that stand for codes: bitsandbytes' formats do.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from detgen.program.operands import GROUP
+from detgen.program.operands import GROUP, Scales
 from detgen.program.storage import Storage, numbers
 
 MADE = {8: Storage.BYTE, 4: Storage.NIBBLE}  # of what is quantized here, by its bits
@@ -18,17 +19,20 @@ _AT_A_TIME = 1 << 18  # entries that are quantized while they are in a processor
 
 
 class Quantized(NamedTuple):
-    """Weights in few bits; each is its whole number, or the code of it, times its group's scale, rounded to float32.
+    """Weights in few bits.
+
+    Each is its whole number, or the code of it, times its group's scale, rounded to float32, plus the group's minimum,
+    rounded again.
 
     Attributes:
         whole: int8 [outputs, inputs], as many as `storage` has.
-        scales: float32 [outputs, inputs / GROUP].
+        scales: [outputs, groups].
         storage: how it is stored.
         codes: float32 [16], those of -8 to 7; None where whole numbers are what they are.
     """
 
     whole: torch.Tensor
-    scales: torch.Tensor
+    scales: Scales
     storage: Storage
     codes: torch.Tensor | None = None
 
@@ -39,12 +43,14 @@ class Quantized(NamedTuple):
 
     def rows(self, chosen: slice | torch.Tensor) -> Quantized:
         """Some outputs."""
-        return self._replace(whole=self.whole[chosen], scales=self.scales[chosen])
+        return self._replace(whole=self.whole[chosen], scales=self.scales.each(lambda x: x[chosen]))
 
     def weight(self) -> torch.Tensor:
         """float32 [outputs, inputs]."""
-        found = numbers(self.whole, self.codes)
-        return (found.view(*self.scales.shape, GROUP) * self.scales[..., None]).view(self.whole.shape)
+        scales, minima = self.scales.floats()
+        groups = numbers(self.whole, self.codes).unflatten(-1, (-1, self.scales.group)) * scales[..., None]
+        weight: torch.Tensor = (groups if minima is None else groups + minima[..., None]).flatten(-2)
+        return weight
 
 
 def quantize(weight: torch.Tensor, bits: int) -> Quantized:
@@ -54,16 +60,16 @@ def quantize(weight: torch.Tensor, bits: int) -> Quantized:
     """
     outputs, inputs = weight.shape
     whole = torch.empty(outputs, inputs, dtype=torch.int8)
-    scales = torch.empty(outputs, inputs // GROUP)
+    scales = torch.empty(outputs, inputs // GROUP, dtype=torch.half)
     step = max(_AT_A_TIME // inputs, 1)
     for first in range(0, outputs, step):
         rows = slice(first, first + step)
         groups = weight[rows].float().reshape(-1, inputs // GROUP, GROUP)
-        scale = (_largest(groups, bits) / (127 if bits == 8 else -8)).half().float()
+        scales[rows] = _largest(groups, bits) / (127 if bits == 8 else -8)
+        scale = scales[rows].float()
         made = (groups * torch.where(scale == 0, 0.0, 1 / scale)[..., None]).round_()
         whole[rows] = (made.clamp_(-127, 127) if bits == 8 else made.clamp_(-8, 7)).view(-1, inputs)
-        scales[rows] = scale
-    return Quantized(whole, scales, MADE[bits])
+    return Quantized(whole, Scales(steps=scales, storage=Storage.HALF), MADE[bits])
 
 
 def _largest(groups: torch.Tensor, bits: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ import triton.language as tl
 from detgen.kernels.triton.float_functions import part_of
 from detgen.kernels.triton.launching import OPTIONS, tiles
 from detgen.kernels.triton.linear_columns import behind, ended, places
-from detgen.kernels.triton.whole_linear import LEAST_SIDE, rounded, whole_linear
+from detgen.kernels.triton.whole_linear import LEAST_SIDE, rounded, stored, whole_linear
 from detgen.program.operands import GROUP, PANEL, PART_INPUTS, SECTION_PARTS, Activation, Weight
 from detgen.program.storage import Storage
 
@@ -149,16 +149,18 @@ def linear(
     items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
     shared = bool(picks) and x.shape[1] == inputs
     rows, columns, grid = tiles(items, outputs, _ROWS, _COLUMNS)
-    kernel, read, beside = _linear, x, _or(weight.codes, x)
+    steps = None if weight.scales is None else weight.scales.steps
+    kernel, read, kinds = _linear, [x, _or(weight.codes, x), weight.data, _or(steps, x)], [int(weight.storage)]
     if weight.storage.whole:
-        kernel, (read, beside) = whole_linear, rounded(x)
+        tensors, kinds = stored(weight)
+        kernel, read = whole_linear, [*rounded(x), *tensors]
         if picks:
             rows, grid = 1, (items, grid[1])
         rows, columns = max(rows, LEAST_SIDE), max(columns, LEAST_SIDE)
     kernel[grid](
-        *(read, beside, weight.data, _or(weight.scales, x), _or(weight.bias, x), _or(routes, x), to),
+        *(*read, _or(weight.bias, x), _or(routes, x), to),
         *(items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap)),
-        *(int(weight.storage), int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),
+        *(*kinds, int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),
         *(picks, shared, rows, columns),
         **OPTIONS,
     )

@@ -1,12 +1,15 @@
-"""Linear layers of whole numbers: of weights in BYTE and NIBBLE.
+"""Linear layers of whole numbers.
 
 Promise: the inputs of a row are rounded to whole numbers from -127 to 127 by groups of GROUP, once for all columns. A
-group's sum of products is exact, in int32. An entry of the result is a chain of fused multiply-adds over the groups,
-first to last, of the sum and the product of both scales, from zero in each section of SECTION_PARTS * PART_INPUTS
-inputs; the sums of sections are added in their order, as docs/numerics.md says. A tile has no say in it.
+group's sum of products is exact, in int32; it is multiplied by the scale of the weights, and what their minimum adds is
+added. An entry of the result is a chain of fused multiply-adds over the groups, first to last, of this and the scale of
+the inputs, from zero in each section of SECTION_PARTS * PART_INPUTS inputs; the sums of sections are added in their
+order, as docs/numerics.md says. A tile has no say in it.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -14,15 +17,16 @@ import triton.language as tl
 
 from detgen.kernels.triton.launching import OPTIONS, tile
 from detgen.kernels.triton.linear_columns import behind, ended, places
-from detgen.program.operands import GROUP, LEAST, PANEL, PART_INPUTS, SECTION_PARTS
-from detgen.program.storage import FORMATS, Storage
+from detgen.program.operands import GROUP, LEAST, PANEL, PART_INPUTS, SECTION_PARTS, UNIT, Weight
+from detgen.program.storage import FORMATS, TOGETHER, Storage
 
 _PANEL = tl.constexpr(PANEL)
 _SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
 _GROUP = tl.constexpr(GROUP)
 _LEAST = tl.constexpr(LEAST)
-_TOGETHER = tl.constexpr(FORMATS[Storage.BYTE].together)
-_NIBBLE = tl.constexpr(int(Storage.NIBBLE))
+_UNIT = tl.constexpr(UNIT)
+_TOGETHER = tl.constexpr(TOGETHER)
+_QUAD = tl.constexpr(PANEL * TOGETHER)
 LEAST_SIDE = 16  # of a tile, which products of matrices have
 _GROUPS = 64  # of a tile of inputs, at most
 
@@ -47,26 +51,63 @@ def _round(x, whole, scales, groups, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def _weights(data, panel, column, input, inputs, there, STORAGE: tl.constexpr):
-    """The weights, int8 [inputs, columns], of some inputs of some columns of some panels (int64)."""
-    quad, entry = panel * (inputs // _TOGETHER) + input // _TOGETHER, input % _TOGETHER
-    if STORAGE == _NIBBLE:
-        half = _PANEL // 2
-        both = tl.load(data + (quad * half + column % half) * _TOGETHER + entry, mask=there, other=0)
-        return ((both >> (column // half * 4).to(tl.uint8)) & 15).to(tl.int8) - 8
-    return (tl.load(data + (quad * _PANEL + column) * _TOGETHER + entry, mask=there, other=0) ^ 128).to(
-        tl.int8, bitcast=True
-    )
+def _plane(data, quad, place, there, BITS: tl.constexpr):
+    """The bits of a plane, int32, from `quad` on, of weights by their `place` in it."""
+    length: tl.constexpr = _QUAD * BITS // 8
+    both = tl.load(data + quad + place % length, mask=there, other=0).to(tl.int32)
+    return (both >> (place // length * BITS)) & ((1 << BITS) - 1)
 
 
 @triton.jit
-def _with_group(sums, numbers, own, data, scales, panel, column, first, inputs, there, STORAGE: tl.constexpr):
+def _weights(
+    data, levels, panel, column, input, inputs, there, LOW: tl.constexpr, HIGH: tl.constexpr, LEVELS: tl.constexpr,
+    LEAST: tl.constexpr,
+):  # fmt: skip
+    """The weights, int8 [inputs, columns], of some inputs of some columns of some panels (int64)."""
+    quad = (panel * (inputs // _TOGETHER) + input // _TOGETHER) * ((LOW + HIGH) * _QUAD // 8)
+    place = column * _TOGETHER + input % _TOGETHER
+    code = _plane(data, quad, place, there, LOW)
+    if HIGH:
+        code = code | (_plane(data, quad + LOW * _QUAD // 8, place, there, HIGH) << LOW)
+    if LEVELS:
+        return tl.load(levels + code)
+    return (code + LEAST).to(tl.int8)
+
+
+@triton.jit
+def _scale(steps, units, panel, column, first, inputs, there, GROUP_OF: tl.constexpr, IN_UNITS: tl.constexpr):
+    """Scales, or minima, float32, of the group of weights that begins with input `first`."""
+    at = (panel * (inputs // GROUP_OF) + first // GROUP_OF) * _PANEL + column
+    scale = tl.load(steps + at, mask=there, other=0).to(tl.float32)
+    if IN_UNITS:
+        unit = tl.load(units + (panel * (inputs // _UNIT) + first // _UNIT) * _PANEL + column, mask=there, other=0.0)
+        scale = scale * unit.to(tl.float32)
+    return scale
+
+
+@triton.jit
+def _with_group(
+    sums, numbers, own, data, levels, steps, units, minima, minimum_units, panel, column, first, inputs, there,
+    LOW: tl.constexpr, HIGH: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr, HALVES: tl.constexpr,
+    IN_UNITS: tl.constexpr, MINIMA: tl.constexpr,
+):  # fmt: skip
     """The sums with a group of inputs, from `first` on: its `numbers`, [ROWS, GROUP], and their scales, [ROWS]."""
-    input = first + tl.arange(0, _GROUP)[:, None]
-    of_group = tl.dot(numbers, _weights(data, panel, column, input, inputs, there, STORAGE), out_dtype=tl.int32)
-    group = panel * (inputs // _GROUP) + first // _GROUP
-    scale = own[:, None] * tl.load(scales + group * _PANEL + column, mask=there, other=0.0)
-    return tl.fma(of_group.to(tl.float32), scale, sums)
+    entry = tl.arange(0, _GROUP)
+    weights = _weights(data, levels, panel, column, first + entry[:, None], inputs, there, LOW, HIGH, LEVELS, LEAST)
+    of: tl.constexpr = _GROUP // HALVES
+    scaled = tl.zeros(sums.shape, tl.float32)
+    for half in tl.static_range(HALVES):
+        # Processors multiply no fewer inputs than a group has: those of the other half count as zeros.
+        some = tl.where(entry[None, :] // of == half, numbers, 0).to(tl.int8)
+        product = tl.dot(some, weights, out_dtype=tl.int32).to(tl.float32)
+        scale = _scale(steps, units, panel, column, first + half * of, inputs, there, of, IN_UNITS)
+        scaled = tl.fma(product, scale, scaled) if half else product * scale
+    if MINIMA:
+        for half in tl.static_range(HALVES):
+            some = tl.where(entry[None, :] // of == half, numbers, 0).to(tl.int32)
+            minimum = _scale(minima, minimum_units, panel, column, first + half * of, inputs, there, of, IN_UNITS)
+            scaled = tl.fma(tl.sum(some, 1).to(tl.float32)[:, None], minimum, scaled)
+    return tl.fma(scaled, own[:, None], sums)
 
 
 @triton.jit(do_not_specialize=("items",))
@@ -74,7 +115,11 @@ def whole_linear(
     x,
     own_scales,
     data,
-    scales,
+    levels,
+    steps,
+    units,
+    minima,
+    minimum_units,
     bias,
     routes,
     to,
@@ -84,7 +129,13 @@ def whole_linear(
     panels,
     factor,
     cap,
-    STORAGE: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    LEVELS: tl.constexpr,
+    LEAST: tl.constexpr,
+    HALVES: tl.constexpr,
+    IN_UNITS: tl.constexpr,
+    MINIMA: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
     BIASED: tl.constexpr,
@@ -117,13 +168,14 @@ def whole_linear(
             numbers = tl.load(x + entry, mask=item_there[:, None], other=0)
             own = tl.load(own_scales + (read * inputs + first) // _GROUP, mask=item_there, other=0.0)
             of_section = _with_group(
-                of_section, numbers, own, data, scales, panel, column, first, inputs, there, STORAGE
-            )
+                of_section, numbers, own, data, levels, steps, units, minima, minimum_units, panel, column, first,
+                inputs, there, LOW, HIGH, LEVELS, LEAST, HALVES, IN_UNITS, MINIMA,
+            )  # fmt: skip
             if GATED:
-                other = column + _PANEL // 2
                 of_section_opened = _with_group(
-                    of_section_opened, numbers, own, data, scales, panel, other, first, inputs, there, STORAGE
-                )
+                    of_section_opened, numbers, own, data, levels, steps, units, minima, minimum_units, panel,
+                    column + _PANEL // 2, first, inputs, there, LOW, HIGH, LEVELS, LEAST, HALVES, IN_UNITS, MINIMA,
+                )  # fmt: skip
         sums = behind(sums, of_section, section == 0)
         if GATED:
             opened = behind(opened, of_section_opened, section == 0)
@@ -152,3 +204,20 @@ def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = tile(len(scales), _GROUPS)
     _round[(triton.cdiv(len(scales), groups),)](x, whole, scales, len(scales), groups, **OPTIONS)
     return whole, scales
+
+
+def stored(weight: Weight) -> tuple[list[torch.Tensor], list[int | bool]]:
+    """A weight of whole numbers as the kernel takes it: tensors, and what they are."""
+    made, scales = FORMATS[weight.storage], weight.scales
+    assert scales is not None
+    others = (scales.units, scales.minima, scales.minimum_units)
+    levels = _levels(weight.storage, weight.data.device) if made.levels else weight.data
+    tensors = [weight.data, levels, scales.steps, *(scales.steps if other is None else other for other in others)]
+    low, high = (*made.planes, 0)[:2]
+    kinds = [GROUP // scales.group, scales.units is not None, scales.minima is not None]
+    return tensors, [low, high, bool(made.levels), weight.least, *kinds]
+
+
+@cache
+def _levels(storage: Storage, device: torch.device) -> torch.Tensor:
+    return torch.tensor(FORMATS[storage].levels, dtype=torch.int8, device=device)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.examples import examples
-from helpers.steps import CASES, Case, differences, numbers, odd_groups, scored
+from helpers.steps import CASES, IN_FEW_BITS, Case, InFewBits, differences, in_few_bits, numbers, odd_groups, scored
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +51,24 @@ def test_groups_that_do_not_become_whole_numbers(bits: int) -> None:
     assert not wanted["to[34]"][2].any()
     for name, library in LIBRARIES.items():
         assert not differences(case.after(Runner(library, case.program).run), wanted), name
+
+
+@pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
+def test_weights_in_few_bits(kind: InFewBits) -> None:
+    """Of more than a section, in all tiles of rows; they are the weights that they say."""
+    made = in_few_bits(1, 40, 1280, *kind)
+    x, to = Buffer("x", 1280), Buffer("to", 40)
+    program = Program(x)
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=panels([made])))
+    for rows in (1, 2, 6, 7, 97):
+        along, read = torch.arange(rows), numbers(2, rows, 1280)
+        case = Case(program, {x: read, to: torch.zeros(rows, 40)}, Rows(*[along] * 4, *[torch.zeros(0, 4).long()] * 2))
+        wanted = case.after(Interpreter(program).run)
+        for name, library in LIBRARIES.items():
+            assert not differences(case.after(Runner(library, program).run), wanted), (name, rows)
+    weight = made.weight().double().t()
+    errors = wanted["to[40]"] - read.double() @ weight
+    assert errors.norm() < 0.02 * (read.double().norm() * weight.norm() / 1280**0.5)
 
 
 @examples(20)

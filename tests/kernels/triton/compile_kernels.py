@@ -30,9 +30,10 @@ from detgen.kernels.triton import (
     whole_linear,
 )
 from detgen.program.operands import Activation
-from detgen.program.storage import Storage
+from detgen.program.storage import FORMATS, Storage
 
 HALF, FLOAT, DOUBLE, BYTE, INT, LONG = "*bf16", "*fp32", "*fp64", "*i8", "*i32", "*i64"
+IN_UNITS = Storage.TWO, Storage.SIX, Storage.THREE
 SECTIONS = 32  # of 128,256 logits
 HEADS = [8, 4, 128]  # of a group, and their size
 
@@ -40,10 +41,16 @@ HEADS = [8, 4, 128]  # of a group, and their size
 def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0) -> tuple[Any, list[str], list[Any]]:
     data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF}.get(storage, "*u8")
     activation = Activation.SILU if gated else Activation.NONE
-    types = [BYTE if storage.whole else FLOAT, FLOAT, data, *[FLOAT] * 4, *["i32"] * 4, "fp32", "fp32"]
-    how = [int(storage), int(activation), gated, False, False, not gated and not picks, False, picks, bool(picks)]
-    kernel = whole_linear.whole_linear if storage.whole else linear._linear
-    return kernel, types, [*how, items, linear._COLUMNS]
+    kernel, types, kinds = linear._linear, [FLOAT, FLOAT, data, FLOAT], [int(storage)]
+    if storage.whole:
+        made = FORMATS[storage]
+        (halves, minima), (low, high) = made.grouped[0], (*made.planes, 0)[:2]
+        scales = [BYTE, "*fp16"] if storage in IN_UNITS else ["*fp16", "*fp16"]
+        kernel, types = whole_linear.whole_linear, [BYTE, FLOAT, data, BYTE, *scales, *scales]
+        kinds = [low, high, bool(made.levels), 0 if minima else made.least, halves, storage in IN_UNITS, minima]
+    how = [int(activation), gated, False, False, not gated and not picks, False, picks, bool(picks)]
+    types += [FLOAT, FLOAT, FLOAT, *["i32"] * 4, "fp32", "fp32"]
+    return kernel, types, [*kinds, *how, items, linear._COLUMNS]
 
 
 # Kernel, types of its arguments, constants.
@@ -73,6 +80,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
             ("gated", Storage.NIBBLE, linear._ROWS, {"gated": True}),
             ("linear", Storage.CODE, linear._ROWS, {}),
             ("experts", Storage.NIBBLE, linear._ROWS, {"picks": 2}),
+            *(("linear", storage, linear._ROWS, {}) for storage in (*IN_UNITS, Storage.FIVE, Storage.LEVEL)),
         )
     },
     "round": (whole_linear._round, [FLOAT, BYTE, FLOAT, "i32"], [whole_linear._GROUPS]),

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from helpers.examples import examples
-from helpers.steps import odd_groups
+from helpers.steps import IN_FEW_BITS, InFewBits, in_few_bits, odd_groups
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +20,6 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.panels import STORAGE, joined, panels, stacked
-from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
@@ -41,7 +40,6 @@ from detgen.program.operands import (
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows
 from detgen.program.steps import STEPS
-from detgen.program.storage import Storage
 
 LINEAR = [Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU]
 NONE = torch.zeros(0, 4, dtype=torch.int64)
@@ -148,12 +146,10 @@ def test_a_sum_that_begins_with_minus_zero(device: str) -> None:
     assert found[to].signbit().all()
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_linear_of_codes(device: str, gated: bool) -> None:
-    rows, inputs, outputs, codes = 5, 160, 34, numbers(2, 16)
-    whole = torch.randint(-8, 8, (outputs, inputs), generator=torch.Generator().manual_seed(3)).to(torch.int8)
-    packed = joined([Quantized(whole, numbers(4, outputs, inputs // 32), Storage.CODE, codes)], [], gated=gated)
-    assert packed.storage == Storage.CODE
+@pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
+def test_weights_in_few_bits(device: str, kind: InFewBits) -> None:
+    rows, inputs, outputs, gated = 5, 512, 34, kind[2] == 16
+    packed = joined([in_few_bits(1, outputs, inputs, *kind)], [], gated=gated)
     x, to = Buffer("x", inputs), Buffer("to", outputs // (1 + gated))
     step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
     alike(device, rows_of(rows), {x: numbers(1, rows, inputs), to: torch.zeros(rows, to.width)}, step)
