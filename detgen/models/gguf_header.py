@@ -119,7 +119,7 @@ class _Reader:
             raise _WrongError("its header has no general.architecture")
         if settings.get("split.count", 1) not in (0, 1):
             raise _WrongError("it is one of several parts; join them with llama-gguf-split --merge")
-        entries = [(self._string(), self._entry()) for _ in range(tensors)]
+        entries = [(name := self._string(), self._entry(name)) for _ in range(tensors)]
         layers = settings.get(f"{architecture}.block_count")
         if type(layers) is not int or not 1 <= layers <= tensors:
             raise _WrongError(f"its {architecture}.block_count is {layers}, and it has {tensors:,} tensors")
@@ -168,7 +168,7 @@ class _Reader:
             raise _WrongError(f"a list of its header has the unknown type {inner}")
         return range(count)
 
-    def _entry(self) -> Entry:
+    def _entry(self, name: str) -> Entry:
         """A tensor, by its place behind the header."""
         dimensions = self._number("<I")
         sizes = [self._number("<Q") for _ in range(min(dimensions, 5))]
@@ -176,13 +176,13 @@ class _Reader:
         if number not in KINDS:
             *names, last = (kind.name for kind in KINDS.values())
             raise _WrongError(
-                f"it has tensors of type {_type_name(number)}, and {', '.join(names)} and {last} are read; make one"
-                " with llama-quantize --pure and the type Q8_0 or Q4_0"
+                f"its tensor {name} is of type {_type_name(number)}, and {', '.join(names)} and {last} are read;"
+                " make one with llama-quantize and the type Q4_K_M or Q8_0"
             )
-        kind, entries, size, _ = KINDS[number]
+        kind, entries, size, *_ = KINDS[number]
         count = math.prod(sizes)
         if not sizes or not all(1 <= n <= _LARGEST for n in sizes) or sizes[0] % entries or len(sizes) > 4:
-            raise _WrongError(f"a tensor has sizes that make no sense: {sizes[:4]}")
+            raise _WrongError(f"its tensor {name} has sizes that make no sense: {sizes[:4]}")
         return Entry(kind, tuple(reversed(sizes)), at, count // entries * size)
 
 

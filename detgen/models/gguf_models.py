@@ -96,7 +96,7 @@ def empty_model(
     wanted = dict(model.named_parameters())
     places: dict[str, Place] = {}
     for tensor, entry in header.tensors.items():
-        place = Place(path, entry.kind, entry.shape, entry.at)
+        place = Place(path, entry.kind, entry.shape, entry.at, tensor)
         if tensor == _FACTORS:
             _divide_frequencies(model, whole(place.read()).numpy())
             continue

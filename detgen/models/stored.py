@@ -75,6 +75,7 @@ class Place(NamedTuple):
         kind: number format, one of `_KINDS`.
         shape: as it is stored.
         at: its first byte.
+        name: that the file has for it.
         order: which of its rows comes first, second and so on; None leaves them.
         change: makes float32 numbers, as they are stored, what the model takes; None leaves them.
     """
@@ -83,6 +84,7 @@ class Place(NamedTuple):
     kind: str
     shape: tuple[int, ...]
     at: int
+    name: str = ""
     order: np.ndarray | None = None
     change: Callable[[np.ndarray], np.ndarray] | None = None
 
@@ -95,7 +97,7 @@ class Place(NamedTuple):
         """The weight, or some consecutive rows of it.
 
         Raises:
-            EngineError: if the file has become shorter.
+            EngineError: if the file has become shorter, or a scale is not finite.
         """
         if self.order is not None or self.change is not None:
             weight = self._changed(self._made(self._bytes()))
@@ -133,12 +135,13 @@ class Place(NamedTuple):
 
     def _made(self, data: torch.Tensor) -> Weight:
         """The weight of bytes, [blocks, bytes of a block]."""
-        read = _KINDS[self.kind].weights
-        if read is None:
+        kind = _KINDS[self.kind]
+        if kind.weights is None:
             return data.view(-1).view(_PLAIN[self.kind]).view(self.shape)
-        found = read(data)
-        if not isinstance(found, Quantized):
-            return found.view(self.shape)
+        try:
+            found = kind.read(data)
+        except ValueError as error:
+            raise EngineError(f"{self.path.name}: the tensor {self.name} is damaged: {error}") from None
         rows, inputs = math.prod(self.shape[:-1]), self.shape[-1]
         scales = found.scales.each(lambda x: x.view(rows, -1))
         made = found._replace(whole=found.whole.view(rows, inputs), scales=scales)

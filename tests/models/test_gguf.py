@@ -8,8 +8,9 @@ import os
 import shutil
 import signal
 import struct
+import zlib
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.input_batch import Window
 from detgen.models.folders import model_files
 from detgen.models.gguf_header import check_gguf, read_header
+from detgen.models.gguf_kinds import NAMED
 from detgen.models.gguf_quickly import QuickReader, quick_gguf
 from detgen.models.loading import LoadedModel, load_model, load_tokenizer
 from detgen.models.stored import Place, whole
@@ -46,6 +48,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "llama, tied": lambda: hf.LlamaConfig(**STORED, tie_word_embeddings=True),
     "qwen2": lambda: hf.Qwen2Config(**STORED),
     "qwen3": lambda: hf.Qwen3Config(**STORED, head_dim=32),
+}
+UNITS: dict[str, tuple[int, ...]] = {  # where in a block the units are, or scales and minima, in float16
+    **{"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,)},
+    **{"Q6_K": (208,), "MXFP4": ()},
 }
 LINES = (
     {"prompt": "def add(a, b):\n", "max_tokens": 12},
@@ -102,28 +108,40 @@ def test_the_tokenizer_is_loaded_alone(folder: Path, file: Path) -> None:
         load_tokenizer(Path("no"), "no")
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"])
+def blocks_of(kind: str, count: int, seed: int = 1) -> np.ndarray:
+    """Blocks of random numbers; scales and units are finite."""
+    random = np.random.default_rng(seed)
+    if NAMED[kind].storage is None:
+        numbers = random.standard_normal((count, 1)).astype(np.float32)
+        return gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind]).view(np.uint8).reshape(count, -1)
+    blocks = random.integers(0, 256, (count, NAMED[kind].size), dtype=np.uint8)
+    for at in UNITS.get(kind, (0,)):
+        blocks[:, at : at + 2] = random.standard_normal((count, 1)).astype(np.float16).view(np.uint8)
+    return blocks
+
+
+@pytest.mark.parametrize("kind", NAMED)
 def test_each_type_of_tensor(tmp_path: Path, kind: str) -> None:
-    """What is read, widened, has the bits that the gguf package gives; of Q6_K it is whole numbers times a scale."""
-    random = np.random.default_rng(1)
-    type_ = gguf.GGMLQuantizationType[kind]
-    if kind == "Q6_K":
-        blocks = random.integers(0, 256, (6, 210), dtype=np.uint8)
-        blocks[:, 208:] = random.standard_normal((6, 1)).astype(np.float16).view(np.uint8)
-        data = blocks.reshape(3, 420)
-    else:
-        data = gguf.quants.quantize(random.standard_normal((3, 512)).astype(np.float32), type_)
+    """What is read, widened, has the bits that the gguf package gives, but for the sign of zeros."""
+    data = blocks_of(kind, 3 * 512 // NAMED[kind].entries)
     path = tmp_path / "weights"
     path.write_bytes(b"before" + data.tobytes() + b"behind")
+    want = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[kind])).view(3, 512)
     for order in (None, np.array([2, 0, 1])):
-        found = Place(path, kind, (3, 512), 6, order).read()
-        want = gguf.dequantize(data, type_)[slice(None) if order is None else order]
-        assert same_bits(whole(found).float(), torch.from_numpy(want))
-        assert isinstance(found, Quantized) == (kind in ("Q8_0", "Q4_0"))
-    if kind == "Q6_K":
-        scales = np.ascontiguousarray(data.reshape(3, 2, 210)[order, :, 208:]).view(np.float16)
-        numbers = want.reshape(3, 2, 256).astype(np.float64) / scales.astype(np.float64)
-        assert np.array_equal(numbers, np.round(numbers))
+        found = Place(path, kind, (3, 512), 6, order=order).read()
+        assert same_bits(whole(found).float() + 0.0, want[slice(None) if order is None else order] + 0.0)
+        assert isinstance(found, Quantized) == (NAMED[kind].storage is not None)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in NAMED.items() if kind.storage is not None and name != "MXFP4"])
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+def test_a_scale_that_is_not_finite(tmp_path: Path, kind: str, number: float) -> None:
+    for at in UNITS.get(kind, (0,)):
+        data = blocks_of(kind, 512 // NAMED[kind].entries)
+        data[-1, at : at + 2] = np.array([number], np.float16).view(np.uint8)
+        (tmp_path / "weights").write_bytes(data.tobytes())
+        with pytest.raises(EngineError, match=r"^weights: the tensor output is damaged: a scale is infinite"):
+            Place(tmp_path / "weights", kind, (1, 512), 0, "output").read()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -137,12 +155,38 @@ def test_float32_gives_the_bits_of_the_folder(family: str, random_model: Callabl
     assert same_bits(bits_of(file), bits_of(folder))
 
 
-@pytest.mark.parametrize("kinds", [("Q8_0",), ("Q4_0",), ("F16",), ("BF16",), ("Q8_0", "Q4_0", "F32", "F16", "BF16")])
+quantized = gguf.quants.quantize
+
+
+def stand_in(numbers: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Rows as blocks of any type; where the gguf package makes none, random ones that depend on the row."""
+    with suppress(NotImplementedError):
+        return quantized(numbers, kind)
+    rows = []
+    for row in numbers:
+        blocks = blocks_of(kind.name, len(row) // NAMED[kind.name].entries, zlib.crc32(row.tobytes()))
+        for at in UNITS.get(kind.name, (0,)):
+            units = blocks[:, at : at + 2].copy().view(np.float16)
+            blocks[:, at : at + 2] = (units * 2e-4).astype(np.float16).view(np.uint8)
+        rows.append(blocks.reshape(-1))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        *(("Q8_0",), ("Q4_0",), ("F16",), ("BF16",), ("Q8_0", "Q4_0", "F32", "F16", "BF16"), ("Q5_1", "Q4_1", "Q5_0")),
+        *(("Q4_K", "Q5_K", "Q6_K"), ("Q2_K", "Q3_K", "IQ4_XS", "IQ4_NL")),
+    ],
+    ids=" ".join,
+)
 def test_stored_weights_give_the_bits_of_what_they_stand_for(
-    kinds: tuple[str, ...], random_model: Callable[..., Path], tmp_path: Path
+    kinds: tuple[str, ...], random_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a folder in float32 with the weights that the gguf package makes of the file's."""
-    model = plain_tokenizer(random_model(FAMILIES["llama"]()))
+    monkeypatch.setattr(gguf.quants, "quantize", stand_in)
+    sizes = {"hidden_size": 256, "intermediate_size": 512} if kinds[0].endswith("K") else {}
+    model = plain_tokenizer(random_model(hf.LlamaConfig(**STORED | sizes)))
     given: dict[str, str] = {}
 
     def kind_of(name: str) -> str:
@@ -240,7 +284,7 @@ def damaged(content: bytes, what: str) -> bytes:
     name = b"blk.0.attn_q.weight"
     at = content.index(name) + len(name)  # behind it: its dimensions, its sizes, its type and its place
     if what == "type":
-        return content[: at + 20] + struct.pack("<I", 12) + content[at + 24 :]
+        return content[: at + 20] + struct.pack("<I", 16) + content[at + 24 :]
     if what == "unknown type":
         return content[: at + 20] + struct.pack("<I", 999) + content[at + 24 :]
     if what == "sizes":
@@ -269,7 +313,7 @@ def damaged(content: bytes, what: str) -> bytes:
         ("magic", "not a GGUF file"),
         ("nothing", "not a GGUF file"),
         ("version", "GGUF 1"),
-        ("type", "type Q4_K"),
+        ("type", "type IQ2_XXS"),
         ("unknown type", "type 999"),
         ("sizes", "sizes that make no sense"),
         ("name", "describe no such weights as blk.0.attn_x.weight"),

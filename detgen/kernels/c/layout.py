@@ -244,10 +244,11 @@ def _body() -> str:
     lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in Storage if not each.whole)}"]
     lines += ["#define KIND_NUMBER(STORAGE, HALVES, MINIMA) (((STORAGE) * 2 + (HALVES) - 1) * 2 + (MINIMA))"]
     lines += [f"#define WHOLE_KINDS(X) {' '.join(_whole_kinds())}"]
-    levels = (f"{{{', '.join(str(x - made.least) for x in made.levels) or 0}}}" for made in FORMATS.values())
+    formats = [FORMATS[storage] for storage in Storage]
+    levels = (f"{{{', '.join(str(x - made.least) for x in made.levels) or 0}}}" for made in formats)
     lines += [f"#define STORED_LEVELS {{{', '.join(levels)}}}"]
-    lines += [f"#define STORED_LEAST {{{', '.join(str(made.least) for made in FORMATS.values())}}}"]
-    lines += [f"#define STORED_BITS {{{', '.join(str(FORMATS[storage].bits) for storage in Storage)}}}"]
+    lines += [f"#define STORED_LEAST {{{', '.join(str(made.least) for made in formats)}}}"]
+    lines += [f"#define STORED_BITS {{{', '.join(str(made.bits) for made in formats)}}}"]
     for made in _STRUCTURES:
         lines += ["", *_struct(made)]
     return "\n".join(lines)
