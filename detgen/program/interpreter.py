@@ -23,6 +23,7 @@ from detgen.program.arithmetic import (
     log_total,
     norm,
     number,
+    pair_linear,
     sigmoid,
     softmax,
     total,
@@ -34,7 +35,7 @@ from detgen.program.finite import bounded
 from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, SECTION_BLOCKS, Buffer, Into, Step, Weight
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.storage import FORMATS, numbers
+from detgen.program.storage import FORMATS, Storage, numbers
 
 
 class Interpreter:
@@ -130,6 +131,8 @@ def sums(x: Tensor, weight: Weight, experts: Tensor | None = None) -> Tensor:
     """[..., inputs] -> [..., columns], without the bias; of experts by their numbers, [...]."""
     chosen = slice(None) if experts is None else experts
     data = _columns(FORMATS[weight.storage].unpack(weight.data))[chosen]
+    if weight.storage == Storage.PAIR:
+        return pair_linear(x, data)
     if weight.scales is None:
         return linear(x, data.float())
     scales = _columns(weight.scales)[chosen]

@@ -1,6 +1,6 @@
 """Number formats of weights: how each is packed, and read again, in plain PyTorch.
 
-Back ends read what is packed here: detgen/kernels/c/stored.h and whole.h, detgen/kernels/triton/linear.py and
+Back ends read what is packed here: detgen/kernels/c/stored.h, pairs.h and whole.h, detgen/kernels/triton/linear.py and
 whole_linear.py. setup.py reads this module, so torch is imported when it is used.
 """
 
@@ -19,20 +19,26 @@ class Storage(IntEnum):
 
     Those from BYTE on have whole numbers in few bits and a scale for each group of them: of BYTE from -128 to 127, of
     NIBBLE from -8 to 7. Of CODE, they are those of NIBBLE, and stand for sixteen codes. BYTE and NIBBLE are multiplied
-    by whole numbers; the others are widened to float32 when they are read.
+    by whole numbers, PAIR by inputs that are rounded to bf16; the others are widened to float32 when they are read.
     """
 
     FLOAT = 0
     BFLOAT = 1
     HALF = 2
-    BYTE = 3
-    NIBBLE = 4
-    CODE = 5
+    PAIR = 3
+    BYTE = 4
+    NIBBLE = 5
+    CODE = 6
 
     @property
     def whole(self) -> bool:
         """Whether inputs become whole numbers, too."""
         return self in (Storage.BYTE, Storage.NIBBLE)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether inputs are rounded: to whole numbers, or to bf16."""
+        return self.whole or self is Storage.PAIR
 
 
 def _as_it_is(numbers: Tensor) -> Tensor:
@@ -47,7 +53,8 @@ class Format(NamedTuple):
         bits: that a weight takes.
         coded: whether whole numbers stand for codes.
         together: inputs whose weights of a column stand together.
-        pack: makes whole numbers, int8 [..., inputs, PANEL], what is stored of them, [..., inputs / together, others].
+        pack: makes whole numbers, int8 [..., inputs, PANEL], what is stored of them, [..., inputs / together, others];
+            of PAIR the numbers themselves.
         unpack: makes them of that again.
     """
 
@@ -73,18 +80,30 @@ def _of_halves(data: Tensor) -> Tensor:
     return torch.cat([data & 15, data >> 4], -1).to(torch.int8) - 8
 
 
-_TOGETHER = 4  # inputs that processors multiply at once
+_TOGETHER, _PAIR = 4, 2  # inputs that processors multiply at once: whole numbers, and those in bf16
+SMALLEST = 2.0**-55  # magnitude of a number in a pair: products are multiples of 2^-124, and no sum is subnormal
 
 
-def _in_fours(whole: Tensor) -> Tensor:
+def _in_fours(whole: Tensor, together: int = _TOGETHER) -> Tensor:
     """[..., inputs, PANEL] -> [..., inputs / 4, 4 * PANEL]: four inputs of a column, then the next column."""
-    fours: Tensor = whole.unflatten(-2, (-1, _TOGETHER)).transpose(-1, -2).flatten(-2)
+    fours: Tensor = whole.unflatten(-2, (-1, together)).transpose(-1, -2).flatten(-2)
     return fours
 
 
-def _of_fours(data: Tensor) -> Tensor:
-    inputs: Tensor = data.unflatten(-1, (-1, _TOGETHER)).transpose(-1, -2).flatten(-3, -2)
+def _of_fours(data: Tensor, together: int = _TOGETHER) -> Tensor:
+    inputs: Tensor = data.unflatten(-1, (-1, together)).transpose(-1, -2).flatten(-3, -2)
     return inputs
+
+
+def bf16(x: Tensor) -> Tensor:
+    """The nearest numbers of bf16, of ties the even one; 0 for those that are below SMALLEST in magnitude then."""
+    found = x.bfloat16()
+    return found.masked_fill(found.abs() < SMALLEST, 0.0)
+
+
+def _in_pairs(numbers: Tensor) -> Tensor:
+    """As `_in_fours` two inputs of a column."""
+    return _in_fours(bf16(numbers), _PAIR)
 
 
 def _bytes_in_fours(whole: Tensor) -> Tensor:
@@ -104,6 +123,7 @@ FORMATS = {
     Storage.FLOAT: Format("float32", 32),
     Storage.BFLOAT: Format("bfloat16", 16),
     Storage.HALF: Format("float16", 16),
+    Storage.PAIR: Format("bfloat16", 16, together=_PAIR, pack=_in_pairs, unpack=lambda data: _of_fours(data, _PAIR)),
     Storage.BYTE: Format("uint8", 8, together=_TOGETHER, pack=_bytes_in_fours, unpack=_bytes_of_fours),
     Storage.NIBBLE: Format(
         "uint8",

@@ -17,7 +17,7 @@ from typing import Any
 
 from detgen.program import operands, steps
 from detgen.program.program import Program as Declared
-from detgen.program.storage import FORMATS, Storage
+from detgen.program.storage import FORMATS, SMALLEST, Storage
 
 CONSTANTS = (
     *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "LEAST"),
@@ -230,6 +230,7 @@ def _enum(values: dict[str, int]) -> str:
 def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
     lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
+    lines += [f"#define SMALLEST {SMALLEST}"]
     lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation)] + [_enum(kinds)]
     lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in Storage if not each.whole)}"]
     lines += [f"#define STORED_BITS {{{', '.join(str(FORMATS[storage].bits) for storage in Storage)}}}"]

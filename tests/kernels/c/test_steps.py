@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.examples import examples
-from helpers.steps import CASES, Case, differences, numbers, odd_groups, scored
+from helpers.steps import CASES, Case, differences, numbers, odd_groups, odd_pairs, scored
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +53,17 @@ def test_groups_that_do_not_become_whole_numbers(bits: int) -> None:
         assert not differences(case.after(Runner(library, case.program).run), wanted), name
 
 
+def test_pairs_that_do_not_just_become_bf16() -> None:
+    """Zero below 2^-55, ties to even; a number that is not finite, or no longer is, stays in its row."""
+    case = odd_pairs()
+    wanted = case.after(Interpreter(case.program).run)
+    assert wanted["to[34]"].isfinite().sum(1).tolist() == [34] * 4 + [33, 7, 8, 33, 0, 0, 0, 33]
+    for name, library in LIBRARIES.items():
+        for threads in (1, 3):
+            with using(threads):
+                assert not differences(case.after(Runner(library, case.program).run), wanted), name
+
+
 @examples(20)
 @given(case=st.sampled_from([torch.nan, torch.inf]).flatmap(scored))
 def test_scores_say_what_is_not_finite(case: Case) -> None:
@@ -70,12 +81,14 @@ def test_each_kind_of_step_is_tried() -> None:
     assert CASES.keys() == set(STEPS)
 
 
+@pytest.mark.parametrize("bits", [0, 16])
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_linear_of_any_rows(name: str) -> None:
+def test_linear_of_any_rows(name: str, bits: int) -> None:
     """Every row count gives a row the same bits."""
     x, to = Buffer("x", 40), Buffer("to", 64)
     program = Program(x)
-    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=panels([numbers(2, 64, 40)])))
+    weight = panels([numbers(2, 64, 40).to(torch.bfloat16 if bits else torch.float32)], bits=bits)
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=weight))
     runner, read = Runner(LIBRARIES[name], program), numbers(1, 512, 40)
 
     def results(rows: int) -> torch.Tensor:
