@@ -40,6 +40,7 @@ typedef struct {
     int64_t room; /* floats of a thread's scratch */
     Lists *lists;
     Rounded rounded; /* the inputs of a linear layer that rounds them */
+    int64_t apart; /* rows of those of a thread, where each has its own */
     float *parts; /* of attention: see AttendMemory, like what follows */
     atomic_int *joined;
 } Run;
@@ -322,7 +323,8 @@ static void task_of(const Step *s, const Run *run, int64_t task, float *scratch)
 }
 
 static void work(void *of, int thread) {
-    const Run *run = of;
+    Run own = *(const Run *)of, *const run = &own;
+    own.rounded = from_row(own.rounded, thread * own.apart);
     float *scratch = run->scratch + thread * run->room;
     for (int64_t i = 0; i < run->program->count; i++) {
         const Step *s = run->program->steps + i;
@@ -330,13 +332,15 @@ static void work(void *of, int thread) {
         Buffer x = {0};
         const int64_t rows = rows_of(s, run->pass), each = rows_a_task(rows, run->pass->threads);
         const Weight *rounded = rounding_of(s, &x);
-        const int rounding = rounded ? (int)((rows + each - 1) / each) : 0, total = rounding + (int)tasks_of(s, run);
+        const int rounding = rounded && !run->apart ? (int)((rows + each - 1) / each) : 0;
+        const int total = rounding + (int)tasks_of(s, run);
         for (int task; (task = atomic_fetch_add(&progress->next, 1)) < total;) {
             if (task < rounding) {
                 round_rows(run, rounded->storage, x, task * each, (task + 1) * each < rows ? (task + 1) * each : rows);
                 tally(&progress->rounded, rounding);
             } else {
                 if (rounding) await(&progress->rounded, rounding);
+                else if (rounded) round_rows(run, rounded->storage, x, 0, rows), rounded = 0;
                 task_of(s, run, task - rounding, scratch);
             }
             tally(&progress->done, total);
@@ -418,16 +422,18 @@ int run_pass(const Program *program, const Pass *pass) {
     const int64_t tables = sizeof(int64_t) * size.tables, counts = sizeof(atomic_int) * size.counts;
     const int64_t listed = sizeof(int32_t) * (2 * size.experts + 1 + pass->rows * size.picks);
     const int64_t most = pass->rows > pass->wanted ? pass->rows : pass->wanted, groups = size.whole / GROUP;
-    const int64_t rounded = most * (size.whole / TOGETHER + 2 * groups);
+    /* Threads that would wait while one rounds a few rows do it themselves. */
+    const int64_t apart = most > ROWS_A_TASK ? 0 : most, held = apart ? apart * threads : most;
+    const int64_t rounded = held * (size.whole / TOGETHER + 2 * groups);
     const int64_t floats = sizeof(float) * (size.floats + threads * size.room + size.parts + rounded);
     float *at = (float *)memory(floats + pointers + marks + tables + counts + listed);
     if (!at) return 1;
     Lists lists = {0};
-    Run run = {.program = program, .pass = pass, .room = size.room, .lists = &lists};
+    Run run = {.program = program, .pass = pass, .room = size.room, .lists = &lists, .apart = apart};
     run.scratch = at + size.floats;
     run.parts = run.scratch + threads * size.room;
-    float *entries = run.parts + size.parts, *scales = entries + most * size.whole / TOGETHER;
-    run.rounded = (Rounded){(int8_t *)entries, scales, (int32_t *)(scales + most * groups), size.whole, groups};
+    float *entries = run.parts + size.parts, *scales = entries + held * size.whole / TOGETHER;
+    run.rounded = (Rounded){(int8_t *)entries, scales, (int32_t *)(scales + held * groups), size.whole, groups};
     run.buffers = (float **)(entries + rounded);
     run.progress = (Progress *)((char *)run.buffers + pointers);
     int64_t *of_attention = (int64_t *)((char *)run.progress + marks);
