@@ -3,7 +3,7 @@
 Promise: an entry of the result is a chain of fused multiply-adds over the inputs, first to last, in parts of
 PART_INPUTS; the sums of parts are added in their order within a section of SECTION_PARTS, and those of sections in
 theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it. For PAIR, inputs are
-`narrowed`, and of two the odd one comes first. Weights that inputs become whole numbers for are those of `whole_linear`.
+`narrowed`, and of two the odd one comes first. Weights that inputs become whole numbers for: see `whole_linear`.
 """
 
 from __future__ import annotations
