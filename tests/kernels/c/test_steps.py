@@ -54,14 +54,25 @@ def test_groups_that_do_not_become_whole_numbers(bits: int) -> None:
 
 
 def test_pairs_that_do_not_just_become_bf16() -> None:
-    """Zero below 2^-55, ties to even; a number that is not finite, or no longer is, stays in its row."""
+    """Zero below 2^-55, ties to even; a number that is not finite, or no longer is, stays in its row.
+
+    In any number of rows, by any number of threads.
+    """
     case = odd_pairs()
     wanted = case.after(Interpreter(case.program).run)
     assert wanted["to[34]"].isfinite().sum(1).tolist() == [34] * 4 + [33, 7, 8, 33, 0, 0, 0, 33]
-    for name, library in LIBRARIES.items():
-        for threads in (1, 3):
+    x, to = case.program.buffers
+    for rows, threads in ((1, 1), (2, 2), (4, 3), (5, 1), (7, 2), (12, 3), (13, 1), (97, 2), (512, 4)):
+        along = torch.arange(rows)
+        again = Case(
+            case.program,
+            {x: case.given[x][along % 12], to: torch.zeros(rows, 34)},
+            Rows(*[along] * 4, *case.rows[4:]),
+        )
+        want = {"to[34]": wanted["to[34]"][along % 12]}
+        for name, library in LIBRARIES.items():
             with using(threads):
-                assert not differences(case.after(Runner(library, case.program).run), wanted), name
+                assert not differences(again.after(Runner(library, case.program).run), want), (name, rows)
 
 
 @examples(20)
