@@ -171,12 +171,14 @@ static void products(
     const Weight *weight, int64_t panel, int64_t panels, const float *x, int64_t x_row, int64_t rows, float *sums,
     int64_t sums_row) {
     const int64_t floats = rows * sums_row;
-    const int64_t bytes = panel_bytes(weight->storage), all = weight->inputs * bytes, ahead = PART_INPUTS * bytes;
+    const int64_t bytes = panel_bytes(weight->storage), all = weight->inputs * bytes;
+    int64_t ahead = PART_INPUTS * bytes < NEAREST ? NEAREST : PART_INPUTS * bytes;
+    if (unit_of(weight->storage) > 1 && rows <= TILE_ROWS) ahead = rows <= 2 ? NEAREST / 4 : NEAREST; /* one tile reads */
     for (int64_t first = 0; first < weight->inputs; first += PART_INPUTS) {
         if (first && first % SECTION == 0) add_section(sums + floats, sums, floats, first == SECTION);
         for (int64_t p = 0; p < panels; p++) {
             const char *w = (const char *)weight->data + (panel + p) * all + first * bytes;
-            const char *next = p + 1 < panels ? w + all : w - p * all + (ahead < NEAREST ? NEAREST : ahead);
+            const char *next = p + 1 < panels ? w + all : w - p * all + ahead;
             piece(weight, panel + p, first, x, x_row, rows, sums + p * PANEL, sums_row, next);
         }
     }
