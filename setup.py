@@ -27,6 +27,7 @@ if platform.machine() in ("x86_64", "AMD64"):
     BUILDS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     BUILDS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
     BUILDS["vnni"] = [*BUILDS["avx512"], "-mavx512vnni"]
+    BUILDS["bf16"] = [*BUILDS["vnni"], "-mavx512bf16"]
 ZIG_TARGETS = {"linux": "{}-linux-gnu.2.17", "darwin": "{}-macos.11.0"}  # none would mean this very processor
 
 

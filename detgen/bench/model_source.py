@@ -174,7 +174,8 @@ def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
         model = random_model(source.random_weights, role, DTYPES[engine.dtype], engine.device, source.seed).cpu()
         torch.cuda.empty_cache()  # what is free there counts when detgen takes memory for keys and values
         name, bits = f"random:{source.random_weights}:{role}", _BITS.get(quant, 0)
-        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), bits)
+        rounded = None if engine.dtype == "float32" else DTYPES[engine.dtype]
+        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), bits, rounded=rounded)
     given = _given(source, role)
     place, name = given or DEMO / role, given or f"embedded:{role}"
     dtype, trusted = "auto" if as_stored else engine.dtype, engine.trust_remote_code

@@ -119,8 +119,8 @@ class EngineConfig:
         draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
-        dtype: number format in which weights are kept; auto is the checkpoint's own. On CUDA models compute in it, too;
-            on a CPU they compute in float32.
+        dtype: number format in which weights are kept; auto is the checkpoint's own. With bfloat16, inputs of linear
+            layers are rounded to it, too; all else is computed in float32.
         target_quant: quantization of the target's linear layers: q8 or q4 by detgen, nf4 or int8 by bitsandbytes, or
             none.
         draft_quant: quantization of the draft model, likewise.
@@ -172,7 +172,8 @@ class EngineConfig:
         DTypeName,
         Field(
             description="How weights are kept: float32 (f32), bfloat16 (bf16), float16 (f16) or auto, as the checkpoint"
-            " has them. A CPU computes in float32 with any of them, CUDA in the same."
+            " has them. With bfloat16, what linear layers read is rounded to it, too, which is faster on many"
+            " processors; all else is computed in float32."
         ),
         Option("TYPE", panel="Model", parser=_dtype, values=get_args(DTypeName)),
     ] = "auto"

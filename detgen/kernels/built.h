@@ -19,7 +19,11 @@ int vector_bits(void) {
 int runs_here(void) {
 #ifdef __AVX512VNNI__
     unsigned a, b, c = 0, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & bit_AVX512VNNI) != 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(c & bit_AVX512VNNI)) return 0;
+#ifdef __AVX512BF16__
+    if (!a || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & bit_AVX512BF16)) return 0;
+#endif
+    return 1;
 #else
     return 1;
 #endif

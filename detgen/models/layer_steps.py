@@ -231,7 +231,8 @@ class _Experts:
     def __init__(self, mlp: Experts, bits: int, keep: Keep) -> None:
         self._experts, width, inner = mlp.down.shape
         self._activation, self._normalized = mlp.activation, mlp.normalized
-        self._router = joint([mlp.router], 0, keep)
+        plain = bits if bits == 16 else 0  # never in few bits
+        self._router = joint([mlp.router], plain, keep)
         self._up = _kept(stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, bits), keep)
         self._down = _kept(stacked([[weight] for weight in mlp.down], PANEL, bits), keep)
         self._logits, self._routes = Buffer("router", self._experts), Buffer("routes", 2 * mlp.picks)
@@ -241,7 +242,7 @@ class _Experts:
         )
         self._shared = None
         if mlp.shared is not None:
-            self._shared = _FeedForward(mlp.shared[0], bits, keep), joint([mlp.shared[1]], 0, keep)
+            self._shared = _FeedForward(mlp.shared[0], bits, keep), joint([mlp.shared[1]], plain, keep)
         self._gate = Buffer("shared gate", 1)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
@@ -291,7 +292,7 @@ class _Experts:
 def joint(linears: list[Linear], bits: int, keep: Keep, *, gated: bool = False) -> Weight:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 
-    With 8 or 4 bits they are quantized where they fit, with 0 they stay as they are.
+    Bits are as in `panels`.
     """
     weights, biases = [one.weight for one in linears], [one.bias for one in linears if one.bias is not None]
     return _kept(joined(weights, biases, bits, gated=gated), keep)

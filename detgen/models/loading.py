@@ -82,6 +82,11 @@ class LoadedModel:
         return found
 
     @property
+    def packed_bits(self) -> int:
+        """Of linear layers, as `panels` takes them: pairs of bf16 if that format was asked for."""
+        return self.bits or 16 * (self.rounded == torch.bfloat16)
+
+    @property
     def packed_bytes(self) -> int:
         """About what its weights take once they are packed."""
         if isinstance(self.read, Reader) and not self.bits:
@@ -187,7 +192,7 @@ def load_model(
             raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
         if isinstance(model, ThinkingStatesForCausalLM):
             check_size(stored.size, config, torch.float32, trusted=trusted)
-            model = model.float()
+            model = model.float() if dtype != "bfloat16" else model
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
         eos = ends_of(model, tokenizer)

@@ -25,7 +25,7 @@ class ProgramBuilder:
             gives hidden states.
         cache: where its keys and values are stored.
         traits: attention traits of each layer.
-        bits: 8 or 4 to quantize its linear layers; 0 leaves them as they are.
+        bits: of its linear layers, as `panels` takes them.
         read: gives the weight of a parameter.
         keep: gives the tensor that steps read instead of one that was made for them.
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from detgen.program import fdlibm
 from detgen.program.operands import GROUP, LEAST, LOGIT_BLOCK, PART_INPUTS, SECTION_PARTS, SUM_BLOCK, Activation
+from detgen.program.storage import bf16
 
 LANES = 16
 _SECTION = SECTION_PARTS * PART_INPUTS
@@ -52,6 +53,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         parts.append(part)
     sections = [in_order(parts[first : first + SECTION_PARTS]) for first in range(0, len(parts), SECTION_PARTS)]
     return in_order(sections)
+
+
+def pair_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As `linear`, of inputs that are rounded to bf16; of each pair the odd one comes first."""
+    order = torch.arange(x.shape[-1]) ^ 1
+    return linear(bf16(x)[..., order], weight[..., order, :])
 
 
 def whole_inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,6 +23,7 @@ from detgen.program.arithmetic import (
     log_total,
     norm,
     number,
+    pair_linear,
     sigmoid,
     softmax,
     total,
@@ -34,7 +35,7 @@ from detgen.program.finite import bounded
 from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, SECTION_BLOCKS, Buffer, Into, Step, Weight
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.storage import numbers, unpack
+from detgen.program.storage import Storage, numbers, unpack
 
 
 class Interpreter:
@@ -129,6 +130,8 @@ def _embed_positions(step: steps.EmbedPositions, at: Pass) -> None:
 def sums(x: Tensor, weight: Weight, experts: Tensor | None = None) -> Tensor:
     """[..., inputs] -> [..., columns], without the bias; of experts by their numbers, [...]."""
     chosen = slice(None) if experts is None else experts
+    if weight.storage == Storage.PAIR:
+        return pair_linear(x, _columns(unpack(weight.storage, weight.data))[chosen])
     if weight.scales is None:
         return linear(x, _columns(weight.data)[chosen].float())
     data = _columns(unpack(weight.storage, weight.data, weight.least))[chosen]

@@ -173,6 +173,8 @@ class Weight:
         if self.columns != panels * PANEL:
             yield f"{self.outputs} outputs, gated: {gated}, take {panels * PANEL} columns, not {self.columns}"
         made = FORMATS[self.storage]
+        if self.inputs % made.together:
+            yield f"weights in {self.storage.name} take {made.together} inputs together, which {self.inputs} are not"
         width = made.together * PANEL * made.bits // (8 * self.data.element_size())
         yield from _stored(self.data, self.storage, (*experts, panels, self.inputs // made.together, width))
         few, coded = self.storage >= Storage.BYTE, self.storage == Storage.CODE
@@ -288,8 +290,8 @@ def _stored(data: Tensor, storage: Storage, shape: tuple[int | None, ...]) -> It
 
 def tabled(table: Tensor, storage: Storage, width: int) -> Iterator[str]:
     """What does not fit of a table with entries of a width."""
-    if storage >= Storage.BYTE:
-        yield "tables have no scales"
+    if storage > Storage.HALF:
+        yield f"tables are not in {storage.name}"
     yield from _stored(table, storage, (None, width))
 
 

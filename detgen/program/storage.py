@@ -1,6 +1,6 @@
 """Number formats of weights: how each is packed, and read again, in plain PyTorch.
 
-Back ends read what is packed here: detgen/kernels/c/stored.h and whole.h, detgen/kernels/triton/linear.py and
+Back ends read what is packed here: detgen/kernels/c/stored.h, pairs.h and whole.h, detgen/kernels/triton/linear.py and
 whole_linear.py. setup.py reads this module, so torch is imported when it is used.
 """
 
@@ -19,26 +19,33 @@ class Storage(IntEnum):
     Those from BYTE on have whole numbers in few bits, and a scale for each group of them. Of CODE, they stand for
     sixteen codes in floating point, and weights are widened to float32 when they are read, like those before BYTE. The
     others are multiplied by whole numbers. Of BYTE, NIBBLE, TWO, THREE, FIVE and SIX, named after their bits, they are
-    what they are; of LEVEL (llama.cpp's IQ4) and MICRO (MXFP4), one of sixteen.
+    what they are; of LEVEL (llama.cpp's IQ4) and MICRO (MXFP4), one of sixteen. PAIR is bf16 that is multiplied by
+    inputs that are rounded to bf16, too.
     """
 
     FLOAT = 0
     BFLOAT = 1
     HALF = 2
-    BYTE = 3
-    NIBBLE = 4
-    CODE = 5
-    TWO = 6
-    THREE = 7
-    FIVE = 8
-    SIX = 9
-    LEVEL = 10
-    MICRO = 11
+    PAIR = 3
+    BYTE = 4
+    NIBBLE = 5
+    CODE = 6
+    TWO = 7
+    THREE = 8
+    FIVE = 9
+    SIX = 10
+    LEVEL = 11
+    MICRO = 12
 
     @property
     def whole(self) -> bool:
         """Whether inputs become whole numbers, too."""
         return self >= Storage.BYTE and self != Storage.CODE
+
+    @property
+    def rounds(self) -> bool:
+        """Whether inputs are rounded: to whole numbers, or to bf16."""
+        return self.whole or self is Storage.PAIR
 
 
 class Format(NamedTuple):
@@ -63,7 +70,8 @@ class Format(NamedTuple):
     grouped: tuple[tuple[int, bool], ...] = ()
 
 
-TOGETHER = 4  # inputs that processors multiply at once
+TOGETHER, PAIR = 4, 2  # inputs that processors multiply at once: whole numbers, and those in bf16
+SMALLEST = 2.0**-55  # magnitude of a number in a pair: products are multiples of 2^-124, and no sum is subnormal
 _LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # llama.cpp's kvalues_iq4nl
 _MICRO = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of E2M1 (OCP Microscaling Formats 1.0, 5.3.3)
 
@@ -82,6 +90,7 @@ FORMATS = {
     Storage.FLOAT: Format("float32", 32),
     Storage.BFLOAT: Format("bfloat16", 16),
     Storage.HALF: Format("float16", 16),
+    Storage.PAIR: Format("bfloat16", 16, PAIR),
     Storage.BYTE: _in_few(8),
     Storage.NIBBLE: _in_few(4, grouped=_PLAIN_OR_WITH_MINIMA),
     Storage.CODE: Format("uint8", 4, planes=(4,), least=-8, grouped=_PLAIN),
@@ -94,18 +103,53 @@ FORMATS = {
 }
 
 
-def pack(storage: Storage, whole: Tensor, least: int) -> Tensor:
-    """Whole numbers from `least` on, int8 [..., inputs, PANEL], as they are stored, [..., inputs / together, bytes]."""
+def bf16(x: Tensor) -> Tensor:
+    """The nearest numbers of bf16, of ties the even one; 0 for those that are below SMALLEST in magnitude then."""
+    found = x.bfloat16()
+    return found.masked_fill(found.abs() < SMALLEST, 0.0)
+
+
+def pack(storage: Storage, weights: Tensor, least: int = 0) -> Tensor:
+    """Weights, [..., inputs, PANEL], as they are stored, [..., inputs / together, others].
+
+    Numbers of PAIR, or whole numbers from `least` on, int8.
+    """
+    made = FORMATS[storage]
+    codes = bf16(weights) if storage == Storage.PAIR else _codes(made, weights, least)
+    codes = codes.unflatten(-2, (-1, made.together)).transpose(-1, -2).flatten(-2)
+    return codes if storage == Storage.PAIR else _in_planes(made, codes)
+
+
+def unpack(storage: Storage, data: Tensor, least: int = 0) -> Tensor:
+    """What `pack` made of weights, again."""
+    made = FORMATS[storage]
+    codes = data if storage == Storage.PAIR else _of_planes(made, data)
+    codes = codes.unflatten(-1, (-1, made.together)).transpose(-1, -2).flatten(-3, -2)
+    return codes if storage == Storage.PAIR else _whole(made, codes, least)
+
+
+def _codes(made: Format, whole: Tensor, least: int) -> Tensor:
+    """uint8, what is stored of whole numbers."""
     import torch
 
-    made = FORMATS[storage]
+    if not made.levels:
+        return whole.view(torch.uint8) - least % 256
+    numbers = torch.zeros(256, dtype=torch.uint8)
+    numbers[torch.tensor(made.levels[::-1]) + 128] = torch.arange(16, dtype=torch.uint8).flip(0)
+    return numbers[whole.int() + 128]
+
+
+def _whole(made: Format, codes: Tensor, least: int) -> Tensor:
+    import torch
+
     if made.levels:
-        numbers = torch.zeros(256, dtype=torch.uint8)
-        numbers[torch.tensor(made.levels[::-1]) + 128] = torch.arange(16, dtype=torch.uint8).flip(0)
-        codes = numbers[whole.int() + 128]
-    else:
-        codes = whole.view(torch.uint8) - least % 256
-    codes = codes.unflatten(-2, (-1, made.together)).transpose(-1, -2).flatten(-2)
+        return torch.tensor(made.levels, dtype=torch.int8, device=codes.device)[codes.int()]
+    return (codes + least % 256).view(torch.int8)
+
+
+def _in_planes(made: Format, codes: Tensor) -> Tensor:
+    import torch
+
     found, first = [], 0
     for bits in made.planes:
         parts = (codes >> first & (1 << bits) - 1).chunk(8 // bits, dim=-1)
@@ -117,22 +161,16 @@ def pack(storage: Storage, whole: Tensor, least: int) -> Tensor:
     return torch.cat(found, -1) if len(found) > 1 else found[0]
 
 
-def unpack(storage: Storage, data: Tensor, least: int) -> Tensor:
-    """What `pack` made of whole numbers, again."""
+def _of_planes(made: Format, data: Tensor) -> Tensor:
     import torch
 
-    made = FORMATS[storage]
     codes, first = torch.zeros((), dtype=torch.uint8, device=data.device), 0
     widths = [data.shape[-1] * bits // made.bits for bits in made.planes]
     for bits, plane in zip(made.planes, data.split(widths, -1), strict=True):
         parts = [plane >> bits * at & (1 << bits) - 1 for at in range(8 // bits)]
         codes = codes | torch.cat(parts, -1) << first
         first += bits
-    codes = codes.unflatten(-1, (-1, made.together)).transpose(-1, -2).flatten(-3, -2)
-    if made.levels:
-        return torch.tensor(made.levels, dtype=torch.int8, device=data.device)[codes.int()]
-    whole: Tensor = (codes + least % 256).view(torch.int8)
-    return whole
+    return codes
 
 
 def numbers(whole: Tensor, codes: Tensor | None) -> Tensor:

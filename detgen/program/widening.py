@@ -10,15 +10,16 @@ from detgen.program.storage import Storage, unpack
 
 
 def widened(step: Step) -> Step:
-    """The step with its weight in float32 if its inputs would become whole numbers, else itself."""
+    """The step with its weight in float32 if its inputs would be rounded, else itself."""
     made: Any = step  # of a kind that has a weight, or not
     weight = getattr(step, "weight", None)
-    if not isinstance(weight, Weight) or weight.scales is None or not weight.storage.whole:
+    if not isinstance(weight, Weight) or not weight.storage.rounds:
         return step
     data = unpack(weight.storage, weight.data, weight.least).float()
-    scales, minima = weight.scales.floats(-2)
-    groups = data.unflatten(-2, (-1, weight.scales.group)).mul_(scales.unsqueeze(-2))
-    if minima is not None:
-        groups.add_(minima.unsqueeze(-2))
+    if weight.scales is not None:
+        scales, minima = weight.scales.floats(-2)
+        groups = data.unflatten(-2, (-1, weight.scales.group)).mul_(scales.unsqueeze(-2))
+        if minima is not None:
+            groups.add_(minima.unsqueeze(-2))
     found: Step = replace(made, weight=replace(weight, data=data, scales=None, storage=Storage.FLOAT))
     return found

@@ -166,7 +166,7 @@ def _runner(
         return _on_cuda(loaded, model, layout, pages, device)
     cache = KVCache(layout.cached, pages, torch.float32, device)
     if has_description(model):
-        programs = ProgramBuilder(model, cache, layout.traits, loaded.bits, loaded.read)
+        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_bits, loaded.read)
         return ModelRunner(CDecoder(programs), cache, layout.group)
     with refusing(_kind(loaded.name, model)):
         replace_modules(model, layout.uncalled)
@@ -203,7 +203,7 @@ def _on_cuda(
         ) from error
     try:
         cache = KVCache(layout.cached, pages, torch.float32, device)
-        programs = ProgramBuilder(model, cache, layout.traits, loaded.bits, loaded.read, lambda x: x.to(device))
+        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_bits, loaded.read, lambda x: x.to(device))
         decoder = TritonDecoder(programs, cache.scratch, device, replaying(device))
     except torch.OutOfMemoryError as error:
         message = "does not fit the device's memory; give less --kv-memory, --target-quant q8, or --device cpu"

@@ -117,6 +117,9 @@ def _cases() -> Iterator[tuple[str, Case]]:
     for quant in ("q8", "q4", "nf4", "int8"):
         yield f"embedded, {quant}", Case(target, {"target_quant": quant}, texts)
     yield "thinking", Case(embedded("thinking"), {}, texts)
+    for name in ("embedded", "thinking"):
+        of = target if name == "embedded" else embedded(name)
+        yield f"{name}, pairs", Case(of, {"dtype": "bfloat16"}, texts)
     for name, config in (DESCRIBED | {f"{name}, own forward": config for name, config in OWN_FORWARD.items()}).items():
         yield name, Case(lambda folder, config=config: random_folder(config(), folder), {}, tokens)  # type: ignore[misc]
     for name in ("llama", "qwen2_moe", "gpt2"):
@@ -124,6 +127,8 @@ def _cases() -> Iterator[tuple[str, Case]]:
             stored = f"{name}, {str(dtype).removeprefix('torch.')}"
             make = lambda folder, config=DESCRIBED[name], dtype=dtype: random_folder(config(), folder, dtype)  # noqa: E731
             yield stored, Case(make, {}, tokens)
+            if dtype == torch.bfloat16:
+                yield f"{name}, pairs", Case(make, {"dtype": "bfloat16"}, tokens)
         for quant in ("q8", "nf4", "int8"):
             make = lambda folder, config=DESCRIBED[name]: random_folder(config(), folder)  # noqa: E731
             yield f"{name}, {quant}", Case(make, {"target_quant": quant}, tokens)

@@ -152,12 +152,8 @@ class Making:
 
 InFewBits = tuple[Storage, Storage, int, bool]
 IN_FEW_BITS: list[InFewBits] = [  # storage, that of the scales, inputs that share one, minima
-    *(
-        (storage, Storage.HALF, GROUP, False)
-        for storage in Storage
-        if storage.whole and (1, False) in FORMATS[storage].grouped
-    ),
     *((storage, Storage.FLOAT, GROUP, False) for storage in (Storage.CODE, Storage.BYTE, Storage.NIBBLE)),
+    *((storage, Storage.HALF, GROUP, False) for storage in (Storage.BYTE, Storage.NIBBLE, Storage.FIVE, Storage.LEVEL)),
     *((Storage.MICRO, Storage.BFLOAT, GROUP, False), (Storage.LEVEL, Storage.BYTE, GROUP, False)),
     *((storage, Storage.HALF, GROUP, True) for storage in (Storage.NIBBLE, Storage.FIVE)),
     *((storage, Storage.BYTE, GROUP, True) for storage in (Storage.NIBBLE, Storage.FIVE)),
@@ -199,14 +195,14 @@ def in_few_bits(
 def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> Weight:
     """The weight of a linear layer, or of experts, in any storage."""
     few = [n for n in (8, 4, *IN_FEW_BITS) if n in (8, 4) or inputs % (UNIT if n[1] == Storage.BYTE else GROUP) == 0]
-    kind = made.draw(st.sampled_from([*STORAGE, *(few if inputs % GROUP == 0 else [])]))
+    kind = made.draw(st.sampled_from([*STORAGE, 16, *(few if inputs % GROUP == 0 else [])]))
     bits = kind if isinstance(kind, int) else 0
 
     def one(seed: int) -> list[Any]:
         if isinstance(kind, tuple):
             found = in_few_bits(seed, outputs, inputs, *kind)
             return [found.rows(torch.arange(outputs).roll(n)) for n in range(1 + gated)]
-        dtype = kind if isinstance(kind, torch.dtype) else torch.float32
+        dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16 if bits == 16 else torch.float32
         return [(made.numbers(outputs, inputs) * inputs**-0.5).to(dtype) for _ in range(1 + gated)]
 
     if experts:
@@ -299,6 +295,36 @@ def odd_groups(bits: int) -> Case:
     return Case(
         program, {x: given, to: torch.zeros(8, 34)}, Rows(*[torch.arange(8)] * 4, *[torch.zeros(0, 4).long()] * 2)
     )
+
+
+def odd_pairs() -> Case:
+    """A layer of pairs, 12 rows to 34, whose inputs and weights do not just become numbers of bf16.
+
+    Rows 0 to 3 are of hardly any magnitude, about where zero begins, or below what a float32 number has in full; row 4
+    has ties; rows 5 and 6 grow beyond what a sum can hold; rows 8 and 9 have numbers that are not finite, row 10 one
+    that becomes infinite when it is rounded. The others have all magnitudes. Of the weights, those of column 2 are
+    nearly as large as numbers get.
+    """
+    rows, inputs, outputs = 12, 1200, 34
+    x, to, g = Buffer("x", inputs), Buffer("to", outputs), torch.Generator().manual_seed(5)
+
+    def any_size(count: int, least: int, most: int) -> torch.Tensor:
+        sizes = torch.randint(least, most, (count, inputs), generator=g)
+        return torch.ldexp(torch.randn(count, inputs, generator=g), sizes)
+
+    given = any_size(rows, -70, 20)
+    given[:3], given[3] = any_size(3, -58, -53), torch.randn(inputs, generator=g) * 1e-39
+    given[0, :6] = torch.tensor([1.0, -1.0, 1 - 2**-9, 1 - 2**-9 - 2**-20, -1 + 2**-8, -0.0]) * 2.0**-55
+    given[4] = torch.randint(-999, 999, (inputs,), generator=g) * 2.0**-8 + 1
+    given[5], given[6] = 3e38, any_size(1, 110, 127)[0]
+    given.view(torch.int32)[8, 700] = 2**31 - 1  # NaN, to which nothing can be added
+    given[9, 3], given[9, 1100], given[10, 5] = torch.inf, -torch.inf, 3.4e38
+    of = any_size(outputs, -8, 3)
+    of[::5], of[1::5], of[2] = any_size(len(of[::5]), -58, -53), any_size(len(of[1::5]), -80, 60), 3e38
+    program = Program(x)
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([of.bfloat16()], [], 16)))
+    along, none = torch.arange(rows), torch.zeros(0, 4).long()
+    return Case(program, {x: given, to: torch.zeros(rows, outputs)}, Rows(*[along] * 4, *[none] * 2))
 
 
 @st.composite

@@ -17,7 +17,7 @@ from typing import Any
 
 from detgen.program import operands, steps
 from detgen.program.program import Program as Declared
-from detgen.program.storage import FORMATS, Storage
+from detgen.program.storage import FORMATS, SMALLEST, Storage
 
 CONSTANTS = (
     *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "UNIT", "LEAST"),
@@ -240,6 +240,7 @@ def _whole_kinds() -> Iterator[str]:
 def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
     lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
+    lines += [f"#define SMALLEST {SMALLEST}"]
     lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation)] + [_enum(kinds)]
     lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in Storage if not each.whole)}"]
     lines += ["#define KIND_NUMBER(STORAGE, HALVES, MINIMA) (((STORAGE) * 2 + (HALVES) - 1) * 2 + (MINIMA))"]

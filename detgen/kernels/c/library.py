@@ -23,7 +23,7 @@ from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 from detgen.program.widening import widened
 
-BUILDS = ("vnni", "avx512", "avx2", "plain")  # the fastest first
+BUILDS = ("bf16", "vnni", "avx512", "avx2", "plain")  # the fastest first
 CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
 
 
@@ -97,7 +97,7 @@ class Runner:
             rows: see there.
             given: likewise.
             take: likewise.
-            exact: whether inputs stay as they are where they would become whole numbers, which is slow.
+            exact: whether inputs stay as they are where they would be rounded, which is slow.
 
         Raises:
             MemoryError: if there is no memory for the buffers.

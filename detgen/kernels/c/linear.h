@@ -6,7 +6,7 @@
 #ifndef DETGEN_LINEAR
 #define DETGEN_LINEAR
 
-#include "whole.h"
+#include "pairs.h"
 
 #define ROW_BLOCK 96 /* rows that read a panel while it is in the cache */
 
@@ -33,11 +33,13 @@
 #define STRIDE 4
 #define NEAREST 4096
 
-/* Sums of `rows` rows and `wide` registers of columns, from column `from` on, over a part of the inputs. */
+/* Sums of `rows` rows and `wide` registers of columns, from column `from` on, over a part of the inputs, counted by
+ * `unit_of` them. */
 INLINE void tile(
     const int rows, const int wide, const int storage, int from, const char *panel, const float *scales,
     const float *codes, const float *x, int64_t x_row, int64_t inputs, float *sums, int64_t sums_row, int64_t add_to, const char *next, int64_t lines) {
-    const int64_t bytes = panel_bytes(storage);
+    const int64_t bytes = panel_bytes(storage) * unit_of(storage);
+    const int turn = turn_of(storage);
     reg all[TILE_ROWS][WHOLE];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -49,20 +51,26 @@ INLINE void tile(
         if (storage >= CODE)
 #pragma GCC unroll 16
             for (int c = 0; c < wide; c++) scale[c] = reg_load(scales + group / GROUP * PANEL + from + c * WIDTH);
-        for (int64_t i = group; i < end; i++) {
+        for (int64_t i = group; i < end; i += turn) {
             if (i % STRIDE == 0)
                 for (int64_t l = 0; l < lines; l++, next += LINE) __builtin_prefetch(next, 0, 2);
-            reg w[WHOLE];
+#pragma GCC unroll 2
+            for (int odd = turn; odd-- > 0;) {
+                reg w[WHOLE];
 #pragma GCC unroll 16
-            for (int c = 0; c < wide; c++) {
-                w[c] = weights(storage, panel + i * bytes, from + c * WIDTH, codes);
-                if (storage >= CODE) w[c] = w[c] * scale[c];
-            }
+                for (int c = 0; c < wide; c++) {
+                    const int at = from + c * WIDTH;
+                    w[c] = storage == PAIR ? reg_pairs(panel + i * bytes + at * 4, odd)
+                                           : weights(storage, panel + i * bytes, at, codes);
+                    if (storage >= CODE) w[c] = w[c] * scale[c];
+                }
 #pragma GCC unroll 16
-            for (int r = 0; r < rows; r++) {
-                reg b = reg_all(x[r * x_row + i]);
+                for (int r = 0; r < rows; r++) {
+                    reg b = reg_all(x[r * x_row + i + odd]);
 #pragma GCC unroll 16
-                for (int c = 0; c < wide; c++) all[r][c] = reg_fma(w[c], b, all[r][c]);
+                    for (int c = 0; c < wide; c++)
+                        all[r][c] = storage == PAIR ? pair_fma(w[c], b, all[r][c]) : reg_fma(w[c], b, all[r][c]);
+                }
             }
         }
     }
@@ -129,21 +137,22 @@ INLINE void widen(
 static void piece(
     const Weight *weight, int64_t panel, int64_t first, const float *x, int64_t x_row, int64_t rows, float *sums,
     int64_t sums_row, const char *next) {
-    const int64_t bytes = panel_bytes(weight->storage), at = panel * weight->inputs + first;
-    const int64_t left = weight->inputs - first, inputs = left < PART_INPUTS ? left : PART_INPUTS;
-    const int64_t adds = first % SECTION;
-    const char *w = (const char *)weight->data + at * bytes;
+    const int64_t unit = unit_of(weight->storage), bytes = panel_bytes(weight->storage) * unit;
+    const int64_t left = weight->inputs - first, inputs = (left < PART_INPUTS ? left : PART_INPUTS) / unit;
+    const int64_t adds = first % SECTION, at = panel * weight->inputs + first;
+    const char *w = (const char *)weight->data + at / unit * bytes;
+    x += first / unit;
     const float *s = weight->storage == CODE ? (const float *)weight->scales.steps + at / GROUP * PANEL : 0;
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, calls = rows <= FEW ? 1 : tiles * (WHOLE / NARROW);
     const int64_t lines = (STRIDE * bytes + LINE - 1) / LINE, shared = (lines + calls - 1) / calls;
 #define STORED(KIND) \
     case KIND: \
         if (KIND < CODE || tiles < WIDENED) \
-            part(KIND, w, s, weight->codes, x + first, x_row, rows, inputs, sums, sums_row, adds, next, shared); \
+            part(KIND, w, s, weight->codes, x, x_row, rows, inputs, sums, sums_row, adds, next, shared); \
         else { \
             float wide[PART_INPUTS * PANEL] __attribute__((aligned(64))); \
             widen(KIND, w, s, weight->codes, inputs, wide, next, lines); \
-            part(FLOAT, (const char *)wide, 0, 0, x + first, x_row, rows, inputs, sums, sums_row, adds, 0, 0); \
+            part(FLOAT, (const char *)wide, 0, 0, x, x_row, rows, inputs, sums, sums_row, adds, 0, 0); \
         } \
         break;
     switch (weight->storage) { WIDENED_STORAGES(STORED) }
@@ -162,16 +171,24 @@ static void products(
     const Weight *weight, int64_t panel, int64_t panels, const float *x, int64_t x_row, int64_t rows, float *sums,
     int64_t sums_row) {
     const int64_t floats = rows * sums_row;
-    const int64_t bytes = panel_bytes(weight->storage), all = weight->inputs * bytes, ahead = PART_INPUTS * bytes;
+    const int64_t bytes = panel_bytes(weight->storage), all = weight->inputs * bytes;
+    int64_t ahead = PART_INPUTS * bytes < NEAREST ? NEAREST : PART_INPUTS * bytes;
+    if (unit_of(weight->storage) > 1 && rows <= TILE_ROWS) ahead = rows <= 2 ? NEAREST / 4 : NEAREST; /* one tile reads */
     for (int64_t first = 0; first < weight->inputs; first += PART_INPUTS) {
         if (first && first % SECTION == 0) add_section(sums + floats, sums, floats, first == SECTION);
         for (int64_t p = 0; p < panels; p++) {
             const char *w = (const char *)weight->data + (panel + p) * all + first * bytes;
-            const char *next = p + 1 < panels ? w + all : w - p * all + (ahead < NEAREST ? NEAREST : ahead);
+            const char *next = p + 1 < panels ? w + all : w - p * all + ahead;
             piece(weight, panel + p, first, x, x_row, rows, sums + p * PANEL, sums_row, next);
         }
     }
     if (weight->inputs > SECTION) add_section(sums, sums + floats, floats, 0);
+}
+
+/* The same of inputs that are rounded to bf16. */
+static void pair_products(
+    const Weight *weight, int64_t panel, int64_t panels, Rounded x, int64_t rows, float *sums, int64_t sums_row) {
+    products(weight, panel, panels, (const float *)x.entries, x.row / (int64_t)sizeof(float), rows, sums, sums_row);
 }
 
 #endif

@@ -12,7 +12,7 @@ from detgen.program.operands import PANEL, Weight
 from detgen.program.storage import FORMATS, Storage, pack
 
 # Of numbers as they are, by their dtypes.
-STORAGE = {getattr(torch, made.dtype): storage for storage, made in FORMATS.items() if storage < Storage.BYTE}
+STORAGE = {getattr(torch, made.dtype): storage for storage, made in FORMATS.items() if storage <= Storage.HALF}
 _BLOCK = 1 << 18  # entries that are rearranged at a time
 
 
@@ -23,7 +23,7 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
         weights: [outputs, inputs] each; what is quantized stays as it is if all of them are so.
         columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
             weights one behind the other.
-        bits: 8 or 4 to quantize them, where they fit; 0 leaves them as they are.
+        bits: 8 or 4 to quantize them, 16 to put those in bf16 in pairs, where they fit; 0 leaves them as they are.
     """
     found: Sequence[torch.Tensor | Quantized] = _alike(weights)
     if columns == PANEL:
@@ -33,7 +33,11 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
     if isinstance(one, Quantized):
         storage, codes = one.storage, one.codes
     else:
-        storage, codes = MADE[bits] if bits and fits(one) else STORAGE[one.dtype], None
+        storage, codes = STORAGE[one.dtype], None
+        if bits == 16 and one.dtype == torch.bfloat16 and inputs % 2 == 0:
+            storage = Storage.PAIR
+        elif bits in MADE and fits(one):
+            storage = MADE[bits]
     made = FORMATS[storage]
     dtype: torch.dtype = getattr(torch, made.dtype)
     data = torch.empty(
@@ -45,7 +49,8 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
         rows = slice(first * columns, min((first + step) * columns, outputs))
         parts = [w.rows(rows) if isinstance(w, Quantized) else w[rows] for w in found]
         if storage < Storage.BYTE:
-            data[first : first + step] = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
+            plain = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
+            data[first : first + step] = pack(storage, plain) if storage == Storage.PAIR else plain
             continue
         few = [part if isinstance(part, Quantized) else quantize(part, bits) for part in parts]
         some = few[0].scales.each(lambda *x: _arranged(list(x), columns), *(part.scales for part in few[1:]))
@@ -72,7 +77,7 @@ def joined(
     Args:
         weights: [outputs, inputs] each.
         biases: [outputs] each; none if they have none.
-        bits: 8 or 4 to quantize them, where they fit; 0 leaves them as they are.
+        bits: as `panels`'.
         gated: whether there is a gate and what it opens, one of both if there is one weight.
     """
     columns = PANEL

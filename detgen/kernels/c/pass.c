@@ -39,7 +39,8 @@ typedef struct {
     float *scratch;
     int64_t room; /* floats of a thread's scratch */
     Lists *lists;
-    Rounded rounded; /* the inputs of a linear layer of whole numbers */
+    Rounded rounded; /* the inputs of a linear layer that rounds them */
+    int64_t apart; /* rows of those of a thread, where each has its own */
     float *parts; /* of attention: see AttendMemory, like what follows */
     atomic_int *joined;
 } Run;
@@ -72,13 +73,13 @@ static int64_t shares_of(const Linear *s, const Run *run, int64_t rows) {
     return rows > FEW_ROWS || shares > panels ? panels : shares;
 }
 
-/* The weight of a linear layer and what it reads, if it is one of whole numbers. */
-static const Weight *whole_of(const Step *s, Buffer *x) {
+/* The weight of a linear layer and what it reads, if that is rounded. */
+static const Weight *rounding_of(const Step *s, Buffer *x) {
     const Weight *weight = s->kind == LINEAR          ? &s->linear.weight
                            : s->kind == SCORED_LINEAR ? &s->scored_linear.weight
                            : s->kind == EXPERT_LINEAR ? &s->expert_linear.weight
                                                       : 0;
-    if (!weight || !is_whole(weight->storage)) return 0;
+    if (!weight || !rounds(weight->storage)) return 0;
     *x = s->kind == LINEAR ? s->linear.x : s->kind == SCORED_LINEAR ? s->scored_linear.x : s->expert_linear.x;
     return weight;
 }
@@ -99,11 +100,12 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     return (rows + each - 1) / each;
 }
 
-/* Rows of inputs become whole numbers. */
-static void round_rows(const Run *run, Buffer x, int64_t first, int64_t end) {
+/* Rows of inputs are rounded as a storage wants them. */
+static void round_rows(const Run *run, int64_t storage, Buffer x, int64_t first, int64_t end) {
     for (int64_t row = first; row < end; row++) {
         const Rounded to = from_row(run->rounded, row);
-        round_row(row_at(run, x, row), x.width, to.entries, to.scales, to.sums);
+        if (storage == PAIR) narrow_row(row_at(run, x, row), x.width, (Narrow *)to.entries);
+        else round_row(row_at(run, x, row), x.width, to.entries, to.scales, to.sums);
     }
 }
 
@@ -111,7 +113,9 @@ static void round_rows(const Run *run, Buffer x, int64_t first, int64_t end) {
 static void panels_of(
     const Run *run, const Weight *weight, Buffer x, int64_t panel, int64_t panels, int64_t row, int64_t rows, float *sums,
     int64_t sums_row) {
-    if (is_whole(weight->storage)) whole_products(weight, panel, panels, from_row(run->rounded, row), rows, sums, sums_row);
+    const Rounded some = from_row(run->rounded, row);
+    if (is_whole(weight->storage)) whole_products(weight, panel, panels, some, rows, sums, sums_row);
+    else if (weight->storage == PAIR) pair_products(weight, panel, panels, some, rows, sums, sums_row);
     else products(weight, panel, panels, row_at(run, x, row), stride_of(run, x), rows, sums, sums_row);
 }
 
@@ -197,8 +201,10 @@ static void score_task(const ScoredLinear *s, const Run *run, int64_t all, int64
 }
 
 /* Some inputs of a row. */
-static void take_rounded(Rounded to, Rounded from, int64_t first, int64_t inputs) {
-    memcpy(to.entries, from.entries + first, inputs);
+static void take_rounded(int64_t storage, Rounded to, Rounded from, int64_t first, int64_t inputs) {
+    const int64_t bytes = rounded_bytes(storage);
+    memcpy(to.entries, from.entries + first * bytes, inputs * bytes);
+    if (storage == PAIR) return;
     memcpy(to.scales, from.scales + first / GROUP, sizeof(float) * inputs / GROUP);
     memcpy(to.sums, from.sums + first / HALF_GROUP, sizeof(int32_t) * inputs / HALF_GROUP);
 }
@@ -212,17 +218,19 @@ static void expert_task(const ExpertLinear *s, const Run *run, int64_t task, flo
     const int64_t last = run->lists->firsts[place + 1], at = panel * (s->gated ? PANEL / 2 : PANEL);
     float *rows = sums + 2 * ROW_BLOCK * PANEL;
     const Rounded some = {(int8_t *)rows, rows + ROW_BLOCK * all->inputs / TOGETHER,
-                          (int32_t *)(rows + ROW_BLOCK * (all->inputs / TOGETHER + all->inputs / GROUP)), all->inputs,
-                          all->inputs / GROUP};
+                          (int32_t *)(rows + ROW_BLOCK * (all->inputs / TOGETHER + all->inputs / GROUP)),
+                          all->inputs * rounded_bytes(all->storage), all->inputs / GROUP};
     for (int64_t first = run->lists->firsts[place], count; first < last; first += count) {
         const int32_t *items = run->lists->items + first;
         count = last - first < ROW_BLOCK ? last - first : ROW_BLOCK;
         for (int64_t r = 0; r < count; r++) {
             const int64_t row = items[r] / picks, at_input = items[r] % picks * from_step;
-            if (is_whole(all->storage)) take_rounded(from_row(some, r), from_row(run->rounded, row), at_input, all->inputs);
+            if (rounds(all->storage))
+                take_rounded(all->storage, from_row(some, r), from_row(run->rounded, row), at_input, all->inputs);
             else memcpy(rows + r * all->inputs, row_at(run, s->x, row) + at_input, sizeof(float) * all->inputs);
         }
         if (is_whole(all->storage)) whole_products(all, expert * panels + panel, 1, some, count, sums, PANEL);
+        else if (all->storage == PAIR) pair_products(all, expert * panels + panel, 1, some, count, sums, PANEL);
         else products(all, expert * panels + panel, 1, rows, all->inputs, count, sums, PANEL);
         for (int64_t r = 0; r < count; r++)
             finish(&ending, sums + r * PANEL, panel, all->outputs - at,
@@ -311,20 +319,24 @@ static void task_of(const Step *s, const Run *run, int64_t task, float *scratch)
 }
 
 static void work(void *of, int thread) {
-    const Run *run = of;
+    Run own = *(const Run *)of, *const run = &own;
+    own.rounded = from_row(own.rounded, thread * own.apart);
     float *scratch = run->scratch + thread * run->room;
     for (int64_t i = 0; i < run->program->count; i++) {
         const Step *s = run->program->steps + i;
         Progress *progress = run->progress + i;
         Buffer x = {0};
         const int64_t rows = rows_of(s, run->pass), each = rows_a_task(rows, run->pass->threads);
-        const int rounding = whole_of(s, &x) ? (int)((rows + each - 1) / each) : 0, total = rounding + (int)tasks_of(s, run);
+        const Weight *rounded = rounding_of(s, &x);
+        const int rounding = rounded && !run->apart ? (int)((rows + each - 1) / each) : 0;
+        const int total = rounding + (int)tasks_of(s, run);
         for (int task; (task = atomic_fetch_add(&progress->next, 1)) < total;) {
             if (task < rounding) {
-                round_rows(run, x, task * each, (task + 1) * each < rows ? (task + 1) * each : rows);
+                round_rows(run, rounded->storage, x, task * each, (task + 1) * each < rows ? (task + 1) * each : rows);
                 tally(&progress->rounded, rounding);
             } else {
                 if (rounding) await(&progress->rounded, rounding);
+                else if (rounded) round_rows(run, rounded->storage, x, 0, rows), rounded = 0;
                 task_of(s, run, task - rounding, scratch);
             }
             tally(&progress->done, total);
@@ -350,7 +362,7 @@ static char *memory(int64_t bytes) {
 /* What a pass needs: floats of a thread's scratch, of buffers, and of parts of attention; the most experts of a step and
  * picks of a row; numbers of tables of attention, and counts of its parts. */
 typedef struct {
-    int64_t room, floats, parts, whole, experts, picks, tables, counts; /* whole: the widest row that is rounded */
+    int64_t room, floats, parts, whole, experts, picks, tables, counts; /* whole: bytes of the widest row that is rounded */
 } Sizes;
 
 static Sizes sizes_of(const Program *program, const Pass *pass) {
@@ -360,7 +372,8 @@ static Sizes sizes_of(const Program *program, const Pass *pass) {
     for (int64_t i = 0; i < program->count; i++) {
         const Step *s = program->steps + i;
         Buffer x = {0};
-        if (whole_of(s, &x)) AT_LEAST(whole, x.width);
+        const Weight *rounded = rounding_of(s, &x);
+        if (rounded) AT_LEAST(whole, x.width * rounded_bytes(rounded->storage));
         if (s->kind == EXPERT_LINEAR) AT_LEAST(room, ROW_BLOCK * (2 * PANEL + s->expert_linear.weight.inputs));
         if (s->kind == SORT) AT_LEAST(experts, s->sort.experts);
         if (s->kind == SORT) AT_LEAST(picks, s->sort.routes.width / 2);
@@ -405,16 +418,18 @@ int run_pass(const Program *program, const Pass *pass) {
     const int64_t tables = sizeof(int64_t) * size.tables, counts = sizeof(atomic_int) * size.counts;
     const int64_t listed = sizeof(int32_t) * (2 * size.experts + 1 + pass->rows * size.picks);
     const int64_t most = pass->rows > pass->wanted ? pass->rows : pass->wanted, groups = size.whole / GROUP;
-    const int64_t rounded = most * (size.whole / TOGETHER + 3 * groups);
+    /* Threads that would wait while one rounds a few rows do it themselves. */
+    const int64_t apart = most > ROWS_A_TASK ? 0 : most, held = apart ? apart * threads : most;
+    const int64_t rounded = held * (size.whole / TOGETHER + 3 * groups);
     const int64_t floats = sizeof(float) * (size.floats + threads * size.room + size.parts + rounded);
     float *at = (float *)memory(floats + pointers + marks + tables + counts + listed);
     if (!at) return 1;
     Lists lists = {0};
-    Run run = {.program = program, .pass = pass, .room = size.room, .lists = &lists};
+    Run run = {.program = program, .pass = pass, .room = size.room, .lists = &lists, .apart = apart};
     run.scratch = at + size.floats;
     run.parts = run.scratch + threads * size.room;
-    float *entries = run.parts + size.parts, *scales = entries + most * size.whole / TOGETHER;
-    run.rounded = (Rounded){(int8_t *)entries, scales, (int32_t *)(scales + most * groups), size.whole, groups};
+    float *entries = run.parts + size.parts, *scales = entries + held * size.whole / TOGETHER;
+    run.rounded = (Rounded){(int8_t *)entries, scales, (int32_t *)(scales + held * groups), size.whole, groups};
     run.buffers = (float **)(entries + rounded);
     run.progress = (Progress *)((char *)run.buffers + pointers);
     int64_t *of_attention = (int64_t *)((char *)run.progress + marks);

@@ -2,8 +2,8 @@
 
 Promise: an entry of the result is a chain of fused multiply-adds over the inputs, first to last, in parts of
 PART_INPUTS; the sums of parts are added in their order within a section of SECTION_PARTS, and those of sections in
-theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it. Weights that inputs become
-whole numbers for are those of `whole_linear`.
+theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it. For PAIR, inputs are
+`narrowed`, and of two the odd one comes first. Weights that inputs become whole numbers for: see `whole_linear`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import triton.language as tl
 from detgen.kernels.triton.float_functions import part_of
 from detgen.kernels.triton.launching import OPTIONS, tiles
 from detgen.kernels.triton.linear_columns import behind, ended, places
+from detgen.kernels.triton.pairs import narrowed
 from detgen.kernels.triton.whole_linear import LEAST_SIDE, rounded, stored, whole_linear
 from detgen.program.operands import GROUP, PANEL, PART_INPUTS, SECTION_PARTS, Activation, Weight
 from detgen.program.storage import Storage
@@ -27,6 +28,7 @@ _PANEL = tl.constexpr(PANEL)
 _PART = tl.constexpr(PART_INPUTS)
 _SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
 _GROUP = tl.constexpr(GROUP)
+_PAIR = tl.constexpr(int(Storage.PAIR))
 _BYTE = tl.constexpr(int(Storage.BYTE))
 _CODE = tl.constexpr(int(Storage.CODE))
 _ROWS, _COLUMNS = 16, 64  # of a tile, at most
@@ -38,6 +40,9 @@ def _weights(data, scales, codes, panel, column, input, inputs, there, STORAGE: 
     if STORAGE == _CODE:
         half = tl.load(data + (panel * inputs + input) * (_PANEL // 2) + column % (_PANEL // 2), mask=there, other=0)
         wide = tl.load(codes + ((half >> (column // (_PANEL // 2) * 4).to(tl.uint8)) & 15).to(tl.int32))
+    elif STORAGE == _PAIR:
+        at = (panel * inputs + input // 2 * 2) * _PANEL + 2 * column + input % 2
+        wide = tl.load(data + at, mask=there, other=0).to(tl.float32)
     else:
         wide = tl.load(data + (panel * inputs + input) * _PANEL + column, mask=there, other=0).to(tl.float32)
     if STORAGE >= _BYTE:
@@ -90,7 +95,8 @@ def _linear(
         for first in range(section, tl.minimum(section + _SECTION, inputs), _PART):
             part = tl.zeros((ROWS, COLUMNS), tl.float32)
             part_opened = part
-            for input in range(first, tl.minimum(first + _PART, inputs)):
+            for turn in range(first, tl.minimum(first + _PART, inputs)):
+                input = turn ^ 1 if STORAGE == _PAIR else turn
                 entry = tl.load(read + input, mask=row_there, other=0.0)
                 part = tl.fma(_weights(data, scales, codes, panel, column, input, inputs, wanted, STORAGE), entry, part)
                 if GATED:
@@ -157,6 +163,8 @@ def linear(
         if picks:
             rows, grid = 1, (items, grid[1])
         rows, columns = max(rows, LEAST_SIDE), max(columns, LEAST_SIDE)
+    elif weight.storage == Storage.PAIR:
+        read[0] = narrowed(x)
     kernel[grid](
         *(*read, _or(weight.bias, x), _or(routes, x), to),
         *(items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap)),

@@ -50,7 +50,7 @@ class Case:
     Args:
         family: of the model, with random weights.
         dtype: of them.
-        quant: how they are quantized: to 8 or 4 bits, 0 for not at all, or as bitsandbytes does.
+        quant: how they are quantized: as `panels`' bits, or as bitsandbytes does.
     """
 
     def __init__(self, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
@@ -98,9 +98,9 @@ STORED = pytest.mark.parametrize(
     ("dtype", "quant"),
     [
         *((torch.float32, 0), (torch.bfloat16, 0), (torch.float16, 0), (torch.float32, 8), (torch.bfloat16, 4)),
-        *((torch.float32, "nf4"), (torch.float32, "int8")),
+        *((torch.float32, "nf4"), (torch.float32, "int8"), (torch.bfloat16, 16)),
     ],
-    ids=["float32", "bfloat16", "float16", "q8", "q4", "nf4", "int8"],
+    ids=["float32", "bfloat16", "float16", "q8", "q4", "nf4", "int8", "pairs"],
 )
 
 

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 from helpers.examples import examples
-from helpers.steps import CASES, IN_FEW_BITS, Case, InFewBits, differences, in_few_bits, numbers, odd_groups, scored
+from helpers.steps import (
+    CASES,
+    IN_FEW_BITS,
+    Case,
+    InFewBits,
+    differences,
+    in_few_bits,
+    numbers,
+    odd_groups,
+    odd_pairs,
+    scored,
+)
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +82,28 @@ def test_weights_in_few_bits(kind: InFewBits) -> None:
     assert errors.norm() < 0.02 * (read.double().norm() * weight.norm() / 1280**0.5)
 
 
+def test_pairs_that_do_not_just_become_bf16() -> None:
+    """Zero below 2^-55, ties to even; a number that is not finite, or no longer is, stays in its row.
+
+    In any number of rows, by any number of threads.
+    """
+    case = odd_pairs()
+    wanted = case.after(Interpreter(case.program).run)
+    assert wanted["to[34]"].isfinite().sum(1).tolist() == [34] * 4 + [33, 7, 8, 33, 0, 0, 0, 33]
+    x, to = case.program.buffers
+    for rows, threads in ((1, 1), (2, 2), (4, 3), (5, 1), (7, 2), (12, 3), (13, 1), (97, 2), (512, 4)):
+        along = torch.arange(rows)
+        again = Case(
+            case.program,
+            {x: case.given[x][along % 12], to: torch.zeros(rows, 34)},
+            Rows(*[along] * 4, *case.rows[4:]),
+        )
+        want = {"to[34]": wanted["to[34]"][along % 12]}
+        for name, library in LIBRARIES.items():
+            with using(threads):
+                assert not differences(again.after(Runner(library, case.program).run), want), (name, rows)
+
+
 @examples(20)
 @given(case=st.sampled_from([torch.nan, torch.inf]).flatmap(scored))
 def test_scores_say_what_is_not_finite(case: Case) -> None:
@@ -88,12 +121,14 @@ def test_each_kind_of_step_is_tried() -> None:
     assert CASES.keys() == set(STEPS)
 
 
+@pytest.mark.parametrize("bits", [0, 16])
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_linear_of_any_rows(name: str) -> None:
+def test_linear_of_any_rows(name: str, bits: int) -> None:
     """Every row count gives a row the same bits."""
     x, to = Buffer("x", 40), Buffer("to", 64)
     program = Program(x)
-    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=panels([numbers(2, 64, 40)])))
+    weight = panels([numbers(2, 64, 40).to(torch.bfloat16 if bits else torch.float32)], bits=bits)
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=weight))
     runner, read = Runner(LIBRARIES[name], program), numbers(1, 512, 40)
 
     def results(rows: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from detgen.kernels.triton import (
     launching,
     linear,
     norms,
+    pairs,
     peaks,
     row_reading,
     rowwise,
@@ -39,7 +40,7 @@ HEADS = [8, 4, 128]  # of a group, and their size
 
 
 def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0) -> tuple[Any, list[str], list[Any]]:
-    data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF}.get(storage, "*u8")
+    data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF, Storage.PAIR: HALF}.get(storage, "*u8")
     activation = Activation.SILU if gated else Activation.NONE
     kernel, types, kinds = linear._linear, [FLOAT, FLOAT, data, FLOAT], [int(storage)]
     if storage.whole:
@@ -76,6 +77,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         for name, storage, items, how in (
             ("linear", Storage.FLOAT, linear._ROWS, {}),
             ("linear", Storage.BFLOAT, 1, {}),
+            ("linear", Storage.PAIR, linear._ROWS, {}),
             ("linear", Storage.BYTE, linear._ROWS, {}),
             ("gated", Storage.NIBBLE, linear._ROWS, {"gated": True}),
             ("linear", Storage.CODE, linear._ROWS, {}),
@@ -83,6 +85,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
             *(("linear", storage, linear._ROWS, {}) for storage in (*IN_UNITS, Storage.FIVE, Storage.LEVEL)),
         )
     },
+    "narrow": (pairs._narrow, [FLOAT, FLOAT, "i32"], [pairs._ENTRIES]),
     "round": (whole_linear._round, [FLOAT, BYTE, FLOAT, "i32"], [whole_linear._GROUPS]),
     "norm": (
         norms._norm,

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from helpers.examples import examples
-from helpers.steps import IN_FEW_BITS, InFewBits, in_few_bits, odd_groups
+from helpers.steps import IN_FEW_BITS, InFewBits, in_few_bits, odd_groups, odd_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,7 +101,7 @@ INPUTS = st.sampled_from([1, 7, 31, 127, 128, 129, 260])
     inputs=INPUTS | st.sampled_from([32, 160, 288]),
     outputs=st.sampled_from([1, 31, 33, 70]),
     storage=storages,
-    bits=st.sampled_from([0, 8, 4]),
+    bits=st.sampled_from([0, 8, 4, 16]),
     activation=st.sampled_from(LINEAR),
     biased=st.booleans(),
     add=st.booleans(),
@@ -121,7 +121,7 @@ def test_linear(
     factor: float,
     softcap: float,
 ) -> None:
-    weight = (numbers(2, outputs, inputs) * inputs**-0.5).to(storage)
+    weight = (numbers(2, outputs, inputs) * inputs**-0.5).to(torch.bfloat16 if bits == 16 else storage)
     packed = joined([weight], [numbers(3, outputs)] if biased else [], bits)
     x, to = Buffer("x", inputs), Buffer("to", outputs)
     into = Into(to, add=add and not softcap, factor=factor)
@@ -129,9 +129,12 @@ def test_linear(
     alike(device, rows_of(rows), {x: numbers(1, rows, inputs), to: numbers(4, rows, outputs)}, step)
 
 
-@pytest.mark.parametrize(("inputs", "bits", "gated"), [(1024, 0, False), (2177, 0, False), (1120, 4, True)])
+@pytest.mark.parametrize(
+    ("inputs", "bits", "gated"), [(1024, 0, False), (2177, 0, False), (1120, 4, True), (1158, 16, True)]
+)
 def test_sections_of_a_linear_layer(device: str, inputs: int, bits: int, gated: bool) -> None:
-    weights = [numbers(seed, 5, inputs) for seed in (2, 3)[: 1 + gated]]
+    dtype = torch.bfloat16 if bits == 16 else torch.float32
+    weights = [numbers(seed, 5, inputs).to(dtype) for seed in (2, 3)[: 1 + gated]]
     packed = joined(weights, [numbers(4, 5), numbers(5, 5)] if gated else [], bits, gated=gated)
     x, to = Buffer("x", inputs), Buffer("to", 5)
     step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
@@ -161,10 +164,10 @@ def test_weights_in_few_bits(device: str, kind: InFewBits) -> None:
     inner=st.sampled_from([1, 16, 50]),
     biased=st.booleans(),
     storage=storages,
-    bits=st.sampled_from([0, 8, 4]),
+    bits=st.sampled_from([0, 8, 4, 16]),
 )
 def test_gated_linear(device: str, rows: int, inner: int, biased: bool, storage: torch.dtype, bits: int) -> None:
-    weights = [numbers(seed, inner, 160).to(storage) for seed in (2, 3)]
+    weights = [numbers(seed, inner, 160).to(torch.bfloat16 if bits == 16 else storage) for seed in (2, 3)]
     packed = joined(weights, [numbers(4, inner), numbers(5, inner)] if biased else [], bits, gated=True)
     x, to = Buffer("x", 160), Buffer("to", inner)
     step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=True, activation=Activation.SILU)
@@ -192,6 +195,11 @@ def test_groups_that_do_not_become_whole_numbers(device: str, bits: int) -> None
     found = alike(device, case.rows, case.given, case.program.steps[0])[Buffer("to", 34)]
     assert found.isnan().all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2
     assert not found[2].any()
+
+
+def test_pairs_that_do_not_just_become_bf16(device: str) -> None:
+    case = odd_pairs()
+    alike(device, case.rows, case.given, case.program.steps[0])
 
 
 @examples(8)
@@ -468,7 +476,7 @@ def test_what_is_not_seen_is_not_read(device: str) -> None:
     assert same_bits(found[3], clean[3])
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize("bits", [0, 8, 4, 16])
 @pytest.mark.parametrize(("experts", "picks"), [(5, 2), (40, 3), (4, 4), (150, 2)])
 def test_experts(device: str, bits: int, experts: int, picks: int) -> None:
     """Routes, what each of a row's experts gives, and their sum."""
@@ -517,7 +525,8 @@ def test_routes_of_what_is_no_number(device: str) -> None:
 
 
 def _stacked(weights: torch.Tensor, bits: int, *, gated: bool = False) -> Weight:
-    parts = [list(w.chunk(2)) if gated else [w] for w in weights]
+    dtype = torch.bfloat16 if bits == 16 else torch.float32
+    parts = [list(w.to(dtype).chunk(2)) if gated else [w.to(dtype)] for w in weights]
     return stacked(parts, PANEL // 2 if gated else PANEL, bits)
 
 

@@ -112,7 +112,9 @@ def test_it_has_the_bits_of_a_cpu(family: str) -> None:
     read_by_both(FAMILIES[family]())
 
 
-@pytest.mark.parametrize(("bits", "dtype"), [(8, torch.float32), (4, torch.float32), (0, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [(8, torch.float32), (4, torch.float32), (0, torch.bfloat16), (16, torch.bfloat16)]
+)
 def test_weights_in_fewer_bits(bits: int, dtype: torch.dtype) -> None:
     read_by_both(hf.LlamaConfig(**TINY | {"hidden_size": 32, "intermediate_size": 64}), bits, dtype)
 

@@ -1,0 +1,32 @@
+"""Inputs of linear layers of pairs: rounded to bf16, once for all columns; `linear` adds up their products."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from detgen.kernels.triton.launching import OPTIONS, tile
+from detgen.program.storage import SMALLEST
+
+_SMALLEST = tl.constexpr(SMALLEST)
+_ENTRIES = 1024  # of a tile, at most
+
+
+@triton.jit(do_not_specialize=("entries",))
+def _narrow(x, to, entries, ENTRIES: tl.constexpr):
+    """`storage.bf16` of float32, kept in float32."""
+    at = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
+    entry = tl.load(x + at, mask=at < entries, other=0.0)
+    bits = entry.to(tl.uint32, bitcast=True)
+    near = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).to(tl.float32, bitcast=True)
+    found = tl.where(tl.abs(near) < _SMALLEST, 0.0, near)
+    tl.store(to + at, tl.where(entry == entry, found, entry), mask=at < entries)
+
+
+def narrowed(x: torch.Tensor) -> torch.Tensor:
+    """float32 of any shape, rounded."""
+    to = torch.empty_like(x)
+    entries = tile(x.numel(), _ENTRIES)
+    _narrow[(triton.cdiv(x.numel(), entries),)](x, to, x.numel(), entries, **OPTIONS)
+    return to
