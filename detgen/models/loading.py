@@ -91,7 +91,7 @@ class LoadedModel:
         """About what its weights take once they are packed."""
         if isinstance(self.read, Reader) and not self.bits:
             return self.read.size
-        few = self.bits / 8 + 4 / GROUP  # bytes of a weight and its share of a scale
+        few = self.bits / 8 + 2 / GROUP  # bytes of a weight and its share of a scale
         each = (p.numel() * (few if self.bits and p.ndim > 1 else p.element_size()) for p in self.model.parameters())
         return int(sum(each))
 
