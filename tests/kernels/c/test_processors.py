@@ -10,18 +10,24 @@ import torch
 import transformers as hf
 from helpers.replaying import Arm, build_arm
 from helpers.small_models import STORED
+from helpers.steps import IN_FEW_BITS, InFewBits, in_few_bits, numbers
 
 from detgen.errors import QuantName
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c import c_decoder
 from detgen.kernels.c.c_decoder import CDecoder
-from detgen.kernels.c.library import BUILDS, build
+from detgen.kernels.c.library import BUILDS, Runner, best_build, build
+from detgen.kernels.c.panels import panels
 from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.models.attaching import attach
 from detgen.models.bitsandbytes_weights import Quantizing
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.stored import held
+from detgen.program.operands import Buffer, Into
+from detgen.program.program import Program
+from detgen.program.rows import Rows
+from detgen.program.steps import Linear
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
@@ -133,3 +139,15 @@ def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: int | Quan
         arm.run(runner, packed.rows, {runner.program.steps[-1].writes: out}, case.kept)
         for mine, theirs in zip([*told(Scores.of(out) if scored else out), *case.kept], want, strict=True):
             assert same_bits(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
+def test_arm_agrees_on_weights_in_few_bits(arm: Arm, kind: InFewBits) -> None:
+    x, to, rows = Buffer("x", 1280), Buffer("to", 40), 7
+    program, along = Program(x), torch.arange(rows)
+    program.add(Linear(name="step", x=x, to=Into(to), weight=panels([in_few_bits(1, 40, 1280, *kind)])))
+    runner, found, want = Runner(best_build(), program), torch.zeros(rows, 40), torch.zeros(rows, 40)
+    read, of_pass = numbers(2, rows, 1280), Rows(*[along] * 4, *[torch.zeros(0, 4).long()] * 2)
+    arm.run(runner, of_pass, {x: read, to: found}, [])
+    runner.run(of_pass, {x: read, to: want})
+    assert same_bits(found, want)
