@@ -161,9 +161,10 @@ def _results(step: steps.Linear | ExpertLinear, x: Tensor) -> Tensor:
 def _linear(step: steps.Linear, at: Pass) -> None:
     out = _results(step, sums(at[step.x], step.weight))
     if step.softcap:
-        at[step.to.buffer].copy_(capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap))
+        out = capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap)
+        at.put(Into(step.to.buffer), out, step.at)
     else:
-        at.put(step.to, out)
+        at.put(step.to, out, step.at)
 
 
 @compute.register

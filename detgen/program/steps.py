@@ -118,6 +118,7 @@ class Linear(Step):
         to: takes the results; with a softcap they are not added.
         weight: of the layer.
         activation: of the results, or of the gates.
+        at: where in a row of `to` the results begin; steps in order of their places fill a row together.
         gated: whether half of the columns, activated, are factors of the others.
         softcap: results become softcap * tanh(result / softcap); 0 for none.
     """
@@ -125,6 +126,7 @@ class Linear(Step):
     x: Buffer
     to: Into
     weight: Weight
+    at: int = 0
     activation: Activation = Activation.NONE
     gated: bool = False
     softcap: float = 0.0
@@ -132,10 +134,17 @@ class Linear(Step):
     def _faults(self) -> Iterator[str]:
         yield from self.weight.faults(gated=self.gated)
         yield from wide(self.x, self.weight.inputs)
-        yield from wide(self.to.buffer, self.weight.outputs)
+        first, behind = self.columns
+        if first < 0 or behind > self.to.buffer.width:
+            yield f"{self.weight.outputs} results from {first} on go beyond {self.to.buffer}"
         yield from of_linear(self.activation)
         if self.softcap and self.to.add:
             yield "results with a softcap cannot be added"
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """See `Step`."""
+        return self.at, self.at + self.weight.outputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -268,16 +268,22 @@ def _normed(draw: st.DrawFn) -> Case:
 def _linear(draw: st.DrawFn) -> Case:
     made = Making(draw, st.integers(1, 30) | st.sampled_from([96, 97, 131]))
     inputs, outputs, gated = draw(INPUTS), draw(st.integers(1, 70)), draw(st.booleans())
-    softcap, to = draw(st.sampled_from([0.0, 0.0, 30.0])), made.into(outputs)
-    made.add(
-        steps.Linear,
-        x=made.read("x", inputs),
-        to=Into(Buffer("to", outputs), factor=to.factor) if softcap else to,
-        weight=weight(made, outputs, inputs, gated=gated),
-        activation=draw(OF_LAYERS),
-        gated=gated,
-        softcap=softcap,
-    )
+    beside = [draw(st.integers(1, 40)) for _ in range(draw(st.integers(0, 2)))]  # outputs of those to its right
+    untouched = draw(st.sampled_from([0, 0, 3, 30]))
+    softcap, to = draw(st.sampled_from([0.0, 0.0, 30.0])), made.into(outputs + sum(beside) + untouched)
+    x, at = made.read("x", inputs), 0
+    for some in (outputs, *beside):
+        made.add(
+            steps.Linear,
+            x=x,
+            to=Into(Buffer("to", to.buffer.width), factor=to.factor) if softcap else to,
+            at=at,
+            weight=weight(made, some, inputs, gated=gated),
+            activation=draw(OF_LAYERS),
+            gated=gated,
+            softcap=softcap,
+        )
+        at += some
     return made.case()
 
 

@@ -54,8 +54,8 @@ def _norm(s: steps.Norm, of: _Pass) -> None:
 
 def _linear(s: steps.Linear, of: _Pass) -> None:
     how: dict[str, Any] = {"activation": s.activation, "gated": s.gated, "softcap": s.softcap}
-    into = s.to
-    linear.linear(of[s.x], s.weight, of[into.buffer], **how, add=into.add, factor=into.factor)
+    into, to = s.to, of[s.to.buffer][:, slice(*s.columns)]
+    linear.linear(of[s.x], s.weight, to, **how, add=into.add, factor=into.factor)
 
 
 def _scored_linear(s: steps.ScoredLinear, of: _Pass) -> None:

@@ -138,6 +138,23 @@ def test_sections_of_a_linear_layer(device: str, inputs: int, bits: int, gated: 
     alike(device, rows_of(3), {x: numbers(1, 3, inputs), to: torch.zeros(3, 5)}, step)
 
 
+@pytest.mark.parametrize("add", [False, True])
+def test_layers_side_by_side(device: str, add: bool) -> None:
+    """Of several kinds, into one buffer; what stands behind their columns stays."""
+    x, to = Buffer("x", 256), Buffer("to", 33 + 5 + 16 + 20)
+    few = IN_FEW_BITS[-1]
+    weights = [joined([numbers(2, 33, 256)], [numbers(3, 33)]), joined([in_few_bits(4, 5, 256, *few)], [])]
+    weights += [joined([numbers(5, 16, 256), numbers(6, 16, 256)], [], 8, gated=True)]
+    into, at = Into(to, add=add, factor=0.3), (0, 33, 38)
+    made = [
+        steps.Linear(name="step", x=x, to=into, at=first, weight=weight, gated=gated)
+        for first, weight, gated in zip(at, weights, (False, False, True), strict=True)
+    ]
+    before = numbers(7, 3, to.width)
+    found = alike(device, rows_of(3), {x: numbers(1, 3, 256), to: before}, *made)
+    assert found[to][:, 54:].equal(before[:, 54:])
+
+
 def test_a_sum_that_begins_with_minus_zero(device: str) -> None:
     """Products that are too small for a number, all of them negative, leave -0, as nothing is added to the first."""
     x, to = Buffer("x", 1100), Buffer("to", 2)
