@@ -35,6 +35,7 @@ from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, SEC
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 from detgen.program.storage import numbers, unpack
+from detgen.program.widening import in_floats
 
 
 class Interpreter:
@@ -109,13 +110,23 @@ def compute(step: Step, _: Pass) -> None:
 
 
 def _entries(table: Tensor, ids: Tensor) -> Tensor:
-    found = table[ids.clamp(min=0)].float()
+    return _known(table[ids.clamp(min=0)].float(), ids)
+
+
+def _known(found: Tensor, ids: Tensor) -> Tensor:
     return torch.where(ids[:, None] >= 0, found, torch.where(ids[:, None] == -1, 0.0, torch.nan))
 
 
 @compute.register
 def _embed(step: steps.Embed, at: Pass) -> None:
     at.put(step.to, _entries(step.table, at.rows.ids))
+
+
+@compute.register
+def _embed_column(step: steps.EmbedColumn, at: Pass) -> None:
+    ids, weight = at.rows.ids, in_floats(step.weight)
+    panels, places = weight.data[ids.clamp(min=0) // PANEL], ids.clamp(min=0) % PANEL
+    at.put(step.to, _known(panels[torch.arange(len(ids)), :, places], ids))
 
 
 @compute.register

@@ -50,6 +50,25 @@ class Embed(Step):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class EmbedColumn(Step):
+    """The column of a linear layer's weight for each token, in whole numbers; otherwise as `Embed`.
+
+    Attributes:
+        weight: a column of which, the output for a token, is the token's entry.
+        to: takes them.
+    """
+
+    weight: Weight
+    to: Into
+
+    def _faults(self) -> Iterator[str]:
+        yield from self.weight.faults()
+        yield from wide(self.to.buffer, self.weight.inputs)
+        if not self.weight.storage.whole:
+            yield f"a column of weights in {self.weight.storage.name}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EmbedPositions(Step):
     """The entry of a table for each position.
 
@@ -353,6 +372,6 @@ class Sum(Step):
 
 # All kinds, in the order of their numbers.
 STEPS: tuple[type[Step], ...] = (
-    *(Embed, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
+    *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
 )

@@ -235,6 +235,17 @@ def _embedded(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def _from_columns(draw: st.DrawFn) -> Case:
+    made, kind = Making(draw), draw(st.sampled_from([kind for kind in IN_FEW_BITS if kind[0].whole]))
+    made.wanted = False
+    width = draw(st.sampled_from([256, 512, 1280] if kind[1] == Storage.BYTE else [32, 96, 1056]))
+    vocabulary = draw(st.sampled_from([20, 33, 70]))
+    made.add(steps.EmbedColumn, weight=joined([in_few_bits(1, vocabulary, width, *kind)], []), to=made.into(width))
+    ids = draw(st.lists(st.integers(-2, vocabulary - 1), min_size=made.count, max_size=made.count))
+    return made.case(ids=torch.tensor(ids))
+
+
+@st.composite
 def _placed(draw: st.DrawFn) -> Case:
     made, width, offset = Making(draw), draw(WIDTHS), draw(st.integers(0, 3))
     made.wanted = False
@@ -459,6 +470,7 @@ def _experts(draw: st.DrawFn) -> Case:
 # By kind of step, programs with it, and how many of them are tried.
 CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     steps.Embed: (_embedded(), 25),
+    steps.EmbedColumn: (_from_columns(), 40),
     steps.EmbedPositions: (_placed(), 15),
     steps.Norm: (_normed(), 100),
     steps.Linear: (_linear(), 80),

@@ -122,6 +122,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: build(steps.Embed(name="ids", table=TABLE, storage=Storage.HALF, to=Into(X))),
         "weights in HALF are float16, not torch.float32",
     ),
+    "table of floats": (
+        lambda: build(steps.EmbedColumn(name="ids", weight=WEIGHT, to=Into(X))),
+        "a column of weights in FLOAT",
+    ),
     "codes": (lambda: build(linear(weight=replace(WEIGHT, codes=torch.ones(16)))), "weights in FLOAT have no codes"),
     "heads": (lambda: build(attend(cache=cache(heads=3, kv_heads=2))), "3 query heads cannot share 2"),
     "pages": (lambda: build(rotate(cache=cache(keys=torch.zeros(3, 1, 8, 32)))), r"not \[any, 1, 8, 64\]"),

@@ -264,6 +264,11 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
         embed(e->table, e->storage, pass->ids[row], &e->to, AT(e->to.buffer));
         break;
     }
+    case EMBED_COLUMN: {
+        const EmbedColumn *e = &s->embed_column;
+        embed_column(&e->weight, pass->ids[row], &e->to, AT(e->to.buffer));
+        break;
+    }
     case EMBED_POSITIONS: {
         const EmbedPositions *e = &s->embed_positions;
         embed(e->table, e->storage, pass->positions[row] + e->offset, &e->to, AT(e->to.buffer));

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from detgen.errors import EngineError
-from detgen.kernels.triton import attend, linear, norms, peaks, rowwise
+from detgen.kernels.triton import attend, linear, norms, peaks, rowwise, whole_linear
 from detgen.kernels.triton.launching import on
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
@@ -42,6 +42,10 @@ class _Pass:
 
 def _embed(s: steps.Embed, of: _Pass) -> None:
     rowwise.embed(s.table, of.rows.ids, 0, s.to, of[s.to.buffer])
+
+
+def _embed_column(s: steps.EmbedColumn, of: _Pass) -> None:
+    whole_linear.embed_column(s.weight, of.rows.ids, s.to, of[s.to.buffer])
 
 
 def _embed_positions(s: steps.EmbedPositions, of: _Pass) -> None:
@@ -120,6 +124,7 @@ def _sum(s: steps.Sum, of: _Pass) -> None:
 
 KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     steps.Embed: _embed,
+    steps.EmbedColumn: _embed_column,
     steps.EmbedPositions: _embed_positions,
     steps.Norm: _norm,
     steps.Linear: _linear,

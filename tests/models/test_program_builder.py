@@ -19,8 +19,8 @@ from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.input_batch import Window
 from detgen.models.loading import LoadedModel, load_model
 from detgen.models.stored import ALL, Weight
-from detgen.program.operands import GROUP
-from detgen.program.steps import Linear
+from detgen.program.operands import GROUP, Step
+from detgen.program.steps import Embed, EmbedColumn, Linear
 from detgen.program.storage import Storage
 from detgen.runner.preparing import prepare
 
@@ -101,4 +101,43 @@ def test_queries_keys_and_values_of_several_kinds(
     assert {s.weight.storage for s in made} - {Storage.FLOAT} == {kind[0] for kind in kinds.values()}
     want = of_transformers(folder, wide)
     assert near(found, want, 0.03)
+    assert near(logits(stored(folder, kinds)[0], exact=True)[0], want, 1e-5)
+
+
+@pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=str)
+def test_a_tied_embedding_is_the_output_layer(
+    random_model: Callable[..., Path], compared: Passes, kind: InFewBits
+) -> None:
+    """In the same memory, in its own bits."""
+    folder = random_model(hf.LlamaConfig(**{**STORED, "hidden_size": 256}, tie_word_embeddings=True))
+    loaded, wide = stored(folder, {"embed_tokens.weight": kind})
+    found, decoder = logits(loaded, exact=False)
+    assert compared
+    first, *_, last = decoder.program().steps
+    assert isinstance(first, EmbedColumn)
+    assert isinstance(last, Linear)
+    assert first.weight.storage == kind[0]
+    assert first.weight.data.data_ptr() == last.weight.data.data_ptr()
+    assert near(found, want := of_transformers(folder, wide), 0.05)
+    assert near(logits(stored(folder, {"embed_tokens.weight": kind})[0], exact=True)[0], want, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"), [(Q4_K, EmbedColumn), (Q6_K, EmbedColumn), ((Storage.CODE, Storage.FLOAT, GROUP, False), Embed)]
+)
+def test_an_embedding_in_few_bits(
+    random_model: Callable[..., Path], compared: Passes, kind: InFewBits, step: type[Step]
+) -> None:
+    """Beside an output layer of another kind, and a factor of embeddings; codes are widened."""
+    kinds = {"embed_tokens.weight": kind, "lm_head.weight": Q8_0}
+    folder = random_model(
+        hf.GraniteConfig(**{**STORED, "hidden_size": 256}, embedding_multiplier=3.0, tie_word_embeddings=False)
+    )
+    loaded, wide = stored(folder, kinds)
+    found, decoder = logits(loaded, exact=False)
+    assert compared
+    first, *_, last = decoder.program().steps
+    assert type(first) is step
+    assert last.weight.storage == Storage.BYTE
+    assert near(found, want := of_transformers(folder, wide), 0.03)
     assert near(logits(stored(folder, kinds)[0], exact=True)[0], want, 1e-5)
