@@ -162,7 +162,7 @@ class Description:
     family: Family
     read: Read = held
     used: set[int] = field(default_factory=set)
-    table: tuple[nn.Parameter, torch.Tensor] | None = None
+    table: tuple[nn.Parameter, Weight] | None = None
 
     @property
     def inner(self) -> Any:
@@ -175,13 +175,12 @@ class Description:
         return getattr(self.inner, self.family.layers)
 
     @property
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> Weight:
         """[vocabulary, hidden]."""
         parameter = getattr(self.inner, self.family.embedding).weight
         weight = self._weight(parameter)
-        if isinstance(weight, torch.Tensor):
-            self.table = parameter, weight
-        return whole(weight)
+        self.table = parameter, weight
+        return weight
 
     @property
     def embedding_factor(self) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.angles import turns
-from detgen.kernels.c.panels import joined, stacked
+from detgen.kernels.c.panels import joined, kind, stacked
 from detgen.models.description import Experts, FeedForward, Layer, Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary
 from detgen.program import steps
@@ -75,7 +76,7 @@ class LayerSteps:
         self._head_norms = {
             part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None
         }
-        self._qkv, self._out = joint(layer.qkv, bits, keep), joint([layer.out], bits, keep)
+        self._qkv, self._out = side_by_side(layer.qkv, bits, keep), joint([layer.out], bits, keep)
         mlp = layer.mlp
         self._mlp = _FeedForward(mlp, bits, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, bits, keep)
         self._parallel, self._residual = layer.parallel, layer.residual
@@ -86,7 +87,9 @@ class LayerSteps:
         qkv = Buffer("qkv", self._queries + 2 * self._keys)
         before, after, before_mlp, after_mlp = self._norms
         read = self._normed(program, f"{name}.norm before the attention", before, hidden)
-        program.add(steps.Linear(name=f"{name}.self_attn.qkv_proj", x=read, to=Into(qkv), weight=self._qkv))
+        for at, weight in self._qkv:
+            part = f"{name}.self_attn.qkv_proj" + (f", from {at} on" if at else "")
+            program.add(steps.Linear(name=part, x=read, to=Into(qkv), at=at, weight=weight))
         for part, norm in self._head_norms.items():
             at = 0 if part == "q" else self._queries
             program.add(norm.step(f"{name}.self_attn.{part}_norm", qkv, Into(qkv), at=at))
@@ -296,6 +299,19 @@ def joint(linears: list[Linear], bits: int, keep: Keep, *, gated: bool = False) 
     """
     weights, biases = [one.weight for one in linears], [one.bias for one in linears if one.bias is not None]
     return _kept(joined(weights, biases, bits, gated=gated), keep)
+
+
+def side_by_side(linears: list[Linear], bits: int, keep: Keep) -> list[tuple[int, Weight]]:
+    """Linear layers that read the same input and write one row, and where the results of each begin there.
+
+    Those that follow each other and are stored in the same way are one; for `bits` see `joint`.
+    """
+    found, at = [], 0
+    for _, some in groupby(linears, lambda one: kind(one.weight)):
+        weight = joint(list(some), bits, keep)
+        found.append((at, weight))
+        at += weight.outputs
+    return found
 
 
 def _kept(weight: Weight, keep: Keep) -> Weight:

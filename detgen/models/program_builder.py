@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.panels import STORAGE
+from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.decoder import KVBuffers
-from detgen.models.description import describe
+from detgen.models.description import Linear, describe
 from detgen.models.layer_steps import Angles, Keep, LayerSteps, NormParts, as_it_is, joint
 from detgen.models.memory import give_back
-from detgen.models.stored import Read, held
+from detgen.models.stored import Read, held, whole
 from detgen.program import steps
-from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into
+from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into, Weight
 from detgen.program.program import Program
 
 
@@ -50,13 +54,19 @@ class ProgramBuilder:
         described.read, described.table = read, None
         self._angles = Angles(keep)
         embedding, places = described.embedding, described.positions
-        self._embedding = keep(embedding)
         self._embedding_factor = described.embedding_factor
         self._places = None if places is None else (keep(places[0]), places[1])
         self._hidden = Buffer("hidden", embedding.shape[1])
         final, head = described.final, described.head
         self._final = None if final is None else NormParts.of(final, keep)
         self._head = None if head is None else joint([head], bits, keep)
+        self._embedding: torch.Tensor | Weight
+        if not isinstance(embedding, Quantized) or not embedding.storage.whole:
+            self._embedding = keep(whole(embedding))
+        elif self._head is not None and head is not None and head.weight is embedding:
+            self._embedding = replace(self._head, bias=None)
+        else:
+            self._embedding = joint([Linear(embedding, None)], 0, keep)
         self._head_factor, self._softcap = described.head_factor, described.softcap
         self.outputs = self._hidden.width if head is None else head.weight.shape[0]
         described.release_head()
@@ -103,13 +113,16 @@ class ProgramBuilder:
             self._angles.reach(1)
         hidden = self._hidden
         program = Program(*([self.states] if inject >= 0 else []))
-        table, to = self._embedding, Into(hidden, factor=self._embedding_factor)
-        program.add(steps.Embed(name="embed_tokens", table=table, storage=STORAGE[table.dtype], to=to))
+        table, name, to = self._embedding, "embed_tokens", Into(hidden, factor=self._embedding_factor)
+        if isinstance(table, Weight):
+            program.add(steps.EmbedColumn(name=name, weight=table, to=to))
+        else:
+            program.add(steps.Embed(name=name, table=table, storage=STORAGE[table.dtype], to=to))
         if self._places is not None:
-            table, offset = self._places
-            storage, to = STORAGE[table.dtype], Into(hidden, add=True)
+            places, offset = self._places
+            storage, to = STORAGE[places.dtype], Into(hidden, add=True)
             program.add(
-                steps.EmbedPositions(name="embed_positions", table=table, storage=storage, offset=offset, to=to)
+                steps.EmbedPositions(name="embed_positions", table=places, storage=storage, offset=offset, to=to)
             )
         for i, layer in enumerate(self._layers):
             if i == inject:

@@ -36,6 +36,7 @@ from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, SEC
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 from detgen.program.storage import Storage, numbers, unpack
+from detgen.program.widening import in_floats
 
 
 class Interpreter:
@@ -110,13 +111,23 @@ def compute(step: Step, _: Pass) -> None:
 
 
 def _entries(table: Tensor, ids: Tensor) -> Tensor:
-    found = table[ids.clamp(min=0)].float()
+    return _known(table[ids.clamp(min=0)].float(), ids)
+
+
+def _known(found: Tensor, ids: Tensor) -> Tensor:
     return torch.where(ids[:, None] >= 0, found, torch.where(ids[:, None] == -1, 0.0, torch.nan))
 
 
 @compute.register
 def _embed(step: steps.Embed, at: Pass) -> None:
     at.put(step.to, _entries(step.table, at.rows.ids))
+
+
+@compute.register
+def _embed_column(step: steps.EmbedColumn, at: Pass) -> None:
+    ids, weight = at.rows.ids, in_floats(step.weight)
+    panels, places = weight.data[ids.clamp(min=0) // PANEL], ids.clamp(min=0) % PANEL
+    at.put(step.to, _known(panels[torch.arange(len(ids)), :, places], ids))
 
 
 @compute.register
@@ -164,9 +175,10 @@ def _results(step: steps.Linear | ExpertLinear, x: Tensor) -> Tensor:
 def _linear(step: steps.Linear, at: Pass) -> None:
     out = _results(step, sums(at[step.x], step.weight))
     if step.softcap:
-        at[step.to.buffer].copy_(capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap))
+        out = capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap)
+        at.put(Into(step.to.buffer), out, step.at)
     else:
-        at.put(step.to, out)
+        at.put(step.to, out, step.at)
 
 
 @compute.register

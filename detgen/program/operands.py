@@ -242,6 +242,11 @@ class Step:
         to: Buffer | Into = getattr(self, self._written)
         return to.buffer if isinstance(to, Into) else to
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The first entry of a row that is written, and the first one behind."""
+        return 0, self.writes.width
+
     def faults(self) -> Iterator[str]:
         """What does not fit together: types of fields, widths, shapes, number formats."""
         yield from ill_typed(self)

@@ -30,6 +30,7 @@ class Program:
         self.buffers: dict[Buffer, int] = {}
         self.steps: list[Step] = []
         self._wanted: dict[Buffer, bool] = dict.fromkeys(given, False)  # of what holds something: only wanted rows?
+        self._filled = {buffer: buffer.width for buffer in given}  # of it, entries of a row, from the first on
         self._sorted: Sort | None = None
         for buffer in given:
             self.buffers.setdefault(buffer, len(self.buffers))
@@ -49,6 +50,8 @@ class Program:
         elif self._sorted is not None and step.writes == self._sorted.routes:
             self._sorted = None
         self._wanted[step.writes] = step.wanted
+        if not _adds(step):
+            self._filled[step.writes] = step.columns[1]
         self.steps.append(step)
 
     def _faults(self, step: Step) -> Iterator[str]:
@@ -56,9 +59,11 @@ class Program:
         wanted = step.wanted and not isinstance(step, Take)
         for buffer in step.reads:
             yield from self._unread(buffer, wanted)
-        to: Any = getattr(step, "to", None)
-        if isinstance(to, Into) and to.add:
-            yield from self._unread(to.buffer, wanted)
+        to, first = step.writes, step.columns[0]
+        if _adds(step):
+            yield from self._unread(to, wanted)
+        elif first and (self._filled.get(to), self._wanted.get(to)) != (first, step.wanted):
+            yield f"writes {to} from {first} on, which the steps before do not fill up to there"
         if isinstance(step, ExpertLinear):
             found = self._sorted
             if found is None or (found.routes, found.wanted) != (step.routes, step.wanted):
@@ -72,6 +77,8 @@ class Program:
             yield f"reads {buffer}, which no step has written"
         elif self._wanted[buffer] != wanted:
             yield f"reads {'the wanted' if wanted else 'all'} rows, but {buffer} has {'all' if wanted else 'others'}"
+        elif self._filled[buffer] != buffer.width:
+            yield f"reads {buffer}, of which only {self._filled[buffer]} entries of a row are written"
 
     def __str__(self) -> str:
         """A line for each step: its name, its kind, what it reads and writes, and what else it has."""
@@ -80,9 +87,14 @@ class Program:
         return "\n".join("  ".join((*map(str.ljust, row[:3], widths), row[3])).rstrip() for row in rows)
 
 
+def _adds(step: Step) -> bool:
+    """Whether results are added to what is there."""
+    to = getattr(step, "to", None)
+    return isinstance(to, Into) and to.add
+
+
 def _flow(step: Step) -> str:
-    to: Any = getattr(step, "to", None)
-    arrow = "+>" if isinstance(to, Into) and to.add else "->"
+    arrow = "+>" if _adds(step) else "->"
     return f"{', '.join(map(str, step.reads))} {arrow} {step.writes}{' wanted' if step.wanted else ''}".lstrip()
 
 

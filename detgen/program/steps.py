@@ -50,6 +50,25 @@ class Embed(Step):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class EmbedColumn(Step):
+    """The column of a linear layer's weight for each token, in whole numbers; otherwise as `Embed`.
+
+    Attributes:
+        weight: a column of which, the output for a token, is the token's entry.
+        to: takes them.
+    """
+
+    weight: Weight
+    to: Into
+
+    def _faults(self) -> Iterator[str]:
+        yield from self.weight.faults()
+        yield from wide(self.to.buffer, self.weight.inputs)
+        if not self.weight.storage.whole:
+            yield f"a column of weights in {self.weight.storage.name}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EmbedPositions(Step):
     """The entry of a table for each position.
 
@@ -118,6 +137,7 @@ class Linear(Step):
         to: takes the results; with a softcap they are not added.
         weight: of the layer.
         activation: of the results, or of the gates.
+        at: where in a row of `to` the results begin; steps in order of their places fill a row together.
         gated: whether half of the columns, activated, are factors of the others.
         softcap: results become softcap * tanh(result / softcap); 0 for none.
     """
@@ -125,6 +145,7 @@ class Linear(Step):
     x: Buffer
     to: Into
     weight: Weight
+    at: int = 0
     activation: Activation = Activation.NONE
     gated: bool = False
     softcap: float = 0.0
@@ -132,10 +153,17 @@ class Linear(Step):
     def _faults(self) -> Iterator[str]:
         yield from self.weight.faults(gated=self.gated)
         yield from wide(self.x, self.weight.inputs)
-        yield from wide(self.to.buffer, self.weight.outputs)
+        first, behind = self.columns
+        if first < 0 or behind > self.to.buffer.width:
+            yield f"{self.weight.outputs} results from {first} on go beyond {self.to.buffer}"
         yield from of_linear(self.activation)
         if self.softcap and self.to.add:
             yield "results with a softcap cannot be added"
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """See `Step`."""
+        return self.at, self.at + self.weight.outputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -344,6 +372,6 @@ class Sum(Step):
 
 # All kinds, in the order of their numbers.
 STEPS: tuple[type[Step], ...] = (
-    *(Embed, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
+    *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
 )

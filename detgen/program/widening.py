@@ -13,13 +13,18 @@ def widened(step: Step) -> Step:
     """The step with its weight in float32 if its inputs would be rounded, else itself."""
     made: Any = step  # of a kind that has a weight, or not
     weight = getattr(step, "weight", None)
-    if not isinstance(weight, Weight) or not weight.storage.rounds:
+    if not step.reads or not isinstance(weight, Weight) or not weight.storage.rounds:
         return step
+    found: Step = replace(made, weight=in_floats(weight))
+    return found
+
+
+def in_floats(weight: Weight) -> Weight:
+    """A weight whose layer rounds its inputs, in float32, each number what is stored for it."""
     data = unpack(weight.storage, weight.data, weight.least).float()
     if weight.scales is not None:
         scales, minima = weight.scales.floats(-2)
         groups = data.unflatten(-2, (-1, weight.scales.group)).mul_(scales.unsqueeze(-2))
         if minima is not None:
             groups.add_(minima.unsqueeze(-2))
-    found: Step = replace(made, weight=replace(weight, data=data, scales=None, storage=Storage.FLOAT))
-    return found
+    return replace(weight, data=data, scales=None, storage=Storage.FLOAT)

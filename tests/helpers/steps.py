@@ -231,6 +231,17 @@ def _embedded(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def _from_columns(draw: st.DrawFn) -> Case:
+    made, kind = Making(draw), draw(st.sampled_from([kind for kind in IN_FEW_BITS if kind[0].whole]))
+    made.wanted = False
+    width = draw(st.sampled_from([256, 512, 1280] if kind[1] == Storage.BYTE else [32, 96, 1056]))
+    vocabulary = draw(st.sampled_from([20, 33, 70]))
+    made.add(steps.EmbedColumn, weight=joined([in_few_bits(1, vocabulary, width, *kind)], []), to=made.into(width))
+    ids = draw(st.lists(st.integers(-2, vocabulary - 1), min_size=made.count, max_size=made.count))
+    return made.case(ids=torch.tensor(ids))
+
+
+@st.composite
 def _placed(draw: st.DrawFn) -> Case:
     made, width, offset = Making(draw), draw(WIDTHS), draw(st.integers(0, 3))
     made.wanted = False
@@ -264,16 +275,22 @@ def _normed(draw: st.DrawFn) -> Case:
 def _linear(draw: st.DrawFn) -> Case:
     made = Making(draw, st.integers(1, 30) | st.sampled_from([96, 97, 131]))
     inputs, outputs, gated = draw(INPUTS), draw(st.integers(1, 70)), draw(st.booleans())
-    softcap, to = draw(st.sampled_from([0.0, 0.0, 30.0])), made.into(outputs)
-    made.add(
-        steps.Linear,
-        x=made.read("x", inputs),
-        to=Into(Buffer("to", outputs), factor=to.factor) if softcap else to,
-        weight=weight(made, outputs, inputs, gated=gated),
-        activation=draw(OF_LAYERS),
-        gated=gated,
-        softcap=softcap,
-    )
+    beside = [draw(st.integers(1, 40)) for _ in range(draw(st.integers(0, 2)))]  # outputs of those to its right
+    untouched = draw(st.sampled_from([0, 0, 3, 30]))
+    softcap, to = draw(st.sampled_from([0.0, 0.0, 30.0])), made.into(outputs + sum(beside) + untouched)
+    x, at = made.read("x", inputs), 0
+    for some in (outputs, *beside):
+        made.add(
+            steps.Linear,
+            x=x,
+            to=Into(Buffer("to", to.buffer.width), factor=to.factor) if softcap else to,
+            at=at,
+            weight=weight(made, some, inputs, gated=gated),
+            activation=draw(OF_LAYERS),
+            gated=gated,
+            softcap=softcap,
+        )
+        at += some
     return made.case()
 
 
@@ -479,6 +496,7 @@ def _experts(draw: st.DrawFn) -> Case:
 # By kind of step, programs with it, and how many of them are tried.
 CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     steps.Embed: (_embedded(), 25),
+    steps.EmbedColumn: (_from_columns(), 40),
     steps.EmbedPositions: (_placed(), 15),
     steps.Norm: (_normed(), 100),
     steps.Linear: (_linear(), 80),

@@ -20,6 +20,7 @@ from detgen.program.program import Program, StepError
 from detgen.program.storage import Storage
 
 X, Y, OUT = Buffer("x", 20), Buffer("y", 40), Buffer("out", 40)
+WIDE, OTHER = Buffer("wide", 80), Buffer("other", 80)
 LOGITS, ROUTES, EACH = Buffer("logits", 4), Buffer("routes", 4), Buffer("each", 80)
 QKV, ATTENDED = Buffer("qkv", 32), Buffer("attended", 16)
 WEIGHT = joined([torch.randn(40, 20)], [torch.randn(40)])
@@ -69,9 +70,28 @@ def test_what_fits_is_taken() -> None:
     assert build(*made).steps == list(made)
 
 
+def test_steps_fill_rows_together() -> None:
+    """Then these can be read, and added to in any order."""
+    halves = [linear(to=Into(WIDE)), linear(to=Into(WIDE), at=40)]
+    more = [linear(to=Into(WIDE, add=True), at=40), linear(to=Into(WIDE, add=True), at=13)]
+    read = steps.Copy(name="copy", x=WIDE, to=Into(OTHER))
+    assert str(build(*halves, *more, read)).count("at=40") == 2
+
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "width read": (lambda: build(linear(x=Y), given=(Y,)), r"'up' \(Linear\): y\[40\] has not the width 20"),
-    "width written": (lambda: build(linear(to=Into(X))), r"x\[20\] has not the width 40"),
+    "width written": (lambda: build(linear(to=Into(X))), r"40 results from 0 on go beyond x\[20\]"),
+    "written before": (lambda: build(linear(to=Into(WIDE), at=-1)), "40 results from -1 on go beyond"),
+    "written too far": (lambda: build(linear(to=Into(WIDE), at=41)), r"40 results from 41 on go beyond wide\[80\]"),
+    "a gap": (
+        lambda: build(linear(to=Into(WIDE)), linear(to=Into(WIDE), at=39)),
+        r"writes wide\[80\] from 39 on, which",
+    ),
+    "nothing before": (lambda: build(linear(to=Into(WIDE), at=40)), r"writes wide\[80\] from 40 on, which"),
+    "read in part": (
+        lambda: build(linear(to=Into(WIDE)), steps.Copy(name="copy", x=WIDE, to=Into(OTHER))),
+        r"reads wide\[80\], of which only 40 entries of a row are written",
+    ),
     "never written": (lambda: build(linear(), given=()), r"reads x\[20\], which no step has written"),
     "never written, added to": (lambda: build(linear(to=Into(Y, add=True))), r"reads y\[40\], which no step"),
     "other rows": (lambda: build(linear(wanted=True)), r"reads the wanted rows, but x\[20\] has all"),
@@ -101,6 +121,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "table": (
         lambda: build(steps.Embed(name="ids", table=TABLE, storage=Storage.HALF, to=Into(X))),
         "weights in HALF are float16, not torch.float32",
+    ),
+    "table of floats": (
+        lambda: build(steps.EmbedColumn(name="ids", weight=WEIGHT, to=Into(X))),
+        "a column of weights in FLOAT",
     ),
     "codes": (lambda: build(linear(weight=replace(WEIGHT, codes=torch.ones(16)))), "weights in FLOAT have no codes"),
     "heads": (lambda: build(attend(cache=cache(heads=3, kv_heads=2))), "3 query heads cannot share 2"),

@@ -173,4 +173,23 @@ INLINE int64_t kind_number(const Weight *weight) {
     return KIND_NUMBER(weight->storage, GROUP / weight->scales.group, weight->scales.minima != 0);
 }
 
+INLINE int plane_at(const uint8_t *plane, int bits, int64_t place) {
+    const int64_t bytes = QUAD * bits / 8;
+    return plane[place % bytes] >> place / bytes * bits & ((1 << bits) - 1);
+}
+
+/* One weight: that of an input, counted from where `data` begins, and a column of a panel. */
+static int whole_at(const Weight *weight, const uint8_t *data, int64_t column, int64_t input) {
+#define KIND_AT(NUMBER, ...) [NUMBER] = {__VA_ARGS__},
+    static const Kind kinds[] = {WHOLE_KINDS(KIND_AT)};
+#undef KIND_AT
+    const Kind kind = kinds[kind_number(weight)];
+    const uint8_t *quad = data + input / TOGETHER * panel_bytes(weight->storage) * TOGETHER;
+    const int64_t place = column * TOGETHER + input % TOGETHER;
+    int code = plane_at(quad, kind.low, place);
+    if (kind.high) code |= plane_at(quad + kind.low * QUAD / 8, kind.high, place) << kind.low;
+    if (kind.levels) code = stored_levels[weight->storage][code];
+    return code + (kind.minima ? 0 : stored_least[weight->storage]);
+}
+
 #endif

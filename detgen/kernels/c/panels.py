@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import torch
@@ -110,12 +110,18 @@ def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
     return list(weight.chunk(2))
 
 
+def kind(weight: torch.Tensor | Quantized) -> Hashable:
+    """What weights in few bits that can be joined have in common; None of those that are not quantized."""
+    if not isinstance(weight, Quantized):
+        return None
+    return weight.storage, weight.scales.kind, None if weight.codes is None else tuple(weight.codes.tolist())
+
+
 def _alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
     """The weights in one form, as they are if they have one."""
-    few = [w for w in weights if isinstance(w, Quantized)]
-    kinds = {(w.storage, w.scales.kind, None if w.codes is None else tuple(w.codes.tolist())) for w in few}
-    if len(few) == len(weights) and len(kinds) == 1:
-        return few
+    kinds = {kind(w) for w in weights}
+    if len(kinds) == 1 and None not in kinds:
+        return weights
     found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
     return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
 

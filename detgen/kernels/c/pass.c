@@ -171,7 +171,7 @@ static void linear_task(const Linear *s, const Run *run, int64_t all, int64_t ta
         panels_of(run, &s->weight, s->x, panel, some, block.first, block.count, sums, some * PANEL);
         for (int64_t p = 0; p < some; p++) {
             const int64_t at = (panel + p) * (s->gated ? PANEL / 2 : PANEL);
-            float *to = row_at(run, s->to.buffer, block.first) + at;
+            float *to = row_at(run, s->to.buffer, block.first) + s->at + at;
             for (int64_t r = 0; r < block.count; r++)
                 finish(&ending, sums + (r * some + p) * PANEL, panel + p, s->weight.outputs - at, to + r * to_row);
         }
@@ -270,6 +270,11 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
     case EMBED: {
         const Embed *e = &s->embed;
         embed(e->table, e->storage, pass->ids[row], &e->to, AT(e->to.buffer));
+        break;
+    }
+    case EMBED_COLUMN: {
+        const EmbedColumn *e = &s->embed_column;
+        embed_column(&e->weight, pass->ids[row], &e->to, AT(e->to.buffer));
         break;
     }
     case EMBED_POSITIONS: {

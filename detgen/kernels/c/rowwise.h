@@ -30,6 +30,26 @@ static void embed(const void *table, int64_t storage, int64_t id, const Into *in
     }
 }
 
+/* The same of a column of a weight of whole numbers, which are read as `whole_tile` multiplies them. */
+static void embed_column(const Weight *weight, int64_t id, const Into *into, float *to) {
+    const int64_t n = into->buffer.width, column = id % PANEL, each = weight->scales.group;
+    ScaleFloats room;
+    for (int64_t first = 0; first < n; first += SECTION) {
+        const int64_t inputs = n - first < SECTION ? n - first : SECTION;
+        Stretch s = {0};
+        if (id >= 0) s = stretch_of(weight, id / PANEL, first, inputs, &room);
+        for (int64_t i = 0; i < inputs; i += LANES) {
+            float entries[LANES];
+            for (int l = 0; l < LANES; l++) {
+                const int64_t at = (i + l) / each * PANEL + column;
+                entries[l] = id < 0 ? (id == -1 ? 0.0f : NAN) : (float)whole_at(weight, s.data, column, i + l) * s.scales[at];
+                if (s.minima) entries[l] += s.minima[at];
+            }
+            put(into, to + first + i, load(entries), LANES);
+        }
+    }
+}
+
 #define EACH_BLOCK(first, end, n) \
     for (int64_t first = 0, end; end = (n) - first < SUM_BLOCK ? (n) : first + SUM_BLOCK, first < (n); first = end)
 

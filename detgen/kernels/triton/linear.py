@@ -64,6 +64,7 @@ def _linear(
     inputs,
     outputs,
     panels,
+    to_row,
     factor,
     cap,
     STORAGE: tl.constexpr,
@@ -113,7 +114,7 @@ def _linear(
         opened,
         bias + panel * _PANEL + column,
         there,
-        to + item[:, None] * outputs + output[None, :],
+        to + item[:, None] * to_row + output[None, :],
         inside,
         factor,
         cap,
@@ -143,7 +144,7 @@ def linear(
     Args:
         x: float32 [rows, inputs], or [rows, picks * inputs] of experts that each have inputs of their own.
         weight: of the layer, on the same device.
-        to: float32 [rows, outputs], or [rows, picks * outputs]; is written.
+        to: float32 [rows, outputs], or [rows, picks * outputs], rows may be apart; is written.
         activation: see `steps.Linear`, like what follows.
         gated: see there.
         softcap: see there.
@@ -167,7 +168,8 @@ def linear(
         read[0] = narrowed(x)
     kernel[grid](
         *(*read, _or(weight.bias, x), _or(routes, x), to),
-        *(items, inputs, outputs, weight.columns // PANEL, float(factor), float(softcap)),
+        *(items, inputs, outputs, weight.columns // PANEL, outputs if picks else to.stride(0)),
+        *(float(factor), float(softcap)),
         *(*kinds, int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),
         *(picks, shared, rows, columns),
         **OPTIONS,

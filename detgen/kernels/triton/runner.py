@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from detgen.errors import EngineError
-from detgen.kernels.triton import attend, linear, norms, peaks, rowwise
+from detgen.kernels.triton import attend, linear, norms, peaks, rowwise, whole_linear
 from detgen.kernels.triton.launching import on
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
@@ -44,6 +44,10 @@ def _embed(s: steps.Embed, of: _Pass) -> None:
     rowwise.embed(s.table, of.rows.ids, 0, s.to, of[s.to.buffer])
 
 
+def _embed_column(s: steps.EmbedColumn, of: _Pass) -> None:
+    whole_linear.embed_column(s.weight, of.rows.ids, s.to, of[s.to.buffer])
+
+
 def _embed_positions(s: steps.EmbedPositions, of: _Pass) -> None:
     rowwise.embed(s.table, of.rows.positions, s.offset, s.to, of[s.to.buffer])
 
@@ -54,8 +58,8 @@ def _norm(s: steps.Norm, of: _Pass) -> None:
 
 def _linear(s: steps.Linear, of: _Pass) -> None:
     how: dict[str, Any] = {"activation": s.activation, "gated": s.gated, "softcap": s.softcap}
-    into = s.to
-    linear.linear(of[s.x], s.weight, of[into.buffer], **how, add=into.add, factor=into.factor)
+    into, to = s.to, of[s.to.buffer][:, slice(*s.columns)]
+    linear.linear(of[s.x], s.weight, to, **how, add=into.add, factor=into.factor)
 
 
 def _scored_linear(s: steps.ScoredLinear, of: _Pass) -> None:
@@ -120,6 +124,7 @@ def _sum(s: steps.Sum, of: _Pass) -> None:
 
 KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     steps.Embed: _embed,
+    steps.EmbedColumn: _embed_column,
     steps.EmbedPositions: _embed_positions,
     steps.Norm: _norm,
     steps.Linear: _linear,

@@ -15,9 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.launching import OPTIONS, tile
+from detgen.kernels.triton.float_functions import part_of, put
+from detgen.kernels.triton.launching import OPTIONS, tile, tiles
 from detgen.kernels.triton.linear_columns import behind, ended, places
-from detgen.program.operands import GROUP, LEAST, PANEL, PART_INPUTS, SECTION_PARTS, UNIT, Weight
+from detgen.program.operands import GROUP, LEAST, PANEL, PART_INPUTS, SECTION_PARTS, UNIT, Into, Weight
 from detgen.program.storage import FORMATS, TOGETHER, Storage
 
 _PANEL = tl.constexpr(PANEL)
@@ -29,6 +30,7 @@ _TOGETHER = tl.constexpr(TOGETHER)
 _QUAD = tl.constexpr(PANEL * TOGETHER)
 LEAST_SIDE = 16  # of a tile, which products of matrices have
 _GROUPS = 64  # of a tile of inputs, at most
+_ROWS, _COLUMNS = 4, 256  # of a tile of entries, at most
 
 
 @triton.jit(do_not_specialize=("groups",))
@@ -127,6 +129,7 @@ def whole_linear(
     inputs,
     outputs,
     panels,
+    to_row,
     factor,
     cap,
     LOW: tl.constexpr,
@@ -184,7 +187,7 @@ def whole_linear(
         opened,
         bias + panel * _PANEL + column,
         there,
-        to + item[:, None] * outputs + output[None, :],
+        to + item[:, None] * to_row + output[None, :],
         item_there[:, None] & there,
         factor,
         cap,
@@ -194,6 +197,34 @@ def whole_linear(
         CAPPED,
         ADDS,
         SCALES,
+    )
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _embed_column(
+    data, levels, steps, units, minima, minimum_units, ids, to, rows, inputs, factor, LOW: tl.constexpr,
+    HIGH: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr, HALVES: tl.constexpr, IN_UNITS: tl.constexpr,
+    MINIMA: tl.constexpr, ADDS: tl.constexpr, SCALES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, input, there = part_of(rows, inputs, ROWS, COLUMNS)
+    id, input = tl.load(ids + row, mask=row < rows, other=0)[:, None], input[None, :]
+    panel, column, read, of = id // _PANEL, id % _PANEL, there & (id >= 0), _GROUP // HALVES
+    weight = _weights(data, levels, panel, column, input, inputs, read, LOW, HIGH, LEVELS, LEAST).to(tl.float32)
+    x = weight * _scale(steps, units, panel, column, input, inputs, read, of, IN_UNITS)
+    if MINIMA:
+        x = x + _scale(minima, minimum_units, panel, column, input, inputs, read, of, IN_UNITS)
+    x = tl.where(id < 0, tl.where(id == -1, 0.0, float("nan")), x)
+    put(to + row[:, None] * inputs + input, x, there, factor, ADDS, SCALES)
+
+
+def embed_column(weight: Weight, ids: torch.Tensor, into: Into, to: torch.Tensor) -> None:
+    """`steps.EmbedColumn`: columns of a weight, of ids, int64 [rows], into float32 [rows, inputs]."""
+    rows, columns, grid = tiles(len(to), weight.inputs, _ROWS, _COLUMNS)
+    tensors, kinds = stored(weight)
+    _embed_column[grid](
+        *(*tensors, ids, to, len(to), weight.inputs, float(into.factor)),
+        *(*kinds, into.add, into.factor != 1, rows, columns),
+        **OPTIONS,
     )
 
 

@@ -64,6 +64,21 @@ def test_groups_that_do_not_become_whole_numbers(bits: int) -> None:
         assert not differences(case.after(Runner(library, case.program).run), wanted), name
 
 
+@pytest.mark.parametrize("kind", [kind for kind in IN_FEW_BITS if kind[0].whole], ids=str)
+def test_tables_in_few_bits(kind: InFewBits) -> None:
+    """Entries are the numbers that the weights stand for, of more than a section, whether inputs are rounded or not."""
+    made = in_few_bits(1, 40, 1280, *kind)
+    to, ids, along = Buffer("to", 1280), torch.tensor([39, 0, 31, 32, 7, -1]), torch.arange(6)
+    program = Program()
+    program.add(steps.EmbedColumn(name="tokens", weight=panels([made]), to=Into(to)))
+    rows = Rows(ids, along, along, along, *[torch.zeros(0, 4).long()] * 2)
+    want = torch.cat([made.weight()[ids[:5]], torch.zeros(1, 1280)])
+    for name, library in LIBRARIES.items():
+        for exact in (False, True):
+            Runner(library, program).run(rows, {to: (found := torch.ones(6, 1280))}, exact=exact)
+            assert same_bits(found, want), name
+
+
 @pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
 def test_weights_in_few_bits(kind: InFewBits) -> None:
     """Of more than a section, in all tiles of rows; they are the weights that they say."""

@@ -40,6 +40,7 @@ from detgen.program.operands import (
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows
 from detgen.program.steps import STEPS
+from detgen.program.storage import Storage
 
 LINEAR = [Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU]
 NONE = torch.zeros(0, 4, dtype=torch.int64)
@@ -139,6 +140,33 @@ def test_sections_of_a_linear_layer(device: str, inputs: int, bits: int, gated: 
     x, to = Buffer("x", inputs), Buffer("to", 5)
     step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
     alike(device, rows_of(3), {x: numbers(1, 3, inputs), to: torch.zeros(3, 5)}, step)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_layers_side_by_side(device: str, add: bool) -> None:
+    """Of several kinds, into one buffer; what stands behind their columns stays."""
+    x, to = Buffer("x", 256), Buffer("to", 33 + 5 + 16 + 20)
+    few = IN_FEW_BITS[-1]
+    weights = [joined([numbers(2, 33, 256)], [numbers(3, 33)]), joined([in_few_bits(4, 5, 256, *few)], [])]
+    weights += [joined([numbers(5, 16, 256), numbers(6, 16, 256)], [], 8, gated=True)]
+    into, at = Into(to, add=add, factor=0.3), (0, 33, 38)
+    made = [
+        steps.Linear(name="step", x=x, to=into, at=first, weight=weight, gated=gated)
+        for first, weight, gated in zip(at, weights, (False, False, True), strict=True)
+    ]
+    before = numbers(7, 3, to.width)
+    found = alike(device, rows_of(3), {x: numbers(1, 3, 256), to: before}, *made)
+    assert found[to][:, 54:].equal(before[:, 54:])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IN_FEW_BITS if kind[0].whole], ids=str)
+def test_tables_in_few_bits(device: str, kind: InFewBits) -> None:
+    made, add = in_few_bits(1, 40, 512, *kind), kind[1] == Storage.HALF
+    to, ids = Buffer("to", 512), torch.tensor([39, 0, 31, 32, 7, -1, -2])
+    step = steps.EmbedColumn(name="tokens", weight=joined([made], []), to=Into(to, add=add, factor=0.3))
+    found = alike(device, rows_of(7)._replace(ids=ids), {to: numbers(1, 7, 512)}, step)
+    if not add:
+        assert same_bits(found[to][:5], made.weight()[ids[:5]] * torch.tensor(0.3))
 
 
 def test_a_sum_that_begins_with_minus_zero(device: str) -> None:
