@@ -83,6 +83,14 @@ static const Weight *whole_of(const Step *s, Buffer *x) {
     return weight;
 }
 
+/* Whether the step before has rounded what this one reads, and has left it as it was. */
+static int is_rounded(const Run *run, const Step *s, Buffer x) {
+    const Step *before = s - 1;
+    Buffer same = {0};
+    return s > run->program->steps && before->kind == LINEAR && whole_of(before, &same) && same.number == x.number &&
+           before->wanted == s->wanted && before->linear.to.buffer.number != x.number;
+}
+
 static int64_t rows_a_task(int64_t rows, int64_t threads) {
     return rows < 2 * MANY_ROWS_A_TASK * threads ? ROWS_A_TASK : MANY_ROWS_A_TASK;
 }
@@ -323,7 +331,8 @@ static void work(void *of, int thread) {
         Progress *progress = run->progress + i;
         Buffer x = {0};
         const int64_t rows = rows_of(s, run->pass), each = rows_a_task(rows, run->pass->threads);
-        const int rounding = whole_of(s, &x) ? (int)((rows + each - 1) / each) : 0, total = rounding + (int)tasks_of(s, run);
+        const int rounds = whole_of(s, &x) && !is_rounded(run, s, x), rounding = rounds ? (int)((rows + each - 1) / each) : 0;
+        const int total = rounding + (int)tasks_of(s, run);
         for (int task; (task = atomic_fetch_add(&progress->next, 1)) < total;) {
             if (task < rounding) {
                 round_rows(run, x, task * each, (task + 1) * each < rows ? (task + 1) * each : rows);
