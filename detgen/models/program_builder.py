@@ -70,6 +70,8 @@ class ProgramBuilder:
         self._head_factor, self._softcap = described.head_factor, described.softcap
         self.outputs = self._hidden.width if head is None else head.weight.shape[0]
         described.release_head()
+        described.table = None
+        del embedding, head
         self.group = 1
         self._layers: list[LayerSteps] = []
         # Each layer is released before the next is built, so that memory holds at most one of them twice.

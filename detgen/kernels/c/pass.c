@@ -84,6 +84,15 @@ static const Weight *rounding_of(const Step *s, Buffer *x) {
     return weight;
 }
 
+/* Whether the step before has rounded what this one reads, in the same way, and has left it as it was. */
+static int is_rounded(const Run *run, const Step *s, int64_t storage, Buffer x) {
+    const Step *before = s - 1;
+    Buffer same = {0};
+    const Weight *its = s > run->program->steps && before->kind == LINEAR ? rounding_of(before, &same) : 0;
+    return its && (its->storage == PAIR) == (storage == PAIR) && same.number == x.number && before->wanted == s->wanted &&
+           before->linear.to.buffer.number != x.number;
+}
+
 static int64_t rows_a_task(int64_t rows, int64_t threads) {
     return rows < 2 * MANY_ROWS_A_TASK * threads ? ROWS_A_TASK : MANY_ROWS_A_TASK;
 }
@@ -333,6 +342,7 @@ static void work(void *of, int thread) {
         Buffer x = {0};
         const int64_t rows = rows_of(s, run->pass), each = rows_a_task(rows, run->pass->threads);
         const Weight *rounded = rounding_of(s, &x);
+        if (rounded && !run->apart && is_rounded(run, s, rounded->storage, x)) rounded = 0;
         const int rounding = rounded && !run->apart ? (int)((rows + each - 1) / each) : 0;
         const int total = rounding + (int)tasks_of(s, run);
         for (int task; (task = atomic_fetch_add(&progress->next, 1)) < total;) {

@@ -50,7 +50,7 @@ def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0
         kernel, types = whole_linear.whole_linear, [BYTE, FLOAT, data, BYTE, *scales, *scales]
         kinds = [low, high, bool(made.levels), 0 if minima else made.least, halves, storage in IN_UNITS, minima]
     how = [int(activation), gated, False, False, not gated and not picks, False, picks, bool(picks)]
-    types += [FLOAT, FLOAT, FLOAT, *["i32"] * 4, "fp32", "fp32"]
+    types += [FLOAT, FLOAT, FLOAT, *["i32"] * 5, "fp32", "fp32"]
     return kernel, types, [*kinds, *how, items, linear._COLUMNS]
 
 
@@ -101,6 +101,11 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
     "route": (norms._route, [FLOAT, FLOAT, "i32", "i32"], [8, True, 128, norms._ROUTED, 1]),
     "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [False, True, 1, 256]),
+    "embed: columns": (
+        whole_linear._embed_column,
+        ["*u8", BYTE, BYTE, "*fp16", BYTE, "*fp16", LONG, FLOAT, "i32", "i32", "fp32"],
+        [2, 0, False, 0, 2, True, True, False, True, 1, 256],
+    ),
     **{
         f"copy: {name}": (
             rowwise._copy,
@@ -183,7 +188,7 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
         (i,): [["tt.divisibility", 16]]
         for i, (name, kind) in enumerate(zip(names, types, strict=False))
         if kind[0] == "*"
-        or name in ("size", "width", "x_width", "to_width", "inputs", "outputs", "stride", "vocabulary")
+        or name in ("size", "width", "x_width", "to_width", "inputs", "outputs", "to_row", "stride", "vocabulary")
     }
     source = ASTSource(kernel, signature, constexprs, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launching.OPTIONS)
