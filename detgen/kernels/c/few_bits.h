@@ -49,15 +49,17 @@ typedef struct {
 typedef __m512i codes_reg;
 INLINE codes_reg codes_load(const uint8_t *x) { return _mm512_loadu_si512(x); }
 INLINE codes_reg plane(const uint8_t *x, int bits, int c) {
-    __m512i v;
+    __m512i v, shifts = _mm512_set1_epi32(4 * c);
     if (bits == 8) return codes_load(x + c * 64);
-    if (bits == 4) v = _mm512_srlv_epi32(codes_load(x), _mm512_set1_epi32(4 * c));
-    else if (bits == 2)
-        v = _mm512_srlv_epi32(_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)x)),
-                              _mm512_add_epi32(_mm512_set1_epi32(4 * c), _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2)));
-    else
-        v = _mm512_srlv_epi32(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)x)),
-                              _mm512_add_epi32(_mm512_set1_epi32(4 * c), _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)));
+    if (bits == 4) v = codes_load(x);
+    else if (bits == 2) {
+        v = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)x));
+        shifts = _mm512_add_epi32(shifts, _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2));
+    } else {
+        v = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)x));
+        shifts = _mm512_add_epi32(shifts, _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3));
+    }
+    v = _mm512_srlv_epi32(v, shifts);
     return _mm512_and_si512(v, _mm512_set1_epi8((char)((1 << bits) - 1)));
 }
 INLINE codes_reg above(codes_reg low, codes_reg high, int bits) {
@@ -113,15 +115,6 @@ INLINE codes_reg levels_of(codes_reg x, const uint8_t *levels) {
 INLINE reg reg_steps(const int8_t *x) { return (reg){x[0], x[1], x[2], x[3]}; }
 #endif
 
-/* Has compilers load it once, instead of again wherever it is used. */
-#if WIDTH == 16
-#define IN_REGISTER(X) __asm__("" : "+v"(X))
-#elif WIDTH == 8
-#define IN_REGISTER(X) __asm__("" : "+x"(X))
-#else
-#define IN_REGISTER(X)
-#endif
-
 /* Register number c of a quad of inputs. */
 INLINE codes_reg codes_of(const Kind kind, const uint8_t *quad, int c, const uint8_t *levels) {
     codes_reg v = plane(quad, kind.low, c);
@@ -131,15 +124,16 @@ INLINE codes_reg codes_of(const Kind kind, const uint8_t *quad, int c, const uin
 }
 
 /* Steps of some groups, times their units if they have any, as floats. */
-INLINE void scale_floats(const int storage, const char *steps, const uint16_t *units, int64_t of_unit, int64_t groups,
-    float *to) {
-    for (int c = 0; c < PANEL; c += WIDTH) {
+INLINE void scale_floats(
+    const int storage, const char *steps, const uint16_t *units, int64_t of_unit, int64_t groups, float *to) {
+    for (int c = 0; c < PANEL; c += WIDTH)
         for (int64_t g = 0; g < groups; g++) {
             const int64_t at = g * PANEL + c;
-            if (storage == BYTE) reg_store(to + at, reg_steps((const int8_t *)steps + at) * reg_half(units + g / of_unit * PANEL + c));
-            else reg_store(to + at, weights(storage, steps, (int)at, 0));
+            reg x;
+            if (storage == BYTE) x = reg_steps((const int8_t *)steps + at) * reg_half(units + g / of_unit * PANEL + c);
+            else x = weights(storage, steps, (int)at, 0);
+            reg_store(to + at, x);
         }
-    }
 }
 
 /* Scales or minima of a stretch that begins `at` inputs from a panel's first, counted over the panels before, too. */

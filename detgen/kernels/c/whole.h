@@ -151,10 +151,7 @@ INLINE void whole_tile(
                 __builtin_prefetch(quad + AHEAD, 0, 2);
                 if (bytes > 64) __builtin_prefetch(quad + AHEAD + 64, 0, 2);
                 codes_reg four[WHOLE_WIDE];
-                EACH {
-                    four[c] = codes_of(kind, quad, from + c, w->levels);
-                    IN_REGISTER(four[c]);
-                }
+                EACH four[c] = codes_of(kind, quad, from + c, w->levels);
                 EACH_ROW {
                     const codes_reg b = four_entries(x.entries + r * x.row + g * GROUP + h * HALF_GROUP + i * TOGETHER);
                     EACH all[r][c] = dot(kind.wide, all[r][c], four[c], b);
