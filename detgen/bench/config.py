@@ -70,7 +70,7 @@ class BenchConfig:
     workloads: Annotated[
         tuple[str, ...],
         Option("NAME", "--workload", panel="Options", default="sample; all with --full"),
-        "What is generated; may be given several times.",
+        "What is generated, NAME@T at a temperature T by detgen alone; may be given several times.",
     ] = ()
     requests: Annotated[int | None, Option("N", default="two batches"), "Requests at each batch size."] = None
     batch_sizes: Annotated[
@@ -99,7 +99,7 @@ class BenchConfig:
         tuple[str, ...],
         Option("NAME", "--peer", panel="Options", default="all that are installed"),
         "Measure only this peer, in each of its precisions: detgen, transformers, transformers-assisted,"
-        " transformers-continuous, openvino, llama.cpp, ctranslate2, vllm, sglang; may be given several times.",
+        " transformers-continuous, openvino, llama.cpp, ctranslate2, onnxruntime, vllm, sglang; may be given several times.",
     ] = ()
     rounds: Annotated[
         int | None,

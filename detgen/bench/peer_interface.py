@@ -24,7 +24,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts, their name, in words where they come from, and the temperature, which is not 0 for detgen alone."""
+    """Prompts, their name, where they come from in words, and the temperature; at another than 0 detgen runs alone."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -51,7 +51,6 @@ class ModelSource:
         native: whether detgen computes the target's passes by its own kernels and float32.
         as_stored: whether detgen keeps weights that are stored in 16 bits as they are, and widens them when it reads
             them.
-        random_draft: draft with random weights, too; such drafts cost what a draft model costs, and are never right.
     """
 
     engine: EngineConfig
@@ -61,14 +60,11 @@ class ModelSource:
     scratch: Path
     native: bool = False
     as_stored: bool = False
-    random_draft: bool = False
 
     @property
     def has_draft(self) -> bool:
         """Whether there is a draft model to draft with."""
-        if self.random_weights is not None:
-            return self.random_draft
-        return self.engine.draft is not None or self.engine.target is None
+        return self.random_weights is None and (self.engine.draft is not None or self.engine.target is None)
 
     @property
     def on_gpu(self) -> bool:
