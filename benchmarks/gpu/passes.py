@@ -1,6 +1,6 @@
 """Passes of a whole model with random weights, by detgen's own `ModelRunner`, by number of rows, recorded and anew.
 
-Decode rows stand behind contexts of random keys and values.
+Decode rows come after contexts of random keys and values.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def build(asked: Asked, slots: int) -> Built:
 
 
 def decode(built: Built, rows: int) -> Windows:
-    """A pass of one row of each of some requests, each behind its context."""
+    """A pass of one row of each of some requests, each after its context."""
     assert rows <= built.slots, f"the device's memory holds the contexts of {built.slots} requests"
     built.forward.cache.pages.lay_out(rows, built.context + 1)
     return Windows.of([Window(slot, built.context, [7], 1) for slot in range(rows)])
@@ -122,7 +122,7 @@ def measure(book: Notebook, asked: Asked) -> None:
 
 
 def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: float, rate: float) -> None:
-    """Time a pass as it is replayed and as it is launched anew, beside what its bytes and arithmetic take at best.
+    """Time a pass as it is replayed and as it is launched anew, and the least that its bytes and arithmetic can take.
 
     A pass that is never recorded is launched anew both times.
     """

@@ -1,4 +1,4 @@
-"""The stages, those first that decide most. Imports nothing, as whoever starts them needs no libraries."""
+"""The stages, the most decisive first. Imports nothing, so that they can be listed and started without any library."""
 
 from __future__ import annotations
 

@@ -74,11 +74,12 @@ def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
     requests = max(requests_at(config, size) for size in batch_sizes(config))
     workloads = []
     for name in names:
-        scale = config.scale or (1.0 if target.engine.device.startswith("cuda") or split_name(name)[0] in WHOLE else 1 / 16)
+        plain, _ = split_name(name)
+        scale = config.scale or (1.0 if target.engine.device.startswith("cuda") or plain in WHOLE else 1 / 16)
         while True:
             workload = make_workload(name, requests, scale, config, target)
-            # A scale that nobody asked for gives way to the model's context.
-            gives_way = config.scale is None and split_name(name)[0] in SYNTHETIC_WORKLOADS and scale > _LEAST_SCALE
+            # A default scale gives way to the model's context.
+            gives_way = config.scale is None and plain in SYNTHETIC_WORKLOADS and scale > _LEAST_SCALE
             if workload.longest <= target.context or not gives_way:
                 break
             scale /= 2

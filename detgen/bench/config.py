@@ -1,4 +1,4 @@
-"""What a benchmark is told."""
+"""The settings of a benchmark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BenchConfig:
     """What to measure.
 
     Attributes:
-        engine: models, quantization, device, dtype and threads of every peer; its other fields are ignored.
+        engine: models, quantization, device, dtype and threads of every peer; other fields are ignored.
         random_weights: a built-in configuration or a config.json, filled with random weights in place of models.
         output: folder for the results.
         full: the whole grid instead of the quick one.
@@ -65,7 +65,7 @@ class BenchConfig:
         Path("bench-out")
     )
     full: Annotated[
-        bool, Option(None, "--full/--quick", panel="Options"), "The whole grid, or what fits in three minutes."
+        bool, Option(None, "--full/--quick", panel="Options"), "The whole grid, or only what fits in three minutes."
     ] = False
     workloads: Annotated[
         tuple[str, ...],
@@ -99,7 +99,8 @@ class BenchConfig:
         tuple[str, ...],
         Option("NAME", "--peer", panel="Options", default="all that are installed"),
         "Measure only this peer, in each of its precisions: detgen, transformers, transformers-assisted,"
-        " transformers-continuous, openvino, llama.cpp, ctranslate2, onnxruntime, vllm, sglang; may be given several times.",
+        " transformers-continuous, openvino, llama.cpp, ctranslate2, onnxruntime, vllm, sglang; may be given several"
+        " times.",
     ] = ()
     rounds: Annotated[
         int | None,

@@ -126,7 +126,7 @@ class Measuring:
             return
 
     def _tell(self, *what: str) -> None:
-        """A run begins; how long the rest will take is told from how long those so far took."""
+        """Report that a run begins; the time left is estimated from the runs so far."""
         seconds = time.monotonic() - self._started
         left = seconds / self._done * (self._total - self._done) if self._done else None
         self._observer.progress(Progress(self._done, self._total, "runs", seconds, left, what))

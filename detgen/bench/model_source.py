@@ -27,7 +27,7 @@ _BITS = {"q8": 8, "q4": 4}  # of weights that the native pass quantizes
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target in figures.
+    """What is known of the target before it is loaded.
 
     Attributes:
         engine: the settings of the benchmark, with a device, dtype and threads that are settled.

@@ -89,7 +89,7 @@ class ModelSource:
 
     @property
     def plain_precision(self) -> str:
-        """As transformers runs it, which knows nothing of weights in few bits."""
+        """As transformers runs it, which has no weights in few bits."""
         return self.engine.dtype
 
 
@@ -109,7 +109,7 @@ class Contender:
         acceptance: rate at which the synthetic drafter is right; None for real drafters.
         weights: how detgen keeps the target's, where that is not as the benchmark's settings say: a number format or
             a quantization.
-        fewer_bits: whether weights, arithmetic or cache have fewer bits than the model as it comes.
+        fewer_bits: whether weights, arithmetic or cache have fewer bits than the stored model.
         quick: whether the quick grid has a row of it.
     """
 
@@ -191,13 +191,13 @@ class Outcome:
 
 
 class Peer(Protocol):
-    """One library beside which detgen is measured, loaded for the contenders of one process.
+    """A library that detgen is compared with, loaded for the contenders of one process.
 
     Its file imports the library only where a peer is made or runs.
 
     Args:
         source: the models.
-        contender: one of the process; the others differ in what `run` is told.
+        contender: one of the process; the others differ in the arguments of `run`.
         batch_sizes: all that will be asked for.
     """
 

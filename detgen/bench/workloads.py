@@ -6,7 +6,8 @@ the shapes that the field reports, at random ids: fixed lengths (input x output)
 distributions, which are given here by median and spread (the standard deviation of the logarithm). They need no
 data set, and a seed draws them again.
 
-At the end of any name, `@T` is a temperature, at which detgen's drafters are measured alone: programs sample apart.
+At the end of any name, `@T` is a temperature, at which only detgen's drafters are measured, since other programs sample
+other texts.
 """
 
 from __future__ import annotations

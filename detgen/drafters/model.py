@@ -58,7 +58,7 @@ class ModelDrafter(Drafter):
                 break
         self._held[slot] = tokens[: min(held, cached)]
 
-    def behind(self, seq: Drafting) -> int:
+    def unread(self, seq: Drafting) -> int:
         """About how many of the sequence's tokens it has to read before it can draft."""
         return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
 

@@ -38,8 +38,8 @@ def show_audit(result: AuditResult, folder: Path) -> None:
         console.say(f"the run was stopped: {result.missing:,} samples are missing")
     speed = result.tokens / result.seconds if result.seconds else 0.0
     own = result.run_speed
-    beside = f" ({speed / own:.1f} times the run's own {own:,.0f})" if own and result.tokens else ""
-    line = f"{folder}: {result.samples:,} samples, {result.tokens:,} tokens at {speed:,.0f} per second{beside}: "
+    ratio = f" ({speed / own:.1f} times the run's own {own:,.0f})" if own and result.tokens else ""
+    line = f"{folder}: {result.samples:,} samples, {result.tokens:,} tokens at {speed:,.0f} per second{ratio}: "
     if not result.faults:
         ties = f", {result.ties:,} ties" if result.ties else ""
         console.say(f"{line}nothing differs{ties}", "bold green")

@@ -143,9 +143,7 @@ def test_llama_cpp_gets_weights_in_fewer_bits(source: ModelSource, job: Job, run
     pytest.importorskip("llama_cpp")
     for name in ("f32", "q8_0", "q4_k_m"):
         assert [len(t) for t in run_peer("llama.cpp", name, source, job).tokens] == [p.output for p in job.prompts]
-    full, less, least = (
-        (source.scratch / f"target-{name}.gguf").stat().st_size for name in ("f32", "q8_0", "q4_k_m")
-    )
+    full, less, least = ((source.scratch / f"target-{name}.gguf").stat().st_size for name in ("f32", "q8_0", "q4_k_m"))
     assert least < less < 0.4 * full
 
 

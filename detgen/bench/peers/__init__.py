@@ -23,7 +23,14 @@ _HOMES = {
     "sglang": "sglang:SglangPeer",
 }
 NAMES = tuple(_HOMES)
-APART = ("openvino", "llama.cpp", "ctranslate2", "onnxruntime", "vllm", "sglang")  # may have an environment of their own
+APART = (
+    "openvino",
+    "llama.cpp",
+    "ctranslate2",
+    "onnxruntime",
+    "vllm",
+    "sglang",
+)  # may have an environment of their own
 
 
 def peer_class(name: str) -> type[Peer]:

@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python: its batched decoding, driven as its server does, with continuous batching.
 
-The model is converted to a GGUF file on the fly. Keys and values are cached in float32 beside float32 weights, and in
-llama.cpp's default, float16, beside quantized ones.
+The model is converted to a GGUF file on the fly. Keys and values are cached in float32 with float32 weights, and in
+llama.cpp's default, float16, with quantized ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LlamaCppPeer:
 
         from detgen.bench.peers.gguf_file import write_gguf
 
-        _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it tells every tensor
+        _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it logs every tensor
         llama_cpp.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
         path = source.scratch / f"target-{contender.name}.gguf"
         few = contender.name == "q4_k_m"  # which llama.cpp alone writes
@@ -67,8 +67,10 @@ class LlamaCppPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """float32, q8_0 and Q4_K_M, each in a process of its own; beside quantized weights of detgen's, those like them."""
-        names = {"none": ("f32", "q8_0", "q4_k_m"), "q8": ("q8_0",), "q4": ("q4_0",)}.get(source.engine.target_quant, ())
+        """float32, q8_0 and Q4_K_M, each in a process of its own; if detgen's weights are quantized, only the like."""
+        names = {"none": ("f32", "q8_0", "q4_k_m"), "q8": ("q8_0",), "q4": ("q4_0",)}.get(
+            source.engine.target_quant, ()
+        )
         return [
             Contender("llama.cpp", n, "float32" if n == "f32" else n, f"llama.cpp-{n}", fewer_bits=n != "f32")
             for n in names

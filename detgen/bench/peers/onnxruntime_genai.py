@@ -1,12 +1,15 @@
-"""ONNX Runtime GenAI on the CPU: static batches, float32 or weights in 4 bits, of a model that its own builder converts.
+"""ONNX Runtime GenAI on the CPU: static batches, in float32 or with weights in 4 bits.
 
-The builder needs torch and transformers. Batches are taken in the order of the prompts and run until their longest
-member has its tokens; shorter prompts are padded on the left, and what ends a text is not generated before.
+Its own builder converts the model, which needs torch and transformers. Batches are taken in the order of the prompts
+and run until their longest member has its tokens; shorter prompts are padded on the left, and end-of-sequence tokens
+are not generated before.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
@@ -22,10 +25,11 @@ class OnnxRuntimePeer:
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         import onnxruntime_genai as genai
-        from onnxruntime_genai.models.builder import create_model
 
         folder, given = source.scratch / f"onnxruntime-{contender.name}", str(source.engine.target)
-        create_model(None, given, str(folder), _KINDS[contender.name], "cpu", str(source.scratch / "onnxruntime-cache"))
+        builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", given, "-o", str(folder)]
+        how = ["-p", _KINDS[contender.name], "-e", "cpu", "-c", str(source.scratch / "onnxruntime-cache")]
+        subprocess.run([*builder, *how], stdin=subprocess.DEVNULL, check=True)
         settings = folder / "genai_config.json"
         told = json.loads(settings.read_text())
         self._pad = told["model"]["pad_token_id"]
