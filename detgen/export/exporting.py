@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from detgen.errors import OutputError, PromptsError
-from detgen.export import FORMS
+from detgen.export import FORMS, Form
 from detgen.export.tables import placed, row_of, write_table
 from detgen.outputs import open_plain, read_manifest_of_texts
 from detgen.outputs.batch_results import result_lines
@@ -36,7 +36,7 @@ class Exported:
     unit: Literal["results", "rows"]
 
 
-def export_run(folder: Path, form: str, prompts: str | None, output: Path | None, observer: Observer) -> Exported:
+def export_run(folder: Path, form: Form, prompts: str | None, output: Path | None, observer: Observer) -> Exported:
     """Write a finished run in another form. The folder stays as it is.
 
     Args:
