@@ -28,12 +28,12 @@ class Exported:
     Attributes:
         path: where it is.
         count: lines or rows.
-        unit: what they are.
+        unit: what one of them is.
     """
 
     path: Path
     count: int
-    unit: Literal["results", "rows"]
+    unit: Literal["result", "row"]
 
 
 def export_run(folder: Path, form: Form, prompts: str | None, output: Path | None, observer: Observer) -> Exported:
@@ -70,9 +70,9 @@ def export_run(folder: Path, form: Form, prompts: str | None, output: Path | Non
         if form != "openai":
             rows = _rows(file, folder, manifest, source)
             count = write_table(rows, form, path, manifest["files"][OUTPUTS]["sha256"][:16])
-            return Exported(path, count, "rows")
+            return Exported(path, count, "row")
         assert source is not None
-        return Exported(path, _write_results(file, folder, manifest, source, path), "results")
+        return Exported(path, _write_results(file, folder, manifest, source, path), "result")
 
 
 def _check_free(path: Path, folder: Path) -> None:
