@@ -101,7 +101,7 @@ def test_the_same_bytes_each_time(tmp_path: Path, out: Path, form: str) -> None:
 
 def test_results_are_those_of_the_run(tmp_path: Path, out: Path, prompts: Path) -> None:
     go(prompts, tmp_path / "with", output_format="openai")
-    assert export(out, "openai", tmp_path / "x").unit == "results"
+    assert export(out, "openai", tmp_path / "x").unit == "result"
     assert (tmp_path / "x").read_bytes() == (tmp_path / "with" / "results.jsonl").read_bytes()
 
 
