@@ -19,7 +19,7 @@ EPILOG = epilog(
     "detgen audit out",
     "detgen audit out moved/prompts.jsonl --json audit.json",
     "detgen audit out --target models/large --device cpu",
-    status="0 nothing differs, 1 faults found, 2 wrong usage",
+    status="0 nothing differs, 1 faults found, 2 refused",
 )
 Judge = Annotated[
     EngineConfig,
