@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from detgen.kernels.c.panels import STORAGE
-from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.models.families import FAMILIES, Family
 from detgen.models.rotary import Rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, whole
