@@ -102,8 +102,8 @@ class Experts:
     """
 
     router: Linear
-    up: torch.Tensor
-    down: torch.Tensor
+    up: Weight
+    down: Weight
     activation: Activation
     picks: int
     normalized: bool
@@ -280,8 +280,8 @@ class Description:
             shared = self._feed_forward(mlp.shared_expert), self._linear(mlp.shared_expert_gate)
         return Experts(
             router=Linear(self._tensor(gate.weight), None),
-            up=self._tensor(experts.gate_up_proj),
-            down=self._tensor(experts.down_proj),
+            up=self._weight(experts.gate_up_proj),
+            down=self._weight(experts.down_proj),
             activation=_activation(experts),
             picks=int(gate.top_k),
             normalized=bool(getattr(gate, "norm_topk_prob", True)),

@@ -11,8 +11,8 @@ import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.angles import turns
-from detgen.kernels.c.panels import joined, kind, stacked
-from detgen.kernels.c.quantizing import Form
+from detgen.kernels.c.panels import halves, joined, stacked
+from detgen.kernels.c.quantizing import Form, Quantized, kind
 from detgen.models.description import Experts, FeedForward, Layer, Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary
 from detgen.program import steps
@@ -237,8 +237,8 @@ class _Experts:
         self._activation, self._normalized = mlp.activation, mlp.normalized
         plain: Form = form if form == "pairs" else "none"  # never in few bits
         self._router = joint([mlp.router], plain, keep)
-        self._up = _kept(stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, form), keep)
-        self._down = _kept(stacked([[weight] for weight in mlp.down], PANEL, form), keep)
+        self._up = _kept(stacked([halves(weight) for weight in _each(mlp.up)], PANEL // 2, form), keep)
+        self._down = _kept(stacked([[weight] for weight in _each(mlp.down)], PANEL, form), keep)
         self._logits, self._routes = Buffer("router", self._experts), Buffer("routes", 2 * mlp.picks)
         self._activated, self._each = (
             Buffer("experts activated", mlp.picks * inner),
@@ -313,6 +313,11 @@ def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[in
         found.append((at, weight))
         at += weight.outputs
     return found
+
+
+def _each(weights: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+    """The weights of each expert, of [experts, outputs, inputs]."""
+    return [weights.rows(i) if isinstance(weights, Quantized) else weights[i] for i in range(weights.shape[0])]
 
 
 def _kept(weight: Weight, keep: Keep) -> Weight:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from detgen.kernels.c.quantizing import MADE, STORAGE, Form, Quantized, fits, quantize
+from detgen.kernels.c.quantizing import MADE, STORAGE, Form, Quantized, alike, cat, fits, quantize
 from detgen.program.operands import PANEL, Weight
 from detgen.program.storage import FORMATS, Storage, pack
 
@@ -26,7 +26,7 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, fo
     Raises:
         EngineError: as `quantize`.
     """
-    found: Sequence[torch.Tensor | Quantized] = _alike(weights)
+    found: Sequence[torch.Tensor | Quantized] = alike(weights)
     floats = [weight for weight in found if isinstance(weight, torch.Tensor)]
     if form in MADE and floats and fits(floats[0]):
         packed, few_scales = quantize(floats, columns, form)
@@ -39,7 +39,7 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, fo
             storage=MADE[form],
         )
     if columns == PANEL:
-        found = [_joined(found)]
+        found = [cat(found)]
     one = found[0]
     (outputs, inputs), count = one.shape, -(-one.shape[0] // columns)
     if isinstance(one, Quantized):
@@ -94,14 +94,14 @@ def joined(
     if gated:
         columns = PANEL // 2
         if len(weights) == 1:
-            weights, biases = _halves(weights[0]), [part for bias in biases for part in bias.chunk(2)]
+            weights, biases = halves(weights[0]), [part for bias in biases for part in bias.chunk(2)]
     packed = panels(weights, columns, form)
     if not biases:
         return packed
     return replace(packed, bias=panels([bias[:, None] for bias in biases], columns).data.float().flatten())
 
 
-def stacked(experts: list[list[torch.Tensor]], columns: int, form: Form = "none") -> Weight:
+def stacked(experts: Sequence[Sequence[torch.Tensor | Quantized]], columns: int, form: Form = "none") -> Weight:
     """The weights of experts, one behind the other; arguments of each as `panels`'."""
     first = panels(experts[0], columns, form)
     data = first.data.new_empty(len(experts), *first.data.shape)
@@ -114,37 +114,11 @@ def stacked(experts: list[list[torch.Tensor]], columns: int, form: Form = "none"
     return replace(first, data=data, scales=scales)
 
 
-def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+def halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+    """A gate and what it opens, of one weight."""
     if isinstance(weight, Quantized):
         return [weight.rows(part) for part in torch.arange(weight.shape[0]).chunk(2)]
     return list(weight.chunk(2))
-
-
-def kind(weight: torch.Tensor | Quantized) -> Hashable:
-    """What weights in few bits that can be joined have in common; None of those that are not quantized."""
-    if not isinstance(weight, Quantized):
-        return None
-    return weight.storage, weight.scales.kind, None if weight.codes is None else tuple(weight.codes.tolist())
-
-
-def _alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
-    """The weights in one form, as they are if they have one."""
-    kinds = {kind(w) for w in weights}
-    if len(kinds) == 1 and None not in kinds:
-        return weights
-    found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
-    return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
-
-
-def _joined(weights: Sequence[torch.Tensor | Quantized]) -> torch.Tensor | Quantized:
-    """The weights, one behind the other."""
-    if len(weights) == 1:
-        return weights[0]
-    few = [w for w in weights if isinstance(w, Quantized)]
-    if few:
-        scales = few[0].scales.each(lambda *x: torch.cat(x), *(w.scales for w in few[1:]))
-        return few[0]._replace(whole=torch.cat([w.whole for w in few]), scales=scales)
-    return torch.cat([w for w in weights if isinstance(w, torch.Tensor)])
 
 
 def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:

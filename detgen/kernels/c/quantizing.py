@@ -7,7 +7,7 @@ float16, like Q4_1. Files may have others (`Scales`), and whole numbers that sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -33,8 +33,8 @@ class Quantized(NamedTuple):
     rounded again.
 
     Attributes:
-        whole: int8 [outputs, inputs], as many as `storage` has.
-        scales: [outputs, groups].
+        whole: int8 [outputs, inputs], as many as `storage` has; or [experts, outputs, inputs].
+        scales: [outputs, groups], likewise.
         storage: how it is stored.
         codes: float32 [16], those of -8 to 7; None where whole numbers are what they are.
     """
@@ -49,8 +49,8 @@ class Quantized(NamedTuple):
         """That of the weights."""
         return self.whole.shape
 
-    def rows(self, chosen: slice | torch.Tensor) -> Quantized:
-        """Some outputs."""
+    def rows(self, chosen: slice | torch.Tensor | int) -> Quantized:
+        """Some outputs; some experts, or one."""
         return self._replace(whole=self.whole[chosen], scales=self.scales.each(lambda x: x[chosen]))
 
     def weight(self) -> torch.Tensor:
@@ -59,6 +59,34 @@ class Quantized(NamedTuple):
         groups = numbers(self.whole, self.codes).unflatten(-1, (-1, self.scales.group)) * scales[..., None]
         weight: torch.Tensor = (groups if minima is None else groups + minima[..., None]).flatten(-2)
         return weight
+
+
+def kind(weight: torch.Tensor | Quantized) -> Hashable:
+    """What weights in few bits that can be joined have in common; None of those that are not quantized."""
+    if not isinstance(weight, Quantized):
+        return None
+    return weight.storage, weight.scales.kind, None if weight.codes is None else tuple(weight.codes.tolist())
+
+
+def alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
+    """The weights in one form, as they are if they have one."""
+    kinds = {kind(w) for w in weights}
+    if len(kinds) == 1 and None not in kinds:
+        return weights
+    found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
+    return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
+
+
+def cat(weights: Sequence[torch.Tensor | Quantized], dim: int = 0) -> torch.Tensor | Quantized:
+    """The weights, one behind the other, in one form."""
+    weights = alike(weights)
+    if len(weights) == 1:
+        return weights[0]
+    few = [w for w in weights if isinstance(w, Quantized)]
+    if few:
+        scales = few[0].scales.each(lambda *x: torch.cat(x, dim), *(w.scales for w in few[1:]))
+        return few[0]._replace(whole=torch.cat([w.whole for w in few], dim), scales=scales)
+    return torch.cat([w for w in weights if isinstance(w, torch.Tensor)], dim)
 
 
 def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form) -> tuple[torch.Tensor, Scales]:
