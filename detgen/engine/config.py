@@ -121,8 +121,8 @@ class EngineConfig:
         device: auto, cpu, cuda or cuda:N.
         dtype: number format in which weights are kept; auto is the checkpoint's own. With bfloat16, inputs of linear
             layers are rounded to it, too; all else is computed in float32.
-        target_quant: quantization of the target's linear layers: q8 or q4 by detgen, nf4 or int8 by bitsandbytes, or
-            none.
+        target_quant: quantization of the target's linear layers: q8, q4 or q4_k by detgen, nf4 or int8 by bitsandbytes,
+            or none.
         draft_quant: quantization of the draft model, likewise.
         threads: CPU threads; None leaves torch's choice.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
@@ -180,15 +180,15 @@ class EngineConfig:
     target_quant: Annotated[
         QuantName,
         Field(
-            description="Quantize the target. q8 and q4 keep weights in groups of 32; nf4 and int8 are bitsandbytes'."
-            " All: the same bits on every CPU."
+            description="Quantize the target. q8, q4 and q4_k keep weights in groups of 32, q4_k with minima;"
+            " nf4 and int8 are bitsandbytes'. All: the same bits on every CPU."
         ),
-        Option("none|q8|q4|nf4|int8", panel="Model"),
+        Option("none|q8|q4|q4_k|nf4|int8", panel="Model"),
     ] = "none"
     draft_quant: Annotated[
         QuantName,
         Field(description="Quantize the draft model, likewise."),
-        Option("none|q8|q4|nf4|int8", panel="Model"),
+        Option("none|q8|q4|q4_k|nf4|int8", panel="Model"),
     ] = "none"
     # Far more threads than a process can start kill it without a message.
     threads: Annotated[

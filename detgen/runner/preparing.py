@@ -94,7 +94,7 @@ def prepare(
     backbones = [m.backbone for m in models]
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(target.name):
-        reference = reference_logits(backbones[0], target.vocabulary, target.bits, target.read)
+        reference = reference_logits(backbones[0], target.vocabulary, target.form, target.read)
     layouts = []
     for loaded, model in zip(models, backbones, strict=True):
         with explained(loaded.name):
@@ -139,7 +139,7 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) ->
     name = f"{letter} of {target.name}"
     with explained(name):
         decoder = one_layer(target.model, part)
-        reference = reference_logits(decoder, target.vocabulary, target.bits)
+        reference = reference_logits(decoder, target.vocabulary, target.form)
         layout = attach(decoder, name)
     runner = _runner(target, decoder, layout, BlockManager(SLOTS), device)
     check_reference(runner, reference, target.vocabulary)
@@ -166,7 +166,7 @@ def _runner(
         return _on_cuda(loaded, model, layout, pages, device)
     cache = KVCache(layout.cached, pages, torch.float32, device)
     if has_description(model):
-        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_bits, loaded.read)
+        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read)
         return ModelRunner(CDecoder(programs), cache, layout.group)
     with refusing(_kind(loaded.name, model)):
         replace_modules(model, layout.uncalled)
@@ -203,7 +203,7 @@ def _on_cuda(
         ) from error
     try:
         cache = KVCache(layout.cached, pages, torch.float32, device)
-        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_bits, loaded.read, lambda x: x.to(device))
+        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read, lambda x: x.to(device))
         decoder = TritonDecoder(programs, cache.scratch, device, replaying(device))
     except torch.OutOfMemoryError as error:
         message = "does not fit the device's memory; give less --kv-memory, --target-quant q8, or --device cpu"

@@ -38,7 +38,7 @@ class DetgenPeer:
         self.source = source
         target = loaded(source, "target", contender.weights, as_stored=source.as_stored)
         kept = str(target.model.dtype).removeprefix("torch.")
-        few = target.bits or source.quantized
+        few = target.form != "none" or source.quantized
         self._weights = None if source.on_gpu or few or kept == source.engine.dtype else kept
         self.engine = Engine(
             source.engine,
@@ -109,7 +109,7 @@ class DetgenPeer:
 
 def keeping(contender: Contender, weights: str) -> Contender:
     """The same in a process of its own, that keeps the target's weights in another way, as `Contender.weights`."""
-    few = weights in ("q8", "q4")
+    few = weights in ("q8", "q4", "q4_k")
     return replace(
         contender,
         process=f"{contender.process}-{weights}",

@@ -181,6 +181,21 @@ class Chain(ctypes.Structure):
     )
 
 
+class Quantization(ctypes.Structure):
+    """Weights that are quantized, in panels or, where `data` is null, back to the floats that they then stand for.
+
+    `stored`: number format of the weights; `storage`: of the whole numbers. `rows`: [panels, PANEL], the weights of a
+    column; null behind the last one. `data`, `steps`, `units`, `minima`, `minimum_units`: as of `Weight` and `Scales`;
+    where data is null, they only say what there is. `floats`: [rows, inputs].
+    """
+
+    _fields_ = (
+        *((name, c_int64) for name in ("threads", "stored", "storage", "panels", "inputs")),
+        *(("rows", _pointer("const void *const")), ("data", _pointer("void")), ("floats", _ENTRIES)),
+        *((name, _pointer("void")) for name in ("steps", "units", "minima", "minimum_units")),
+    )
+
+
 _STRUCTURES: tuple[Any, ...] = (
     *_NAMED.values(),
     *_KINDS.values(),
@@ -193,6 +208,7 @@ _STRUCTURES: tuple[Any, ...] = (
     Judged,
     Draws,
     Chain,
+    Quantization,
 )
 
 
