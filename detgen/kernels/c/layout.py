@@ -181,6 +181,15 @@ class Chain(ctypes.Structure):
     )
 
 
+class Narrowing(ctypes.Structure):
+    """Weights to be copied in 8 bits: `data` of some panels, in a storage before BYTE; takes those of BYTE."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("threads", "storage", "panels", "inputs")),
+        *(("data", _BYTES), ("to", _FLAGS), ("scales", _pointer("uint16_t"))),
+    )
+
+
 _STRUCTURES: tuple[Any, ...] = (
     *_NAMED.values(),
     *_KINDS.values(),
@@ -193,6 +202,7 @@ _STRUCTURES: tuple[Any, ...] = (
     Judged,
     Draws,
     Chain,
+    Narrowing,
 )
 
 
