@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 from pydantic.dataclasses import dataclass
 
 from detgen.declaring import Option
-from detgen.drafters.registry import DRAFTERS, WITHDRAWN
+from detgen.drafters.registry import DRAFTERS
 from detgen.engine.showing import brief
 from detgen.errors import DTypeName, EngineError, QuantName
 
@@ -84,8 +84,6 @@ def _dtype(text: str) -> str:
 
 def _drafter(text: str) -> str:
     """A drafter by name."""
-    if text in WITHDRAWN:
-        raise ValueError(WITHDRAWN[text])
     if text not in DRAFTERS:
         raise ValueError(f"{text!r} is not one of {', '.join(DRAFTERS)}")
     return text
@@ -99,8 +97,6 @@ def _switch(text: str) -> bool:
 
 
 def _known(drafter: Any) -> Any:
-    if isinstance(drafter, str) and drafter in WITHDRAWN:
-        raise EngineError(f"drafter {WITHDRAWN[drafter]}")
     if not callable(drafter) and drafter not in tuple(DRAFTERS):
         raise EngineError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
     return drafter
@@ -115,8 +111,9 @@ class EngineConfig:
             reads), or a loaded model (it is changed in place); None is the embedded one.
         draft: the draft model, likewise; None is the embedded one if the target is None, too, else none.
         drafter: name of the drafter; auto chooses during the run. Or a function that makes a custom drafter, given
-            the engine's own by name: `model` (if there is a draft model), `ngram`, `auto` and `none`.
-        draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
+            the engine's own by name: `model` (if there is a draft model), `self` (if the target can), `ngram`, `auto`
+            and `none`.
+        draft_tokens: draft tokens per round of all but `none`; None adapts.
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
         dtype: number format in which weights are kept; auto is the checkpoint's own. With bfloat16, inputs of linear
@@ -157,7 +154,7 @@ class EngineConfig:
     ] = "auto"
     draft_tokens: Annotated[
         int | None,
-        Field(ge=1, le=1_000_000, description="Tokens that model and ngram draft per round; auto adapts."),
+        Field(ge=1, le=1_000_000, description="Tokens to draft per round; auto adapts."),
         Option("N|auto", panel="Speed", parser=_draft_tokens, default="auto"),
     ] = None
     batch_size: Annotated[

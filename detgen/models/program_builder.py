@@ -87,12 +87,11 @@ class ProgramBuilder:
         """Entries of a hidden state."""
         return self._hidden.width
 
-    def reach(self, positions: int) -> bool:
-        """Have angles of that many positions; whether programs that were built before have not."""
-        if positions <= self._angles.positions:
-            return False
-        self._angles.reach(positions)
-        return True
+    def reach(self, positions: int) -> int:
+        """Have angles of that many positions; how many there are now."""
+        if positions > self._angles.positions:
+            self._angles.reach(positions)
+        return self._angles.positions
 
     @property
     def states(self) -> Buffer:

@@ -13,13 +13,14 @@ from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.decoder import Narrowed
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.triton.replaying import replaying
 from detgen.models.attaching import Layout, attach
 from detgen.models.description import has_description
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
-from detgen.models.memory import check_room, free_memory
+from detgen.models.memory import check_room, free_memory, room_beside
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
 from detgen.models.replacing import replace_modules
@@ -51,6 +52,7 @@ class Prepared:
         pages: the pages of their caches.
         thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
             else None.
+        narrowed: the target with its weights in 8 bits, to draft for itself; None if it cannot, or there is no memory.
     """
 
     target: LoadedModel
@@ -58,6 +60,7 @@ class Prepared:
     runners: tuple[ModelRunner, ...]
     pages: BlockManager
     thinking: Thinking | None = None
+    narrowed: Narrowed | None = None
 
     @property
     def position_bytes(self) -> int:
@@ -72,6 +75,7 @@ def prepare(
     *,
     batch_size: int,
     kv_memory: int | None,
+    drafts_itself: bool = True,
     observer: Observer | None = None,
 ) -> Prepared:
     """Rewrite models for packed passes, in place, allocate their caches, compare the target with its own forward.
@@ -82,6 +86,7 @@ def prepare(
         device: of both.
         batch_size: most requests at a time; the draft model's passes are timed with that many rows.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
+        drafts_itself: whether the target is to draft for itself, if it can.
         observer: receives progress.
 
     Raises:
@@ -123,7 +128,13 @@ def prepare(
         observer.stage(f"timing {draft.name}")
         with refusing(_kind(draft.name, backbones[1])):
             runners[1].learn_cost(batch_size)
-    return Prepared(target, draft, runners, pages, thinking)
+    narrowed = runners[0].decoder.narrowed()
+    if narrowed is not None and narrowed.copies > room_beside(device, pages.count * PAGE * held):
+        if drafts_itself:
+            size = narrowed.copies / 2**20
+            observer.message(f"no memory for {target.name} in 8 bits ({size:,.0f} MiB): it does not draft for itself")
+        narrowed = None
+    return Prepared(target, draft, runners, pages, thinking, narrowed)
 
 
 def _kind(name: str, model: PreTrainedModel) -> str:

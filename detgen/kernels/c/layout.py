@@ -196,6 +196,15 @@ class Quantization(ctypes.Structure):
     )
 
 
+class Narrowing(ctypes.Structure):
+    """Weights to be copied in 8 bits: `data` of some panels, in a storage before BYTE; takes those of BYTE."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("threads", "storage", "panels", "inputs")),
+        *(("data", _BYTES), ("to", _FLAGS), ("scales", _pointer("uint16_t"))),
+    )
+
+
 _STRUCTURES: tuple[Any, ...] = (
     *_NAMED.values(),
     *_KINDS.values(),
@@ -209,6 +218,7 @@ _STRUCTURES: tuple[Any, ...] = (
     Draws,
     Chain,
     Quantization,
+    Narrowing,
 )
 
 
