@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange
 from detgen.program.operands import Buffer
 from detgen.program.program import Program
@@ -26,6 +27,10 @@ class Programs(Protocol):
     kind: str
     outputs: int
     group: int
+
+    def over(self, cache: KVBuffers) -> Programs:
+        """The same model over another cache."""
+        ...
 
     @property
     def width(self) -> int:

@@ -9,7 +9,7 @@ from helpers.commands import invoke
 
 from detgen.cli.declared import as_typed
 from detgen.drafters.registry import DRAFTERS
-from detgen.errors import DTypeName, EngineError, QuantName
+from detgen.errors import DTypeName, EngineError, KVDtypeName, QuantName
 
 
 def test_a_drafter_that_was_withdrawn_says_why_and_what_to_use() -> None:
@@ -25,6 +25,7 @@ def test_a_drafter_that_was_withdrawn_says_why_and_what_to_use() -> None:
     [
         ("--drafter", "best", DRAFTERS),
         ("--dtype", "float8", get_args(DTypeName)),
+        ("--kv-dtype", "f16", get_args(KVDtypeName)),
         ("--target-quant", "int4", get_args(QuantName)),
         ("--draft-quant", "int4", get_args(QuantName)),
         ("--device", "tpu", ("auto", "cpu", "cuda", "cuda:N")),

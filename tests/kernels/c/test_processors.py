@@ -66,7 +66,8 @@ class Case:
             parameter.data = parameter.data.to(dtype)  # and not the frequencies
         layout = attach(model, family)
         pages = BlockManager(8)
-        self.cache = KVCache(layout.cached, pages, torch.float32, torch.device("cpu"))
+        kept = torch.bfloat16 if quant == 16 else torch.float32
+        self.cache = KVCache(layout.cached, pages, kept, torch.device("cpu"))
         if isinstance(quant, int):
             self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, quant))
         else:
