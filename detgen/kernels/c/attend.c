@@ -45,6 +45,7 @@ typedef struct {
     const Pass *pass;
     const Piece *piece;
     int64_t head, row, rows, group;      /* `row` of the piece are before these */
+    int64_t first, end;                  /* blocks that a task reads, of those that they see */
     int64_t position[BATCH], low[BATCH]; /* of each row, and the first key that it sees */
 } Queries;
 
@@ -64,7 +65,8 @@ INLINE const char *values_of(const int storage, const Queries *q, int64_t block)
     return (const char *)c->kept + page_of(q, block) * c->values * PAGE * entry_bytes(storage);
 }
 
-/* What is fetched meanwhile, some lines in each turn of a loop. */
+/* What is fetched meanwhile, some lines in each turn of a loop: as far as the second cache, which takes more requests at a
+ * time than the first. */
 typedef struct {
     const char *at;
     int64_t lines;
@@ -74,7 +76,7 @@ INLINE Ahead ahead_of(const char *at, int64_t bytes, int64_t turns) {
     return (Ahead){at, at ? (bytes / CACHE_LINE + turns - 1) / turns : 0};
 }
 INLINE void fetch(Ahead *ahead) {
-    for (int64_t l = 0; l < ahead->lines; l++, ahead->at += CACHE_LINE) __builtin_prefetch(ahead->at, 0, 3);
+    for (int64_t l = 0; l < ahead->lines; l++, ahead->at += CACHE_LINE) __builtin_prefetch(ahead->at, 0, 2);
 }
 
 /* Scores of `rows` rows, `size` entries each, of `some` registers of keys; those of a row PAGE apart. */
@@ -175,27 +177,28 @@ INLINE void mix_page(
 
 INLINE vec or_zero(vec most) { return where_more(most, all(-INFINITY), most, all(0.0f)); }
 
-/* Scores become scaled ones, of keys from `low` to `high` - 1, and -INFINITY of the others. Returns the largest. */
-INLINE float scaled(const Attend *s, float *scores, int64_t low, int64_t high) {
+/* Scores of a row become scaled ones, of keys from `low` to `high` - 1, and -INFINITY of the others up to `count`. Returns
+ * the largest. */
+INLINE float scaled(const Attend *s, float *scores, int64_t low, int64_t high, int64_t count) {
     static const float numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vec scale = all((float)s->scale), cap = all((float)s->softcap), none = all(-INFINITY), lanes = load(numbers);
-    vec most = none;
-    for (int64_t j = 0; j < PAGE; j += LANES) {
+    vec top = none;
+    for (int64_t j = 0; j < count; j += LANES) {
         vec x = mul(load(scores + j), scale);
         if (s->softcap) x = mul(tangent(quotient(x, cap)), cap);
         if (j < low) x = where_more(all((float)(low - j)), lanes, none, x);
         if (j + LANES > high) x = where_more(all((float)(high - j)), lanes, x, none);
         store(scores + j, x);
-        most = where_more(x, most, x, most);
+        top = more_of(x, top);
     }
-    return most_of(most);
+    return most_of(top);
 }
 
-/* Scores become weights. Returns their total. */
-INLINE float weigh(float *scores, float most) {
+/* Scores of a row become weights. Returns their total. */
+INLINE float weigh(float *scores, float most, int64_t count) {
     const vec shift = or_zero(all(most));
     vec total = all(0.0f);
-    for (int64_t j = 0; j < PAGE; j += LANES) {
+    for (int64_t j = 0; j < count; j += LANES) {
         const vec x = exponential(sub(load(scores + j), shift));
         store(scores + j, x);
         total = add(total, x);
@@ -215,9 +218,9 @@ static void join_totals(
     }
 }
 
-/* Joins a block of keys to those before it; `more` of them follow. */
+/* Joins a block of keys to those before it; `next` are the keys that are read then. */
 INLINE void attend_block(
-    const int storage, const Queries *q, int64_t block, int more, const float *queries, float *weights, Attended to) {
+    const int storage, const Queries *q, int64_t block, const char *next, const float *queries, float *weights, Attended to) {
     const Attend *s = q->step;
     const int64_t size = s->cache.size, values = s->cache.values, first = block * PAGE;
     const char *keys = keys_of(storage, q, block), *v = values_of(storage, q, block);
@@ -226,20 +229,24 @@ INLINE void attend_block(
     for (int64_t r = 0; r < BATCH; r++) most[r] = -INFINITY, total[r] = 0;
     while (begin < end && q->position[begin] < first) begin++;
     while (end > begin && q->low[end - 1] >= first + PAGE) end--;
-    Ahead ahead = ahead_of(v, values * PAGE * entry_bytes(storage), size);
+    const int64_t last = end > begin ? q->position[end - 1] + 1 - first : 0, seen = last < PAGE ? last : PAGE;
+    Ahead ahead = ahead_of(v, values * seen * entry_bytes(storage), size);
     for (int64_t r = begin, step; r < end; r += step) {
         step = end - r < QUERIES ? end - r : QUERIES;
         const int64_t left = q->position[r + step - 1] + 1 - first, count = left < PAGE ? left : PAGE;
-        for (int64_t c = 0; c < count; c += KEY_REGS * WIDTH, ahead.lines = 0)
-            EACH_QUERIES(score, storage, KEY_REGS, queries + r * size, keys + c * entry_bytes(storage), size, weights + r * PAGE + c, ahead)
+        for (int64_t c = 0, some; c < count; c += some * WIDTH, ahead.lines = 0) {
+            some = count - c > KEY_REGS / 2 * WIDTH ? KEY_REGS : KEY_REGS / 2;
+            const float *of = queries + r * size;
+            const char *from = keys + c * entry_bytes(storage);
+            if (some == KEY_REGS) EACH_QUERIES(score, storage, KEY_REGS, of, from, size, weights + r * PAGE + c, ahead)
+            else EACH_QUERIES(score, storage, KEY_REGS / 2, of, from, size, weights + r * PAGE + c, ahead)
+        }
     }
-    for (int64_t r = begin; r < end; r++) {
-        const int64_t low = q->low[r] - first, high = q->position[r] + 1 - first;
-        most[r] = scaled(s, weights + r * PAGE, low, high);
-        total[r] = weigh(weights + r * PAGE, most[r]);
-    }
+    for (int64_t r = begin; r < end; r++)
+        most[r] = scaled(s, weights + r * PAGE, q->low[r] - first, q->position[r] + 1 - first, seen);
+    for (int64_t r = begin; r < end; r++) total[r] = weigh(weights + r * PAGE, most[r], seen);
     join_totals(to, most, total, q->rows, before, behind);
-    ahead = ahead_of(more ? keys_of(storage, q, block + 1) : 0, size * PAGE * entry_bytes(storage), PAGE);
+    ahead = ahead_of(next, size * PAGE * entry_bytes(storage), PAGE);
     for (int64_t r = begin, step; r < end; r += step, ahead.lines = 0) {
         step = end - r < QUERIES ? end - r : QUERIES;
         const int64_t low = q->low[r] - first, from = low < 0 ? 0 : low;
@@ -254,24 +261,25 @@ INLINE void nothing_known(const Queries *q, Attended to) {
     memset(to.results, 0, sizeof(float) * q->rows * q->step->cache.values);
 }
 
-/* A section of keys by itself. */
+/* A section of keys by itself, of those that a task reads; `after` has what is read behind the last of these. */
 INLINE void section_of(
-    const int storage, const Queries *q, int64_t section, const float *queries, float *weights, Attended to) {
-    const int64_t low = q->low[0] / PAGE, high = q->position[q->rows - 1] / PAGE, first = section * SECTION_BLOCKS;
-    const int64_t last = first + SECTION_BLOCKS - 1 < high ? first + SECTION_BLOCKS - 1 : high;
+    const int storage, const Queries *q, int64_t section, const Queries *after, const float *queries, float *weights,
+    Attended to) {
+    const int64_t low = section * SECTION_BLOCKS, high = low + SECTION_BLOCKS;
     nothing_known(q, to);
-    for (int64_t block = low < first ? first : low; block <= last; block++)
-        attend_block(storage, q, block, block < last, queries, weights, to);
+    for (int64_t block = low < q->first ? q->first : low; block < (high < q->end ? high : q->end); block++) {
+        const char *next = block + 1 < q->end ? keys_of(storage, q, block + 1) : after ? keys_of(storage, after, after->first) : 0;
+        attend_block(storage, q, block, next, queries, weights, to);
+    }
 }
 
-static void section_of_floats(const Queries *q, int64_t section, const float *queries, float *weights, Attended to) {
-    section_of(FLOAT, q, section, queries, weights, to);
+static void section_of_floats(
+    const Queries *q, int64_t section, const Queries *after, const float *queries, float *weights, Attended to) {
+    section_of(FLOAT, q, section, after, queries, weights, to);
 }
-static void section_of_bfloats(const Queries *q, int64_t section, const float *queries, float *weights, Attended to) {
-    section_of(BFLOAT, q, section, queries, weights, to);
-}
-static void attend_section(const Queries *q, int64_t section, const float *queries, float *weights, Attended to) {
-    (q->step->cache.storage == BFLOAT ? section_of_bfloats : section_of_floats)(q, section, queries, weights, to);
+static void section_of_bfloats(
+    const Queries *q, int64_t section, const Queries *after, const float *queries, float *weights, Attended to) {
+    section_of(BFLOAT, q, section, after, queries, weights, to);
 }
 
 /* Joins a section to those before it. */
@@ -337,36 +345,55 @@ AttendTasks attend_tasks(const Attend *s, const Pass *pass, int64_t *firsts) {
     return made;
 }
 
-void attend_task(const Attend *s, const Pass *pass, AttendTasks tasks, int64_t whole, AttendMemory at) {
+/* What a task reads. */
+static Queries queries_of(const Attend *s, const Pass *pass, AttendTasks tasks, int64_t whole) {
     int64_t i = 0;
     while (i + 1 < pass->pieces && whole >= tasks.firsts[i + 1]) i++;
     const Piece *p = pass->piece + i;
-    const int64_t heads = s->cache.kv_heads, task = whole - tasks.firsts[i];
-    const int64_t sections = sections_of(s, p), each = tasks.by_sections ? sections : 1, first = first_section(s, p);
-    const int64_t head = task / each % heads, rows = rows_of_piece(s, p), row = task / each / heads * BATCH;
-    Queries q = {.step = s, .pass = pass, .piece = p, .head = head, .row = row, .group = s->cache.heads / heads};
+    const int64_t each = tasks.by_sections ? sections_of(s, p) : 1, task = whole - tasks.firsts[i];
+    const int64_t heads = s->cache.kv_heads, rows = rows_of_piece(s, p), row = task / each / heads * BATCH;
+    Queries q = {.step = s, .pass = pass, .piece = p, .head = task / each % heads, .row = row};
+    q.group = s->cache.heads / heads;
     q.rows = rows - row < BATCH ? rows - row : BATCH;
     for (int64_t r = 0; r < q.rows; r++) {
         q.position[r] = p->start + (row + r) / q.group;
         q.low[r] = first_seen(s, q.position[r]);
     }
+    q.first = q.low[0] / PAGE, q.end = q.position[q.rows - 1] / PAGE + 1;
+    if (each > 1) {
+        const int64_t begin = (first_section(s, p) + task % each) * SECTION_BLOCKS, end = begin + SECTION_BLOCKS;
+        q.first = begin > q.first ? begin : q.first, q.end = end < q.end ? end : q.end;
+    }
+    return q;
+}
+
+void attend_task(const Attend *s, const Pass *pass, AttendTasks tasks, int64_t whole, AttendMemory at) {
+    const int64_t likely = whole + pass->threads; /* the thread's next task, if others take as long as this one */
+    const Queries q = queries_of(s, pass, tasks, whole);
+    const Queries after = likely < tasks.total ? queries_of(s, pass, tasks, likely) : q;
+    const int64_t first = first_section(s, q.piece), sections = sections_of(s, q.piece);
     float *queries = at.scratch, *weights = queries + BATCH * s->cache.size, *known = weights + BATCH * PAGE;
     Attended all = attended_at(known), part = attended_at(known + attended_floats(s, BATCH));
     take_queries(&q, at.x, at.x_row, queries);
-    if (each == 1) {
-        attend_section(&q, first, queries, weights, all);
+#define SECTION_OF(SECTION, TO) \
+    (s->cache.storage == BFLOAT ? section_of_bfloats : section_of_floats)( \
+        &q, SECTION, likely < tasks.total ? &after : 0, queries, weights, TO)
+    if (!tasks.by_sections || sections == 1) {
+        SECTION_OF(first, all);
         for (int64_t section = 1; section < sections; section++) {
-            attend_section(&q, first + section, queries, weights, part);
+            SECTION_OF(first + section, part);
             join_section(&q, all, part);
         }
     } else {
-        const int64_t own = task % each, start = whole - own, floats = attended_floats(s, tasks.rows);
-        attend_section(&q, first + own, queries, weights, attended_at(at.parts + whole * floats));
-        if (atomic_fetch_add(at.joined + start, 1) + 1 < each) return;
+        const int64_t floats = attended_floats(s, tasks.rows), task = whole - tasks.firsts[q.piece - pass->piece];
+        const int64_t own = task % sections, start = whole - own;
+        SECTION_OF(first + own, attended_at(at.parts + whole * floats));
+        if (atomic_fetch_add(at.joined + start, 1) + 1 < sections) return;
         atomic_store(at.joined + start, 0);
         all = attended_at(at.parts + start * floats);
-        for (int64_t section = 1; section < each; section++)
+        for (int64_t section = 1; section < sections; section++)
             join_section(&q, all, attended_at(at.parts + (start + section) * floats));
     }
+#undef SECTION_OF
     put_results(&q, all, at.to, at.to_row);
 }
