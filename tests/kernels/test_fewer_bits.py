@@ -1,4 +1,4 @@
-"""Copies of weights in 8 bits: as near as 8 bits can be, of every number format, by every build."""
+"""Copies of weights in fewer bits: those that rows give, of every number format, by every build."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from detgen.kernels.bits import same_bits
 from detgen.kernels.c import quantizing
 from detgen.kernels.c.library import BUILDS, build
 from detgen.kernels.c.panels import panels
@@ -15,7 +16,6 @@ from detgen.kernels.fewer_bits import FewerBits, narrows, sizes
 from detgen.program import steps
 from detgen.program.operands import PANEL, Buffer, Into, Weight
 from detgen.program.program import Program
-from detgen.program.storage import Storage, unpack
 
 KINDS: list[tuple[torch.dtype, Form]] = [
     (torch.float32, "none"),
@@ -25,35 +25,33 @@ KINDS: list[tuple[torch.dtype, Form]] = [
 ]
 
 
-def weight(dtype: torch.dtype, form: Form = "none", outputs: int = 90, inputs: int = 96) -> tuple[Weight, torch.Tensor]:
-    """One with a group of zeros, one of tiny numbers, and one of large ones; and its panels in float32."""
+def weight(dtype: torch.dtype, form: Form = "none") -> tuple[Weight, torch.Tensor]:
+    """One with a group of zeros, one of tiny numbers and one of large ones, in panels and as it is."""
     torch.manual_seed(3)
-    made = torch.randn(outputs, inputs)
-    made[5, :32], made[40, 32:64] = 0, made[40, 32:64] * 1e-7
-    made[2, :32] *= 1e4
-    packed = panels([made.to(dtype)], form=form)
-    whole = unpack(Storage.PAIR, packed.data) if packed.storage == Storage.PAIR else packed.data
-    return packed, whole.float()
+    made = torch.randn(90, 96)
+    made[5, :32], made[40, 32:64], made[2, :32] = 0, made[40, 32:64] * 1e-7, made[2, :32] * 1e4
+    return panels([made.to(dtype)], form=form), made.to(dtype)
 
 
 @pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("made", ["q8", "q4", "q4_k"])
 @pytest.mark.parametrize(("dtype", "form"), KINDS)
-def test_each_number_is_the_nearest(dtype: torch.dtype, form: Form, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No further away than half a scale, which is a 127th of the group's largest magnitude, rounded to float16."""
+def test_panels_are_quantized_as_rows_are(
+    dtype: torch.dtype, form: Form, made: Form, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if (found := build(name)) is None:
         pytest.skip(f"no build {name} here")
     monkeypatch.setattr(quantizing, "best_build", lambda: found)
-    own, numbers = weight(dtype, form)
-    copy = quantizing.quantized(own, "q8")
+    own, rows = weight(dtype, form)
+    copy, want = quantizing.quantized(own, made), panels([rows], form=made)
     assert list(copy.faults()) == []
-    assert copy.storage == Storage.BYTE
+    assert copy.storage == want.storage
+    assert torch.equal(copy.data, want.data)
     assert copy.scales is not None
-    scales, _ = copy.scales.floats(-2)
-    groups = numbers.unflatten(1, (-1, 32))
-    least = groups.abs().amax(2) / 127
-    assert ((scales - least).abs() <= least * 2**-11 + 2**-25).all()
-    made = unpack(Storage.BYTE, copy.data, -128).float().unflatten(1, (-1, 32)) * scales[:, :, None]
-    assert ((made - groups).abs() <= scales[:, :, None] * 0.57).all()  # of 127.06, too
+    assert want.scales is not None
+    for mine, theirs in zip(copy.scales.floats(-2), want.scales.floats(-2), strict=True):
+        assert (mine is None) == (theirs is None)
+        assert mine is None or same_bits(mine, theirs)
 
 
 def test_what_stays() -> None:

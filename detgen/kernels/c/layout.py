@@ -36,7 +36,7 @@ _DOUBLES, _OUT_DOUBLES = _pointer("const double"), _pointer("double")
 _WORDS, _OUT_WORDS = _pointer("const uint64_t"), _pointer("uint64_t")
 _PLAIN: dict[str, Any] = {
     **{"int": c_int64, "bool": c_int64, "float": c_double},
-    **{"Floats": _FLOATS, "Entries": _ENTRIES, "Stored": _BYTES},
+    **{"Floats": _FLOATS, "Entries": _pointer("void"), "Stored": _BYTES},
 }
 
 
