@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.c.panels import STORAGE
-from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.c.quantizing import STORAGE, Form, Quantized
 from detgen.kernels.decoder import KVBuffers
 from detgen.models.description import Linear, describe
 from detgen.models.layer_steps import Angles, Keep, LayerSteps, NormParts, as_it_is, joint
@@ -29,7 +29,7 @@ class ProgramBuilder:
             gives hidden states.
         cache: where its keys and values are stored.
         traits: attention traits of each layer.
-        bits: of its linear layers, as `panels` takes them.
+        form: of its linear layers, as `panels` takes it.
         read: gives the weight of a parameter.
         keep: gives the tensor that steps read instead of one that was made for them.
 
@@ -44,7 +44,7 @@ class ProgramBuilder:
         model: Any,
         cache: KVBuffers,
         traits: Sequence[AttentionTraits],
-        bits: int = 0,
+        form: Form = "none",
         read: Read = held,
         keep: Keep = as_it_is,
     ) -> None:
@@ -52,21 +52,21 @@ class ProgramBuilder:
         described = describe(model)
         assert described is not None, "it has a description"
         described.read, described.table = read, None
-        self._angles = Angles(keep)
+        self._angles, self._keep, self._cache = Angles(keep), keep, cache
         embedding, places = described.embedding, described.positions
         self._embedding_factor = described.embedding_factor
         self._places = None if places is None else (keep(places[0]), places[1])
         self._hidden = Buffer("hidden", embedding.shape[1])
         final, head = described.final, described.head
         self._final = None if final is None else NormParts.of(final, keep)
-        self._head = None if head is None else joint([head], bits, keep)
+        self._head = None if head is None else joint([head], form, keep)
         self._embedding: torch.Tensor | Weight
         if not isinstance(embedding, Quantized) or not embedding.storage.whole:
             self._embedding = keep(whole(embedding))
         elif self._head is not None and head is not None and head.weight is embedding:
             self._embedding = replace(self._head, bias=None)
         else:
-            self._embedding = joint([Linear(embedding, None)], 0, keep)
+            self._embedding = joint([Linear(embedding, None)], "none", keep)
         self._head_factor, self._softcap = described.head_factor, described.softcap
         self.outputs = self._hidden.width if head is None else head.weight.shape[0]
         described.release_head()
@@ -78,22 +78,26 @@ class ProgramBuilder:
         for i in range(len(described.layers)):
             layer = described.layer(i)
             self.group = max(self.group, layer.heads // layer.kv_heads)
-            parts = cache.keys[i], cache.values[i], traits[i], self._hidden.width, bits, keep
-            self._layers.append(LayerSteps(layer, *parts))
+            self._layers.append(LayerSteps(layer, traits[i], self._hidden.width, form, keep))
             described.release(i)
             give_back()
+
+    def over(self, cache: KVBuffers) -> ProgramBuilder:
+        """The same model over another cache."""
+        other = copy(self)
+        other._angles, other._cache = Angles(self._keep), cache
+        return other
 
     @property
     def width(self) -> int:
         """Entries of a hidden state."""
         return self._hidden.width
 
-    def reach(self, positions: int) -> bool:
-        """Have angles of that many positions; whether programs that were built before have not."""
-        if positions <= self._angles.positions:
-            return False
-        self._angles.reach(positions)
-        return True
+    def reach(self, positions: int) -> int:
+        """Have angles of that many positions; how many there are now."""
+        if positions > self._angles.positions:
+            self._angles.reach(positions)
+        return self._angles.positions
 
     @property
     def states(self) -> Buffer:
@@ -131,7 +135,8 @@ class ProgramBuilder:
                 program.add(steps.Copy(name=f"layers.{i}, state added", x=self.states, to=Into(hidden, add=True)))
             if i == extract:
                 program.add(steps.Copy(name=f"layers.{i}, input kept", x=hidden, to=Into(self.extracted)))
-            layer.build(program, f"layers.{i}", self._angles, last=i == len(self._layers) - 1)
+            entries = self._cache.keys[i], self._cache.values[i]
+            layer.build(program, f"layers.{i}", self._angles, *entries, last=i == len(self._layers) - 1)
         x, out = Buffer("wanted hidden", hidden.width), self.out(scored)
         if self._final is not None:
             normed = Buffer("normed", hidden.width)

@@ -51,6 +51,7 @@ def build(name: str) -> ctypes.CDLL | None:
             found.best.argtypes = [ctypes.POINTER(layout.Best)]
             found.judge.argtypes = [ctypes.POINTER(layout.Judged)]
             found.draws.argtypes = [ctypes.POINTER(layout.Draws)]
+            found.quantize.argtypes = [ctypes.POINTER(layout.Quantization)]
             return found
     return None
 
