@@ -35,7 +35,7 @@ def perplexity(model: str, windows: list[list[int]]) -> float:
 
     path, _, kind = model.partition("=")
     quantized: dict[str, Any] = (
-        {"target_quant": kind} if kind in ("q8", "q4", "nf4", "int8") else {"dtype": kind or "auto"}
+        {"target_quant": kind} if kind in ("q8", "q4", "q4_k", "nf4", "int8") else {"dtype": kind or "auto"}
     )
     engine = Engine(target=path, drafter="none", batch_size=4, **quantized)
     half = len(windows[0]) // 2

@@ -12,16 +12,17 @@ import torch
 from detgen.bench.random_weights import settings_of
 from detgen.kernels.attention import lay_out
 from detgen.kernels.c.panels import joined
+from detgen.kernels.c.quantizing import Form
 from detgen.program import steps
 from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step
 from detgen.program.rows import Rows
 from gpu.notebook import Asked
 
-_STORED = {
-    "float32": (torch.float32, 0),
-    "bfloat16": (torch.bfloat16, 0),
-    "q8": (torch.float32, 8),
-    "q4": (torch.float32, 4),
+_STORED: dict[str, tuple[torch.dtype, Form]] = {
+    "float32": (torch.float32, "none"),
+    "bfloat16": (torch.bfloat16, "none"),
+    "q8": (torch.float32, "q8"),
+    "q4": (torch.float32, "q4"),
 }
 
 
@@ -71,12 +72,12 @@ def made(asked: Asked, positions: int) -> Iterator[Made]:
     hidden, inner = Buffer("hidden", shape.hidden), Buffer("inner", shape.inner)
     qkv = Buffer("qkv", (shape.heads + 2 * shape.kv_heads) * shape.size)
     out, gated = Buffer("out", shape.hidden), Buffer("gated", shape.inner)
-    for stored, (dtype, bits) in _STORED.items():
+    for stored, (dtype, form) in _STORED.items():
         for name, x, to, rows in (("o_proj", hidden, out, shape.hidden), ("down_proj", inner, out, shape.hidden)):
-            weight = joined([(drawn(rows, x.width) * x.width**-0.5).to(dtype)], [], bits)
+            weight = joined([(drawn(rows, x.width) * x.width**-0.5).to(dtype)], [], form)
             step = steps.Linear(name=name, x=x, to=Into(to, add=True), weight=weight)
             yield Made(f"linear {x.width}→{to.width}, {stored}", step, False, weight.data.nbytes, 2.0 * rows * x.width)
-    up = joined([drawn(shape.inner, shape.hidden) * 0.02 for _ in range(2)], [], 4, gated=True)
+    up = joined([drawn(shape.inner, shape.hidden) * 0.02 for _ in range(2)], [], "q4", gated=True)
     silu = steps.Linear(name="up", x=hidden, to=Into(gated), weight=up, gated=True, activation=Activation.SILU)
     yield Made("gated linear, q4", silu, False, up.data.nbytes, 4.0 * shape.inner * shape.hidden)
     weight = drawn(shape.hidden)

@@ -209,7 +209,7 @@ def check(config: BenchConfig) -> None:
     if config.random_weights is not None and (engine.target or engine.draft):
         raise BenchError("--random-weights takes the place of --target and --draft; give one or the other")
     if config.random_weights is not None and {engine.target_quant, engine.draft_quant} & {"nf4", "int8"}:
-        raise BenchError("--random-weights are not quantized by bitsandbytes; leave out nf4 and int8, or take q8 or q4")
+        raise BenchError("--random-weights are not quantized by bitsandbytes; take q8, q4, q4_k or none")
     pythons(config)
     for name in config.peers:
         peer_class(name)

@@ -22,8 +22,6 @@ from detgen.models.folders import check_folder, local_place
 from detgen.models.hub import fetched
 from detgen.progress import Observer
 
-_BITS = {"q8": 8, "q4": 4}  # of weights that the native pass quantizes
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -141,7 +139,7 @@ def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_sto
             widened when they are read, and the arithmetic stays that of the settings.
         as_stored: as in `ModelSource`.
     """
-    if weights in ("q8", "q4"):
+    if weights in ("q8", "q4", "q4_k"):
         quant: dict[str, Any] = {f"{role}_quant": weights}
         source = replace(source, engine=replace(source.engine, **quant))
     found = _loaded(source, role, as_stored)
@@ -166,16 +164,16 @@ def own_forward(source: ModelSource, role: str) -> Any:
 def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
     import torch
 
-    from detgen.models.loading import DTYPES, LoadedModel, load_model
+    from detgen.models.loading import DTYPES, FORMS, LoadedModel, load_model
 
     engine = source.engine
     quant = engine.target_quant if role == "target" else engine.draft_quant
     if source.random_weights is not None:
         model = random_model(source.random_weights, role, DTYPES[engine.dtype], engine.device, source.seed).cpu()
         torch.cuda.empty_cache()  # what is free there counts when detgen takes memory for keys and values
-        name, bits = f"random:{source.random_weights}:{role}", _BITS.get(quant, 0)
+        name, form = f"random:{source.random_weights}:{role}", FORMS.get(quant, "none")
         rounded = None if engine.dtype == "float32" else DTYPES[engine.dtype]
-        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), bits, rounded=rounded)
+        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), form, rounded=rounded)
     given = _given(source, role)
     place, name = given or DEMO / role, given or f"embedded:{role}"
     dtype, trusted = "auto" if as_stored else engine.dtype, engine.trust_remote_code

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 from pydantic.dataclasses import dataclass
 
 from detgen.declaring import Option
-from detgen.drafters.registry import DRAFTERS, WITHDRAWN
+from detgen.drafters.registry import DRAFTERS
 from detgen.engine.showing import brief
 from detgen.errors import DTypeName, EngineError, QuantName
 
@@ -84,8 +84,6 @@ def _dtype(text: str) -> str:
 
 def _drafter(text: str) -> str:
     """A drafter by name."""
-    if text in WITHDRAWN:
-        raise ValueError(WITHDRAWN[text])
     if text not in DRAFTERS:
         raise ValueError(f"{text!r} is not one of {', '.join(DRAFTERS)}")
     return text
@@ -99,8 +97,6 @@ def _switch(text: str) -> bool:
 
 
 def _known(drafter: Any) -> Any:
-    if isinstance(drafter, str) and drafter in WITHDRAWN:
-        raise EngineError(f"drafter {WITHDRAWN[drafter]}")
     if not callable(drafter) and drafter not in tuple(DRAFTERS):
         raise EngineError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
     return drafter
@@ -115,14 +111,15 @@ class EngineConfig:
             reads), or a loaded model (it is changed in place); None is the embedded one.
         draft: the draft model, likewise; None is the embedded one if the target is None, too, else none.
         drafter: name of the drafter; auto chooses during the run. Or a function that makes a custom drafter, given
-            the engine's own by name: `model` (if there is a draft model), `ngram`, `auto` and `none`.
-        draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
+            the engine's own by name: `model` (if there is a draft model), `self` (if the target can), `ngram`, `auto`
+            and `none`.
+        draft_tokens: draft tokens per round of all but `none`; None adapts.
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
         dtype: number format in which weights are kept; auto is the checkpoint's own. With bfloat16, inputs of linear
             layers are rounded to it, too; all else is computed in float32.
-        target_quant: quantization of the target's linear layers: q8 or q4 by detgen, nf4 or int8 by bitsandbytes, or
-            none.
+        target_quant: quantization of the target's linear layers: q8, q4 or q4_k by detgen, nf4 or int8 by bitsandbytes,
+            or none.
         draft_quant: quantization of the draft model, likewise.
         threads: CPU threads; None leaves torch's choice.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
@@ -157,7 +154,7 @@ class EngineConfig:
     ] = "auto"
     draft_tokens: Annotated[
         int | None,
-        Field(ge=1, le=1_000_000, description="Tokens that model and ngram draft per round; auto adapts."),
+        Field(ge=1, le=1_000_000, description="Tokens to draft per round; auto adapts."),
         Option("N|auto", panel="Speed", parser=_draft_tokens, default="auto"),
     ] = None
     batch_size: Annotated[
@@ -180,15 +177,15 @@ class EngineConfig:
     target_quant: Annotated[
         QuantName,
         Field(
-            description="Quantize the target. q8 and q4 keep weights in groups of 32; nf4 and int8 are bitsandbytes'."
-            " All: the same bits on every CPU."
+            description="Quantize the target. q8, q4 and q4_k keep weights in groups of 32, q4_k with minima;"
+            " nf4 and int8 are bitsandbytes'. All: the same bits on every CPU."
         ),
-        Option("none|q8|q4|nf4|int8", panel="Model"),
+        Option("none|q8|q4|q4_k|nf4|int8", panel="Model"),
     ] = "none"
     draft_quant: Annotated[
         QuantName,
         Field(description="Quantize the draft model, likewise."),
-        Option("none|q8|q4|nf4|int8", panel="Model"),
+        Option("none|q8|q4|q4_k|nf4|int8", panel="Model"),
     ] = "none"
     # Far more threads than a process can start kill it without a message.
     threads: Annotated[

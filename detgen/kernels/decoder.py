@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -68,6 +68,22 @@ class Chaining(Protocol):
         ...
 
 
+class Narrowed(NamedTuple):
+    """A model whose linear layers are read in 8 bits.
+
+    Attributes:
+        decoder: runs it, over the KV cache of the model itself.
+        make: makes the copies, if there are none yet; else the first pass does.
+        own: bytes of the model's own linear layers.
+        copies: bytes of the copies.
+    """
+
+    decoder: Decoder
+    make: Callable[[], object]
+    own: int
+    copies: int
+
+
 class Decoder(Protocol):
     """A back end with a model.
 
@@ -119,6 +135,10 @@ class Decoder(Protocol):
 
     def breaking(self, token: int) -> AbstractContextManager[None]:
         """While the block runs, the embedding of a token is NaN: a check of what broken rows do to others."""
+        ...
+
+    def narrowed(self) -> Narrowed | None:
+        """The same model over the same KV cache, its linear layers in 8 bits; None if none of them takes more."""
         ...
 
     def profile(self) -> dict[str, Any]:

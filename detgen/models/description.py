@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from detgen.kernels.c.panels import STORAGE
-from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.models.families import FAMILIES, Family
 from detgen.models.rotary import Rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, whole
@@ -103,8 +102,8 @@ class Experts:
     """
 
     router: Linear
-    up: torch.Tensor
-    down: torch.Tensor
+    up: Weight
+    down: Weight
     activation: Activation
     picks: int
     normalized: bool
@@ -281,8 +280,8 @@ class Description:
             shared = self._feed_forward(mlp.shared_expert), self._linear(mlp.shared_expert_gate)
         return Experts(
             router=Linear(self._tensor(gate.weight), None),
-            up=self._tensor(experts.gate_up_proj),
-            down=self._tensor(experts.down_proj),
+            up=self._weight(experts.gate_up_proj),
+            down=self._weight(experts.down_proj),
             activation=_activation(experts),
             picks=int(gate.top_k),
             normalized=bool(getattr(gate, "norm_topk_prob", True)),

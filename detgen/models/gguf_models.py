@@ -6,6 +6,8 @@ could change every output.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import MixtralConfig, PreTrainedModel
 
 from detgen.models.description import describe
 from detgen.models.gguf_header import Header
 from detgen.models.gguf_quickly import quick_gguf
-from detgen.models.stored import Place, Reader, whole, without_weights
+from detgen.models.stored import Lying, Place, Reader, SideBySide, whole, without_weights
 
 # Settings that transformers does not take over, and what its configurations call them.
 _LEFT_OUT = {
@@ -27,7 +29,14 @@ _LEFT_OUT = {
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+# Weights of all experts, which parameters they are, and which part of these.
+_EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.weight")
+_PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", 0)}
 _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
 _FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
 _ELSE = "give the model as a folder in the Hugging Face layout"
@@ -46,6 +55,9 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
         (Path(folder) / "model.gguf").symlink_to(path.resolve())
         config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+    if config.model_type == "llama" and "llama.expert_count" in header.settings:  # llama.cpp calls Mixtral so, too
+        given = config.to_dict()
+        config = MixtralConfig(**{name: given[name] for name in given.keys() - {"model_type", "architectures"}})
     _complete(config, header)
     return config, tokenizer
 
@@ -58,7 +70,7 @@ def _complete(config: Any, header: Header) -> None:
     """
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
-    known = GGUF_CONFIG_MAPPING.get(header.architecture, {})
+    known = GGUF_CONFIG_MAPPING.get(header.architecture) or GGUF_CONFIG_MAPPING.get(config.model_type, {})
     for key, value in header.settings.items():
         family, _, setting = key.partition(".")
         if family != header.architecture or setting in _CHECKED or known.get(setting) is not None:
@@ -87,30 +99,47 @@ def empty_model(
     )
 
     model = without_weights(config, torch.float32)
-    known = describe(model)
-    if known is None or any(hasattr(getattr(layer, known.family.mlp, None), "experts") for layer in known.layers):
+    if describe(model) is None:
         raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {_ELSE}")
     processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
     with quick_gguf():
-        names = get_gguf_hf_weights_map(model, processor)
+        names = get_gguf_hf_weights_map(model, processor, {"mixtral": "llama"}.get(config.model_type))
     wanted = dict(model.named_parameters())
-    places: dict[str, Place] = {}
+    places: dict[str, Lying] = {}
+    experts: dict[str, dict[int, Place]] = defaultdict(dict)
     for tensor, entry in header.tensors.items():
         place = Place(path, entry.kind, entry.shape, entry.at, tensor)
         if tensor == _FACTORS:
             _divide_frequencies(model, whole(place.read()).numpy())
             continue
+        if part := _EXPERTS.fullmatch(tensor):
+            joined, at = _PARTS[part["part"]]
+            experts[f"model.layers.{int(part['layer'])}.mlp.experts.{joined}"][at] = place
+            continue
         name = names.get(tensor)
         if name not in wanted:
             raise ValueError(f"its settings describe no such weights as {tensor}")
         places[name], shape = _converted(place, processor, tensor)
-        if shape != wanted[name].shape:
-            sizes = f"{shape} and {tuple(wanted[name].shape)}"
-            raise ValueError(f"the weights do not fit its settings: {tensor} has another shape ({sizes})")
+        _check_shape(tensor, shape, wanted[name].shape)
+    for name, parts in experts.items():
+        if name not in wanted:
+            raise ValueError(f"its settings describe no such weights as {parts.popitem()[1].name}")
+        of, rows, inputs = wanted[name].shape
+        count = 2 if name.endswith("gate_up_proj") else 1
+        for place in parts.values():
+            _check_shape(place.name, place.shape, (of, rows // count, inputs))
+        if len(parts) == count:
+            places[name] = SideBySide(tuple(parts[i] for i in range(count)))
     if missing := sorted(wanted.keys() - places.keys()):
         raise ValueError(f"weights are missing: {missing[0]}")
     _check_rotation(model, header)
     return model, Reader(model, places, dtype)
+
+
+def _check_shape(tensor: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if tuple(found) != tuple(wanted):
+        sizes = f"{tuple(found)} and {tuple(wanted)}"
+        raise ValueError(f"the weights do not fit its settings: {tensor} has another shape ({sizes})")
 
 
 def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[int, ...]]:

@@ -11,7 +11,8 @@ import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.angles import turns
-from detgen.kernels.c.panels import joined, kind, stacked
+from detgen.kernels.c.panels import halves, joined, stacked
+from detgen.kernels.c.quantizing import Form, Quantized, kind
 from detgen.models.description import Experts, FeedForward, Layer, Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary
 from detgen.program import steps
@@ -62,7 +63,7 @@ class LayerSteps:
         values: torch.Tensor,
         traits: AttentionTraits,
         width: int,
-        bits: int,
+        form: Form,
         keep: Keep,
     ) -> None:
         heads, kv_heads, size = layer.heads, layer.kv_heads, layer.size
@@ -76,9 +77,9 @@ class LayerSteps:
         self._head_norms = {
             part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None
         }
-        self._qkv, self._out = side_by_side(layer.qkv, bits, keep), joint([layer.out], bits, keep)
+        self._qkv, self._out = side_by_side(layer.qkv, form, keep), joint([layer.out], form, keep)
         mlp = layer.mlp
-        self._mlp = _FeedForward(mlp, bits, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, bits, keep)
+        self._mlp = _FeedForward(mlp, form, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, form, keep)
         self._parallel, self._residual = layer.parallel, layer.residual
 
     def build(self, program: Program, name: str, angles: Angles, *, last: bool) -> None:
@@ -203,10 +204,10 @@ class Branch(NamedTuple):
 class _FeedForward:
     """A feed-forward, as steps take it."""
 
-    def __init__(self, mlp: FeedForward, bits: int, keep: Keep) -> None:
-        self._up = joint(mlp.up, bits, keep, gated=mlp.gated)
+    def __init__(self, mlp: FeedForward, form: Form, keep: Keep) -> None:
+        self._up = joint(mlp.up, form, keep, gated=mlp.gated)
         self._activation, self._gated = mlp.activation, mlp.gated
-        self.down = joint([mlp.down], bits, keep)
+        self.down = joint([mlp.down], form, keep)
         self.activated = Buffer("activated", self.down.inputs)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
@@ -231,13 +232,13 @@ class _FeedForward:
 class _Experts:
     """A mixture of experts, as steps take it."""
 
-    def __init__(self, mlp: Experts, bits: int, keep: Keep) -> None:
+    def __init__(self, mlp: Experts, form: Form, keep: Keep) -> None:
         self._experts, width, inner = mlp.down.shape
         self._activation, self._normalized = mlp.activation, mlp.normalized
-        plain = bits if bits == 16 else 0  # never in few bits
+        plain: Form = form if form == "pairs" else "none"  # never in few bits
         self._router = joint([mlp.router], plain, keep)
-        self._up = _kept(stacked([list(weight.chunk(2)) for weight in mlp.up], PANEL // 2, bits), keep)
-        self._down = _kept(stacked([[weight] for weight in mlp.down], PANEL, bits), keep)
+        self._up = _kept(stacked([halves(weight) for weight in _each(mlp.up)], PANEL // 2, form), keep)
+        self._down = _kept(stacked([[weight] for weight in _each(mlp.down)], PANEL, form), keep)
         self._logits, self._routes = Buffer("router", self._experts), Buffer("routes", 2 * mlp.picks)
         self._activated, self._each = (
             Buffer("experts activated", mlp.picks * inner),
@@ -245,7 +246,7 @@ class _Experts:
         )
         self._shared = None
         if mlp.shared is not None:
-            self._shared = _FeedForward(mlp.shared[0], bits, keep), joint([mlp.shared[1]], plain, keep)
+            self._shared = _FeedForward(mlp.shared[0], form, keep), joint([mlp.shared[1]], plain, keep)
         self._gate = Buffer("shared gate", 1)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
@@ -292,26 +293,31 @@ class _Experts:
             program.add(steps.Gate(name=name, wanted=wanted, x=branch.before, factors=self._gate, to=into))
 
 
-def joint(linears: list[Linear], bits: int, keep: Keep, *, gated: bool = False) -> Weight:
+def joint(linears: list[Linear], form: Form, keep: Keep, *, gated: bool = False) -> Weight:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 
-    Bits are as in `panels`.
+    The form is as in `panels`.
     """
     weights, biases = [one.weight for one in linears], [one.bias for one in linears if one.bias is not None]
-    return _kept(joined(weights, biases, bits, gated=gated), keep)
+    return _kept(joined(weights, biases, form, gated=gated), keep)
 
 
-def side_by_side(linears: list[Linear], bits: int, keep: Keep) -> list[tuple[int, Weight]]:
+def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[int, Weight]]:
     """Linear layers that read the same input and write one row, and where the results of each begin there.
 
-    Those that follow each other and are stored in the same way are one; for `bits` see `joint`.
+    Those that follow each other and are stored in the same way are one; for `form` see `joint`.
     """
     found, at = [], 0
     for _, some in groupby(linears, lambda one: kind(one.weight)):
-        weight = joint(list(some), bits, keep)
+        weight = joint(list(some), form, keep)
         found.append((at, weight))
         at += weight.outputs
     return found
+
+
+def _each(weights: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+    """The weights of each expert, of [experts, outputs, inputs]."""
+    return [weights.rows(i) if isinstance(weights, Quantized) else weights[i] for i in range(weights.shape[0])]
 
 
 def _kept(weight: Weight, keep: Keep) -> Weight:

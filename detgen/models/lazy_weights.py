@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, PreTrainedModel
 
-from detgen.kernels.c.quantizing import narrowed
+from detgen.kernels.c.quantizing import MADE, Form, narrowed
 from detgen.models import bitsandbytes_weights
 from detgen.models.folders import Stored, Tensor
 from detgen.models.gguf_kinds import NAMED
@@ -155,7 +155,7 @@ def _plain(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def widened(model: nn.Module, read: Read, bits: int = 0) -> Iterator[None]:
+def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]:
     """Inside the block, modules compute with their own parameters in float32, one module's at a time or less.
 
     Of the embedding only the rows that are asked for are read, and of a linear layer some rows at a time.
@@ -163,20 +163,20 @@ def widened(model: nn.Module, read: Read, bits: int = 0) -> Iterator[None]:
     Args:
         model: a decoder, or a part of one.
         read: gives the weight of a parameter.
-        bits: 8 or 4 for linear layers and experts as they will be quantized; 0 leaves them as they are.
+        form: in which linear layers and experts will be; what is quantized counts as it stands then.
     """
     embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             own = dict(module.named_parameters(recurse=False))
-            if not any(p.dtype.itemsize == 2 or p.device.type == "meta" or bits for p in own.values()):
+            if not any(p.dtype.itemsize == 2 or p.device.type == "meta" or form in MADE for p in own.values()):
                 continue
             if type(module) is nn.Linear:
-                few = 0 if name.endswith("shared_expert_gate") else bits  # kept like a router
+                few: Form = "none" if name.endswith("shared_expert_gate") else form  # kept like a router
                 module.__dict__["forward"] = partial(_product, module, read, few)
                 hooks.callback(delattr, module, "forward")
                 continue
-            widen: Callable[..., Any] = partial(_widen, own, read, bits if _has_products(module) else 0)
+            widen: Callable[..., Any] = partial(_widen, own, read, form if _has_products(module) else "none")
             if module is embedding:
                 widen = partial(_look_up, own["weight"], read)
                 if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
@@ -193,7 +193,7 @@ def _has_products(module: nn.Module) -> bool:
     return name == "Conv1D" or name.endswith("Experts")
 
 
-def _product(linear: nn.Linear, read: Read, bits: int, x: torch.Tensor) -> torch.Tensor:
+def _product(linear: nn.Linear, read: Read, form: Form, x: torch.Tensor) -> torch.Tensor:
     """What a linear layer gives."""
     step = max(_AT_A_TIME // linear.in_features, 1)
     weight, given = linear._parameters["weight"], linear._parameters["bias"]
@@ -203,7 +203,7 @@ def _product(linear: nn.Linear, read: Read, bits: int, x: torch.Tensor) -> torch
     for first in range(0, linear.out_features, step):
         rows = slice(first, first + step)
         bias = None if given is None else whole(read(given, rows)).float()
-        made[..., rows] = F.linear(x, narrowed(whole(read(weight, rows)), bits), bias)
+        made[..., rows] = F.linear(x, narrowed(whole(read(weight, rows)), form), bias)
     return made
 
 
@@ -215,18 +215,13 @@ def _look_up(table: nn.Parameter, read: Read, module: nn.Module, args: Any) -> t
     return (places,)
 
 
-def _widen(own: dict[str, nn.Parameter], read: Read, bits: int, module: nn.Module, args: Any) -> None:
+def _widen(own: dict[str, nn.Parameter], read: Read, form: Form, module: nn.Module, args: Any) -> None:
     for name, parameter in own.items():
-        data = _widened(taken(module, read(parameter)), bits, transposed=type(module).__name__ == "Conv1D")
-        setattr(module, name, nn.Parameter(data, requires_grad=False))
-
-
-def _widened(data: torch.Tensor, bits: int, *, transposed: bool) -> torch.Tensor:
-    if data.ndim == 3:
-        return torch.stack([narrowed(weight, bits) for weight in data])
-    if data.ndim == 2 and transposed:
-        return narrowed(data.t().contiguous(), bits).t()
-    return narrowed(data, bits)
+        data = taken(module, read(parameter))
+        # GPT-2's `Conv1D` has its weight the other way round.
+        turned = data.ndim == 2 and type(module).__name__ == "Conv1D"
+        made = narrowed(data.t(), form).t() if turned else narrowed(data, form)
+        setattr(module, name, nn.Parameter(made, requires_grad=False))
 
 
 def _restore(own: dict[str, nn.Parameter], module: nn.Module, args: Any, output: Any) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from detgen.errors import DTypeName, EngineError, QuantName
+from detgen.kernels.c.quantizing import MADE, Form
 from detgen.models import gguf_models, lazy_weights
 from detgen.models.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
 from detgen.models.description import has_description
@@ -26,7 +27,6 @@ from detgen.models.gguf_header import check_gguf
 from detgen.models.hub import fetched
 from detgen.models.settings import context_of, ends_of, load_settings
 from detgen.models.stored import ALL, Read, Reader, Weight, fill, held
-from detgen.program.operands import GROUP
 from detgen.progress import Observer, Unobserved
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
@@ -35,7 +35,9 @@ DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, **_HALVES}
 
 # Number formats of checkpoints whose weights are kept in 16 bits.
 _STORED = {frozenset({"BF16"}): torch.bfloat16, frozenset({"F16"}): torch.float16}
-_BITS: dict[QuantName, int] = {"q8": 8, "q4": 4}  # quantizations by the native pass
+# Quantizations by the native pass, and about how many bits a weight takes then.
+FORMS: dict[QuantName, Form] = {"q8": "q8", "q4": "q4", "q4_k": "q4_k"}
+_BITS = {"q8": 8.5, "q4": 4.5, "q4_k": 4.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class LoadedModel:
         digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
         context: most positions of a sequence.
         eos: token ids that end a sequence.
-        bits: that the native pass keeps of weights, 8 or 4; 0 keeps them as they are.
+        form: in which the native pass keeps linear layers: quantized by it, or none for as they are.
         read: gives the weight of a parameter.
         rounded: number format that weights were rounded to when they were read; None for none.
         vocabulary: entries of the logits.
@@ -61,7 +63,7 @@ class LoadedModel:
     digest: str
     context: int
     eos: frozenset[int]
-    bits: int = 0
+    form: Form = "none"
     read: Read = held
     rounded: torch.dtype | None = None
     vocabulary: int = field(init=False)
@@ -82,17 +84,17 @@ class LoadedModel:
         return found
 
     @property
-    def packed_bits(self) -> int:
-        """Of linear layers, as `panels` takes them: pairs of bf16 if that format was asked for."""
-        return self.bits or 16 * (self.rounded == torch.bfloat16)
+    def packed_form(self) -> Form:
+        """Of linear layers, as `panels` takes it: pairs of bf16 if that format was asked for."""
+        return "pairs" if self.form == "none" and self.rounded == torch.bfloat16 else self.form
 
     @property
     def packed_bytes(self) -> int:
         """About what its weights take once they are packed."""
-        if isinstance(self.read, Reader) and not self.bits:
+        if isinstance(self.read, Reader) and self.form not in MADE:
             return self.read.size
-        few = self.bits / 8 + 2 / GROUP  # bytes of a weight and its share of a scale
-        each = (p.numel() * (few if self.bits and p.ndim > 1 else p.element_size()) for p in self.model.parameters())
+        few = _BITS.get(self.form, 0) / 8
+        each = (p.numel() * (few if few and p.ndim > 1 else p.element_size()) for p in self.model.parameters())
         return int(sum(each))
 
     def whole(self) -> PreTrainedModel:
@@ -157,7 +159,7 @@ def load_model(
     stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
     chosen: Any = DTYPES.get(dtype, "auto")
-    bits = _BITS.get(quant, 0)
+    form = FORMS.get(quant, "none")
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     quantized, quantizing = is_quantized(config), quant in QUANTS
     check_unquantized(name, quant, quantized=quantized)
@@ -165,7 +167,7 @@ def load_model(
         chosen = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
     with explained(name, "config.json"):
         check_method(config)
-        check_size(stored.size, config, None if bits or quantized or quantizing else chosen, trusted=trusted)
+        check_size(stored.size, config, None if form in MADE or quantized or quantizing else chosen, trusted=trusted)
     read: Read = held
     with explained(name):
         check_numbers(stored.tensors, config, trusted=trusted)
@@ -188,7 +190,7 @@ def load_model(
             check_size(stored.size, config, torch.float32, trusted=trusted)
             fill(model, _told(read, model, stored.size, observer), torch.float32)
             read = held
-        if bits and not has_description(model):
+        if form in MADE and not has_description(model):
             raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
         if isinstance(model, ThinkingStatesForCausalLM):
             check_size(stored.size, config, torch.float32, trusted=trusted)
@@ -197,7 +199,7 @@ def load_model(
         context = context_of(model.config.get_text_config())
         eos = ends_of(model, tokenizer)
         digest = _digest(folder, observer, trusted=trusted)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, bits, read, _HALVES.get(dtype))
+    return LoadedModel(name, model, tokenizer, digest, context, eos, form, read, _HALVES.get(dtype))
 
 
 def _load_gguf(path: Path, name: str, dtype: DTypeName, quant: QuantName, observer: Observer) -> LoadedModel:

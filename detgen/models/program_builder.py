@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.c.panels import STORAGE
-from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.c.quantizing import STORAGE, Form, Quantized
 from detgen.kernels.decoder import KVBuffers
 from detgen.models.description import Linear, describe
 from detgen.models.layer_steps import Angles, Keep, LayerSteps, NormParts, as_it_is, joint
@@ -29,7 +28,7 @@ class ProgramBuilder:
             gives hidden states.
         cache: where its keys and values are stored.
         traits: attention traits of each layer.
-        bits: of its linear layers, as `panels` takes them.
+        form: of its linear layers, as `panels` takes it.
         read: gives the weight of a parameter.
         keep: gives the tensor that steps read instead of one that was made for them.
 
@@ -44,7 +43,7 @@ class ProgramBuilder:
         model: Any,
         cache: KVBuffers,
         traits: Sequence[AttentionTraits],
-        bits: int = 0,
+        form: Form = "none",
         read: Read = held,
         keep: Keep = as_it_is,
     ) -> None:
@@ -59,14 +58,14 @@ class ProgramBuilder:
         self._hidden = Buffer("hidden", embedding.shape[1])
         final, head = described.final, described.head
         self._final = None if final is None else NormParts.of(final, keep)
-        self._head = None if head is None else joint([head], bits, keep)
+        self._head = None if head is None else joint([head], form, keep)
         self._embedding: torch.Tensor | Weight
         if not isinstance(embedding, Quantized) or not embedding.storage.whole:
             self._embedding = keep(whole(embedding))
         elif self._head is not None and head is not None and head.weight is embedding:
             self._embedding = replace(self._head, bias=None)
         else:
-            self._embedding = joint([Linear(embedding, None)], 0, keep)
+            self._embedding = joint([Linear(embedding, None)], "none", keep)
         self._head_factor, self._softcap = described.head_factor, described.softcap
         self.outputs = self._hidden.width if head is None else head.weight.shape[0]
         described.release_head()
@@ -78,7 +77,7 @@ class ProgramBuilder:
         for i in range(len(described.layers)):
             layer = described.layer(i)
             self.group = max(self.group, layer.heads // layer.kv_heads)
-            parts = cache.keys[i], cache.values[i], traits[i], self._hidden.width, bits, keep
+            parts = cache.keys[i], cache.values[i], traits[i], self._hidden.width, form, keep
             self._layers.append(LayerSteps(layer, *parts))
             described.release(i)
             give_back()
@@ -88,12 +87,11 @@ class ProgramBuilder:
         """Entries of a hidden state."""
         return self._hidden.width
 
-    def reach(self, positions: int) -> bool:
-        """Have angles of that many positions; whether programs that were built before have not."""
-        if positions <= self._angles.positions:
-            return False
-        self._angles.reach(positions)
-        return True
+    def reach(self, positions: int) -> int:
+        """Have angles of that many positions; how many there are now."""
+        if positions > self._angles.positions:
+            self._angles.reach(positions)
+        return self._angles.positions
 
     @property
     def states(self) -> Buffer:

@@ -23,7 +23,7 @@ from detgen.kernels.c.modules import (
     NativeLinear,
     NativeNorm,
 )
-from detgen.kernels.c.panels import STORAGE
+from detgen.kernels.c.quantizing import STORAGE
 from detgen.models.description import ACTIVATIONS
 from detgen.models.lazy_weights import widened
 from detgen.models.rotary import rotary_of

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
-from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.c.quantizing import Quantized, cat
 from detgen.models.gguf_kinds import NAMED, Kind
 
 Weight = torch.Tensor | Quantized
@@ -142,10 +142,41 @@ class Place(NamedTuple):
             found = kind.read(data)
         except ValueError as error:
             raise EngineError(f"{self.path.name}: the tensor {self.name} is damaged: {error}") from None
-        rows, inputs = math.prod(self.shape[:-1]), self.shape[-1]
-        scales = found.scales.each(lambda x: x.view(rows, -1))
-        made = found._replace(whole=found.whole.view(rows, inputs), scales=scales)
-        return made if len(self.shape) == 2 else made.weight().view(self.shape)
+        rows = self.shape[:-1]
+        scales = found.scales.each(lambda x: x.view(*rows, -1))
+        made = found._replace(whole=found.whole.view(self.shape), scales=scales)
+        return made if rows else made.weight()
+
+
+class SideBySide(NamedTuple):
+    """Where weights of experts lie whose parts are tensors of all of them: gates, and what they open.
+
+    Attributes:
+        parts: [experts, outputs, inputs] each.
+    """
+
+    parts: tuple[Place, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[experts, outputs of all parts, inputs]."""
+        experts, _, inputs = self.parts[0].shape
+        return experts, sum(part.shape[1] for part in self.parts), inputs
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it can be read whole."""
+        kinds = {part.dtype for part in self.parts}
+        return kinds.pop() if len(kinds) == 1 else torch.float32
+
+    @property
+    def size(self) -> int:
+        """Bytes that they take."""
+        return sum(part.size for part in self.parts)
+
+    def read(self, rows: slice = ALL) -> Weight:
+        """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
+        return cat([part.read(rows) for part in self.parts], dim=1)
 
 
 class Stack(NamedTuple):
@@ -205,7 +236,9 @@ class Reader:
     def size(self) -> int:
         """Bytes of all weights as they are read."""
         return sum(
-            place.size if isinstance(place, Place) and self._dtype is None else parameter.numel() * place.dtype.itemsize
+            place.size
+            if isinstance(place, Place | SideBySide) and self._dtype is None
+            else parameter.numel() * place.dtype.itemsize
             for parameter, place in self._places.items()
         )
 
@@ -219,7 +252,7 @@ class Reader:
 def _is_plain(place: Lying) -> bool:
     """Whether a file has the numbers themselves."""
     parts = [part for expert in place.parts for part in expert] if isinstance(place, Stack) else [place]
-    return all(isinstance(part, Place) for part in parts)
+    return all(isinstance(part, Place | SideBySide) for part in parts)
 
 
 def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:

@@ -94,7 +94,7 @@ def depth_of(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> Dep
     ids, positions = torch.tensor([tokens], device=device), torch.arange(at, at + _ROWS, device=device)[None]
     model.set_attn_implementation("eager")
     try:
-        with widened(model, loaded.read, loaded.bits):
+        with widened(model, loaded.read, loaded.form):
             out = model(input_ids=ids, position_ids=positions, past_key_values=before, use_cache=True)
     except _OtherEntriesError:
         return None

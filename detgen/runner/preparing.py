@@ -13,13 +13,14 @@ from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.decoder import Narrowed
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.triton.replaying import replaying
 from detgen.models.attaching import Layout, attach
 from detgen.models.description import has_description
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
-from detgen.models.memory import check_room, free_memory
+from detgen.models.memory import check_room, free_memory, room_beside
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
 from detgen.models.replacing import replace_modules
@@ -51,6 +52,7 @@ class Prepared:
         pages: the pages of their caches.
         thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
             else None.
+        narrowed: the target with its weights in 8 bits, to draft for itself; None if it cannot, or there is no memory.
     """
 
     target: LoadedModel
@@ -58,6 +60,7 @@ class Prepared:
     runners: tuple[ModelRunner, ...]
     pages: BlockManager
     thinking: Thinking | None = None
+    narrowed: Narrowed | None = None
 
     @property
     def position_bytes(self) -> int:
@@ -72,6 +75,7 @@ def prepare(
     *,
     batch_size: int,
     kv_memory: int | None,
+    drafts_itself: bool = True,
     observer: Observer | None = None,
 ) -> Prepared:
     """Rewrite models for packed passes, in place, allocate their caches, compare the target with its own forward.
@@ -82,6 +86,7 @@ def prepare(
         device: of both.
         batch_size: most requests at a time; the draft model's passes are timed with that many rows.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
+        drafts_itself: whether the target is to draft for itself, if it can.
         observer: receives progress.
 
     Raises:
@@ -94,7 +99,7 @@ def prepare(
     backbones = [m.backbone for m in models]
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(target.name):
-        reference = reference_logits(backbones[0], target.vocabulary, target.bits, target.read)
+        reference = reference_logits(backbones[0], target.vocabulary, target.form, target.read)
     layouts = []
     for loaded, model in zip(models, backbones, strict=True):
         with explained(loaded.name):
@@ -123,7 +128,13 @@ def prepare(
         observer.stage(f"timing {draft.name}")
         with refusing(_kind(draft.name, backbones[1])):
             runners[1].learn_cost(batch_size)
-    return Prepared(target, draft, runners, pages, thinking)
+    narrowed = runners[0].decoder.narrowed()
+    if narrowed is not None and narrowed.copies > room_beside(device, pages.count * PAGE * held):
+        if drafts_itself:
+            size = narrowed.copies / 2**20
+            observer.message(f"no memory for {target.name} in 8 bits ({size:,.0f} MiB): it does not draft for itself")
+        narrowed = None
+    return Prepared(target, draft, runners, pages, thinking, narrowed)
 
 
 def _kind(name: str, model: PreTrainedModel) -> str:
@@ -139,7 +150,7 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) ->
     name = f"{letter} of {target.name}"
     with explained(name):
         decoder = one_layer(target.model, part)
-        reference = reference_logits(decoder, target.vocabulary, target.bits)
+        reference = reference_logits(decoder, target.vocabulary, target.form)
         layout = attach(decoder, name)
     runner = _runner(target, decoder, layout, BlockManager(SLOTS), device)
     check_reference(runner, reference, target.vocabulary)
@@ -166,7 +177,7 @@ def _runner(
         return _on_cuda(loaded, model, layout, pages, device)
     cache = KVCache(layout.cached, pages, torch.float32, device)
     if has_description(model):
-        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_bits, loaded.read)
+        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read)
         return ModelRunner(CDecoder(programs), cache, layout.group)
     with refusing(_kind(loaded.name, model)):
         replace_modules(model, layout.uncalled)
@@ -203,7 +214,7 @@ def _on_cuda(
         ) from error
     try:
         cache = KVCache(layout.cached, pages, torch.float32, device)
-        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_bits, loaded.read, lambda x: x.to(device))
+        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read, lambda x: x.to(device))
         decoder = TritonDecoder(programs, cache.scratch, device, replaying(device))
     except torch.OutOfMemoryError as error:
         message = "does not fit the device's memory; give less --kv-memory, --target-quant q8, or --device cpu"

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
+from detgen.kernels.c.quantizing import Form
 from detgen.kernels.input_batch import Window
 from detgen.models.lazy_weights import widened
 from detgen.models.stored import Read, held
@@ -26,13 +27,13 @@ def _tokens(vocabulary: int) -> list[int]:
 
 
 @torch.inference_mode()
-def reference_logits(model: PreTrainedModel, vocabulary: int, bits: int = 0, read: Read = held) -> torch.Tensor:
+def reference_logits(model: PreTrainedModel, vocabulary: int, form: Form = "none", read: Read = held) -> torch.Tensor:
     """Logits of a few tokens by the model's own eager forward; call it before replacing any module.
 
     Args:
         model: as it was loaded.
         vocabulary: token ids that it reads.
-        bits: see `LoadedModel`.
+        form: see `LoadedModel`.
         read: likewise.
 
     Returns:
@@ -41,7 +42,7 @@ def reference_logits(model: PreTrainedModel, vocabulary: int, bits: int = 0, rea
     device = "cpu" if model.device.type == "meta" else model.device
     ids = torch.tensor([_tokens(vocabulary)], device=device)
     model.set_attn_implementation("eager")
-    with widened(model, read, bits):
+    with widened(model, read, form):
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
     return logits
 

@@ -12,14 +12,6 @@ from detgen.drafters.registry import DRAFTERS
 from detgen.errors import DTypeName, EngineError, QuantName
 
 
-def test_a_drafter_that_was_withdrawn_says_why_and_what_to_use() -> None:
-    result = invoke("run", "prompts.jsonl", "--drafter", "self")
-    assert result.exit_code == 2
-    said = " ".join(result.stderr.replace("│", " ").split())
-    assert "self is left out until the target can draft by its own weights in 8 bits" in said
-    assert "Use auto, model, ngram or none" in said
-
-
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import bits, same_bits
-from detgen.kernels.c.panels import STORAGE, joined, stacked
-from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.c.panels import joined, stacked
+from detgen.kernels.c.quantizing import MADE, STORAGE, Form, Quantized
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.operands import (
@@ -194,22 +194,22 @@ def in_few_bits(
 
 def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> Weight:
     """The weight of a linear layer, or of experts, in any storage."""
-    few = [n for n in (8, 4, *IN_FEW_BITS) if n in (8, 4) or inputs % (UNIT if n[1] == Storage.BYTE else GROUP) == 0]
-    kind = made.draw(st.sampled_from([*STORAGE, 16, *(few if inputs % GROUP == 0 else [])]))
-    bits = kind if isinstance(kind, int) else 0
+    few = [n for n in (*MADE, *IN_FEW_BITS) if n in MADE or inputs % (UNIT if n[1] == Storage.BYTE else GROUP) == 0]
+    kind = made.draw(st.sampled_from([*STORAGE, "pairs", *(few if inputs % GROUP == 0 else [])]))
+    form: Any = kind if isinstance(kind, str) else "none"
 
     def one(seed: int) -> list[Any]:
         if isinstance(kind, tuple):
             found = in_few_bits(seed, outputs, inputs, *kind)
             return [found.rows(torch.arange(outputs).roll(n)) for n in range(1 + gated)]
-        dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16 if bits == 16 else torch.float32
+        dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16 if form == "pairs" else torch.float32
         return [(made.numbers(outputs, inputs) * inputs**-0.5).to(dtype) for _ in range(1 + gated)]
 
     if experts:
         seeds = [0] * experts if isinstance(kind, tuple) and kind[0] == Storage.CODE else range(experts)
-        return stacked([one(seed) for seed in seeds], PANEL // (1 + gated), bits)
+        return stacked([one(seed) for seed in seeds], PANEL // (1 + gated), form)
     biases = [made.numbers(outputs) for _ in range(1 + gated)] if made.draw(st.booleans()) else []
-    return joined(one(1), biases, bits, gated=gated)
+    return joined(one(1), biases, form, gated=gated)
 
 
 OF_LAYERS = st.sampled_from([a for a in Activation if a <= Activation.RELU])
@@ -294,7 +294,7 @@ def _linear(draw: st.DrawFn) -> Case:
     return made.case()
 
 
-def odd_groups(bits: int) -> Case:
+def odd_groups(form: Form) -> Case:
     """A layer of whole numbers, 8 rows to 34, whose inputs have groups that do not just become whole numbers.
 
     Some are of hardly any magnitude, or zeros, in row 2 all; some have ties; rows 4 and 5 have numbers that are not
@@ -308,7 +308,7 @@ def odd_groups(bits: int) -> Case:
     given[4, 40], given[5, 40], given[6, 0] = torch.nan, -torch.inf, 3e38
     given[7, :32] = torch.linspace(-1, 1, 32) * 2.0**-100
     program = Program(x)
-    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([numbers(2, 34, 96)], [], bits)))
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([numbers(2, 34, 96)], [], form)))
     return Case(
         program, {x: given, to: torch.zeros(8, 34)}, Rows(*[torch.arange(8)] * 4, *[torch.zeros(0, 4).long()] * 2)
     )
@@ -339,7 +339,7 @@ def odd_pairs() -> Case:
     of = any_size(outputs, -8, 3)
     of[::5], of[1::5], of[2] = any_size(len(of[::5]), -58, -53), any_size(len(of[1::5]), -80, 60), 3e38
     program = Program(x)
-    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([of.bfloat16()], [], 16)))
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([of.bfloat16()], [], "pairs")))
     along, none = torch.arange(rows), torch.zeros(0, 4).long()
     return Case(program, {x: given, to: torch.zeros(rows, outputs)}, Rows(*[along] * 4, *[none] * 2))
 

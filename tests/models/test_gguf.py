@@ -25,10 +25,12 @@ from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from detgen.bench.peers import gguf_file
 from detgen.engine.config import EngineConfig
 from detgen.engine.pieces import pieces_of
 from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
+from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.input_batch import Window
 from detgen.models.folders import model_files
@@ -38,6 +40,7 @@ from detgen.models.gguf_quickly import QuickReader, quick_gguf
 from detgen.models.loading import LoadedModel, load_model, load_tokenizer
 from detgen.models.stored import Place, whole
 from detgen.params import SamplingParams
+from detgen.program.experts import ExpertLinear
 from detgen.progress import Progress, Unobserved
 from detgen.run import RunConfig, run, work
 from detgen.runner.preparing import prepare
@@ -48,6 +51,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "llama, tied": lambda: hf.LlamaConfig(**STORED, tie_word_embeddings=True),
     "qwen2": lambda: hf.Qwen2Config(**STORED),
     "qwen3": lambda: hf.Qwen3Config(**STORED, head_dim=32),
+}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+MIXTURES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mixtral": (hf.MixtralConfig, {"intermediate_size": 256, "num_local_experts": 3, "num_experts_per_tok": 2}),
+    "qwen2_moe": (hf.Qwen2MoeConfig, EXPERTS | {"shared_expert_intermediate_size": 96}),
+    "qwen3_moe": (hf.Qwen3MoeConfig, EXPERTS | {"norm_topk_prob": True, "head_dim": 32}),
 }
 UNITS: dict[str, tuple[int, ...]] = {  # where in a block the units are, or scales and minima, in float16
     **{"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,)},
@@ -163,13 +172,13 @@ def stand_in(numbers: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray
     with suppress(NotImplementedError):
         return quantized(numbers, kind)
     rows = []
-    for row in numbers:
+    for row in numbers.reshape(-1, numbers.shape[-1]):
         blocks = blocks_of(kind.name, len(row) // NAMED[kind.name].entries, zlib.crc32(row.tobytes()))
         for at in UNITS.get(kind.name, (0,)):
             units = blocks[:, at : at + 2].copy().view(np.float16)
             blocks[:, at : at + 2] = (units * 2e-4).astype(np.float16).view(np.uint8)
         rows.append(blocks.reshape(-1))
-    return np.stack(rows)
+    return np.stack(rows).reshape(*numbers.shape[:-1], -1)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +210,77 @@ def test_stored_weights_give_the_bits_of_what_they_stand_for(
         tensors[name] = torch.from_numpy(gguf.dequantize(gguf.quants.quantize(weight.numpy(), type_), type_).copy())
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     assert same_bits(bits_of(loaded(path)), bits_of(loaded(model)))
+
+
+def mixture(family: str, **sizes: int) -> Any:
+    """Its configuration."""
+    made, given = MIXTURES[family]
+    return made(**STORED | given | sizes)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_mixtures_in_float32(family: str, random_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = plain_tokenizer(random_model(mixture(family)))
+    found, want = (loaded(made(model, tmp_path / "model.gguf")), loaded(model))
+    assert type(found.model) is type(want.model)
+    assert same_bits(bits_of(found), bits_of(want))
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "Q8_0", "Q5_0"), ("Q4_0", "Q5_1", "IQ4_XS")])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_stay_as_they_are_stored(
+    family: str,
+    kinds: tuple[str, str, str],
+    random_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In their own bits, and with those of a folder of what they stand for; gates and what they open have one kind."""
+    monkeypatch.setattr(gguf.quants, "quantize", stand_in)
+    model = plain_tokenizer(random_model(mixture(family, hidden_size=256)))
+    by_part = dict(zip(("gate", "up", "down"), kinds, strict=True))
+
+    def kind_of(name: str) -> str:
+        return next((kind for part, kind in by_part.items() if f"ffn_{part}_exps" in name), "F32")
+
+    def stands_for(weight: torch.Tensor, part: str) -> torch.Tensor:
+        kind = gguf.GGMLQuantizationType[by_part[part]]
+        rows = weight.detach().flatten(0, 1).numpy()
+        return torch.from_numpy(gguf.dequantize(gguf.quants.quantize(rows, kind), kind).copy()).view(weight.shape)
+
+    path = made(model, tmp_path / "model.gguf", kind_of)
+    other = hf.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for name, parameter in other.named_parameters():
+        if name.endswith("gate_up_proj"):
+            halves = zip(parameter.chunk(2, 1), ("gate", "up"), strict=True)
+            parameter.data = torch.cat([stands_for(*half) for half in halves], 1)
+        elif name.endswith("experts.down_proj"):
+            parameter.data = stands_for(parameter, "down")
+    wide = Path(shutil.copytree(model, tmp_path / "wide"))
+    other.save_pretrained(wide)
+    assert same_bits(bits_of(loaded(path)), bits_of(loaded(wide)))
+    decoder = prepare(loaded(path), None, CPU, batch_size=1, kv_memory=8 << 20).runners[0].decoder
+    assert isinstance(decoder, CDecoder)
+    up, down = [step.weight.storage for step in decoder.program().steps if isinstance(step, ExpertLinear)][:2]
+    assert (up.whole, down) == (kinds[0] == kinds[1], NAMED[kinds[2]].storage)
+
+
+def test_experts_that_do_not_fit(
+    random_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another shape than the settings say, of a layer that there is not, or gates that nothing stands beside."""
+    model = plain_tokenizer(random_model(mixture("qwen3_moe")))
+    path = made(model, tmp_path / "model.gguf", more=lambda writer: writer.add_expert_feed_forward_length(128))
+    with pytest.raises(EngineError, match=r"fit its settings: blk\.0\.ffn_\w+_exps\.weight has another shape"):
+        loaded(path)
+    content = made(model, path).read_bytes()
+    path.write_bytes(content.replace(b"blk.1.ffn_up_exps", b"blk.7.ffn_up_exps"))
+    with pytest.raises(EngineError, match=r"no such weights as blk\.7\.ffn_up_exps\.weight"):
+        loaded(path)
+    parts = gguf_file._parts
+    monkeypatch.setattr(gguf_file, "_parts", lambda *given: [x for x in parts(*given) if "experts.up" not in x[0]])
+    with pytest.raises(EngineError, match=r"weights are missing: model\.layers\.0\.mlp\.experts\.gate_up_proj"):
+        loaded(made(model, path))
 
 
 def test_kept_in_another_number_format(folder: Path, tmp_path: Path) -> None:

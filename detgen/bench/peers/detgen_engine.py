@@ -38,7 +38,7 @@ class DetgenPeer:
         self.source = source
         target = loaded(source, "target", contender.weights, as_stored=source.as_stored)
         kept = str(target.model.dtype).removeprefix("torch.")
-        few = target.bits or source.quantized
+        few = target.form != "none" or source.quantized
         self._weights = None if source.on_gpu or few or kept == source.engine.dtype else kept
         self.engine = Engine(
             source.engine,
@@ -54,13 +54,14 @@ class DetgenPeer:
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
         """Each drafter, the synthetic one, which is there whenever it is asked for, and 8 bits."""
-        names = ["none", *(["model"] if source.has_draft else []), "ngram", "auto"]
+        own = source.native and not source.quantized
+        names = ["none", *(["model"] if source.has_draft else []), *(["self"] if own else []), "ngram", "auto"]
         processes = dict.fromkeys(names, "detgen") | {SYNTHETIC: "detgen-synthetic"}
         found = [
             Contender("detgen", n, source.precision, p, self_checked=True, fewer_bits=source.quantized)
             for n, p in processes.items()
         ]
-        if source.native and not source.quantized:
+        if own:
             found += [keeping(c, "q8") for c in found if c.name in ("none", "auto")]
         return found
 
@@ -96,7 +97,7 @@ class DetgenPeer:
         costs = [self.engine.canonical.cost]
 
         def drafter(named: Mapping[str, Any]) -> Drafter:
-            costs.append(named["model"].cost)
+            costs.append(named["model"].runner.cost)
             return SyntheticDrafter(
                 named["model"], OracleDrafter(known), acceptance, self.engine.vocabulary, self.source.seed
             )
@@ -109,7 +110,7 @@ class DetgenPeer:
 
 def keeping(contender: Contender, weights: str) -> Contender:
     """The same in a process of its own, that keeps the target's weights in another way, as `Contender.weights`."""
-    few = weights in ("q8", "q4")
+    few = weights in ("q8", "q4", "q4_k")
     return replace(
         contender,
         process=f"{contender.process}-{weights}",

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 # Model types of transformers, and what GGUF calls them.
-_KINDS = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
+_KINDS = {
+    **{"llama": "LLAMA", "mistral": "LLAMA", "mixtral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"},
+    **{"qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE"},
+}
+# Settings of mixtures: what transformers calls them, and how they are written.
+_MIXTURE = {
+    **{"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
 
 
 def no_vocabulary(writer: Any) -> None:
@@ -46,12 +55,12 @@ def write_gguf(
     for name, tensor in model.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if target is None:
-            raise ValueError(f"GGUF has no name for {name}")
-        values = _rotated(name, tensor.float().cpu(), config, kind == gguf.MODEL_ARCH.LLAMA).contiguous().numpy()
-        type_ = gguf.GGMLQuantizationType[kind_of(target) if values.ndim > 1 else "F32"]
-        writer.add_tensor(target, gguf.quants.quantize(values, type_), raw_dtype=type_)
+        for part, some in _parts(name, _rotated(name, tensor.float().cpu(), config, kind == gguf.MODEL_ARCH.LLAMA)):
+            target, values = names.get_name(part, try_suffixes=(".weight", ".bias")), some.contiguous().numpy()
+            if target is None:
+                raise ValueError(f"GGUF has no name for {part}")
+            type_ = gguf.GGMLQuantizationType[kind_of(target) if values.ndim > 1 else "F32"]
+            writer.add_tensor(target, gguf.quants.quantize(values, type_), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -72,6 +81,20 @@ def _write_settings(writer: Any, config: Any, theta: float) -> None:
     writer.add_rope_freq_base(theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    for name, called in _MIXTURE.items():
+        if isinstance(value := getattr(config, name, None), int):
+            getattr(writer, f"add_{called}")(value)
+
+
+def _parts(name: str, weight: Any) -> list[tuple[str, Any]]:
+    """Weights as llama.cpp has them: gates of experts, and what they open, by themselves; a gate of one row as such."""
+    if name.endswith("experts.gate_up_proj"):
+        gates, opened = weight.chunk(2, 1)
+        before = name.removesuffix("gate_up_proj")
+        return [(f"{before}gate_proj.weight", gates), (f"{before}up_proj.weight", opened)]
+    if name.endswith("experts.down_proj"):
+        return [(f"{name}.weight", weight)]
+    return [(name, weight[0] if name.endswith("shared_expert_gate.weight") else weight)]
 
 
 def _rotated(name: str, weight: Any, config: Any, interleaved: bool) -> Any:

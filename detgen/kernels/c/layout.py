@@ -181,6 +181,30 @@ class Chain(ctypes.Structure):
     )
 
 
+class Quantization(ctypes.Structure):
+    """Weights that are quantized, in panels or, where `data` is null, back to the floats that they then stand for.
+
+    `stored`: number format of the weights; `storage`: of the whole numbers. `rows`: [panels, PANEL], the weights of a
+    column; null behind the last one. `data`, `steps`, `units`, `minima`, `minimum_units`: as of `Weight` and `Scales`;
+    where data is null, they only say what there is. `floats`: [rows, inputs].
+    """
+
+    _fields_ = (
+        *((name, c_int64) for name in ("threads", "stored", "storage", "panels", "inputs")),
+        *(("rows", _pointer("const void *const")), ("data", _pointer("void")), ("floats", _ENTRIES)),
+        *((name, _pointer("void")) for name in ("steps", "units", "minima", "minimum_units")),
+    )
+
+
+class Narrowing(ctypes.Structure):
+    """Weights to be copied in 8 bits: `data` of some panels, in a storage before BYTE; takes those of BYTE."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("threads", "storage", "panels", "inputs")),
+        *(("data", _BYTES), ("to", _FLAGS), ("scales", _pointer("uint16_t"))),
+    )
+
+
 _STRUCTURES: tuple[Any, ...] = (
     *_NAMED.values(),
     *_KINDS.values(),
@@ -193,6 +217,8 @@ _STRUCTURES: tuple[Any, ...] = (
     Judged,
     Draws,
     Chain,
+    Quantization,
+    Narrowing,
 )
 
 

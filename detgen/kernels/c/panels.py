@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from detgen.kernels.c.quantizing import MADE, Quantized, fits, quantize
+from detgen.kernels.c.quantizing import MADE, STORAGE, Form, Quantized, alike, cat, fits, quantize
 from detgen.program.operands import PANEL, Weight
 from detgen.program.storage import FORMATS, Storage, pack
 
-# Of numbers as they are, by their dtypes.
-STORAGE = {getattr(torch, made.dtype): storage for storage, made in FORMATS.items() if storage <= Storage.HALF}
 _BLOCK = 1 << 18  # entries that are rearranged at a time
 
 
-def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bits: int = 0) -> Weight:
+def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, form: Form = "none") -> Weight:
     """One weight of several.
 
     Args:
         weights: [outputs, inputs] each; what is quantized stays as it is if all of them are so.
         columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
             weights one behind the other.
-        bits: 8 or 4 to quantize them, 16 to put those in bf16 in pairs, where they fit; 0 leaves them as they are.
+        form: what becomes of them, where they fit; pairs are for those in bf16.
+
+    Raises:
+        EngineError: as `quantize`.
     """
-    found: Sequence[torch.Tensor | Quantized] = _alike(weights)
+    found: Sequence[torch.Tensor | Quantized] = alike(weights)
+    floats = [weight for weight in found if isinstance(weight, torch.Tensor)]
+    if form in MADE and floats and fits(floats[0]):
+        packed, few_scales = quantize(floats, columns, form)
+        return Weight(
+            data=packed,
+            scales=few_scales,
+            outputs=sum(map(len, floats)) if columns == PANEL else len(floats[0]),
+            columns=len(packed) * PANEL,
+            inputs=floats[0].shape[1],
+            storage=MADE[form],
+        )
     if columns == PANEL:
-        found = [_joined(found)]
+        found = [cat(found)]
     one = found[0]
     (outputs, inputs), count = one.shape, -(-one.shape[0] // columns)
     if isinstance(one, Quantized):
         storage, codes = one.storage, one.codes
     else:
         storage, codes = STORAGE[one.dtype], None
-        if bits == 16 and one.dtype == torch.bfloat16 and inputs % 2 == 0:
+        if form == "pairs" and one.dtype == torch.bfloat16 and inputs % 2 == 0:
             storage = Storage.PAIR
-        elif bits in MADE and fits(one):
-            storage = MADE[bits]
     made = FORMATS[storage]
     dtype: torch.dtype = getattr(torch, made.dtype)
     data = torch.empty(
@@ -52,7 +62,7 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
             plain = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
             data[first : first + step] = pack(storage, plain) if storage == Storage.PAIR else plain
             continue
-        few = [part if isinstance(part, Quantized) else quantize(part, bits) for part in parts]
+        few = [part for part in parts if isinstance(part, Quantized)]
         some = few[0].scales.each(lambda *x: _arranged(list(x), columns), *(part.scales for part in few[1:]))
         scales = scales or some.each(lambda x: x.new_empty(count, *x.shape[1:]))
         scales.each(lambda to, x, first=first: to[first : first + step].copy_(x), some)
@@ -70,71 +80,45 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, bi
 
 
 def joined(
-    weights: Sequence[torch.Tensor | Quantized], biases: list[torch.Tensor], bits: int = 0, *, gated: bool = False
+    weights: Sequence[torch.Tensor | Quantized], biases: list[torch.Tensor], form: Form = "none", *, gated: bool = False
 ) -> Weight:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 
     Args:
         weights: [outputs, inputs] each.
         biases: [outputs] each; none if they have none.
-        bits: as `panels`'.
+        form: as `panels`'.
         gated: whether there is a gate and what it opens, one of both if there is one weight.
     """
     columns = PANEL
     if gated:
         columns = PANEL // 2
         if len(weights) == 1:
-            weights, biases = _halves(weights[0]), [part for bias in biases for part in bias.chunk(2)]
-    packed = panels(weights, columns, bits)
+            weights, biases = halves(weights[0]), [part for bias in biases for part in bias.chunk(2)]
+    packed = panels(weights, columns, form)
     if not biases:
         return packed
     return replace(packed, bias=panels([bias[:, None] for bias in biases], columns).data.float().flatten())
 
 
-def stacked(experts: list[list[torch.Tensor]], columns: int, bits: int = 0) -> Weight:
+def stacked(experts: Sequence[Sequence[torch.Tensor | Quantized]], columns: int, form: Form = "none") -> Weight:
     """The weights of experts, one behind the other; arguments of each as `panels`'."""
-    first = panels(experts[0], columns, bits)
+    first = panels(experts[0], columns, form)
     data = first.data.new_empty(len(experts), *first.data.shape)
     scales = None if first.scales is None else first.scales.each(lambda x: x.new_empty(len(experts), *x.shape))
     for i, weights in enumerate(experts):
-        packed = panels(weights, columns, bits)
+        packed = panels(weights, columns, form)
         data[i] = packed.data
         if scales is not None and packed.scales is not None:
             scales.each(lambda to, x, i=i: to[i].copy_(x), packed.scales)
     return replace(first, data=data, scales=scales)
 
 
-def _halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+def halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+    """A gate and what it opens, of one weight."""
     if isinstance(weight, Quantized):
         return [weight.rows(part) for part in torch.arange(weight.shape[0]).chunk(2)]
     return list(weight.chunk(2))
-
-
-def kind(weight: torch.Tensor | Quantized) -> Hashable:
-    """What weights in few bits that can be joined have in common; None of those that are not quantized."""
-    if not isinstance(weight, Quantized):
-        return None
-    return weight.storage, weight.scales.kind, None if weight.codes is None else tuple(weight.codes.tolist())
-
-
-def _alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
-    """The weights in one form, as they are if they have one."""
-    kinds = {kind(w) for w in weights}
-    if len(kinds) == 1 and None not in kinds:
-        return weights
-    found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
-    return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
-
-
-def _joined(weights: Sequence[torch.Tensor | Quantized]) -> torch.Tensor | Quantized:
-    """The weights, one behind the other."""
-    if len(weights) == 1:
-        return weights[0]
-    few = [w for w in weights if isinstance(w, Quantized)]
-    if few:
-        scales = few[0].scales.each(lambda *x: torch.cat(x), *(w.scales for w in few[1:]))
-        return few[0]._replace(whole=torch.cat([w.whole for w in few]), scales=scales)
-    return torch.cat([w for w in weights if isinstance(w, torch.Tensor)])
 
 
 def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:

@@ -1,21 +1,29 @@
 """Weights in few bits: whole numbers times a scale that a group of inputs shares.
 
-What is quantized here is llama.cpp's Q8_0 and Q4_0: scales are float16 numbers, each of 32 inputs. A quantized weight,
-dequantized and quantized again, stays as it is. Files may have others (`Scales`), minima that are added, and whole
-numbers that stand for codes: bitsandbytes' formats do.
+What is quantized here, by quantize.c, is stored as llama.cpp's Q8_0, Q4_0 and Q4_K: scales are float16 numbers, each of
+32 inputs, or whole numbers times a float16 unit of 256. Where these do not divide a row, q4_k has scales and minima in
+float16, like Q4_1. Files may have others (`Scales`), and whole numbers that stand for codes: bitsandbytes' formats do.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from detgen.program.operands import GROUP, Scales
-from detgen.program.storage import Storage, numbers
+from detgen.errors import EngineError
+from detgen.kernels.c.layout import Quantization
+from detgen.kernels.c.library import best_build
+from detgen.program.operands import GROUP, PANEL, UNIT, Scales
+from detgen.program.storage import FORMATS, Storage, numbers
 
-MADE = {8: Storage.BYTE, 4: Storage.NIBBLE}  # of what is quantized here, by its bits
-_AT_A_TIME = 1 << 18  # entries that are quantized while they are in a processor's cache
+# What becomes of weights: they stay as they are, bf16 stands in pairs, or they are quantized here.
+Form = Literal["none", "pairs", "q8", "q4", "q4_k"]
+MADE: dict[Form, Storage] = {"q8": Storage.BYTE, "q4": Storage.NIBBLE, "q4_k": Storage.NIBBLE}
+# Of numbers as they are, by their dtypes.
+STORAGE = {getattr(torch, made.dtype): storage for storage, made in FORMATS.items() if storage <= Storage.HALF}
 
 
 class Quantized(NamedTuple):
@@ -25,8 +33,8 @@ class Quantized(NamedTuple):
     rounded again.
 
     Attributes:
-        whole: int8 [outputs, inputs], as many as `storage` has.
-        scales: [outputs, groups].
+        whole: int8 [outputs, inputs], as many as `storage` has; or [experts, outputs, inputs].
+        scales: [outputs, groups], likewise.
         storage: how it is stored.
         codes: float32 [16], those of -8 to 7; None where whole numbers are what they are.
     """
@@ -41,8 +49,8 @@ class Quantized(NamedTuple):
         """That of the weights."""
         return self.whole.shape
 
-    def rows(self, chosen: slice | torch.Tensor) -> Quantized:
-        """Some outputs."""
+    def rows(self, chosen: slice | torch.Tensor | int) -> Quantized:
+        """Some outputs; some experts, or one."""
         return self._replace(whole=self.whole[chosen], scales=self.scales.each(lambda x: x[chosen]))
 
     def weight(self) -> torch.Tensor:
@@ -53,35 +61,77 @@ class Quantized(NamedTuple):
         return weight
 
 
-def quantize(weight: torch.Tensor, bits: int) -> Quantized:
-    """[outputs, inputs] in few bits, by the largest magnitude of each group.
+def kind(weight: torch.Tensor | Quantized) -> Hashable:
+    """What weights in few bits that can be joined have in common; None of those that are not quantized."""
+    if not isinstance(weight, Quantized):
+        return None
+    return weight.storage, weight.scales.kind, None if weight.codes is None else tuple(weight.codes.tolist())
 
-    With 8 bits, that becomes 127 or -127; with 4, it becomes -8, so that 7 is the largest number of the other sign.
+
+def alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor | Quantized]:
+    """The weights in one form, as they are if they have one."""
+    kinds = {kind(w) for w in weights}
+    if len(kinds) == 1 and None not in kinds:
+        return weights
+    found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
+    return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
+
+
+def cat(weights: Sequence[torch.Tensor | Quantized], dim: int = 0) -> torch.Tensor | Quantized:
+    """The weights, one behind the other, in one form."""
+    weights = alike(weights)
+    if len(weights) == 1:
+        return weights[0]
+    few = [w for w in weights if isinstance(w, Quantized)]
+    if few:
+        scales = few[0].scales.each(lambda *x: torch.cat(x, dim), *(w.scales for w in few[1:]))
+        return few[0]._replace(whole=torch.cat([w.whole for w in few], dim), scales=scales)
+    return torch.cat([w for w in weights if isinstance(w, torch.Tensor)], dim)
+
+
+def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form) -> tuple[torch.Tensor, Scales]:
+    """Weights in few bits, in panels: data and scales, as `Weight` has them.
+
+    Of q8, the largest magnitude of a group becomes 127 or -127; of q4, -8, so that 7 is the largest number of the other
+    sign; of q4_k, scale and minimum are searched for (quantize.c).
+
+    Args:
+        weights: [outputs, inputs] each, of one number format; inputs are whole groups.
+        columns: how many columns of each of them stand in a panel; PANEL puts them one behind the other.
+        form: one of `MADE`.
+
+    Raises:
+        EngineError: if a weight is infinite, no number, or too large.
     """
-    outputs, inputs = weight.shape
-    whole = torch.empty(outputs, inputs, dtype=torch.int8)
-    scales = torch.empty(outputs, inputs // GROUP, dtype=torch.half)
-    step = max(_AT_A_TIME // inputs, 1)
-    for first in range(0, outputs, step):
-        rows = slice(first, first + step)
-        groups = weight[rows].float().reshape(-1, inputs // GROUP, GROUP)
-        scales[rows] = _largest(groups, bits) / (127 if bits == 8 else -8)
-        scale = scales[rows].float()
-        made = (groups * torch.where(scale == 0, 0.0, 1 / scale)[..., None]).round_()
-        whole[rows] = (made.clamp_(-127, 127) if bits == 8 else made.clamp_(-8, 7)).view(-1, inputs)
-    return Quantized(whole, Scales(steps=scales, storage=Storage.HALF), MADE[bits])
+    inputs = weights[0].shape[1]
+    kept = [weight if weight.stride(1) == 1 else weight.contiguous() for weight in weights]
+    rows = [w.data_ptr() + w.element_size() * w.stride(0) * np.arange(len(w), dtype=np.int64) for w in kept]
+    if columns == PANEL:
+        rows = [np.concatenate(rows)]
+    filled = [np.pad(x, (0, -len(x) % columns)).reshape(-1, columns) for x in rows]
+    places = np.ascontiguousarray(np.concatenate(filled, axis=1)).reshape(-1, PANEL)
+    made = FORMATS[MADE[form]]
+    width = made.together * PANEL * made.bits // 8
+    data = torch.empty(len(places), inputs // made.together, width, dtype=torch.uint8)
+    scales = _room(len(places), inputs, form)
+    _run(places, kept[0].dtype, inputs, form, scales, data=data.data_ptr())
+    return data, scales
 
 
-def _largest(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """Of each group, the largest magnitude; with 4 bits the first number that has it."""
-    high, low = groups.amax(-1), groups.amin(-1)
-    if bits == 8:
-        return torch.maximum(high, -low).abs()
-    found = torch.where(high > -low, high, low)
-    equal = (high == -low).nonzero(as_tuple=True)
-    some = groups[equal]
-    found[equal] = some.gather(-1, some.abs().argmax(-1, keepdim=True))[:, 0]
-    return found
+def narrowed(weight: torch.Tensor, form: Form) -> torch.Tensor:
+    """float32, what a weight, [..., inputs], stands for once it is in a form; as it is if it does not fit.
+
+    Raises:
+        EngineError: as `quantize`.
+    """
+    if form not in MADE or weight.ndim < 2 or weight.shape[-1] % GROUP:
+        return weight.float()
+    weight = weight.contiguous()
+    count, inputs = weight.numel() // weight.shape[-1], weight.shape[-1]
+    rows = weight.data_ptr() + weight.element_size() * inputs * np.arange(count, dtype=np.int64)
+    places, made = np.pad(rows, (0, -count % PANEL)).reshape(-1, PANEL), torch.empty(weight.shape)
+    _run(places, weight.dtype, inputs, form, _room(1, UNIT if inputs % UNIT == 0 else GROUP, form), made.data_ptr())
+    return made
 
 
 def fits(weight: torch.Tensor | Quantized) -> bool:
@@ -89,6 +139,27 @@ def fits(weight: torch.Tensor | Quantized) -> bool:
     return len(weight.shape) == 2 and weight.shape[1] % GROUP == 0
 
 
-def narrowed(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """float32, what becomes of a weight in that many bits; as it is if it does not fit, or with 0 bits."""
-    return quantize(weight, bits).weight() if bits and fits(weight) else weight.float()
+def _room(panels: int, inputs: int, form: Form) -> Scales:
+    """Scales of a format, to be filled in."""
+
+    def empty(each: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(panels, inputs // each, PANEL, dtype=dtype)
+
+    if form == "q4_k" and inputs % UNIT == 0:
+        steps, units = [[empty(each, of) for _ in range(2)] for each, of in ((GROUP, torch.int8), (UNIT, torch.half))]
+        return Scales(steps=steps[0], units=units[0], minima=steps[1], minimum_units=units[1], storage=Storage.BYTE)
+    minima = empty(GROUP, torch.half) if form == "q4_k" else None
+    return Scales(steps=empty(GROUP, torch.half), minima=minima, storage=Storage.HALF)
+
+
+def _run(
+    places: np.ndarray, dtype: torch.dtype, inputs: int, form: Form, scales: Scales, floats: int = 0, data: int = 0
+) -> None:
+    """Quantize the weights that lie in certain places, int64 [panels, PANEL], to where data or floats are wanted."""
+    told = Quantization(torch.get_num_threads(), STORAGE[dtype], MADE[form], len(places), inputs, places.ctypes.data)
+    told.data, told.floats = data or None, floats or None
+    for name in ("steps", "units", "minima", "minimum_units"):
+        tensor = getattr(scales, name)
+        setattr(told, name, None if tensor is None else tensor.data_ptr())
+    if best_build().quantize(told):
+        raise EngineError(f"a weight is infinite, no number, or too large for {form}; leave out that quantization")

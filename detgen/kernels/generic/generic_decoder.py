@@ -142,6 +142,10 @@ class GenericDecoder:
         finally:
             embedding.__dict__.pop("forward", None)
 
+    def narrowed(self) -> None:
+        """See `Decoder`: its linear layers are transformers' modules."""
+        return
+
     def profile(self) -> dict[str, Any]:
         """See `Decoder`: the model's own forward says in which order functions are called."""
         versions = {"transformers": version("transformers")}

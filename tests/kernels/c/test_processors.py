@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from detgen.kernels.c import c_decoder
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.library import BUILDS, Runner, best_build, build
 from detgen.kernels.c.panels import panels
+from detgen.kernels.c.quantizing import MADE, Form
 from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.models.attaching import attach
@@ -56,10 +57,10 @@ class Case:
     Args:
         family: of the model, with random weights.
         dtype: of them.
-        quant: how they are quantized: as `panels`' bits, or as bitsandbytes does.
+        quant: how they are quantized: as `panels`' form, or as bitsandbytes does.
     """
 
-    def __init__(self, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
+    def __init__(self, family: str, dtype: torch.dtype, quant: Form | QuantName) -> None:
         torch.manual_seed(3)
         model = hf.AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
         for parameter in model.parameters():
@@ -67,10 +68,11 @@ class Case:
         layout = attach(model, family)
         pages = BlockManager(8)
         self.cache = KVCache(layout.cached, pages, torch.float32, torch.device("cpu"))
-        if isinstance(quant, int):
-            self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, quant))
+        if quant in ("none", "pairs", *MADE):
+            form = cast("Form", quant)
+            self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, form))
         else:
-            read = Quantizing(model, held, quant)
+            read = Quantizing(model, held, cast("QuantName", quant))
             self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, read=read))
         self.forward = ModelRunner(self.decoder, self.cache, layout.group)
         pages.lay_out(3, 128)
@@ -103,16 +105,24 @@ def arm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 STORED = pytest.mark.parametrize(
     ("dtype", "quant"),
     [
-        *((torch.float32, 0), (torch.bfloat16, 0), (torch.float16, 0), (torch.float32, 8), (torch.bfloat16, 4)),
-        *((torch.float32, "nf4"), (torch.float32, "int8"), (torch.bfloat16, 16)),
+        *((torch.float32, "none"), (torch.bfloat16, "none"), (torch.float16, "none"), (torch.bfloat16, "pairs")),
+        *(
+            (torch.float32, "q8"),
+            (torch.bfloat16, "q4"),
+            (torch.float32, "q4_k"),
+            (torch.float32, "nf4"),
+            (torch.float32, "int8"),
+        ),
     ],
-    ids=["float32", "bfloat16", "float16", "q8", "q4", "nf4", "int8", "pairs"],
+    ids=["float32", "bfloat16", "float16", "pairs", "q8", "q4", "q4_k", "nf4", "int8"],
 )
 
 
 @STORED
 @pytest.mark.parametrize("family", FAMILIES)
-def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
+def test_builds_agree(
+    monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype, quant: Form | QuantName
+) -> None:
     found = []
     for name in BUILDS:
         library_found = build(name)
@@ -127,7 +137,7 @@ def test_builds_agree(monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch
 
 @STORED
 @pytest.mark.parametrize("family", FAMILIES)
-def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: int | QuantName) -> None:
+def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: Form | QuantName) -> None:
     case = Case(family, dtype, quant)
     for scored in (False, True):
         want = case.run(scored=scored)

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.library import BUILDS, Runner, build
 from detgen.kernels.c.panels import panels
+from detgen.kernels.c.quantizing import MADE, Form
 from detgen.kernels.logprobs import Scores
 from detgen.program import steps
 from detgen.program.interpreter import Interpreter
@@ -53,10 +54,10 @@ def test_it_gives_the_bits_of_the_interpreter(kind: type[Step]) -> None:
     agree()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_groups_that_do_not_become_whole_numbers(bits: int) -> None:
+@pytest.mark.parametrize("form", MADE)
+def test_groups_that_do_not_become_whole_numbers(form: Form) -> None:
     """Groups of hardly any magnitude count as zeros; a number that is not finite makes its row NaN; ties go to even."""
-    case = odd_groups(bits)
+    case = odd_groups(form)
     wanted = case.after(Interpreter(case.program).run)
     assert wanted["to[34]"].isnan().all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2
     assert not wanted["to[34]"][2].any()
@@ -136,13 +137,13 @@ def test_each_kind_of_step_is_tried() -> None:
     assert CASES.keys() == set(STEPS)
 
 
-@pytest.mark.parametrize("bits", [0, 16])
+@pytest.mark.parametrize("form", ["none", "pairs"])
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_linear_of_any_rows(name: str, bits: int) -> None:
+def test_linear_of_any_rows(name: str, form: Form) -> None:
     """Every row count gives a row the same bits."""
     x, to = Buffer("x", 40), Buffer("to", 64)
     program = Program(x)
-    weight = panels([numbers(2, 64, 40).to(torch.bfloat16 if bits else torch.float32)], bits=bits)
+    weight = panels([numbers(2, 64, 40).to(torch.bfloat16 if form == "pairs" else torch.float32)], form=form)
     program.add(steps.Linear(name="step", x=x, to=Into(to), weight=weight))
     runner, read = Runner(LIBRARIES[name], program), numbers(1, 512, 40)
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from detgen.errors import EngineError
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import same_bits
-from detgen.kernels.c.panels import STORAGE, joined, panels, stacked
+from detgen.kernels.c.panels import joined, panels, stacked
+from detgen.kernels.c.quantizing import MADE, STORAGE, Form
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
@@ -102,7 +103,7 @@ INPUTS = st.sampled_from([1, 7, 31, 127, 128, 129, 260])
     inputs=INPUTS | st.sampled_from([32, 160, 288]),
     outputs=st.sampled_from([1, 31, 33, 70]),
     storage=storages,
-    bits=st.sampled_from([0, 8, 4, 16]),
+    form=st.sampled_from(["none", "pairs", *MADE]),
     activation=st.sampled_from(LINEAR),
     biased=st.booleans(),
     add=st.booleans(),
@@ -115,15 +116,15 @@ def test_linear(
     inputs: int,
     outputs: int,
     storage: torch.dtype,
-    bits: int,
+    form: Form,
     activation: Activation,
     biased: bool,
     add: bool,
     factor: float,
     softcap: float,
 ) -> None:
-    weight = (numbers(2, outputs, inputs) * inputs**-0.5).to(torch.bfloat16 if bits == 16 else storage)
-    packed = joined([weight], [numbers(3, outputs)] if biased else [], bits)
+    weight = (numbers(2, outputs, inputs) * inputs**-0.5).to(torch.bfloat16 if form == "pairs" else storage)
+    packed = joined([weight], [numbers(3, outputs)] if biased else [], form)
     x, to = Buffer("x", inputs), Buffer("to", outputs)
     into = Into(to, add=add and not softcap, factor=factor)
     step = steps.Linear(name="step", x=x, to=into, weight=packed, activation=activation, softcap=softcap)
@@ -131,12 +132,13 @@ def test_linear(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "bits", "gated"), [(1024, 0, False), (2177, 0, False), (1120, 4, True), (1158, 16, True)]
+    ("inputs", "form", "gated"),
+    [(1024, "none", False), (2177, "none", False), (1120, "q4", True), (1280, "q4_k", True), (1158, "pairs", True)],
 )
-def test_sections_of_a_linear_layer(device: str, inputs: int, bits: int, gated: bool) -> None:
-    dtype = torch.bfloat16 if bits == 16 else torch.float32
+def test_sections_of_a_linear_layer(device: str, inputs: int, form: Form, gated: bool) -> None:
+    dtype = torch.bfloat16 if form == "pairs" else torch.float32
     weights = [numbers(seed, 5, inputs).to(dtype) for seed in (2, 3)[: 1 + gated]]
-    packed = joined(weights, [numbers(4, 5), numbers(5, 5)] if gated else [], bits, gated=gated)
+    packed = joined(weights, [numbers(4, 5), numbers(5, 5)] if gated else [], form, gated=gated)
     x, to = Buffer("x", inputs), Buffer("to", 5)
     step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
     alike(device, rows_of(3), {x: numbers(1, 3, inputs), to: torch.zeros(3, 5)}, step)
@@ -148,7 +150,7 @@ def test_layers_side_by_side(device: str, add: bool) -> None:
     x, to = Buffer("x", 256), Buffer("to", 33 + 5 + 16 + 20)
     few = IN_FEW_BITS[-1]
     weights = [joined([numbers(2, 33, 256)], [numbers(3, 33)]), joined([in_few_bits(4, 5, 256, *few)], [])]
-    weights += [joined([numbers(5, 16, 256), numbers(6, 16, 256)], [], 8, gated=True)]
+    weights += [joined([numbers(5, 16, 256), numbers(6, 16, 256)], [], "q8", gated=True)]
     into, at = Into(to, add=add, factor=0.3), (0, 33, 38)
     made = [
         steps.Linear(name="step", x=x, to=into, at=first, weight=weight, gated=gated)
@@ -192,11 +194,11 @@ def test_weights_in_few_bits(device: str, kind: InFewBits) -> None:
     inner=st.sampled_from([1, 16, 50]),
     biased=st.booleans(),
     storage=storages,
-    bits=st.sampled_from([0, 8, 4, 16]),
+    form=st.sampled_from(["none", "pairs", *MADE]),
 )
-def test_gated_linear(device: str, rows: int, inner: int, biased: bool, storage: torch.dtype, bits: int) -> None:
-    weights = [numbers(seed, inner, 160).to(torch.bfloat16 if bits == 16 else storage) for seed in (2, 3)]
-    packed = joined(weights, [numbers(4, inner), numbers(5, inner)] if biased else [], bits, gated=True)
+def test_gated_linear(device: str, rows: int, inner: int, biased: bool, storage: torch.dtype, form: Form) -> None:
+    weights = [numbers(seed, inner, 160).to(torch.bfloat16 if form == "pairs" else storage) for seed in (2, 3)]
+    packed = joined(weights, [numbers(4, inner), numbers(5, inner)] if biased else [], form, gated=True)
     x, to = Buffer("x", 160), Buffer("to", inner)
     step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=True, activation=Activation.SILU)
     alike(device, rows_of(rows), {x: numbers(1, rows, 160) * 0.1, to: torch.zeros(rows, inner)}, step)
@@ -211,15 +213,15 @@ def test_a_tile_has_no_say(device: str, monkeypatch: pytest.MonkeyPatch) -> None
         alike(device, rows_of(19), {x: numbers(1, 19, 40), to: torch.zeros(19, 70)}, step)
     x = Buffer("x", 64)
     for gated in (False, True):
-        packed = joined([numbers(seed, 70, 64) for seed in (2, 3)[: 1 + gated]], [], 4, gated=gated)
+        packed = joined([numbers(seed, 70, 64) for seed in (2, 3)[: 1 + gated]], [], "q4", gated=gated)
         step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
         alike(device, rows_of(40), {x: numbers(1, 40, 64), to: torch.zeros(40, 70)}, step)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_groups_that_do_not_become_whole_numbers(device: str, bits: int) -> None:
+@pytest.mark.parametrize("form", MADE)
+def test_groups_that_do_not_become_whole_numbers(device: str, form: Form) -> None:
     """Groups of hardly any magnitude count as zeros; a number that is not finite makes its row NaN; ties go to even."""
-    case = odd_groups(bits)
+    case = odd_groups(form)
     found = alike(device, case.rows, case.given, case.program.steps[0])[Buffer("to", 34)]
     assert found.isnan().all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2
     assert not found[2].any()
@@ -504,11 +506,11 @@ def test_what_is_not_seen_is_not_read(device: str) -> None:
     assert same_bits(found[3], clean[3])
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4, 16])
+@pytest.mark.parametrize("form", ["none", "pairs", *MADE])
 @pytest.mark.parametrize(("experts", "picks"), [(5, 2), (40, 3), (4, 4), (150, 2)])
-def test_experts(device: str, bits: int, experts: int, picks: int) -> None:
+def test_experts(device: str, form: Form, experts: int, picks: int) -> None:
     """Routes, what each of a row's experts gives, and their sum."""
-    rows, hidden, inner = 6, 32, 64 if bits else 40
+    rows, hidden, inner = 6, 32, 40 if form == "none" else 64
     up, down = numbers(1, experts, 2 * inner, hidden) * 0.2, numbers(2, experts, hidden, inner) * 0.2
     x, logits, routes = Buffer("x", hidden), Buffer("logits", experts), Buffer("routes", 2 * picks)
     made, each, to = Buffer("made", picks * inner), Buffer("each", picks * hidden), Buffer("to", hidden)
@@ -532,10 +534,10 @@ def test_experts(device: str, bits: int, experts: int, picks: int) -> None:
             Route(name="routes", x=kept, to=routes, normalized=normalized),
             Sort(name="sorted", routes=routes, experts=experts),
             ExpertLinear(
-                name="up", x=x, routes=routes, to=made, weight=_stacked(up, bits, gated=True),
+                name="up", x=x, routes=routes, to=made, weight=_stacked(up, form, gated=True),
                 activation=Activation.SILU, gated=True,
             ),
-            ExpertLinear(name="down", x=made, routes=routes, to=each, weight=_stacked(down, bits)),
+            ExpertLinear(name="down", x=made, routes=routes, to=each, weight=_stacked(down, form)),
             Combine(name="sum", x=each, routes=routes, to=Into(to, add=True, factor=0.5)),
         )  # fmt: skip
         assert found[routes][:, ::2].diff(dim=1).gt(0).all()
@@ -552,10 +554,10 @@ def test_routes_of_what_is_no_number(device: str) -> None:
     assert given[routes][0, 1::2].isnan().all()
 
 
-def _stacked(weights: torch.Tensor, bits: int, *, gated: bool = False) -> Weight:
-    dtype = torch.bfloat16 if bits == 16 else torch.float32
+def _stacked(weights: torch.Tensor, form: Form, *, gated: bool = False) -> Weight:
+    dtype = torch.bfloat16 if form == "pairs" else torch.float32
     parts = [list(w.to(dtype).chunk(2)) if gated else [w.to(dtype)] for w in weights]
-    return stacked(parts, PANEL // 2 if gated else PANEL, bits)
+    return stacked(parts, PANEL // 2 if gated else PANEL, form)
 
 
 def test_every_kind_of_step_has_a_kernel() -> None:

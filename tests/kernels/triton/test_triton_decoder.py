@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.c.quantizing import MADE, Form
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, Window, Windows
 from detgen.kernels.logprobs import Scores
@@ -64,7 +65,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def both(config: Any, bits: int = 0, dtype: torch.dtype = torch.float32) -> list[ModelRunner]:
+def both(config: Any, form: Form = "none", dtype: torch.dtype = torch.float32) -> list[ModelRunner]:
     """Passes of a random model by kernels in Triton, and by the compiled library."""
     found = []
     for device in (DEVICE, torch.device("cpu")):
@@ -73,10 +74,10 @@ def both(config: Any, bits: int = 0, dtype: torch.dtype = torch.float32) -> list
         cache = KVCache(layout.cached, BlockManager(20), torch.float32, device)
         cache.pages.lay_out(5, 128)
         decoder: Any = (
-            CDecoder(ProgramBuilder(model, cache, layout.traits, bits))
+            CDecoder(ProgramBuilder(model, cache, layout.traits, form))
             if found
             else TritonDecoder(
-                ProgramBuilder(model, cache, layout.traits, bits, keep=lambda x: x.to(DEVICE)),
+                ProgramBuilder(model, cache, layout.traits, form, keep=lambda x: x.to(DEVICE)),
                 cache.scratch,
                 DEVICE,
                 replaying(DEVICE),
@@ -91,13 +92,13 @@ def drawn(count: int, seed: int) -> list[int]:
     return tokens
 
 
-def read_by_both(config: Any, bits: int = 0, dtype: torch.dtype = torch.float32) -> None:
+def read_by_both(config: Any, form: Form = "none", dtype: torch.dtype = torch.float32) -> None:
     """Compares logits and entries of passes of several windows, some of which go on where others ended."""
     passes = (
         [Window(0, 0, drawn(6, 2), 1), Window(1, 0, drawn(3, 1), 3)],
         [Window(1, 3, drawn(2, 3), 2), Window(0, 6, [7], 1), Window(2, 0, [9], 1)],
     )
-    forwards = both(config, bits, dtype)
+    forwards = both(config, form, dtype)
     for windows in passes:
         found, wanted = (forward.run(windows).cpu() for forward in forwards)
         assert wanted.isfinite().all()
@@ -113,10 +114,11 @@ def test_it_has_the_bits_of_a_cpu(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "dtype"), [(8, torch.float32), (4, torch.float32), (0, torch.bfloat16), (16, torch.bfloat16)]
+    ("form", "dtype"),
+    [*((form, torch.float32) for form in MADE), ("none", torch.bfloat16), ("pairs", torch.bfloat16)],
 )
-def test_weights_in_fewer_bits(bits: int, dtype: torch.dtype) -> None:
-    read_by_both(hf.LlamaConfig(**TINY | {"hidden_size": 32, "intermediate_size": 64}), bits, dtype)
+def test_weights_in_fewer_bits(form: Form, dtype: torch.dtype) -> None:
+    read_by_both(hf.LlamaConfig(**TINY | {"hidden_size": 32, "intermediate_size": 256}), form, dtype)
 
 
 def test_far_positions(monkeypatch: pytest.MonkeyPatch) -> None:
