@@ -4,8 +4,8 @@
 
 Logits are peaked (normal, with a few peaks, as large models give them), flat (as random weights give them), or those of
 the embedded model, repeated with a little noise. Then what a round chooses and judges where all requests are greedy.
-With `--other`, each figure of another checkout stands behind it, and both are asked in turns, each in a process of its
-own with one thread; an environment in that checkout is used if there is one.
+With `--other`, each figure is followed by that of another checkout. Both take turns, each in a process of its own with
+one thread; an environment in that checkout is used if there is one.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarra
 def main() -> None:
     """Print a table for each shape of the logits, and one for greedy rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", type=Path, help="another checkout to measure beside this one")
+    parser.add_argument("--other", type=Path, help="another checkout to compare with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

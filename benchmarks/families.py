@@ -2,7 +2,7 @@
 
     python benchmarks/families.py                       # all of them, into docs/models.md; some minutes
     python benchmarks/families.py llama gemma2          # some, printed
-    python benchmarks/families.py --json found.json     # what was found, beside the table
+    python benchmarks/families.py --json found.json     # what was found, in addition to the table
 
 A family is a tiny model with random weights in a folder of its own (`tiny_families`). detgen generates from it in a
 process of its own, within limits of time and memory: prompts of 5 to 200 tokens, one and four at a time. Both must give
@@ -63,7 +63,7 @@ DOC = Path(__file__).parent.parent / "docs" / "models.md"
 
 
 class Trace:
-    """Keeps the logits behind the committed tokens."""
+    """Keeps the logits after the committed tokens."""
 
     chains = False
 

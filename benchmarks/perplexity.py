@@ -2,7 +2,7 @@
 
     python benchmarks/perplexity.py MODEL [MODEL=q8 MODEL=bfloat16+bfloat16 FILE.gguf ...] [--llama-python PATH]
 
-The text is cut into windows; the second half of each is scored behind the first one. Without `--text`, it is the
+The text is cut into windows; the second half of each is scored after the first one. Without `--text`, it is the
 sources of Python's standard library.
 """
 
@@ -87,7 +87,7 @@ def main() -> None:
     first = args.models[0].partition("=")[0]
     files = args.text or sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     windows = windows_of(load_tokenizer(Path(first), first), files, args.window, args.tokens)
-    print(f"{len(windows) * (args.window // 2):,} tokens, behind {args.window // 2} each\n")
+    print(f"{len(windows) * (args.window // 2):,} tokens, each after {args.window // 2} others\n")
     print("| model | detgen | to the first | llama.cpp | detgen to it |\n| --- | --- | --- | --- | --- |")
     base = 0.0
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:

@@ -72,7 +72,7 @@ _SIZES: list[tuple[str, int | None]] = [
 ]
 _KEPT = re.compile(r"vocab_size")
 
-# What families need beside, or otherwise; a dot leads into a configuration inside.
+# What families need in addition, or instead; a dot leads into a configuration inside.
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}  # times each other, twice the hidden size
 _FULL = {"layer_types": ["full_attention"] * _LAYERS}
 _GEMMA4 = {  # of the assistants, which have no default

@@ -1,4 +1,4 @@
-"""`detgen run` on workers with a thread each, beside one process with as many threads; in turns, with equal bytes.
+"""`detgen run` on workers with a thread each, against one process with as many threads; in turns, with equal bytes.
 
     python benchmarks/workers.py                   # 2 workers, 5 runs of each
     python benchmarks/workers.py --runs 3 --repeat 10 --options "--target demo-thinking"

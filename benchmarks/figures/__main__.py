@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/figures --bench bench-out/bench.json --full   # more points, and figure 10
 
 Figure 10 needs a benchmark of several shares of verified requests: `detgen bench --full --peer detgen`.
-Each figure is written as PNG and SVG, with its data as JSON beside it.
+Each figure is written as PNG and SVG, with its data as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times of detgen's kernels, step by step, beside what their bytes and their products take at best."""
+"""Times of detgen's kernels, step by step, and the least that their bytes and their products can take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detgen's kernels beside its compiled library: each step at the shapes of a model has the same bits on the device."""
+"""Detgen's kernels against its compiled library: each step at the shapes of a model has the same bits on the device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measure(book: Notebook, asked: Asked) -> None:
 
 
 def compare(book: Notebook, one: Made, count: int, positions: int, device: str) -> None:
-    """Run a step by both, and note whether what it leaves behind has the same bits."""
+    """Run a step by both, and note whether its results have the same bits."""
     rows, maker = rows_of(count, positions), torch.Generator().manual_seed(count)
     buffers = {b: torch.randn(count, b.width, generator=maker).abs() for b in {*one.step.reads, one.step.writes}}
     moved = on(device, one.step)

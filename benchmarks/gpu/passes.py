@@ -1,6 +1,6 @@
 """Passes of a whole model with random weights, by detgen's own `ModelRunner`, by number of rows, recorded and anew.
 
-Decode rows stand behind contexts of random keys and values.
+Decode rows come after contexts of random keys and values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
-from gpu.products import Classes, in_words
 from gpu.timing import host_seconds
 
 CONTEXT = 1024
@@ -86,7 +85,7 @@ def build(asked: Asked, slots: int) -> Built:
 
 
 def decode(built: Built, rows: int) -> Windows:
-    """A pass of one row of each of some requests, each behind its context."""
+    """A pass of one row of each of some requests, each after its context."""
     assert rows <= built.slots, f"the device's memory holds the contexts of {built.slots} requests"
     built.forward.cache.pages.lay_out(rows, built.context + 1)
     return Windows.of([Window(slot, built.context, [7], 1) for slot in range(rows)])
@@ -99,7 +98,7 @@ def read(built: Built, rows: int) -> Windows:
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """Decode passes with their classes, then passes that read a prompt."""
+    """Decode passes, and whether their first rows have the same bits; then passes that read a prompt."""
     decoded, prompts = ((1, 2, 3), (8,)) if asked.tiny else (_DECODED, _READ)
     bandwidth, rate = roof(asked, torch.float32 if asked.tiny else torch.bfloat16)
     built = build(asked, decoded[-1])
@@ -113,10 +112,9 @@ def measure(book: Notebook, asked: Asked) -> None:
             with _anew(built.forward):
                 logits[rows] = built.forward.run(windows)[0].clone()
             _note(book, built, name, windows, bandwidth, rate)
-    if logits:
-        found = _classes(logits)
-        line = f"whole passes, {in_words(found, list(logits))}"
-        book.note("classes", found.agreeing, line)
+    first = next(iter(logits.values()), None)
+    other = [rows for rows, mine in logits.items() if first is not None and not same_bits(mine, first)]
+    book.note("other bits", other, f"row counts with other bits than one row's: {other or 'none'}")
     for rows in prompts:
         name = f"prompt of {rows:,} rows"
         with book.part(name):
@@ -124,7 +122,7 @@ def measure(book: Notebook, asked: Asked) -> None:
 
 
 def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: float, rate: float) -> None:
-    """Time a pass as it is replayed and as it is launched anew, beside what its bytes and arithmetic take at best.
+    """Time a pass as it is replayed and as it is launched anew, and the least that its bytes and arithmetic can take.
 
     A pass that is never recorded is launched anew both times.
     """
@@ -149,15 +147,3 @@ def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: 
 def _anew(forward: ModelRunner) -> AbstractContextManager[None]:
     """Passes that are neither recorded nor replayed, inside the block."""
     return forward.decoder.telling(lambda name, output: None)
-
-
-def _classes(logits: dict[int, torch.Tensor]) -> Classes:
-    """Row counts whose first row has the same bits."""
-    found: list[list[int]] = []
-    for rows, mine in logits.items():
-        members = next((members for members in found if same_bits(logits[members[0]], mine)), None)
-        if members is None:
-            found.append([rows])
-        else:
-            members.append(rows)
-    return Classes(found, [])

@@ -1,4 +1,4 @@
-"""The stages, those first that decide most. Imports nothing, as whoever starts them needs no libraries."""
+"""The stages, the most decisive first. Imports nothing, so that they can be listed and started without any library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ STAGES = (
     Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),
     Stage("passes", 50, "passes", "passes of the model by row count", packages=_MODELS),
     Stage("kernel-times", 45, "kernel_times", "times of detgen's kernels", packages=("triton",)),
-    Stage("trace", 30, "trace", "what runs on the device during a pass", packages=_MODELS),
     Stage("generations", 75, "generations", "whole generations by detgen", packages=_MODELS),
     Stage("generations-peer", 40, "generations", "the same by transformers' generate_batch", packages=_MODELS),
     Stage("quick", 55, "commands", "detgen verify-determinism --quick", packages=_COMMANDS),

@@ -1,4 +1,4 @@
-"""Measurements of detgen beside what people would use instead, on the user's own machine.
+"""Measurements of detgen and of what people would use instead, on the user's own machine.
 
 One run measures a grid of cells; a cell is one workload at one batch size, and each of its rows is one contender: a
 peer and how it is run. Peers live in processes of their own that stay alive, so that the rows of a cell can take turns

@@ -48,7 +48,7 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
 
 
 def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], None]) -> Results:
-    """See `bench`; `kept` is told of the results whenever they were written."""
+    """See `bench`; `kept` gets the results whenever they are written."""
     check(config)
     if config.random_weights is None:
         check_sources(config.engine, observer)
@@ -95,7 +95,7 @@ def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], 
 
 
 def _unfinished(rows: list[Row], cells: int) -> str:
-    """That a benchmark is not at its end, and how far it is."""
+    """A note that a benchmark is not finished, and how far it is."""
     of = list(dict.fromkeys((row.workload, row.batch_size) for row in rows))
     rounds = max((len(row.seconds) for row in rows if (row.workload, row.batch_size) == of[-1]), default=0)
     last = "{}, batch {}".format(*of[-1])
@@ -117,7 +117,7 @@ def _logs(output: Path) -> Path:
 
 
 def _roof(source: ModelSource, observer: Observer, logs: Path) -> Roof:
-    """What the machine can do; nothing where that cannot be measured."""
+    """What the machine can do; empty if that cannot be measured."""
     observer.message("measuring the machine: a copy and a matrix product")
     engine = source.engine
     try:

@@ -19,7 +19,7 @@ def busy_now(others: Others | None) -> list[str]:
 
 
 def busy_cells(rows: Iterable[Row]) -> list[str]:
-    """A line that names the cells that were measured beside others' work, all runs of a cell together."""
+    """A line that names the cells that other processes disturbed, all runs of a cell together."""
     sums: dict[tuple[str, int], Others] = {}
     for row in rows:
         for seconds, there_were in row.others:
@@ -29,7 +29,7 @@ def busy_cells(rows: Iterable[Row]) -> list[str]:
     if not busy:
         return []
     cells = ", ".join(f"{workload}, batch {size} ({_of_processors(share)})" for (workload, size), share in busy.items())
-    return [f"measured beside the work of other processes: {cells}; {_REMEDY}"]
+    return [f"measured while other processes worked: {cells}; {_REMEDY}"]
 
 
 def _of_processors(share: float) -> str:

@@ -15,7 +15,7 @@ from detgen.bench.peers.detgen_engine import SYNTHETIC
 from detgen.bench.processes import start_worker
 from detgen.bench.random_weights import settings_of
 from detgen.bench.workloads import SYNTHETIC as SYNTHETIC_WORKLOADS
-from detgen.bench.workloads import WHOLE, check_name, make_workload
+from detgen.bench.workloads import WHOLE, check_name, make_workload, split_name
 from detgen.errors import BenchError
 from detgen.worker import WorkerError
 
@@ -74,11 +74,12 @@ def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
     requests = max(requests_at(config, size) for size in batch_sizes(config))
     workloads = []
     for name in names:
-        scale = config.scale or (1.0 if target.engine.device.startswith("cuda") or name in WHOLE else 1 / 16)
+        plain, _ = split_name(name)
+        scale = config.scale or (1.0 if target.engine.device.startswith("cuda") or plain in WHOLE else 1 / 16)
         while True:
             workload = make_workload(name, requests, scale, config, target)
-            # A scale that nobody asked for gives way to the model's context.
-            gives_way = config.scale is None and name in SYNTHETIC_WORKLOADS and scale > _LEAST_SCALE
+            # A default scale gives way to the model's context.
+            gives_way = config.scale is None and plain in SYNTHETIC_WORKLOADS and scale > _LEAST_SCALE
             if workload.longest <= target.context or not gives_way:
                 break
             scale /= 2
@@ -101,6 +102,8 @@ def make_cells(config: BenchConfig, workloads: list[Workload], peers: Peers) -> 
     for workload in workloads:
         for size in batch_sizes(config):
             contenders = contenders_at(config, peers, size)
+            if workload.temperature:
+                contenders = tuple(c for c in contenders if c.peer == "detgen")
             if contenders:
                 prompts = workload.prompts[: requests_at(config, size)]
                 cells.append(Cell(replace(workload, prompts=prompts), size, contenders))

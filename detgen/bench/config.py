@@ -1,4 +1,4 @@
-"""What a benchmark is told."""
+"""The settings of a benchmark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BenchConfig:
 
     Attributes:
         engine: models, quantization, device, dtype and threads of every peer, and the number format of detgen's KV
-            cache; its other fields are ignored.
+            cache; other fields are ignored.
         random_weights: a built-in configuration or a config.json, filled with random weights in place of models.
         output: folder for the results.
         full: the whole grid instead of the quick one.
@@ -69,12 +69,12 @@ class BenchConfig:
         Path("bench-out")
     )
     full: Annotated[
-        bool, Option(None, "--full/--quick", panel="Options"), "The whole grid, or what fits in three minutes."
+        bool, Option(None, "--full/--quick", panel="Options"), "The whole grid, or only what fits in three minutes."
     ] = False
     workloads: Annotated[
         tuple[str, ...],
         Option("NAME", "--workload", panel="Options", default="sample; all with --full"),
-        "What is generated; may be given several times.",
+        "What is generated, NAME@T at a temperature T by detgen alone; may be given several times.",
     ] = ()
     requests: Annotated[int | None, Option("N", default="two batches"), "Requests at each batch size."] = None
     batch_sizes: Annotated[
@@ -103,7 +103,8 @@ class BenchConfig:
         tuple[str, ...],
         Option("NAME", "--peer", panel="Options", default="all that are installed"),
         "Measure only this peer, in each of its precisions: detgen, transformers, transformers-assisted,"
-        " transformers-continuous, openvino, llama.cpp, ctranslate2, vllm, sglang; may be given several times.",
+        " transformers-continuous, openvino, llama.cpp, ctranslate2, onnxruntime, vllm, sglang; may be given several"
+        " times.",
     ] = ()
     rounds: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""Whether outputs are what they should be: between batch sizes, and beside the canonical ones.
+"""Whether outputs are what they should be: equal between batch sizes, and equal to the canonical ones.
 
 Fast and wrong is wrong: a verified row that differs from `none`, or from itself at another batch size, says so, and
 so does any row most of whose first tokens differ from the canonical ones, or all of them where it computes in fewer

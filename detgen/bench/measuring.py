@@ -32,7 +32,6 @@ class Measuring:
         observer: told before each run, and at the end.
         rounds: measured rounds per cell; None takes as many as the time allows, within bounds.
         seconds: that the cells should take together.
-        least: measured rounds that a cell has in any case.
         keep: is given the rows so far, and what every contender generated, after each measured round.
     """
 
@@ -43,7 +42,6 @@ class Measuring:
         observer: Observer,
         rounds: int | None,
         seconds: float,
-        least: int = _LEAST_ROUNDS,
         keep: Callable[[list[Row], Outputs], None] = lambda *_: None,
     ) -> None:
         self._outputs: Outputs = defaultdict(dict)
@@ -51,13 +49,12 @@ class Measuring:
         self._processes = processes
         self._observer = observer
         self._rounds = rounds
-        self._least = least
         self._keep = keep
         self._rows: list[Row] = []  # of the cells that are finished
         self._started = time.monotonic()
         self._until = self._started + seconds
         self._done = 0
-        self._total = sum(len(cell.contenders) for cell in cells) * (1 + (rounds or least))
+        self._total = sum(len(cell.contenders) for cell in cells) * (1 + (rounds or _LEAST_ROUNDS))
 
     def run(self) -> tuple[list[Row], Outputs]:
         """Measure all cells: a row for each contender of each, and what every contender generated.
@@ -84,8 +81,8 @@ class Measuring:
         rounds = self._rounds
         if rounds is None:
             more = (seconds - (now - started)) / max(now - began, 1e-3)
-            rounds = int(min(max(1 + more, self._least), _MOST_ROUNDS))
-            self._total += (rounds - self._least) * len(rows)
+            rounds = int(min(max(1 + more, _LEAST_ROUNDS), _MOST_ROUNDS))
+            self._total += (rounds - _LEAST_ROUNDS) * len(rows)
         for _ in range(rounds - 1):
             self._round(cell, rows, measured=True)
         return list(rows.values())
@@ -129,7 +126,7 @@ class Measuring:
             return
 
     def _tell(self, *what: str) -> None:
-        """A run begins; how long the rest will take is told from how long those so far took."""
+        """Report that a run begins; the time left is estimated from the runs so far."""
         seconds = time.monotonic() - self._started
         left = seconds / self._done * (self._total - self._done) if self._done else None
         self._observer.progress(Progress(self._done, self._total, "runs", seconds, left, what))

@@ -25,7 +25,7 @@ from detgen.progress import Observer
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target in figures.
+    """What is known of the target before it is loaded.
 
     Attributes:
         engine: the settings of the benchmark, with a device, dtype and threads that are settled.
@@ -135,20 +135,11 @@ def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_sto
     Args:
         source: the models.
         role: target or draft.
-        weights: how they are kept, as `Contender.weights`; None as the settings say. Those rounded to 16 bits are
-            widened when they are read, and the arithmetic stays that of the settings.
+        weights: how they are quantized, as `Contender.weights`; None as the settings say.
         as_stored: as in `ModelSource`.
     """
-    if weights in ("q8", "q4", "q4_k"):
-        quant: dict[str, Any] = {f"{role}_quant": weights}
-        source = replace(source, engine=replace(source.engine, **quant))
-    found = _loaded(source, role, as_stored)
-    if weights in ("bfloat16", "float16"):
-        import torch
-
-        for parameter in found.model.parameters():
-            parameter.data = parameter.data.to(getattr(torch, weights))
-    return found
+    quant: dict[str, Any] = {} if weights is None else {f"{role}_quant": weights}
+    return _loaded(replace(source, engine=replace(source.engine, **quant)), role, as_stored)
 
 
 def own_forward(source: ModelSource, role: str) -> Any:

@@ -24,7 +24,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts, their name, in words where they come from, and the temperature, which is not 0 for detgen alone."""
+    """Prompts, their name, where they come from in words, and the temperature; at another than 0 detgen runs alone."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -51,7 +51,6 @@ class ModelSource:
         native: whether detgen computes the target's passes by its own kernels and float32.
         as_stored: whether detgen keeps weights that are stored in 16 bits as they are, and widens them when it reads
             them.
-        random_draft: draft with random weights, too; such drafts cost what a draft model costs, and are never right.
     """
 
     engine: EngineConfig
@@ -61,14 +60,11 @@ class ModelSource:
     scratch: Path
     native: bool = False
     as_stored: bool = False
-    random_draft: bool = False
 
     @property
     def has_draft(self) -> bool:
         """Whether there is a draft model to draft with."""
-        if self.random_weights is not None:
-            return self.random_draft
-        return self.engine.draft is not None or self.engine.target is None
+        return self.random_weights is None and (self.engine.draft is not None or self.engine.target is None)
 
     @property
     def on_gpu(self) -> bool:
@@ -93,7 +89,7 @@ class ModelSource:
 
     @property
     def plain_precision(self) -> str:
-        """As transformers runs it, which knows nothing of weights in few bits."""
+        """As transformers runs it, which has no weights in few bits."""
         return self.engine.dtype
 
 
@@ -113,7 +109,7 @@ class Contender:
         acceptance: rate at which the synthetic drafter is right; None for real drafters.
         weights: how detgen keeps the target's, where that is not as the benchmark's settings say: a number format or
             a quantization.
-        fewer_bits: whether weights, arithmetic or cache have fewer bits than the model as it comes.
+        fewer_bits: whether weights, arithmetic or cache have fewer bits than the stored model.
         quick: whether the quick grid has a row of it.
     """
 
@@ -195,13 +191,13 @@ class Outcome:
 
 
 class Peer(Protocol):
-    """One library beside which detgen is measured, loaded for the contenders of one process.
+    """A library that detgen is compared with, loaded for the contenders of one process.
 
     Its file imports the library only where a peer is made or runs.
 
     Args:
         source: the models.
-        contender: one of the process; the others differ in what `run` is told.
+        contender: one of the process; the others differ in the arguments of `run`.
         batch_sizes: all that will be asked for.
     """
 

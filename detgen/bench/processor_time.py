@@ -17,7 +17,7 @@ from typing import NamedTuple
 PROC = Path("/proc")
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of /proc
 _IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
-_STOLEN = 7  # the last column that counts, what a hypervisor gave to others; those behind it are counted before
+_STOLEN = 7  # the last column that counts, what a hypervisor gave to others; later ones are counted already
 _NOISE = 0.05  # seconds that what is read from /proc may be off by
 _BUSY = 0.1  # share of the processors from which others' work is worth a warning
 

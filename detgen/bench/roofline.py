@@ -74,7 +74,7 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> list[Callable[[], torch.Tenso
 
 
 def _best(function: Callable[[], object], device: str) -> float:
-    """Fewest seconds of a call. One call before is not timed: memory that nobody used yet is many times as slow."""
+    """Fewest seconds of a call. One call before is not timed: memory that was never touched is many times as slow."""
     import torch
 
     def timed() -> float:
@@ -93,10 +93,10 @@ def _best(function: Callable[[], object], device: str) -> float:
 
 
 def place_all(rows: list[Row], weights: float, roof: Roof, dtype: str) -> tuple[Roof, list[str]]:
-    """Fill in the shares of all measured rows; what of the roof is one, and in words what is not.
+    """Fill in the shares of all measured rows; return the bounds that hold, and a note for each that does not.
 
-    What a row does faster than the machine was measured to is no bound: the copy or the product was disturbed, or
-    weights are read from the caches. No row has a share of such.
+    A figure that a row exceeds is no bound: the copy or the product was disturbed, or weights are read from the caches.
+    Then no row has a share of it.
 
     Args:
         rows: changed in place.
@@ -114,8 +114,8 @@ def place_all(rows: list[Row], weights: float, roof: Roof, dtype: str) -> tuple[
             continue
         reached = getattr(most, share) * bounds.pop(key)
         notes.append(
-            f"{name} reached {roof[key] / 1e9:,.1f} {unit} when the machine was measured, {most.label} reaches"
-            f" {reached / 1e9:,.1f}: that is no bound, so no shares of it are given"
+            f"{name} reached {roof[key] / 1e9:,.1f} {unit} when the machine was measured, but {most.label} reaches"
+            f" {reached / 1e9:,.1f}: it is no bound, so no shares of it are given"
         )
         for row in measured:
             setattr(row, share, None)

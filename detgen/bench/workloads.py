@@ -3,8 +3,11 @@
 `sample` and `file:PATH` are real prompts, chats among them, which the model's template renders; `chats` are those of
 `sample`, each as a chat of one message. The synthetic ones have
 the shapes that the field reports, at random ids: fixed lengths (input x output), and mixes drawn from log-normal
-distributions, which are given here by median and spread (the standard deviation of the logarithm). Nobody's data set is
-needed for them, and a seed draws them again.
+distributions, which are given here by median and spread (the standard deviation of the logarithm). They need no
+data set, and a seed draws them again.
+
+At the end of any name, `@T` is a temperature, at which only detgen's drafters are measured, since other programs sample
+other texts.
 """
 
 from __future__ import annotations
@@ -51,25 +54,38 @@ SYNTHETIC = (*FIXED, *MIXES)
 REAL = ("sample", "chats")
 
 
+def split_name(name: str) -> tuple[str, float]:
+    """The name without its temperature, and the temperature; 0 where it has none."""
+    plain, at, temperature = name.rpartition("@")
+    try:
+        found = float(temperature) if at else 0.0
+    except ValueError:  # the @ of a file's path
+        return name, 0.0
+    return plain or name, found
+
+
 def check_name(name: str) -> None:
     """Check that there is a workload of this name.
 
     Raises:
-        BenchError: there is none, or no such file.
+        BenchError: there is none, no such file, or its temperature is none.
     """
+    name, temperature = split_name(name)
+    if not 0 <= temperature <= 1e4:
+        raise BenchError(f"workload {name}@{temperature:g}: a temperature is from 0 to 10,000")
     if name.startswith("file:"):
         if not Path(name.removeprefix("file:")).is_file():
             raise BenchError(f"workload {name}: there is no such file")
     elif name not in (*REAL, *SYNTHETIC):
         known = ", ".join((*REAL, "file:PATH", *SYNTHETIC))
-        raise BenchError(f"there is no workload {name!r}; choose from {known}")
+        raise BenchError(f"there is no workload {name!r}; choose from {known}, each also with @TEMPERATURE")
 
 
 def make_workload(name: str, requests: int, scale: float, config: BenchConfig, target: Target) -> Workload:
     """A workload by its name.
 
     Args:
-        name: one of REAL or SYNTHETIC, or `file:PATH`.
+        name: one of REAL or SYNTHETIC, or `file:PATH`; with `@T` at a temperature.
         requests: how many prompts; real ones start over where there are fewer.
         scale: factor of synthetic lengths.
         config: its seed draws synthetic lengths and ids; real prompts are continued by its `max_tokens`.
@@ -78,10 +94,11 @@ def make_workload(name: str, requests: int, scale: float, config: BenchConfig, t
     Raises:
         BenchError: an unknown name, a file without prompts, or with one that cannot be run.
     """
-    vocabulary = target.vocabulary
+    vocabulary, called = target.vocabulary, name
+    name, temperature = split_name(name)
     if name in SYNTHETIC:
         made, shape = _synthetic(name, requests, scale, random.Random(f"{config.seed} {name}"), vocabulary)
-        return Workload(name, made, f"random ids, {shape}, scale {scale:g}, seed {config.seed}")
+        return Workload(called, made, f"random ids, {shape}, scale {scale:g}, seed {config.seed}", temperature)
     if name in REAL:
         place = str(DEMO / "prompts.jsonl")
         origin = "the embedded prompts" + (", each as a chat" if name == "chats" else "")
@@ -95,7 +112,7 @@ def make_workload(name: str, requests: int, scale: float, config: BenchConfig, t
         raise BenchError(f"{origin} has no prompts")
     chosen = [ids[i % len(ids)] for i in range(requests)]
     prompts = tuple(Prompt(c, config.max_tokens) for c in chosen)
-    return Workload(name, prompts, f"{origin}, {config.max_tokens} tokens each")
+    return Workload(called, prompts, f"{origin}, {config.max_tokens} tokens each", temperature)
 
 
 def _synthetic(

@@ -5,22 +5,19 @@ greatest
 
     sum over the sequences of (1 + expected accepted tokens) / (seconds to draft k tokens + seconds of the passes).
 
-If each token is accepted with chance a, a + a^2 + ... + a^k of k are, and with the one that a sequence gets anyway that
-makes (1 - a^(k+1)) / (1 - a) (Leviathan et al. 2023, arXiv 2211.17192, section 3.1). A sequence drafts fewer than k if
-the chance that the next one is accepted is less than the seconds of its row times the speed: so a ratio of sums becomes
-greatest (Dinkelbach 1967).
+If each token is accepted with chance a, a + a^2 + ... + a^k of k are (Leviathan et al. 2023, arXiv 2211.17192). A
+sequence drafts fewer than k if the chance that the next one is accepted is less than the seconds of its row times the
+speed, which maximizes a ratio of sums (Dinkelbach 1967).
 
 What it knows:
 
 - Acceptance, whose prior is a Beta distribution. Each sequence has its own rate of the tokens that a model drafts; the
   mean of its prior is the run's rate. The look-up's rates are the run's, by the length of the match before a token.
-- Cost, as `PassCost` has fitted it. Rounds take more than their passes, or less where one call makes several, so each
-  drafter has a factor: the median of what its last rounds took of what was predicted.
+- Cost, as `PassCost` has fitted it, times a factor of each drafter: the median ratio of actual to predicted time.
 
-Trying again: a drafter that is not the best gets a round as soon as what this loses against the best is a small share
-of the time since its last one. Looking for drafts that turn out not to be worth it takes as small a share.
-
-The choice depends on timing; the output does not depend on the choice.
+Trying again: a drafter that is not the best gets a round as soon as what this loses is a small share of the time since
+its last one. Looking for drafts in vain may lose as small a share: the look itself, and several passes in one call.
+All of this depends on timing; the output does not.
 """
 
 from __future__ import annotations
@@ -126,12 +123,13 @@ class AutoDrafter(Drafter):
         self._factors: dict[tuple[str, int] | str, float] = {}  # their medians; by drafter alone, the latest
         self._seconds, self._steps = 0.0, 1.0  # of all rounds; passes of the last round without drafts
         self._round: Plan | None = None
+        self._in_vain: dict[str, float] = {}  # seconds of looks in the last round at what was not the best
         ways = ("ngram", *self._models)
         self._last = dict.fromkeys(("none", *ways), 0.0)  # when each had its last round
         self._again = dict.fromkeys(ways, 0.0)  # when each is asked for its plan again, if it was not the best
 
     def idle(self) -> bool:
-        """Whether nobody drafts, and it is too early to look for drafts again."""
+        """Whether nothing is drafted, and it is too early to look for drafts again."""
         return self._seconds < min(self._again.values())
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
@@ -148,23 +146,25 @@ class AutoDrafter(Drafter):
         due = [p for p in plans if p is not best and p.loss(best.speed) <= _SHARE * (now - self._last[p.drafter])]
         chosen = self._round = due[0] if due else best
         self._last[chosen.drafter] = now
+        self._in_vain = {way: s for way, s in took.items() if way not in (best.drafter, chosen.drafter)}
         for way, seconds in took.items():
-            # The best waits only for a round without drafts, which makes several passes if nobody is asked meanwhile.
+            # The best waits only for a round without drafts, which makes several passes if no drafter is asked.
             wait = seconds if way == best.drafter else seconds / _SHARE
             self._again[way] = now if way == chosen.drafter else now + wait
         return self._drafts(chosen, seqs)
 
     def timed(self, steps: float, seconds: float, sequences: int) -> None:
-        """Take in how long a round took, beside what was predicted."""
+        """Take in how long a round took, compared with what was predicted."""
         self._seconds += seconds
-        plan = self._round
-        if plan is None or sequences != len(plan.counts):
+        if (plan := self._round) is None or sequences != len(plan.counts):
             self._again = dict.fromkeys(self._again, 0.0)
             return
-        if plan.drafter == "none":
-            self._steps = steps
-            seconds /= steps
         key = plan.drafter, sequences.bit_length()
+        if plan.drafter == "none":
+            self._steps, seconds = steps, seconds / steps
+            lost = seconds - sum(self._in_vain.values()) - plan.predicted * self._factor(*key) if steps == 1 else 0.0
+            for way in self._in_vain:
+                self._again[way] += min(max(lost, 0.0), plan.predicted) / _SHARE
         ratios = self._ratios.setdefault(key, deque([self._factor(*key)], _ROUNDS))
         ratios.append(seconds / plan.predicted)
         self._factors[key] = self._factors[plan.drafter] = median(ratios)
@@ -197,7 +197,7 @@ class AutoDrafter(Drafter):
         return Plan("none", count / seconds, [0] * count, predicted, lambda at: self._steps * (seconds - count / at))
 
     def _look_up(self, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> Plan | None:
-        """The look-up's plan; drafting takes it no time to speak of."""
+        """The look-up's plan; its drafts take hardly any time."""
         self._found = [self._ngram.look_up(seq, n) for seq, n in zip(seqs, lengths, strict=True)]
         rates = [[self._match(matched + i).mean for i in range(len(found))] for found, matched in self._found]
         return self._plan("ngram", [list(accumulate(own, mul)) for own in rates], keys, 0.0, 0.0, 0.0)
@@ -210,15 +210,15 @@ class AutoDrafter(Drafter):
             rate = self._by_model[name].own(*seq.acceptance.get(name, (0.0, 0.0)))
             chances.append(list(accumulate(repeat(rate, max(min(length, model.room(seq)), 0)), mul)))
             if chances[-1]:
-                behind = model.behind(seq)
-                read += behind
-                spread += max(behind * min((1 + rate) / seq.remaining, 1.0), 1.0)
+                unread = model.unread(seq)
+                read += unread
+                spread += max(unread * min((1 + rate) / seq.remaining, 1.0), 1.0)
         there = sum(map(bool, chances))
         first, all_first = (model.seconds(rows, there) for rows in (spread, read))
         return self._plan(name, chances, keys, first, all_first, model.seconds(there))
 
     def _plan(self, drafter: str, chances: list[list[float]], keys: int, *drafting: float) -> Plan | None:
-        """A drafter's best plan; `drafting` tells the seconds of its first pass, borne and in all, and of another."""
+        """A drafter's best plan; `drafting`: seconds of its first pass, borne and in all, and of each further one."""
         count, (first, all_first, further) = len(chances), drafting
         factor = self._factor(drafter, count.bit_length())
 

@@ -45,11 +45,11 @@ class ModelDrafter(PassDrafter):
                 break
         self._held[slot] = tokens[: min(held, cached)]
 
-    def behind(self, seq: Drafting) -> int:
+    def unread(self, seq: Drafting) -> int:
         """About how many of the sequence's tokens it has to read before it can draft."""
         return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
 
-    def _unread(self, seq: Drafting) -> Window:
+    def _reads(self, seq: Drafting) -> Window:
         """The tokens committed since; rolls back to what was accepted."""
         held = self._held[seq.slot]
         # The last committed token always goes through a pass, for its logits.

@@ -1,4 +1,4 @@
-"""Nobody drafts: each pass gives each sequence one token. The reference that all others are compared with."""
+"""No drafts: each pass gives each sequence one token. All others are compared with this reference."""
 
 from __future__ import annotations
 

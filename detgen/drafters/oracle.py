@@ -17,7 +17,7 @@ class Known:
     """A sample of the reference.
 
     Attributes:
-        choice: how its first token is chosen; tells samples of one prompt apart.
+        choice: how its first token is chosen; distinguishes samples of one prompt.
         tokens: prompt and completion.
     """
 

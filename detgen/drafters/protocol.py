@@ -53,7 +53,7 @@ class Drafter(ABC):
         name: its name on the command line, and in the acceptance log unless a draft names another.
         draft_tokens: most tokens that it drafts per sequence and round; None for what the user set, or else four.
         while_reading: whether it is asked in rounds that read prompts, too. What such a round took says nothing of the
-            drafts, so whoever learns from `timed` is better left out of them.
+            drafts, so a drafter that learns from `timed` should stay out of them.
     """
 
     name: str

@@ -47,11 +47,11 @@ class SelfDrafter(PassDrafter):
             return super().seconds(rows, chosen)
         return self._narrowed.copies / self._narrowed.own * self._target_cost.predict(rows, chosen=chosen)
 
-    def behind(self, seq: Drafting) -> int:
+    def unread(self, seq: Drafting) -> int:
         """The last committed token: the target's cache holds all before it."""
         return 1
 
-    def _unread(self, seq: Drafting) -> Window:
+    def _reads(self, seq: Drafting) -> Window:
         return Window(seq.slot, len(seq.tokens) - 1, seq.tokens[-1:], 1)
 
     def _wrote(self, window: Window, draft: list[int]) -> None:

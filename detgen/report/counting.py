@@ -13,7 +13,7 @@ from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.report.log import NAMES, NONE, STATUSES, Entries
 from detgen.report.streaming import Fields
 
-DEPTHS = 32  # places in a draft that are counted apart; the last one has all behind it, too
+DEPTHS = 32  # places in a draft that are counted separately; the last one includes all later ones
 MOST_COMMITTED = 32  # tokens of a round, likewise
 STRETCH, STRETCHES = 16, 256  # tokens of a completion whose rounds are counted together; so many, likewise
 LOWEST, HALVES = -6, 16  # margins are counted by half powers of ten, from 10**LOWEST on

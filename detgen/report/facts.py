@@ -1,4 +1,4 @@
-"""What ran, as the manifest says it."""
+"""What ran, from the manifest."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def parameters(manifest: Fields) -> Table:
 
 
 def settings(manifest: Fields) -> Table:
-    """How the engine was set."""
+    """The settings of the engine."""
     rows = [(name, setting(name, value)) for name, value in manifest["settings"].items()]
     return Table("settings", "Settings of the engine, which change no output", ("setting", "value"), rows)
 
 
 def setting(name: str, value: Any) -> str:
-    """A setting in words."""
+    """A setting as text."""
     return _UNSET.get(name, "none") if value is None else _plain(value)
 
 
 def _plain(value: Any) -> str:
-    """A value of a manifest in words."""
+    """A value of a manifest as text."""
     if value is None or value in ([], ()):
         return "none"
     if isinstance(value, bool):

@@ -1,6 +1,6 @@
-"""Two runs beside each other: what differs between them, request by request, and where first.
+"""Two runs compared: what differs between them, request by request, and where first.
 
-Requests are told apart by id and sample, so that the prompts may stand in another order.
+Requests are matched by id and sample, so the prompts may be in another order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Difference:
         what: how, in words.
         keys: its keys in the two runs; None where a run does not have it.
         position: the first token that differs; None where that is not what differs.
-        tokens: at that position; None behind the end.
+        tokens: at that position; None after the end.
         common: the end of the text that both have.
         texts: how it goes on.
         entries: of both logs at that position; None if they have none.

@@ -25,7 +25,7 @@ _REASONS = {"length": "length: the limit of tokens", "stop": "stop: the end of t
 
 
 class Bar(NamedTuple):
-    """A cell with a bar: its length as a part of the longest one, from 0 to 1, and what stands beside it."""
+    """A cell with a bar: its length as a part of the longest one, from 0 to 1, and the words next to it."""
 
     part: float
     words: str
@@ -114,7 +114,7 @@ def drafters(report: Report) -> Table:
 
 
 def places(report: Report) -> Table | None:
-    """Drafted and accepted tokens by their place in the draft; None if nobody drafted."""
+    """Drafted and accepted tokens by their place in the draft; None if nothing was drafted."""
     rows = [
         (name, f"{i}{'+' if i == DEPTHS else ''}", drafted, accepted,
          Bar(accepted / drafted if drafted else 0.0, share(accepted, drafted)))
@@ -208,8 +208,8 @@ def thoughts(one: Shown, texts: Texts, number: int) -> Table:
     """How a thinking model read a sample, chunk by chunk; where that is not known, its thoughts alone."""
     line, rows = one.line, list[tuple[Cell, ...]]()
     if one.prompt is None or texts.chunk is None:
-        behind = line["prompt_tokens"]
-        rows += [(first, "prompt" if first < behind else "completion", t) for first, t in line["thoughts"]]
+        end = line["prompt_tokens"]
+        rows += [(first, "prompt" if first < end else "completion", t) for first, t in line["thoughts"]]
         head: tuple[str, ...] = ("first token of the chunk", "where", "thought")
         return Table(f"thoughts-{number}", "Chunks after which the model thought", head, rows)
     found = chunks_of([*one.prompt, *line["token_ids"]], dict(line["thoughts"]), texts.chunk,

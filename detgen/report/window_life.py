@@ -37,7 +37,7 @@ class Cell:
         position: index in the completion.
         status: as the log has it.
         token, drafted: ids; None if none was committed, or none drafted.
-        text, guess: their texts, in which nothing is hidden; the id behind `#` where the text is not known.
+        text, guess: their texts, in which nothing is hidden; `#` and the id where the text is not known.
         margin, logprob: of the committed token.
     """
 
@@ -108,41 +108,41 @@ class Round:
         return next((cell for cell in self.cells if cell.status == "corrected"), None)
 
     @property
-    def behind(self) -> list[Cell]:
-        """The cells that were rolled back behind the wrong token, or behind the end."""
+    def after(self) -> list[Cell]:
+        """The cells that were rolled back after the wrong token, or after the end."""
         return [cell for cell in self.cells if cell.status == "rolled_back"]
 
     def said(self) -> str:
         """What happened, as a sentence for a person who does not know detgen."""
-        drafted, wrong, behind = len(self.drafted), self.wrong, self.behind
+        drafted, wrong, after = len(self.drafted), self.wrong, self.after
         if not drafted:
             only = self.cells[0]
             if only.status == "unverified":
-                return f"The pass chose {only.text}; nothing is promised of it."
+                return f"The pass chose {only.text}; it is not guaranteed."
             return f"Nothing was drafted. The canonical pass chose {only.text}."
         drafts = f"The drafter {self.drafter} proposed {_tokens(drafted)}."
         if wrong is not None:
             right = f" {_first(self.accepted)}." if self.accepted else ""
-            thrown = f", and {_tokens(len(behind))} drafted behind it {_are(behind)} rolled back" if behind else ""
+            thrown = f", and {_tokens(len(after))} drafted after it {_are(after)} rolled back" if after else ""
             return (
                 f"{drafts}{right} At position {wrong.position} the draft had {wrong.guess}, but the canonical pass"
                 f" chose {wrong.text}{_lead(wrong)}: that is committed instead{thrown}."
             )
         if not self.committed:
-            return f"{drafts} What became of it is missing from the log."
-        if behind:
+            return f"{drafts} The log does not say what became of it."
+        if after:
             return (
-                f"{drafts} The text ends with {self.committed[-1].text}; {_tokens(len(behind))} drafted behind the end"
-                f" {_are(behind)} rolled back."
+                f"{drafts} The text ends with {self.committed[-1].text}; {_tokens(len(after))} drafted after the end"
+                f" {_are(after)} rolled back."
             )
         all_stand = "It stands" if drafted == 1 else "All of them stand"
         if self.cells[-1].status == "bonus":
-            return f"{drafts} {all_stand}, and the pass added {self.cells[-1].text} of its own: the bonus."
+            return f"{drafts} {all_stand}, and the pass added {self.cells[-1].text}: the bonus."
         return f"{drafts} {all_stand}, and the text ends there."
 
 
 class Window(NamedTuple):
-    """A row of the table of windows: one round, or several in which nobody drafted."""
+    """A row of the table of windows: one round, or several in which nothing was drafted."""
 
     rounds: str
     drafter: str
@@ -168,11 +168,11 @@ def rounds_of(records: Iterable[Fields], texts: Texts) -> list[Round]:
 
 
 def instructive(rounds: list[Round]) -> Round | None:
-    """The round that shows most: drafts that stand, one that is wrong, and some behind it; None if nobody drafted."""
+    """The round that shows most: drafts that stand, a wrong one, and some after it; None if nothing was drafted."""
     return max(
         (r for r in rounds if r.drafted),
         key=lambda r: (
-            bool(r.accepted) + bool(r.wrong) + bool(r.behind),
+            bool(r.accepted) + bool(r.wrong) + bool(r.after),
             len(r.drafted) <= BOXES,
             min(len(r.drafted), BOXES),
             -r.number,
@@ -193,7 +193,7 @@ def stairs(rounds: list[Round]) -> list[list[Round]]:
 
 
 def windows(rounds: list[Round]) -> tuple[list[Window], int]:
-    """The rounds of a sample as rows, those in which nobody drafted together; and how many rounds are left out."""
+    """The rounds of a sample as rows, those without drafts together; and how many rounds are left out."""
     found: list[Window] = []
     cells = 0
     for i, one in enumerate(rounds):
@@ -205,9 +205,9 @@ def windows(rounds: list[Round]) -> tuple[list[Window], int]:
             continue
         first = found[-1].rounds.partition("–")[0]
         if one.cells[0].status == "unverified":
-            said = "The pass of each of these rounds chose one token; nothing is promised of these."
+            said = "In each of these rounds, the pass chose one token; these are not guaranteed."
         else:
-            said = "Nothing was drafted in these rounds. The canonical pass of each chose one token."
+            said = "Nothing was drafted in these rounds. In each, the canonical pass chose one token."
         found[-1] = Window(f"{first}–{one.number}", one.drafter, [*found[-1].cells, *one.cells], said)
     return found, 0
 

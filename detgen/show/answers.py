@@ -38,9 +38,9 @@ def show_audit(result: AuditResult, folder: Path) -> None:
         console.say(f"the run was stopped: {result.missing:,} samples are missing")
     speed = result.tokens / result.seconds if result.seconds else 0.0
     own = result.run_speed
-    beside = f" ({speed / own:.1f} times the run's own {own:,.0f})" if own and result.tokens else ""
+    ratio = f" ({speed / own:.1f} times the run's own {own:,.0f})" if own and result.tokens else ""
     read = f"{counted(result.samples, 'sample')}, {counted(result.tokens, 'token')}"
-    line = f"{folder}: {read} at {speed:,.0f} per second{beside}: "
+    line = f"{folder}: {read} at {speed:,.0f} per second{ratio}: "
     if not result.faults:
         ties = f", {result.ties:,} ties" if result.ties else ""
         console.say(f"{line}nothing differs{ties}", "bold green")

@@ -18,19 +18,20 @@ from detgen.show.screen import open_output, plain
 _PIPED_WIDTH = 160  # characters per line where there is no terminal
 _NOTE = (
     "Speeds are medians of interleaved rounds, with the lowest and highest round in brackets; ratios are medians of"
-    " ratios within a round. All prompts of a cell are submitted at once, so times to the first token contain waiting"
-    " for a slot. Every prompt gets its number of tokens, end-of-sequence tokens included. Greedy; loading is left out;"
+    " ratios within a round. All prompts of a cell are submitted at once, so times to the first token include waiting"
+    " for a slot. Every prompt gets its number of tokens, end-of-sequence tokens included. Greedy unless the"
+    " workload has a temperature. Loading is left out;"
     " memory is the peak of the peer's process while it ran the row, CPU seconds are of all its threads and processes"
     " during the wall time. Weights kept in 16 bits are widened when they are read, which changes no result. Bandwidth"
     " counts the weights once per pass."
 )
 _FEWER_BITS = (
-    "fewer bits: weights, arithmetic or cache have fewer bits than the model as it comes, which makes another model of"
-    " it; its precision says which"
+    "fewer bits: weights, arithmetic or cache have fewer bits than the stored model, which makes it another model; the"
+    " precision says which"
 )
 _SYNTHETIC = (
-    "synthetic rows: the drafter is told the continuation and is right at the rate in the row's name, at a draft"
-    " model's cost; fewer drafts are accepted, since none counts after a wrong one"
+    "synthetic rows: the drafter knows the continuation and is right at the rate in the row's name, at a draft model's"
+    " cost; fewer tokens are accepted, since none after a wrong one counts"
 )
 
 
@@ -100,7 +101,7 @@ _WORK: _Columns = {
 
 
 class CellTables(NamedTuple):
-    """What there is to say of a cell.
+    """A cell's heading, tables and remarks.
 
     Attributes:
         heading: its workload and batch size.
@@ -136,7 +137,7 @@ def cells(results: Results) -> Iterator[CellTables]:
 
 
 def _table(columns: _Columns, rows: list[Row]) -> list[list[str]]:
-    """The columns and rows that have something to say, under the headings; empty if there are none."""
+    """The columns and rows that are not empty, under the headings; empty if there are none."""
     texts = [[value(r) for value in columns.values()] for r in rows]
     texts = [text for text in texts if any(value != "-" for value in text[1:])]
     keep = [i for i in range(len(columns)) if i == 0 or any(text[i] != "-" for text in texts)]
@@ -209,9 +210,9 @@ def _markdown(results: Results) -> Iterator[str]:
 
 
 def _roof(results: Results) -> str:
-    """What the machine can do, in words."""
+    """The machine's bounds as text."""
     if not results.roofline:
-        return "the machine's bandwidth and arithmetic are not known"
+        return "the machine's bandwidth and arithmetic are unknown"
     said = {"copy_bytes": "a copy moves {:,.1f} GB/s", "product_operations": "a product {:,.0f} GFLOP/s"}
     parts = [text.format(results.roofline[key] / 1e9) for key, text in said.items() if key in results.roofline]
     return f"{results.environment['device']}: {', '.join(parts)}"

@@ -30,7 +30,7 @@ def test_the_cells_beside_others_work_are_named_with_its_share(monkeypatch: pyte
     ]
     (line,) = busy_cells(rows)
     assert line.startswith(
-        "measured beside the work of other processes: sample, batch 4 (15% of 2 processors), sample, batch 16 (100% of"
+        "measured while other processes worked: sample, batch 4 (15% of 2 processors), sample, batch 16 (100% of"
     )
     assert "batch 1 (" not in line
     assert busy_cells(rows[2:3]) == []

@@ -59,14 +59,17 @@ def test_quick_has_what_users_take_by_default_beside_float32(
         "openvino int8",
         "llama.cpp f32",
         "llama.cpp q8_0",
+        "llama.cpp q4_k_m",
         "ctranslate2 f32",
         "ctranslate2 int8",
+        "onnxruntime f32",
+        "onnxruntime int4",
         "vllm plain",
         "vllm bfloat16",
     ]
     assert [label for label in found if found[label].fewer_bits] == [
         *("detgen none, q8", "detgen auto, q8", "openvino default", "openvino int8", "llama.cpp q8_0"),
-        *("ctranslate2 int8", "vllm bfloat16"),
+        *("llama.cpp q4_k_m", "ctranslate2 int8", "onnxruntime int4", "vllm bfloat16"),
     ]
     assert found["detgen auto, q8"].process == found["detgen none, q8"].process != found["detgen none"].process
     full = labels(BenchConfig(full=True), embedded)

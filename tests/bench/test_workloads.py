@@ -15,7 +15,7 @@ from detgen.bench.cells import fitted_workloads
 from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import Target, resolve
 from detgen.bench.peer_interface import Workload
-from detgen.bench.workloads import make_workload
+from detgen.bench.workloads import check_name, make_workload, split_name
 from detgen.errors import DEMO, BenchError
 from detgen.progress import Unobserved
 
@@ -116,6 +116,16 @@ def test_a_file_that_is_no_workload_is_refused(content: str | None, said: str, t
 def test_an_unknown_workload_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BenchError, match="sample, chats, file:PATH, long-prompts"):
         make("sharegtp")
+
+
+def test_a_workload_at_a_temperature() -> None:
+    plain, hot = make("sample"), make("sample@0.8")
+    assert (hot.name, hot.temperature, plain.temperature) == ("sample@0.8", 0.8, 0.0)
+    assert hot.prompts == plain.prompts
+    assert make("long-answers@1").temperature == 1
+    assert split_name("file:prompts@home.txt") == ("file:prompts@home.txt", 0.0)
+    with pytest.raises(BenchError, match="sample@-1: a temperature is from 0 to 10,000"):
+        check_name("sample@-1")
 
 
 def test_chats_are_the_sample_as_chats(tmp_path: Path, told: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the stages of the suite for a GPU conclude: that a kernel is wrong, which row counts agree, what a trace has."""
+"""What the stages of the suite for a GPU conclude: that a kernel is wrong, how long a call takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from gpu import timing
 from gpu.generations import workloads
 from gpu.kernels import compare
 from gpu.notebook import Asked, Notebook
-from gpu.products import Classes, Product, classes, in_words, spans
 from gpu.steps import made
-from gpu.trace import summary
 
 SETTINGS = Asked("kernels", "tiny", tiny=True)
 
@@ -35,35 +33,6 @@ def test_a_kernel_with_other_bits_is_found(broken: bool, tmp_path: Path, monkeyp
     with book.part("kernel"):
         compare(book, one, 3, 70, "cpu")
     assert len(book.failed) == broken
-
-
-def test_classes_of_row_counts() -> None:
-    """Of a product whose sums have another order from four rows on, and from nine on another one at odd places."""
-
-    def compute(x: torch.Tensor) -> torch.Tensor:
-        one = x[:, :1] * 1
-        if len(x) >= 9:
-            return one + (torch.arange(len(x))[:, None] % 2)
-        return one + 2 * (len(x) >= 4)
-
-    product = Product(compute, torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16())
-    found = classes(product, (1, 3, 4, 8, 9))
-    assert found == Classes([[1, 3], [4, 8], [9]], [9])
-    ladder = (1, 3, 4, 8, 9)
-    assert in_words(found, ladder) == "1-3 | 4-8 | 9; a row's place matters at 9"
-    assert in_words(Classes([[1, 3, 4, 8, 9]], [3, 9]), ladder) == "one class; a row's place matters at 3 9"
-    assert spans([1, 3, 8, 9], ladder) == "1-3 8-9"
-
-
-def test_a_trace_in_figures() -> None:
-    def event(name: str, start: float, taken: float) -> dict[str, object]:
-        return {"name": name, "ts": start, "dur": taken}
-
-    found = summary([event("b", 150, 50), event("a", 100, 20), event("a", 160, 10), event("c", 190, 30)])
-    assert (found["launches"], found["span"], found["busy"]) == (4, pytest.approx(120e-6), pytest.approx(90e-6))
-    assert [(name, count) for name, count, _ in found["top"]] == [("b", 1), ("a", 2), ("c", 1)]
-    with pytest.raises(AssertionError, match="no event"):
-        summary([])
 
 
 def test_mixed_lengths_have_the_tokens_of_equal_ones() -> None:

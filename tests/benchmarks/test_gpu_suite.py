@@ -63,7 +63,7 @@ def test_kernels_are_right_and_their_times_taken(measured: dict[str, Any]) -> No
 def test_passes_have_their_floors(measured: dict[str, Any]) -> None:
     found = measured["passes"]["found"]
     (one, three), prompt = (found[f"batch {n}, context 100"] for n in (1, 3)), found["prompt of 8 rows"]
-    assert sorted(count for members in found["classes"] for count in members) == [1, 2, 3]
+    assert found["other bits"] == []
     per_request = 101 * 2 * 2 * 2 * 16 * 4  # positions, layers, keys and values, KV heads, head size, bytes
     assert three["bytes"] - one["bytes"] == 2 * per_request
     assert one["bytes"] - per_request == 4 * found["model"]["weights"]
@@ -82,7 +82,6 @@ def test_all_stages(tmp_path: Path) -> None:
             assert speeds[f"{who}, {lengths}"]["tokens_per_second"] > 0
     assert found["quick"]["found"]["answer"]["equal"]
     assert "skipped" in found["cuda-tests"]["lines"][-1]
-    assert found["trace"]["found"]["batch 2"]["launches"] > 0
 
 
 # Stands for a module of the package.

@@ -131,6 +131,20 @@ def test_the_drafter_is_the_one_that_promises_most(
     assert speeds[found.pop()] == pytest.approx(max(speeds.values()))
 
 
+@pytest.mark.parametrize(("took", "wait"), [(0.01, 0.0), (0.016, 0.006), (5.0, 0.01)])
+def test_a_look_in_vain_costs_the_passes_that_one_call_would_have_made(
+    predictable: Any, draftable: Callable[..., Any], took: float, wait: float
+) -> None:
+    """A pass of 10 ms is as predicted; what it takes longer counts, up to as much again."""
+    predictable.entries.clear()
+    auto = make(predictable, line(0.01, 0.0), None)
+    assert not auto.draft([draftable(0, [1])], [8])[0].tokens
+    looked = auto._again["ngram"]
+    (look,) = auto._in_vain.values()
+    auto.timed(1, took + look, 1)
+    assert auto._again["ngram"] - looked == pytest.approx(wait / _SHARE, abs=1e-3)
+
+
 def test_a_sequence_begins_at_the_rate_of_the_run() -> None:
     """And what became of its own drafts outweighs that the more of them there were."""
     rate = Rate()

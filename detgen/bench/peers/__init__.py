@@ -18,11 +18,19 @@ _HOMES = {
     "openvino": "openvino:OpenVinoPeer",
     "llama.cpp": "llama_cpp:LlamaCppPeer",
     "ctranslate2": "ctranslate2:CTranslate2Peer",
+    "onnxruntime": "onnxruntime_genai:OnnxRuntimePeer",
     "vllm": "vllm:VllmPeer",
     "sglang": "sglang:SglangPeer",
 }
 NAMES = tuple(_HOMES)
-APART = ("openvino", "llama.cpp", "ctranslate2", "vllm", "sglang")  # may have an environment of their own
+APART = (
+    "openvino",
+    "llama.cpp",
+    "ctranslate2",
+    "onnxruntime",
+    "vllm",
+    "sglang",
+)  # may have an environment of their own
 
 
 def peer_class(name: str) -> type[Peer]:

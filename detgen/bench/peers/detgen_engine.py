@@ -62,7 +62,8 @@ class DetgenPeer:
             for n, p in processes.items()
         ]
         if own:
-            found += [keeping(c, "q8") for c in found if c.name in ("none", "auto")]
+            few: dict[str, Any] = {"weights": "q8", "precision": "q8", "process": "detgen-q8", "fewer_bits": True}
+            found += [replace(c, **few) for c in found if c.name in ("none", "auto")]
         return found
 
     def run(self, contender: Contender, job: Job) -> Outcome:
@@ -106,18 +107,6 @@ class DetgenPeer:
         length = best_draft_tokens(acceptance, job.batch_size, costs[0], costs[1])
         self._engines[key] = engine.with_settings(draft_tokens=length)
         return self._engines[key]
-
-
-def keeping(contender: Contender, weights: str) -> Contender:
-    """The same in a process of its own, that keeps the target's weights in another way, as `Contender.weights`."""
-    few = weights in ("q8", "q4", "q4_k")
-    return replace(
-        contender,
-        process=f"{contender.process}-{weights}",
-        weights=weights,
-        precision=weights if few else contender.precision,
-        fewer_bits=few,
-    )
 
 
 def generate(engine: Engine, job: Job) -> Outcome:

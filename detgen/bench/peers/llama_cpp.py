@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python: its batched decoding, driven as its server does, with continuous batching.
 
-The model is converted to a GGUF file on the fly. Keys and values are cached in float32 beside float32 weights, and in
-llama.cpp's default, float16, beside quantized ones.
+The model is converted to a GGUF file on the fly. Keys and values are cached in float32 with float32 weights, and in
+llama.cpp's default, float16, with quantized ones.
 """
 
 from __future__ import annotations
@@ -29,14 +29,22 @@ class LlamaCppPeer:
 
         from detgen.bench.peers.gguf_file import write_gguf
 
-        _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it tells every tensor
+        _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it logs every tensor
         llama_cpp.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
         path = source.scratch / f"target-{contender.name}.gguf"
-        kind = contender.name.upper()
+        few = contender.name == "q4_k_m"  # which llama.cpp alone writes
+        kind = "F32" if few else contender.name.upper()
         model = AutoModelForCausalLM.from_pretrained(
             source.engine.target, dtype=torch.float32, trust_remote_code=source.engine.trust_remote_code
         )
         write_gguf(model, path, lambda _: kind)
+        if few:
+            whole = path.rename(path.with_suffix(".f32"))
+            how = llama_cpp.llama_model_quantize_default_params()
+            how.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
+            if llama_cpp.llama_model_quantize(str(whole).encode(), str(path).encode(), ctypes.byref(how)):
+                raise RuntimeError("llama.cpp cannot quantize the converted model")
+            whole.unlink()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = -1 if source.on_gpu else 0
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
@@ -59,8 +67,10 @@ class LlamaCppPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """float32 and q8_0, each in a process of its own; beside quantized weights of detgen's, those like them."""
-        names = {"none": ("f32", "q8_0"), "q8": ("q8_0",), "q4": ("q4_0",)}.get(source.engine.target_quant, ())
+        """float32, q8_0 and Q4_K_M, each in a process of its own; if detgen's weights are quantized, only the like."""
+        names = {"none": ("f32", "q8_0", "q4_k_m"), "q8": ("q8_0",), "q4": ("q4_0",)}.get(
+            source.engine.target_quant, ()
+        )
         return [
             Contender("llama.cpp", n, "float32" if n == "f32" else n, f"llama.cpp-{n}", fewer_bits=n != "f32")
             for n in names

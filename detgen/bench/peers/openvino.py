@@ -1,7 +1,7 @@
 """OpenVINO GenAI on the CPU: continuous batching, plain and with a draft model.
 
 optimum-intel converts the model. `f32` holds arithmetic and cache to float32; `default` is what OpenVINO chooses for
-the processor, of which its cache in 8 bits is a part; `int8` is the same beside weights in 8 bits.
+the processor, including its cache in 8 bits; `int8` is the same with weights in 8 bits.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _converted(source: ModelSource, role: str, *, int8: bool) -> Path:
 
 
 def _give_an_end(path: Path) -> None:
-    """Its pipelines ask for an end-of-sequence token, though they are told to ignore it."""
+    """Its pipelines require an end-of-sequence token, even where they ignore it."""
     config = json.loads(path.read_text())
     if config.get("eos_token_id") is None:
         path.write_text(json.dumps(config | {"eos_token_id": 0}))

@@ -22,7 +22,7 @@ class ContinuousPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """One: as it comes."""
+        """One, with its defaults."""
         name = "transformers-continuous"
         return [Contender(name, "generate_batch", source.plain_precision, name, self_checked=True)]
 

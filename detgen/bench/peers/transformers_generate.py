@@ -23,7 +23,7 @@ class GeneratePeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """One: as it comes."""
+        """One, with its defaults."""
         return [Contender("transformers", "generate", source.plain_precision, "transformers", self_checked=True)]
 
     def run(self, contender: Contender, job: Job) -> Outcome:

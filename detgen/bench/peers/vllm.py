@@ -13,7 +13,7 @@ from typing import Any
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import run_stepwise
 
-_SHARE = 0.35  # of the GPU's memory that one vLLM may take beside its peers
+_SHARE = 0.35  # of the GPU's memory that one vLLM may take, next to its peers
 _CACHE = 1  # GiB of its cache on a CPU
 
 
