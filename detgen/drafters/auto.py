@@ -1,7 +1,6 @@
 """Takes, round by round, the drafter and the length that promise the most tokens per second.
 
-The rule: of no drafts, the look-up, the target itself and the draft model, and of the lengths k, a round takes the
-greatest
+The rule: of no drafts, the look-up, the models that draft, and the lengths k, a round takes the greatest
 
     sum over the sequences of (1 + expected accepted tokens) / (seconds to draft k tokens + seconds of the passes).
 
@@ -124,9 +123,10 @@ class AutoDrafter(Drafter):
         self._seconds, self._steps = 0.0, 1.0  # of all rounds; passes of the last round without drafts
         self._round: Plan | None = None
         self._in_vain: dict[str, float] = {}  # seconds of looks in the last round at what was not the best
-        ways = ("ngram", *self._models)
-        self._last = dict.fromkeys(("none", *ways), 0.0)  # when each had its last round
-        self._again = dict.fromkeys(ways, 0.0)  # when each is asked for its plan again, if it was not the best
+        self._last = dict.fromkeys(("none", "ngram", *self._models), 0.0)  # when each had its last round
+        self._again = dict.fromkeys(
+            ("ngram", *self._models), 0.0
+        )  # when each is asked for its plan again, if it was not the best
 
     def idle(self) -> bool:
         """Whether nothing is drafted, and it is too early to look for drafts again."""
@@ -144,7 +144,8 @@ class AutoDrafter(Drafter):
                 plans.append(plan)
         best = max(plans, key=lambda plan: plan.speed)
         due = [p for p in plans if p is not best and p.loss(best.speed) <= _SHARE * (now - self._last[p.drafter])]
-        chosen = self._round = due[0] if due else best
+        chosen = due[0] if due else best
+        self._round = chosen if (model := self._models.get(chosen.drafter)) is None or model.ready else None
         self._last[chosen.drafter] = now
         self._in_vain = {way: s for way, s in took.items() if way not in (best.drafter, chosen.drafter)}
         for way, seconds in took.items():
