@@ -24,7 +24,7 @@ EPILOG = epilog(
 Judge = Annotated[
     EngineConfig,
     Part(
-        *("target", "device", "dtype", "target_quant", "trust_remote_code", "threads", "kv_memory"),
+        *("target", "device", "dtype", "kv_dtype", "target_quant", "trust_remote_code", "threads", "kv_memory"),
         defaults={"target": "the run's own"},
     ),
 ]

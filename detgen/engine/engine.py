@@ -22,7 +22,7 @@ from detgen.engine.completing import completion_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
-from detgen.engine.model_pair import load_models
+from detgen.engine.model_pair import kv_dtype, load_models
 from detgen.engine.output_processing import Trace
 from detgen.engine.pieces import Pieces
 from detgen.engine.reading_ahead import ReadingAhead
@@ -111,6 +111,7 @@ class Engine:
             device,
             batch_size=config.batch_size,
             kv_memory=config.kv_memory,
+            kv_dtype=kv_dtype(config, target),
             drafts_itself=config.drafter in ("self", "auto"),
             observer=observer,
         )

@@ -23,8 +23,8 @@ class KVBuffers(Protocol):
     """Where keys and values are stored.
 
     Attributes:
-        keys: of each layer, [pages + 1, kv_heads, head_size, PAGE].
-        values: likewise, [positions + PAGE, kv_heads, head_size].
+        keys: of each layer, [pages + 1, kv_heads, head_size, PAGE], in float32 or bfloat16.
+        values: likewise, [pages + 1, kv_heads, PAGE, head_size].
     """
 
     keys: list[torch.Tensor]
@@ -120,6 +120,10 @@ class Decoder(Protocol):
             Logits of the rows that are asked for, float32 [n, vocabulary], or hidden states where there is no output
             layer; or their scores, if these are enough and cost less.
         """
+        ...
+
+    def over(self, cache: KVBuffers) -> Decoder:
+        """The same model over another cache."""
         ...
 
     def telling(self, take: Callable[[str, object], None]) -> AbstractContextManager[None]:

@@ -5,16 +5,12 @@ What a pass computes by them is never committed, so its bits are no part of any 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-import torch
-
-from detgen.kernels.c.layout import Narrowing
-from detgen.kernels.c.library import best_build
+from detgen.kernels.c.quantizing import quantized
 from detgen.program import steps
 from detgen.program.experts import ExpertLinear
-from detgen.program.operands import GROUP, PANEL, Scales, Step, Weight
+from detgen.program.operands import GROUP, Step, Weight
 from detgen.program.program import Program
 from detgen.program.storage import FORMATS, Storage
 
@@ -38,7 +34,7 @@ class FewerBits:
         weight = step.weight
         key = weight.data.data_ptr()
         if key not in self._made:
-            self._made[key] = weight, in_eight_bits(weight)
+            self._made[key] = weight, quantized(weight, "q8")
         return replace(step, weight=replace(self._made[key][1], bias=weight.bias))
 
 
@@ -56,21 +52,3 @@ def sizes(program: Program) -> tuple[int, int]:
         if narrows(weight):
             copies[key] = (GROUP + 2) * weight.data.nbytes * 8 // (FORMATS[weight.storage].bits * GROUP)
     return sum(own.values()), sum(copies.values())
-
-
-def in_eight_bits(weight: Weight) -> Weight:
-    """A weight that narrows in 8 bits, with a float16 scale for each group of inputs, whose largest one becomes 127."""
-    made, *shape = FORMATS[Storage.BYTE], *weight.data.shape[:-2]
-    source = weight.data.cpu()
-    data = torch.empty(*shape, weight.inputs // made.together, made.together * PANEL, dtype=torch.uint8)
-    scales = torch.empty(*shape, weight.inputs // GROUP, PANEL, dtype=torch.float16)
-    sizes = torch.get_num_threads(), weight.storage, math.prod(shape), weight.inputs
-    best_build().narrow(Narrowing(*sizes, source.data_ptr(), data.data_ptr(), scales.data_ptr()))
-    scales = scales.to(weight.data.device)
-    return replace(
-        weight,
-        data=data.to(weight.data.device),
-        scales=Scales(steps=scales, storage=Storage.HALF),
-        codes=None,
-        storage=Storage.BYTE,
-    )

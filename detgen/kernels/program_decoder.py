@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from detgen.kernels.decoder import Decoder, Narrowed
+from detgen.kernels.decoder import Decoder, KVBuffers, Narrowed
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.fewer_bits import FewerBits, sizes
 from detgen.program.operands import Buffer
@@ -29,6 +29,10 @@ class Programs(Protocol):
     kind: str
     outputs: int
     group: int
+
+    def over(self, cache: KVBuffers) -> Programs:
+        """The same model over another cache."""
+        ...
 
     @property
     def width(self) -> int:

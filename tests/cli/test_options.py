@@ -9,7 +9,7 @@ from helpers.commands import invoke
 
 from detgen.cli.declared import as_typed
 from detgen.drafters.registry import DRAFTERS
-from detgen.errors import DTypeName, EngineError, QuantName
+from detgen.errors import DTypeName, EngineError, KVDtypeName, QuantName
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ from detgen.errors import DTypeName, EngineError, QuantName
     [
         ("--drafter", "best", DRAFTERS),
         ("--dtype", "float8", get_args(DTypeName)),
+        ("--kv-dtype", "f16", get_args(KVDtypeName)),
         ("--target-quant", "int4", get_args(QuantName)),
         ("--draft-quant", "int4", get_args(QuantName)),
         ("--device", "tpu", ("auto", "cpu", "cuda", "cuda:N")),

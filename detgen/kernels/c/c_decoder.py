@@ -13,6 +13,7 @@ import torch
 
 from detgen.kernels import choosing
 from detgen.kernels.c.library import Runner, best_build
+from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.fewer_bits import FewerBits
 from detgen.kernels.input_batch import Ends, InputBatch
@@ -42,6 +43,10 @@ class CDecoder(ProgramDecoder):
         super().__init__(programs, fewer)
         self.kept = self.outputs
         self._runners: dict[tuple[int, int, bool], Runner] = {}
+
+    def over(self, cache: KVBuffers) -> CDecoder:
+        """See `Decoder`."""
+        return CDecoder(self._programs.over(cache))
 
     @property
     def chaining(self) -> CDecoder | None:

@@ -50,7 +50,6 @@ def build(name: str) -> ctypes.CDLL | None:
             found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
             found.best.argtypes = [ctypes.POINTER(layout.Best)]
             found.judge.argtypes = [ctypes.POINTER(layout.Judged)]
-            found.narrow.argtypes = [ctypes.POINTER(layout.Narrowing)]
             found.draws.argtypes = [ctypes.POINTER(layout.Draws)]
             found.quantize.argtypes = [ctypes.POINTER(layout.Quantization)]
             return found

@@ -68,6 +68,12 @@ class GenericDecoder:
         self._last_keys = torch.empty(0)
         self._take: Callable[[str, object], None] | None = None
 
+    def over(self, cache: KVBuffers) -> GenericDecoder:
+        """See `Decoder`."""
+        other = GenericDecoder(self.model, cache)
+        other.functions, other.census = self.functions, self.census
+        return other
+
     def run(
         self,
         batch: InputBatch,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from detgen.kernels.attention import BLOCK, SHARING
+from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.fewer_bits import FewerBits
 from detgen.kernels.input_batch import Ends, InputBatch
@@ -119,6 +120,11 @@ class TritonDecoder(ProgramDecoder):
         self._scratch, self._device, self._replaying = scratch, device, replaying
         self._statics: dict[Key, _Statics] = {}
         self._runners: dict[tuple[int, int], TritonRunner] = {}
+
+    def over(self, cache: KVBuffers) -> TritonDecoder:
+        """See `Decoder`."""
+        scratch = (len(cache.keys[0]) - 1) * BLOCK
+        return TritonDecoder(self._programs.over(cache), scratch, self._device, self._replaying)
 
     @property
     def chaining(self) -> TritonDecoder:
