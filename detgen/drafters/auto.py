@@ -1,6 +1,6 @@
 """Takes, round by round, the drafter and the length that promise the most tokens per second.
 
-The rule: of no drafts, the look-up, the models that draft, and the lengths k, a round takes the greatest
+The rule: of no drafts, look-up, the target itself and the draft model, and of lengths k, a round takes the greatest
 
     sum over the sequences of (1 + expected accepted tokens) / (seconds to draft k tokens + seconds of the passes).
 
@@ -123,10 +123,9 @@ class AutoDrafter(Drafter):
         self._seconds, self._steps = 0.0, 1.0  # of all rounds; passes of the last round without drafts
         self._round: Plan | None = None
         self._in_vain: dict[str, float] = {}  # seconds of looks in the last round at what was not the best
-        self._last = dict.fromkeys(("none", "ngram", *self._models), 0.0)  # when each had its last round
-        self._again = dict.fromkeys(
-            ("ngram", *self._models), 0.0
-        )  # when each is asked for its plan again, if it was not the best
+        ways = ("ngram", *self._models)
+        self._last = dict.fromkeys(("none", *ways), 0.0)  # when each had its last round
+        self._again = dict.fromkeys(ways, 0.0)  # when each is asked for its plan again, if it was not the best
 
     def idle(self) -> bool:
         """Whether nothing is drafted, and it is too early to look for drafts again."""

@@ -55,7 +55,7 @@ class PassDrafter(Drafter):
 
     @abstractmethod
     def _wrote(self, window: Window, draft: list[int]) -> None:
-        """Note that the KV cache holds a window that was read, and behind it a draft."""
+        """Note that the KV cache holds a window that was read, and a draft after it."""
 
     def room(self, seq: Drafting) -> int:
         """How many tokens it can draft at most, since its context ends; 0 and less for none."""

@@ -1,6 +1,6 @@
 """The target drafts for itself, by its own weights in 8 bits on its own KV cache.
 
-This is the fast path of LLM-42 (arXiv 2601.17768): a draft writes provisional entries behind the committed ones, and
+This is the fast path of LLM-42 (arXiv 2601.17768): a draft writes provisional entries after the committed ones, and
 the pass that verifies it overwrites them. Nothing is read twice, and rolling back is the target's own.
 """
 

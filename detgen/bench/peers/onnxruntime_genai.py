@@ -1,8 +1,8 @@
 """ONNX Runtime GenAI on the CPU: static batches, in float32 or with weights in 4 bits.
 
 Its own builder converts the model, which needs torch and transformers. Batches are taken in the order of the prompts
-and run until their longest member has its tokens; shorter prompts are padded on the left, and end-of-sequence tokens
-are not generated before.
+and run until their longest member has its tokens. Shorter prompts are padded on the right, as it expects. An
+end-of-sequence token is not generated before.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OnnxRuntimePeer:
         for start in range(0, len(job.prompts), job.batch_size):
             batch = job.prompts[start : start + job.batch_size]
             longest, most = max(len(p.tokens) for p in batch), max(p.output for p in batch)
-            rows: Any = [[self._pad] * (longest - len(p.tokens)) + list(p.tokens) for p in batch]
+            rows: Any = [[*p.tokens, *[self._pad] * (longest - len(p.tokens))] for p in batch]
             params, end = genai.GeneratorParams(self._model), longest + most
             params.set_search_options(batch_size=len(batch), max_length=end, min_length=end, do_sample=False)
             generator = genai.Generator(self._model, params)
