@@ -2,6 +2,7 @@
 
     python benchmarks/coordinator.py                       # 200,000 requests, 2 workers
     python benchmarks/coordinator.py --requests 20000 --tokens 512
+    python benchmarks/coordinator.py --workers 0 --tokens 16    # without workers: a run beside its model
 
 Everything but the engines is detgen's own: the input is read, requests go to workers over Ray, and their completions,
 made up beforehand, come back and go through store, writer and acceptance log to the disk. Workers and coordinator
@@ -10,7 +11,7 @@ share this machine, so the rate is what all of it takes together; the coordinato
     requests/s   of a run's generating part, by the clock
     bytes/s      of outputs.jsonl and acceptance.jsonl together, likewise
     a CPU second requests, bytes and tokens that the coordinator's process takes in a second of processor time
-    memory       of the coordinator at several points of the run; it must not grow
+    memory       of the coordinator at several points of the run, and the most; it must not grow with the requests
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,14 @@ class FreeEngine:
         return None
 
 
+class EndingEngine(FreeEngine):
+    """The same in the process of the run, where requests come to an end."""
+
+    def stream(self, requests: Iterable[Request | None]) -> Iterator[list[Completion]]:
+        """Complete a batch at a time, until all are."""
+        return takewhile(bool, super().stream(requests))
+
+
 class Meter:
     """An observer that looks at the memory of this process as the run goes on.
 
@@ -133,13 +144,14 @@ def measure(requests: int, tokens: int, workers: int, batch_size: int, folder: P
         for i in range(requests):
             file.write(json.dumps({"id": i, "prompt": f"Question {i}: " + "word " * 80}) + "\n")
     meter, engine = Meter(requests), EngineConfig(batch_size=batch_size, device="cpu")
-    cluster = RayCluster(WorkersConfig(workers), engine, meter, FreeEngine)
-    try:
-        config = RunConfig(str(prompts), out, SamplingParams(max_tokens=tokens), engine)
-        summary = run(config, meter, build_engine=lambda _: WorkersEngine(cluster, batch_size, meter))
+    config = RunConfig(str(prompts), out, SamplingParams(max_tokens=tokens), engine)
+    if workers:
+        with closing(RayCluster(WorkersConfig(workers), engine, meter, FreeEngine)) as cluster:
+            summary = run(config, meter, build_engine=lambda _: WorkersEngine(cluster, batch_size, meter))
+            busy = time.process_time() - meter.started
+    else:
+        summary = run(config, meter, build_engine=EndingEngine)
         busy = time.process_time() - meter.started
-    finally:
-        cluster.close()
     assert summary.written.prompts == requests
     assert summary.written.tokens == requests * tokens
     written = sum(os.path.getsize(out / name) for name in ("outputs.jsonl", "acceptance.jsonl"))
@@ -147,6 +159,7 @@ def measure(requests: int, tokens: int, workers: int, batch_size: int, folder: P
         rates = f"{requests / seconds:,.0f} requests, {written / seconds / 1e6:,.1f} MB"
         print(f"a {what:<10}  {rates}, {requests * tokens / seconds:,.0f} tokens ({seconds:,.1f} s in all)")
     print("memory        " + ", ".join(f"{memory:,.0f} MiB at {done:,}" for done, memory in meter.memory))
+    print(f"at most       {summary.peak_memory / 2**20:,.0f} MiB")
     return meter
 
 
@@ -155,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--tokens", type=int, default=64, help="of each completion")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="0 has the engine in the process of the run")
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """Perplexities of a text: of a model in several number formats, and of GGUF files with llama.cpp, too.
 
-    python benchmarks/perplexity.py MODEL [MODEL=q8 MODEL=bfloat16 FILE.gguf ...] [--llama-python PATH]
+    python benchmarks/perplexity.py MODEL [MODEL=q8 MODEL=bfloat16+bfloat16 FILE.gguf ...] [--llama-python PATH]
 
 The text is cut into windows; the second half of each is scored behind the first one. Without `--text`, it is the
 sources of Python's standard library.
@@ -30,14 +30,15 @@ def windows_of(tokenizer: Any, files: list[Path], size: int, tokens: int) -> lis
 
 
 def perplexity(model: str, windows: list[list[int]]) -> float:
-    """Of the second halves, with detgen; `=` and a number format may follow the model."""
+    """Of the second halves, with detgen; `=` and a number format may follow the model, `+` and that of its KV cache."""
     from detgen import Engine
 
-    path, _, kind = model.partition("=")
+    path, _, kinds = model.partition("=")
+    kind, _, kept = kinds.partition("+")
     quantized: dict[str, Any] = (
         {"target_quant": kind} if kind in ("q8", "q4", "q4_k", "nf4", "int8") else {"dtype": kind or "auto"}
     )
-    engine = Engine(target=path, drafter="none", batch_size=4, **quantized)
+    engine = Engine(target=path, drafter="none", batch_size=4, kv_dtype=kept or "float32", **quantized)
     half = len(windows[0]) // 2
     scores = engine.score([(ids[:half], ids[half:]) for ids in windows])
     if error := next((score.error for score in scores if score.error), None):
@@ -67,7 +68,10 @@ def main() -> None:
     """Print a table, a model a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "models", nargs="+", metavar="MODEL", help="with =q8, =q4, =bfloat16, ... in that number format"
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="with =q8, =bfloat16, ... in that number format, +bfloat16 its KV cache",
     )
     parser.add_argument("--text", nargs="+", type=Path, help="files")
     parser.add_argument("--tokens", type=int, default=20_000, help="that are scored, at least (20000)")

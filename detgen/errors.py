@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KVDtypeName = Literal["auto", "float32", "bfloat16"]
 QuantName = Literal["none", "q8", "q4", "q4_k", "nf4", "int8"]
 
 DEMO = Path(__file__).parent / "demo_models"

@@ -328,7 +328,7 @@ EXAMPLES = {
     "A parameter without a kernel": {"detgen/params.py", "detgen/engine/stopping.py"},
     "An argument of attention": {
         "detgen/kernels/attention.py",
-        "detgen/kernels/c/attend.h",
+        "detgen/kernels/c/attend.c",
         "detgen/program/interpreter.py",
         "detgen/program/steps.py",
         "detgen/models/attaching.py",

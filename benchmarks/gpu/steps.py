@@ -88,7 +88,7 @@ def made(asked: Asked, positions: int) -> Iterator[Made]:
         step = steps.Activate(name="activation", x=hidden, to=Into(out), function=function)
         yield Made(f"activation {function.name}", step)
     pages = -(-positions // PAGE)
-    keys, kept = drawn(pages, shape.kv_heads, shape.size, PAGE), drawn(pages * PAGE, shape.kv_heads, shape.size)
+    keys, kept = drawn(pages, shape.kv_heads, shape.size, PAGE), drawn(pages, shape.kv_heads, PAGE, shape.size)
     cache = Cache(heads=shape.heads, kv_heads=shape.kv_heads, size=shape.size, values=shape.size, keys=keys, kept=kept)
     angles = drawn(positions, shape.size // 2)
     turned: dict[str, Any] = {"turned": shape.size, "cosines": angles.cos(), "sines": angles.sin()}

@@ -31,7 +31,8 @@ class BenchConfig:
     """What to measure.
 
     Attributes:
-        engine: models, quantization, device, dtype and threads of every peer; its other fields are ignored.
+        engine: models, quantization, device, dtype and threads of every peer, and the number format of detgen's KV
+            cache; its other fields are ignored.
         random_weights: a built-in configuration or a config.json, filled with random weights in place of models.
         output: folder for the results.
         full: the whole grid instead of the quick one.
@@ -53,7 +54,10 @@ class BenchConfig:
 
     engine: Annotated[
         EngineConfig,
-        Part("target", "draft", "device", "dtype", "target_quant", "draft_quant", "trust_remote_code", "threads"),
+        Part(
+            *("target", "draft", "device", "dtype", "kv_dtype", "target_quant", "draft_quant", "trust_remote_code"),
+            "threads",
+        ),
     ] = field(default_factory=EngineConfig)
     random_weights: Annotated[
         str | None,

@@ -77,7 +77,7 @@ def _shown_plainly() -> Iterator[None]:
         if message is not None:
             from detgen.show.screen import plain
 
-            error.format_message = lambda: plain(message())  # type: ignore[attr-defined]
+            error.format_message = lambda: plain(message().replace("Value error, ", ""))  # type: ignore[attr-defined]
         raise
 
 

@@ -19,12 +19,12 @@ EPILOG = epilog(
     "detgen audit out",
     "detgen audit out moved/prompts.jsonl --json audit.json",
     "detgen audit out --target models/large --device cpu",
-    status="0 nothing differs, 1 faults found, 2 wrong usage",
+    status="0 nothing differs, 1 faults found, 2 refused",
 )
 Judge = Annotated[
     EngineConfig,
     Part(
-        *("target", "device", "dtype", "target_quant", "trust_remote_code", "threads", "kv_memory"),
+        *("target", "device", "dtype", "kv_dtype", "target_quant", "trust_remote_code", "threads", "kv_memory"),
         defaults={"target": "the run's own"},
     ),
 ]

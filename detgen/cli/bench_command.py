@@ -13,25 +13,24 @@ import typer
 
 from detgen.bench.config import BenchConfig
 from detgen.cli.answering import named
-from detgen.cli.declared import DONE, INTERRUPTED, command
+from detgen.cli.declared import DONE, INTERRUPTED, command, epilog
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-EPILOG = "\n".join(
+EPILOG = "\n\n".join(
     (
         "Workloads: sample (the embedded prompts), chats (each of them as a chat), file:PATH (prompts or chats), and"
         " random prompts: long-prompts (1,024 tokens in, 16 out), long-answers (32 in, 512 out), 1024x256, 1024x1024,"
         " 4096x1024 (tokens in x out), sharegpt and arxiv (mixed lengths).",
-        "",
-        "Examples:",
-        "  [bold]detgen bench[/]",
-        "  [bold]detgen bench --workload file:prompts.jsonl --target models/large --draft models/small[/]",
-        "  [bold]detgen bench --random-weights llama-3.2-1b --synthetic-acceptance 0.6,0.8 --batch-size 4[/]",
-        "  [bold]detgen bench --peer detgen --peer openvino --peer-python openvino=venvs/openvino/bin/python[/]",
-        "  [bold]detgen bench -o after --compare before/bench.json[/]",
-        "",
-        "Exit status: 0 measured (rows may have failed), 2 refused, 70 internal error, 130 interrupted.",
+        epilog(
+            "detgen bench",
+            "detgen bench --workload file:prompts.jsonl --target models/large --draft models/small",
+            "detgen bench --random-weights llama-3.2-1b --synthetic-acceptance 0.6,0.8 --batch-size 4",
+            "detgen bench --peer detgen --peer openvino --peer-python openvino=venvs/openvino/bin/python",
+            "detgen bench -o after --compare before/bench.json",
+            status="0 measured (rows may have failed), 2 refused",
+        ),
     )
 )
 

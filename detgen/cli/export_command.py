@@ -9,7 +9,7 @@ import typer
 
 from detgen.cli.answering import MovedPrompts, named
 from detgen.cli.declared import DONE, command, epilog
-from detgen.export import FORMS
+from detgen.export import Form
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
@@ -22,24 +22,15 @@ EPILOG = epilog(
 )
 
 
-def parse_form(text: str) -> str:
-    """A form by name."""
-    if text not in FORMS:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(FORMS)}")
-    return text
-
-
 @command
 def export_command(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", show_default=False, help="The output folder of a finished run.")
     ],
     to: Annotated[
-        str,
+        Form,
         typer.Option(
-            parser=parse_form,
             metavar="csv|parquet|openai|hf",
-            autocompletion=lambda: list(FORMS),
             show_default=False,
             help="csv, parquet and hf (a folder for load_from_disk) are tables with a row per sample; openai has a line"
             " per request, as the OpenAI batch API writes it.",

@@ -8,21 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from detgen.cli.answering import writable
-from detgen.cli.declared import DONE, FAILED, command
+from detgen.cli.declared import DONE, FAILED, command, epilog
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen report out[/]",
-        "  [bold]detgen report out -o out.html --request add --request 17[/]",
-        "  [bold]detgen report out --against other-out[/]",
-        "",
-        "Exit status: 0 written, 1 written, but a folder is not as its run wrote it, 2 wrong usage, 70 internal error,"
-        " 130 interrupted.",
-    )
+EPILOG = epilog(
+    "detgen report out",
+    "detgen report out -o out.html --request add --request 17",
+    "detgen report out --against other-out",
+    status="0 written, 1 written, but a folder is not as its run wrote it, 2 refused",
 )
 
 

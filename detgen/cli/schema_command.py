@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 EPILOG = "Example: [bold]detgen schema prompts > prompts.schema.json[/]"
 
 
-class Lines(StrEnum):
-    """What lines there is a schema of."""
-
-    PROMPTS = "prompts"
-    SCORES = "scores"
-
-
 def schema_command(
     lines: Annotated[
-        Lines,
+        Literal["prompts", "scores"],
         typer.Argument(
             metavar="prompts|scores", show_default=False, help="The lines that detgen run reads, or detgen score."
         ),
@@ -29,5 +21,5 @@ def schema_command(
     """Print the JSON Schema of an input line: its keys, their types and what they mean."""
     from detgen.prompts.schema import prompt_schema, score_schema
 
-    found = prompt_schema() if lines is Lines.PROMPTS else score_schema()
+    found = prompt_schema() if lines == "prompts" else score_schema()
     typer.echo(json.dumps(found, indent=2))

@@ -10,21 +10,17 @@ import typer
 
 from detgen.cli.answering import JsonFile, answered, load_torch, writable
 from detgen.cli.audit_command import audit
-from detgen.cli.declared import command
+from detgen.cli.declared import command, epilog
 from detgen.verify.perturb.interface import CheckConfig
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-EPILOG = "\n".join(
-    (
-        "Examples:",
-        "  [bold]detgen verify-determinism[/]",
-        "  [bold]detgen verify-determinism prompts.jsonl --target models/large --minutes 10[/]",
-        "  [bold]detgen verify-determinism --axis threads --axis draft-tokens[/]",
-        "",
-        "Exit status: 0 all equal, 1 something differs, 2 wrong usage, 70 internal error, 130 interrupted.",
-    )
+EPILOG = epilog(
+    "detgen verify-determinism",
+    "detgen verify-determinism prompts.jsonl --target models/large --minutes 10",
+    "detgen verify-determinism --axis threads --axis draft-tokens",
+    status="0 all equal, 1 something differs, 2 refused",
 )
 
 

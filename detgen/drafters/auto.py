@@ -1,6 +1,7 @@
 """Takes, round by round, the drafter and the length that promise the most tokens per second.
 
-The rule: of no drafts, the look-up and the draft model, and of the lengths k, a round takes the greatest
+The rule: of no drafts, the look-up, the target itself and the draft model, and of the lengths k, a round takes the
+greatest
 
     sum over the sequences of (1 + expected accepted tokens) / (seconds to draft k tokens + seconds of the passes).
 
@@ -11,8 +12,8 @@ greatest (Dinkelbach 1967).
 
 What it knows:
 
-- Acceptance, whose prior is a Beta distribution. Each sequence has its own rate of the draft model's tokens; the mean
-  of its prior is the run's rate. The look-up's rates are the run's, by the length of the match before a token.
+- Acceptance, whose prior is a Beta distribution. Each sequence has its own rate of the tokens that a model drafts; the
+  mean of its prior is the run's rate. The look-up's rates are the run's, by the length of the match before a token.
 - Cost, as `PassCost` has fitted it. Rounds take more than their passes, or less where one call makes several, so each
   drafter has a factor: the median of what its last rounds took of what was predicted.
 
@@ -34,6 +35,7 @@ from statistics import median
 from typing import NamedTuple
 
 from detgen.drafters.ngram import MOST_MATCHED, NgramDrafter
+from detgen.drafters.passes import PassDrafter
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 from detgen.kernels.pass_cost import attention_area
@@ -99,7 +101,7 @@ class Plan(NamedTuple):
     drafter: str
     speed: float  # tokens per second
     counts: list[int]  # tokens that each sequence drafts
-    predicted: float  # seconds as fitted, all that the draft model reads first included; those of one pass for "none"
+    predicted: float  # seconds as fitted, all that a model reads first included; those of one pass for "none"
     loss: Callable[[float], float]  # seconds that its tokens are not worth at another speed
 
 
@@ -110,12 +112,13 @@ class AutoDrafter(Drafter):
     while_reading = False
 
     def __init__(self, parts: Parts) -> None:
-        self._ngram, self._model = NgramDrafter(), parts.model
+        self._ngram = NgramDrafter()
+        self._models: dict[str, PassDrafter] = {m.name: m for m in (parts.own, parts.model) if m is not None}
         self._cost, self._most_rows = parts.target_cost, parts.most_rows
         self._adapts = parts.draft_tokens is None
         self.draft_tokens: int = parts.draft_tokens or _MOST
         self._lengths = range(1, _MOST + 1) if self._adapts else (min(self.draft_tokens, parts.most_rows - 1),)
-        self._by_model = Rate()
+        self._by_model = {name: Rate() for name in self._models}
         self._by_match = [Rate() for _ in range(MOST_MATCHED + 1)]
         self._found: list[tuple[list[int], int]] = []  # of each sequence, what was looked up last and after what match
         self._matched: dict[int, int] = {}  # by slot, the length of the match before its draft
@@ -123,7 +126,7 @@ class AutoDrafter(Drafter):
         self._factors: dict[tuple[str, int] | str, float] = {}  # their medians; by drafter alone, the latest
         self._seconds, self._steps = 0.0, 1.0  # of all rounds; passes of the last round without drafts
         self._round: Plan | None = None
-        ways = ("ngram",) if parts.model is None else ("ngram", "model")
+        ways = ("ngram", *self._models)
         self._last = dict.fromkeys(("none", *ways), 0.0)  # when each had its last round
         self._again = dict.fromkeys(ways, 0.0)  # when each is asked for its plan again, if it was not the best
 
@@ -137,7 +140,7 @@ class AutoDrafter(Drafter):
         plans, took = [self._plain(len(seqs), keys)], {}
         for way in [way for way, time_ in self._again.items() if time_ <= now]:
             started = time.perf_counter()
-            plan = self._look_up(seqs, lengths, keys) if way == "ngram" else self._ask(seqs, lengths, keys)
+            plan = self._look_up(seqs, lengths, keys) if way == "ngram" else self._ask(way, seqs, lengths, keys)
             took[way] = time.perf_counter() - started
             if plan is not None:
                 plans.append(plan)
@@ -168,8 +171,8 @@ class AutoDrafter(Drafter):
 
     def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
         """Update the acceptance rates after a verified window."""
-        if drafter == "model":
-            self._by_model.learn(accepted, tried)
+        if drafter in self._by_model:
+            self._by_model[drafter].learn(accepted, tried)
         elif drafter == "ngram":
             for i in range(tried):
                 self._match(self._matched[seq.slot] + i).learn(int(i < accepted), 1)
@@ -199,21 +202,20 @@ class AutoDrafter(Drafter):
         rates = [[self._match(matched + i).mean for i in range(len(found))] for found, matched in self._found]
         return self._plan("ngram", [list(accumulate(own, mul)) for own in rates], keys, 0.0, 0.0, 0.0)
 
-    def _ask(self, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> Plan | None:
-        """The draft model's plan. What it has to read first is spread over what is left of each sequence."""
-        model = self._model
-        assert model is not None
+    def _ask(self, name: str, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> Plan | None:
+        """A model's plan. What it has to read first is spread over what is left of each sequence."""
+        model = self._models[name]
         chances, read, spread = [], 0.0, 0.0
         for seq, length in zip(seqs, lengths, strict=True):
-            rate = self._by_model.own(*seq.acceptance.get("model", (0.0, 0.0)))
+            rate = self._by_model[name].own(*seq.acceptance.get(name, (0.0, 0.0)))
             chances.append(list(accumulate(repeat(rate, max(min(length, model.room(seq)), 0)), mul)))
             if chances[-1]:
                 behind = model.behind(seq)
                 read += behind
                 spread += max(behind * min((1 + rate) / seq.remaining, 1.0), 1.0)
         there = sum(map(bool, chances))
-        first, all_first = (model.cost.predict(rows, chosen=there) for rows in (spread, read))
-        return self._plan("model", chances, keys, first, all_first, model.cost.predict(there))
+        first, all_first = (model.seconds(rows, there) for rows in (spread, read))
+        return self._plan(name, chances, keys, first, all_first, model.seconds(there))
 
     def _plan(self, drafter: str, chances: list[list[float]], keys: int, *drafting: float) -> Plan | None:
         """A drafter's best plan; `drafting` tells the seconds of its first pass, borne and in all, and of another."""
@@ -235,9 +237,8 @@ class AutoDrafter(Drafter):
         """The drafts of a plan."""
         drafts = [_NOTHING] * len(seqs)
         going = [i for i, n in enumerate(plan.counts) if n]
-        if plan.drafter == "model":
-            assert self._model is not None
-            found = self._model.draft([seqs[i] for i in going], [plan.counts[i] for i in going])
+        if plan.drafter in self._models:
+            found = self._models[plan.drafter].draft([seqs[i] for i in going], [plan.counts[i] for i in going])
         else:
             found = [Draft(self._found[i][0][: plan.counts[i]], plan.drafter) for i in going]
             self._matched = {seqs[i].slot: self._found[i][1] for i in going}

@@ -15,6 +15,7 @@ from detgen.errors import EngineError
 if TYPE_CHECKING:
     from detgen.drafters.model import ModelDrafter
     from detgen.drafters.protocol import Drafter
+    from detgen.drafters.self import SelfDrafter
     from detgen.kernels.pass_cost import PassCost
 
 
@@ -31,14 +32,11 @@ class Entry(NamedTuple):
 
 
 DRAFTERS = {
-    "auto": Entry("optional", "ngram, model or none, as measured cost and acceptance say"),
+    "auto": Entry("optional", "ngram, self, model or none, as measured cost and acceptance say"),
+    "self": Entry("unused", "the model itself, with its weights in 8 bits"),
     "model": Entry("required", "the draft model (--draft)"),
     "ngram": Entry("unused", "repeats in the prompt and the text so far"),
     "none": Entry("unused", "no drafts"),
-}
-WITHDRAWN = {  # and why, and what to use instead
-    "self": "self is left out until the target can draft by its own weights in 8 bits: with the same weights, a draft"
-    " token costs as much as a token that needs no verifying. Use auto, model, ngram or none",
 }
 
 
@@ -51,20 +49,33 @@ class Parts:
         target_cost: cost of canonical passes.
         most_rows: most rows of a canonical pass.
         draft_tokens: draft tokens per round, if the user set them; None leaves them to the drafter.
+        own: drafts with the target's own weights in 8 bits; None if that cannot be.
     """
 
     model: ModelDrafter | None
     target_cost: PassCost
     most_rows: int
     draft_tokens: int | None
+    own: SelfDrafter | None = None
+
+
+def available(parts: Parts) -> list[str]:
+    """The names of the drafters that can be made of these parts."""
+    lacking = {"model": parts.model is None, "self": parts.own is None}
+    return [name for name in DRAFTERS if not lacking.get(name)]
 
 
 def make_drafter(name: str, parts: Parts) -> Drafter:
     """The drafter of this name.
 
     Raises:
-        EngineError: if it needs a draft model and there is none.
+        EngineError: if it needs a draft model and there is none, or the target cannot draft for itself.
     """
+    if name == "self" and parts.own is None:
+        raise EngineError(
+            "drafter self needs a model that runs whole in detgen's own pass with weights of more than 8 bits, and"
+            " memory for a copy of them in 8 bits; use auto, ngram or none"
+        )
     if DRAFTERS[name].draft_model == "required" and parts.model is None:
         raise EngineError(f"drafter {name} needs a draft model, and this engine has none")
     return cast("Drafter", importlib.import_module(f"{__package__}.{name}").make(parts))
@@ -80,8 +91,7 @@ def drafter_of(wanted: str | Callable[[Mapping[str, Drafter]], object], parts: P
 
     if isinstance(wanted, str):
         return make_drafter(wanted, parts)
-    names = [name for name, entry in DRAFTERS.items() if parts.model or entry.draft_model != "required"]
-    made = wanted({name: make_drafter(name, parts) for name in names})
+    made = wanted({name: make_drafter(name, parts) for name in available(parts)})
     if not isinstance(made, Drafter):
         kind = type(made).__name__
         raise EngineError(f"a custom drafter is derived from detgen.drafters.protocol.Drafter, and {kind} is not")

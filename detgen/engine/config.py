@@ -11,9 +11,9 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 from pydantic.dataclasses import dataclass
 
 from detgen.declaring import Option
-from detgen.drafters.registry import DRAFTERS, WITHDRAWN
+from detgen.drafters.registry import DRAFTERS
 from detgen.engine.showing import brief
-from detgen.errors import DTypeName, EngineError, QuantName
+from detgen.errors import DTypeName, EngineError, KVDtypeName, QuantName
 
 if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
@@ -74,18 +74,21 @@ def _device(text: str) -> str:
     return text
 
 
-def _dtype(text: str) -> str:
-    """A number format by torch's name or a short one."""
-    name = DTYPE_NAMES.get(text, text)
-    if name not in get_args(DTypeName):
-        raise ValueError(f"{text!r} is not one of {', '.join((*get_args(DTypeName), *DTYPE_NAMES))}")
-    return name
+def _dtype_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    """Reads a number format by torch's name or a short one."""
+
+    def parse(text: str) -> str:
+        name = DTYPE_NAMES.get(text, text)
+        if name not in allowed:
+            short = (short for short, name in DTYPE_NAMES.items() if name in allowed)
+            raise ValueError(f"{text!r} is not one of {', '.join((*allowed, *short))}")
+        return name
+
+    return parse
 
 
 def _drafter(text: str) -> str:
     """A drafter by name."""
-    if text in WITHDRAWN:
-        raise ValueError(WITHDRAWN[text])
     if text not in DRAFTERS:
         raise ValueError(f"{text!r} is not one of {', '.join(DRAFTERS)}")
     return text
@@ -99,8 +102,6 @@ def _switch(text: str) -> bool:
 
 
 def _known(drafter: Any) -> Any:
-    if isinstance(drafter, str) and drafter in WITHDRAWN:
-        raise EngineError(f"drafter {WITHDRAWN[drafter]}")
     if not callable(drafter) and drafter not in tuple(DRAFTERS):
         raise EngineError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
     return drafter
@@ -108,19 +109,21 @@ def _known(drafter: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, repr=False, config=ConfigDict(strict=True, extra="forbid"))
 class EngineConfig:
-    """How to build an engine. Only `target`, `dtype`, `target_quant` and the device can change an output.
+    """How to build an engine. Only `target`, `dtype`, `kv_dtype`, `target_quant` and the device can change an output.
 
     Attributes:
         target: folder, GGUF file or hub name of the target model, demo-thinking (the embedded one that thinks while it
             reads), or a loaded model (it is changed in place); None is the embedded one.
         draft: the draft model, likewise; None is the embedded one if the target is None, too, else none.
         drafter: name of the drafter; auto chooses during the run. Or a function that makes a custom drafter, given
-            the engine's own by name: `model` (if there is a draft model), `ngram`, `auto` and `none`.
-        draft_tokens: draft tokens per round of `model` and `ngram`; None adapts.
+            the engine's own by name: `model` (if there is a draft model), `self` (if the target can), `ngram`, `auto`
+            and `none`.
+        draft_tokens: draft tokens per round of all but `none`; None adapts.
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
         dtype: number format in which weights are kept; auto is the checkpoint's own. With bfloat16, inputs of linear
             layers are rounded to it, too; all else is computed in float32.
+        kv_dtype: number format of the KV cache, float32 or bfloat16; auto is bfloat16 where `dtype` is.
         target_quant: quantization of the target's linear layers: q8, q4 or q4_k by detgen, nf4 or int8 by bitsandbytes,
             or none.
         draft_quant: quantization of the draft model, likewise.
@@ -157,7 +160,7 @@ class EngineConfig:
     ] = "auto"
     draft_tokens: Annotated[
         int | None,
-        Field(ge=1, le=1_000_000, description="Tokens that model and ngram draft per round; auto adapts."),
+        Field(ge=1, le=1_000_000, description="Tokens to draft per round; auto adapts."),
         Option("N|auto", panel="Speed", parser=_draft_tokens, default="auto"),
     ] = None
     batch_size: Annotated[
@@ -175,7 +178,15 @@ class EngineConfig:
             " has them. With bfloat16, what linear layers read is rounded to it, too, which is faster on many"
             " processors; all else is computed in float32."
         ),
-        Option("TYPE", panel="Model", parser=_dtype, values=get_args(DTypeName)),
+        Option("TYPE", panel="Model", parser=_dtype_of(get_args(DTypeName)), values=get_args(DTypeName)),
+    ] = "auto"
+    kv_dtype: Annotated[
+        KVDtypeName,
+        Field(
+            description="How keys and values are kept: float32 (f32), bfloat16 (bf16), which takes half the memory, or"
+            " auto: bfloat16 with --dtype bfloat16, else float32."
+        ),
+        Option("TYPE", panel="Model", parser=_dtype_of(get_args(KVDtypeName)), values=get_args(KVDtypeName)),
     ] = "auto"
     target_quant: Annotated[
         QuantName,

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from detgen.drafters.model import ModelDrafter
-from detgen.drafters.registry import Parts, drafter_of
+from detgen.drafters.registry import Parts, available, drafter_of
+from detgen.drafters.self import SelfDrafter
 from detgen.engine import profiles
 from detgen.engine.asking import Prompt, numbered, requests_of
 from detgen.engine.chunks import Chunk, chunks_of
@@ -21,7 +22,7 @@ from detgen.engine.completing import completion_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
-from detgen.engine.model_pair import load_models
+from detgen.engine.model_pair import kv_dtype, load_models
 from detgen.engine.output_processing import Trace
 from detgen.engine.pieces import Pieces
 from detgen.engine.reading_ahead import ReadingAhead
@@ -110,6 +111,8 @@ class Engine:
             device,
             batch_size=config.batch_size,
             kv_memory=config.kv_memory,
+            kv_dtype=kv_dtype(config, target),
+            drafts_itself=config.drafter in ("self", "auto"),
             observer=observer,
         )
         self._assemble(config, prepared, Turns())
@@ -170,6 +173,10 @@ class Engine:
         self._model = None
         if draft:
             self._model = ModelDrafter(drafting[0], target.vocabulary, draft.context)
+        own = None
+        if (narrowed := prepared.narrowed) is not None:
+            drafting.append(self._runner.by(narrowed.decoder))
+            own = SelfDrafter(drafting[-1], narrowed, self._runner.cost, target.vocabulary, target.context)
         self._scheduler = Scheduler(
             [p.cache for p in prepared.runners],
             config.batch_size,
@@ -181,16 +188,21 @@ class Engine:
         )
         self._rounds = StreamingRounds(
             *(turns, self._scheduler, self.stats),
-            *(self._runner, self._model.runner if self._model else None, config.threads),
+            *(self._runner, drafting, config.threads),
         )
         self._encoder = Encoder(target, self._scheduler, self._runner.device.type)
         self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
         self._scoring = Scoring(self._runner, self._scheduler, self.stats, ahead)
-        parts = Parts(self._model, self._runner.cost, MOST_ROWS, config.draft_tokens)
+        self._parts = Parts(self._model, self._runner.cost, MOST_ROWS, config.draft_tokens, own)
         self._decoding = Decoding(
             *(self._runner, self._scheduler, self.stopping, self.stats),
-            *(drafter_of(config.drafter, parts), config.draft_tokens or _DRAFT_TOKENS, target.vocabulary, ahead),
+            *(drafter_of(config.drafter, self._parts), config.draft_tokens or _DRAFT_TOKENS, target.vocabulary, ahead),
         )
+
+    @property
+    def drafters(self) -> list[str]:
+        """The names of the drafters that it can have."""
+        return available(self._parts)
 
     @property
     def vocabulary(self) -> int:

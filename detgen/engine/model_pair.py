@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from detgen.engine.config import EngineConfig
 from detgen.engine.sources import uses_draft
 from detgen.errors import DEMO, QuantName
-from detgen.models.loading import LoadedModel, check_vocabularies, load_model
+from detgen.models.loading import DTYPES, LoadedModel, check_vocabularies, load_model
 from detgen.models.memory import check_room
 from detgen.progress import Observer
 
@@ -35,3 +37,9 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
     draft = load(config.draft, "draft", config.draft_quant)
     check_vocabularies(target, draft)
     return target, draft
+
+
+def kv_dtype(config: EngineConfig, target: LoadedModel) -> torch.dtype:
+    """The number format of keys and values: what is asked for, else that of the inputs of linear layers."""
+    rounded = torch.bfloat16 if target.rounded == torch.bfloat16 else torch.float32
+    return DTYPES.get(config.kv_dtype, rounded)

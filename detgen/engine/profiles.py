@@ -19,6 +19,7 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     profile: dict[str, Any] = {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
         "dtype": str(target.rounded or torch.float32).removeprefix("torch."),
+        "kv_dtype": str(prepared.kv_dtype).removeprefix("torch."),
         **prepared.runners[0].decoder.profile(),
     }
     if "operators" in profile:  # torch's kernels for them depend on the processor

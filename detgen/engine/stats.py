@@ -61,7 +61,7 @@ class EngineStats:
         preemptions: how often a sequence gave its pages back, to be read again later.
         target_passes: canonical passes.
         rows: rows of the canonical passes.
-        draft_passes: passes of the draft model.
+        draft_passes: passes that drafted.
         live: sequences that hold a slot now.
         peak_live: most of them at a time.
         drafters: counts by drafter name.

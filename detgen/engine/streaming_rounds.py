@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ class StreamingRounds:
         scheduler: runs the sequences.
         stats: are brought up to date after each round.
         target: passes of the target.
-        draft: those of the draft model; None if there is none.
+        drafting: those that draft.
         threads: of torch; None leaves them as they are.
     """
 
@@ -35,11 +35,11 @@ class StreamingRounds:
         scheduler: Scheduler,
         stats: EngineStats,
         target: ModelRunner,
-        draft: ModelRunner | None,
+        drafting: Iterable[ModelRunner],
         threads: int | None,
     ) -> None:
         self._turns, self._scheduler, self._stats = turns, scheduler, stats
-        self._target, self._draft, self._threads = target, draft, threads
+        self._target, self._drafting, self._threads = target, tuple(drafting), threads
 
     def run(
         self,
@@ -88,7 +88,7 @@ class StreamingRounds:
     def _count(self) -> None:
         s, target, scheduler = self._stats, self._target, self._scheduler
         s.target_passes, s.rows = target.passes, target.rows
-        s.draft_passes = self._draft.passes if self._draft else 0
+        s.draft_passes = sum(runner.passes for runner in self._drafting)
         s.reused_tokens, s.preemptions = scheduler.reused, scheduler.preemptions
 
 

@@ -2,5 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+Form = Literal["csv", "parquet", "openai", "hf"]
 # The forms, and how files are named that are given no name: the folder's name and this.
-FORMS = {"csv": ".csv", "parquet": ".parquet", "openai": "-results.jsonl", "hf": "-hf"}
+FORMS: dict[Form, str] = {"csv": ".csv", "parquet": ".parquet", "openai": "-results.jsonl", "hf": "-hf"}

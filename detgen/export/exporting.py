@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from detgen.errors import OutputError, PromptsError
-from detgen.export import FORMS
+from detgen.export import FORMS, Form
 from detgen.export.tables import placed, row_of, write_table
 from detgen.outputs import open_plain, read_manifest_of_texts
 from detgen.outputs.batch_results import result_lines
@@ -28,15 +28,15 @@ class Exported:
     Attributes:
         path: where it is.
         count: lines or rows.
-        unit: what they are.
+        unit: what one of them is.
     """
 
     path: Path
     count: int
-    unit: Literal["results", "rows"]
+    unit: Literal["result", "row"]
 
 
-def export_run(folder: Path, form: str, prompts: str | None, output: Path | None, observer: Observer) -> Exported:
+def export_run(folder: Path, form: Form, prompts: str | None, output: Path | None, observer: Observer) -> Exported:
     """Write a finished run in another form. The folder stays as it is.
 
     Args:
@@ -70,9 +70,9 @@ def export_run(folder: Path, form: str, prompts: str | None, output: Path | None
         if form != "openai":
             rows = _rows(file, folder, manifest, source)
             count = write_table(rows, form, path, manifest["files"][OUTPUTS]["sha256"][:16])
-            return Exported(path, count, "rows")
+            return Exported(path, count, "row")
         assert source is not None
-        return Exported(path, _write_results(file, folder, manifest, source, path), "results")
+        return Exported(path, _write_results(file, folder, manifest, source, path), "result")
 
 
 def _check_free(path: Path, folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ class KVBuffers(Protocol):
     """Where keys and values are stored.
 
     Attributes:
-        keys: of each layer, [pages + 1, kv_heads, head_size, PAGE].
-        values: likewise, [positions + PAGE, kv_heads, head_size].
+        keys: of each layer, [pages + 1, kv_heads, head_size, PAGE], in float32 or bfloat16.
+        values: likewise, [pages + 1, kv_heads, PAGE, head_size].
     """
 
     keys: list[torch.Tensor]
@@ -68,6 +68,22 @@ class Chaining(Protocol):
         ...
 
 
+class Narrowed(NamedTuple):
+    """A model whose linear layers are read in 8 bits.
+
+    Attributes:
+        decoder: runs it, over the KV cache of the model itself.
+        make: makes the copies, if there are none yet; else the first pass does.
+        own: bytes of the model's own linear layers.
+        copies: bytes of the copies.
+    """
+
+    decoder: Decoder
+    make: Callable[[], object]
+    own: int
+    copies: int
+
+
 class Decoder(Protocol):
     """A back end with a model.
 
@@ -106,6 +122,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def over(self, cache: KVBuffers) -> Decoder:
+        """The same model over another cache."""
+        ...
+
     def telling(self, take: Callable[[str, object], None]) -> AbstractContextManager[None]:
         """While the block runs, tell `take` the name and the output of each step, or module, of each pass."""
         ...
@@ -119,6 +139,10 @@ class Decoder(Protocol):
 
     def breaking(self, token: int) -> AbstractContextManager[None]:
         """While the block runs, the embedding of a token is NaN: a check of what broken rows do to others."""
+        ...
+
+    def narrowed(self) -> Narrowed | None:
+        """The same model over the same KV cache, its linear layers in 8 bits; None if none of them takes more."""
         ...
 
     def profile(self) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
+from detgen.kernels.decoder import Decoder, KVBuffers, Narrowed
 from detgen.kernels.exchange import Exchange
+from detgen.kernels.fewer_bits import FewerBits, sizes
 from detgen.program.operands import Buffer
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows, Take
@@ -26,6 +29,10 @@ class Programs(Protocol):
     kind: str
     outputs: int
     group: int
+
+    def over(self, cache: KVBuffers) -> Programs:
+        """The same model over another cache."""
+        ...
 
     @property
     def width(self) -> int:
@@ -46,8 +53,8 @@ class Programs(Protocol):
         """Takes the output of the wanted rows, or their scores."""
         ...
 
-    def reach(self, positions: int) -> bool:
-        """Have angles of that many positions; whether programs that were built before have not."""
+    def reach(self, positions: int) -> int:
+        """Have angles of that many positions; how many there are now. Programs have those of when they are built."""
         ...
 
     def program(self, inject: int = -1, extract: int = -1, scored: bool = False) -> Program:
@@ -55,24 +62,46 @@ class Programs(Protocol):
         ...
 
 
-class ProgramDecoder:
+class ProgramDecoder(ABC):
     """A decoder that is a program.
 
     Args:
         programs: of the model.
+        fewer: what linear layers read instead of their weights; None for nothing else.
 
     Attributes:
         kind: class name of the model.
-        program: builds the steps of passes, see `Programs`.
         outputs: entries of a row of logits, or of hidden states where there is no output layer.
     """
 
-    def __init__(self, programs: Programs) -> None:
-        self._programs = programs
-        self.kind, self.program, self.outputs = programs.kind, programs.program, programs.outputs
+    def __init__(self, programs: Programs, fewer: FewerBits | None = None) -> None:
+        self._programs, self._fewer, self._reached = programs, fewer, 0
+        self.kind, self.outputs = programs.kind, programs.outputs
         self._broken: int | None = None
         self._take: Take | None = None
         self._exact = False
+
+    def program(self, inject: int = -1, extract: int = -1, scored: bool = False) -> Program:
+        """The steps of passes, see `Programs`."""
+        made = self._programs.program(inject, extract, scored)
+        return made if self._fewer is None else self._fewer.of(made)
+
+    def narrowed(self) -> Narrowed | None:
+        """See `Decoder`."""
+        own, copies = sizes(self._programs.program())
+        if not copies:
+            return None
+        fewer = FewerBits()
+        return Narrowed(self._again(fewer), lambda: fewer.of(self._programs.program()), own, copies)
+
+    @abstractmethod
+    def _again(self, fewer: FewerBits) -> Decoder:
+        """The same decoder, with something else that linear layers read."""
+
+    def _outgrown(self, positions: int) -> bool:
+        """Have angles of that many positions; whether programs that were built before have fewer."""
+        before, self._reached = self._reached, self._programs.reach(positions)
+        return before != self._reached
 
     @contextmanager
     def telling(self, take: Callable[[str, object], None]) -> Iterator[None]:

@@ -12,7 +12,7 @@ import torch
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.angles import turns
 from detgen.kernels.c.panels import halves, joined, stacked
-from detgen.kernels.c.quantizing import Form, Quantized, kind
+from detgen.kernels.c.quantizing import STORAGE, Form, Quantized, kind
 from detgen.models.description import Experts, FeedForward, Layer, Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary
 from detgen.program import steps
@@ -59,8 +59,6 @@ class LayerSteps:
     def __init__(
         self,
         layer: Layer,
-        keys: torch.Tensor,
-        values: torch.Tensor,
         traits: AttentionTraits,
         width: int,
         form: Form,
@@ -69,7 +67,7 @@ class LayerSteps:
         heads, kv_heads, size = layer.heads, layer.kv_heads, layer.size
         self._width = width
         self._queries, self._keys = heads * size, kv_heads * size
-        self._cache = Cache(heads=heads, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
+        self._heads = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": size}
         self._traits, self._scale = traits, traits.scale * (layer.query_scale or 1.0)
         self._rotary, self._interleaved = layer.rotary, layer.interleaved
         self._norms = [None if norm is None else NormParts.of(norm, keep) for norm in layer.norms]
@@ -82,8 +80,11 @@ class LayerSteps:
         self._mlp = _FeedForward(mlp, form, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, form, keep)
         self._parallel, self._residual = layer.parallel, layer.residual
 
-    def build(self, program: Program, name: str, angles: Angles, *, last: bool) -> None:
+    def build(
+        self, program: Program, name: str, angles: Angles, keys: torch.Tensor, values: torch.Tensor, *, last: bool
+    ) -> None:
         """Append the layer's steps; behind the attention of the last layer, those of the wanted rows alone."""
+        cache = Cache(**self._heads, keys=keys, kept=values, storage=STORAGE[keys.dtype])
         hidden, attended = Buffer("hidden", self._width), Buffer("attended", self._queries)
         qkv = Buffer("qkv", self._queries + 2 * self._keys)
         before, after, before_mlp, after_mlp = self._norms
@@ -94,12 +95,12 @@ class LayerSteps:
         for part, norm in self._head_norms.items():
             at = 0 if part == "q" else self._queries
             program.add(norm.step(f"{name}.self_attn.{part}_norm", qkv, Into(qkv), at=at))
-        program.add(self._rotated(f"{name}.self_attn, rotated", qkv, angles, last=last))
+        program.add(self._rotated(f"{name}.self_attn, rotated", qkv, cache, angles, last=last))
         program.add(
             steps.Attend(
                 name=f"{name}.self_attn",
                 qkv=qkv,
-                cache=self._cache,
+                cache=cache,
                 to=attended,
                 scale=self._scale,
                 window=self._traits.window or 0,
@@ -135,8 +136,8 @@ class LayerSteps:
         program.add(norm.step(name, x, Into(normed), wanted=wanted))
         return normed
 
-    def _rotated(self, name: str, qkv: Buffer, angles: Angles, *, last: bool) -> steps.Rotate:
-        plain = steps.Rotate(name=name, qkv=qkv, cache=self._cache, interleaved=self._interleaved, last=last)
+    def _rotated(self, name: str, qkv: Buffer, cache: Cache, angles: Angles, *, last: bool) -> steps.Rotate:
+        plain = steps.Rotate(name=name, qkv=qkv, cache=cache, interleaved=self._interleaved, last=last)
         if self._rotary is None:
             return plain
         cosines, sines = angles.of(self._rotary)

@@ -76,9 +76,24 @@ def free_memory(device: torch.device, mebibytes: int = 0) -> int:
     counts too, so the `mebibytes` that are needed besides are left out.
     """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * 0.8)
+        return int(_free(device) * 0.8)
+    left = _left()
+    free = _free(device)
+    return int((free if left is None else min(free, max(left - (mebibytes << 20), 0))) * _SHARE)
+
+
+def room_beside(device: torch.device, reserved: int) -> int:
+    """Bytes that are free beside what a KV cache of so many bytes may come to take."""
+    if device.type == "cuda":
+        return _free(device)  # it has taken them
+    left = _left()  # which it has taken
+    beside = _free(device) - reserved
+    return beside if left is None else min(beside, left)
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     import psutil  # which machines lent for a GPU may lack
 
-    free = psutil.virtual_memory().available
-    left = _left()
-    return int((free if left is None else min(free, max(left - (mebibytes << 20), 0))) * _SHARE)
+    return int(psutil.virtual_memory().available)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,7 @@ class ProgramBuilder:
         described = describe(model)
         assert described is not None, "it has a description"
         described.read, described.table = read, None
-        self._angles = Angles(keep)
+        self._angles, self._keep, self._cache = Angles(keep), keep, cache
         embedding, places = described.embedding, described.positions
         self._embedding_factor = described.embedding_factor
         self._places = None if places is None else (keep(places[0]), places[1])
@@ -77,22 +78,26 @@ class ProgramBuilder:
         for i in range(len(described.layers)):
             layer = described.layer(i)
             self.group = max(self.group, layer.heads // layer.kv_heads)
-            parts = cache.keys[i], cache.values[i], traits[i], self._hidden.width, form, keep
-            self._layers.append(LayerSteps(layer, *parts))
+            self._layers.append(LayerSteps(layer, traits[i], self._hidden.width, form, keep))
             described.release(i)
             give_back()
+
+    def over(self, cache: KVBuffers) -> ProgramBuilder:
+        """The same model over another cache."""
+        other = copy(self)
+        other._angles, other._cache = Angles(self._keep), cache
+        return other
 
     @property
     def width(self) -> int:
         """Entries of a hidden state."""
         return self._hidden.width
 
-    def reach(self, positions: int) -> bool:
-        """Have angles of that many positions; whether programs that were built before have not."""
-        if positions <= self._angles.positions:
-            return False
-        self._angles.reach(positions)
-        return True
+    def reach(self, positions: int) -> int:
+        """Have angles of that many positions; how many there are now."""
+        if positions > self._angles.positions:
+            self._angles.reach(positions)
+        return self._angles.positions
 
     @property
     def states(self) -> Buffer:
@@ -130,7 +135,8 @@ class ProgramBuilder:
                 program.add(steps.Copy(name=f"layers.{i}, state added", x=self.states, to=Into(hidden, add=True)))
             if i == extract:
                 program.add(steps.Copy(name=f"layers.{i}, input kept", x=hidden, to=Into(self.extracted)))
-            layer.build(program, f"layers.{i}", self._angles, last=i == len(self._layers) - 1)
+            entries = self._cache.keys[i], self._cache.values[i]
+            layer.build(program, f"layers.{i}", self._angles, *entries, last=i == len(self._layers) - 1)
         x, out = Buffer("wanted hidden", hidden.width), self.out(scored)
         if self._final is not None:
             normed = Buffer("normed", hidden.width)

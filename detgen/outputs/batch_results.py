@@ -20,7 +20,7 @@ from detgen.outputs.identity import fingerprint
 from detgen.outputs.lines import dump
 from detgen.outputs.log_file import DigestedFile
 from detgen.outputs.manifest import RESULTS
-from detgen.outputs.records import Line
+from detgen.outputs.records import Body, Line, ResponseError, ResultLine
 from detgen.prompts import BadLine
 
 _IMPOSSIBLE = -9999.0  # in place of the logarithm of 0, as the API has it
@@ -52,12 +52,13 @@ class Results:
         if error is None:
             if not isinstance(item, Request):
                 raise ValueError(item.error)
-            status, body = 200, self._body(item, lines, digest)
+            status, kind = 200, ""
+            body: Body | dict[str, ResponseError] = self._body(item, lines, digest)
         else:
             status = 500 if NOT_FINITE in error else 400
             kind = "server_error" if status == 500 else "invalid_request_error"
             body = {"error": {"message": error, "type": kind, "param": None, "code": None}}
-        result = {
+        result: ResultLine = {
             "id": f"batch_req_{digest}",
             "custom_id": str(item.id),
             "response": {"status_code": status, "request_id": f"req_{digest}", "body": body},
@@ -65,7 +66,7 @@ class Results:
         }
         return dump(result).encode() + b"\n"
 
-    def _body(self, request: Request, lines: list[Line], digest: str) -> dict[str, Any]:
+    def _body(self, request: Request, lines: list[Line], digest: str) -> Body:
         chat = request.messages is not None
         prompt = lines[0]["prompt_tokens"]
         completion = sum(line["completion_tokens"] for line in lines)

@@ -111,7 +111,7 @@ def model_stamp(config: EngineConfig) -> str | None:
         versions = [importlib.metadata.version(package) for package in packages]
     except importlib.metadata.PackageNotFoundError:  # whoever loads the model says it
         return None
-    asked = (config.device, config.dtype, config.target_quant, config.trust_remote_code)
+    asked = (config.device, config.dtype, config.kv_dtype, config.target_quant, config.trust_remote_code)
     facts = (detgen.__version__, ARITHMETIC, platform.node(), *versions, *asked, files)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 

@@ -129,6 +129,7 @@ class Profile(TypedDict):
 
     target: Model
     dtype: str
+    kv_dtype: str
     arithmetic: str
     device: NotRequired[str]
     capability: NotRequired[str | None]

@@ -5,7 +5,6 @@ That of another version of detgen is only checked as far as saying so needs.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from detgen.errors import OutputError, RequestError
 from detgen.outputs.directory import open_plain
 from detgen.outputs.manifest import LOGS, OtherManifest, RunManifest, ScoreManifest, log_name
 from detgen.params import PARAMETERS, SamplingParams
+from detgen.prompts.json_text import parse_json
 from detgen.prompts.kinds import kind
 
 _SHOWN = 60  # characters of a wrong value in a message
@@ -161,27 +161,11 @@ def read_manifest_of_texts(folder: Path) -> dict[str, Any]:
 def _decode(data: bytes) -> dict[str, Any]:
     """The object that the bytes spell."""
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_no_constant)
+        value = parse_json(data.decode())
     except UnicodeDecodeError:
         raise _SchemaError("it is not UTF-8") from None
-    except RecursionError:
-        raise _SchemaError("it is nested too deep") from None
-    except _SchemaError:
-        raise
-    except ValueError as error:
-        raise _SchemaError(f"it is not JSON ({error})") from None
+    except RequestError as error:
+        raise _SchemaError(ascii(str(error))[1:-1][: 3 * _SHOWN]) from None
     if not isinstance(value, dict):
         raise _SchemaError(f"it must be an object, got {kind(value)}")
     return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _SchemaError(f"{ascii(next(n for n in names if names.count(n) > 1))[1:-1][:_SHOWN]} is given twice")
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise _SchemaError(f"{name} is not a number of JSON")

@@ -48,7 +48,7 @@ def of_block(step: Attend, keys: Tensor, values: Tensor, queries: Tensor, seen: 
     Args:
         step: whose scale, softcap and sizes count.
         keys: [KV heads, entries, PAGE].
-        values: [PAGE, KV heads, entries].
+        values: [KV heads, PAGE, entries].
         queries: [rows, KV heads, group, entries].
         seen: bool [rows, 1, 1, PAGE], which keys a row sees.
     """
@@ -60,5 +60,5 @@ def of_block(step: Attend, keys: Tensor, values: Tensor, queries: Tensor, seen: 
     weights = exponential(scores - _finite(most)[..., None])
     results = torch.zeros(*queries.shape[:-1], step.cache.values)
     for k in range(PAGE):
-        results = fma(values[k, :, None], weights[..., k, None], results).where(seen[..., k, None], results)
+        results = fma(values[:, None, k], weights[..., k, None], results).where(seen[..., k, None], results)
     return Attended(most, by_lanes(weights), results)

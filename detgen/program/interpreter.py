@@ -222,8 +222,9 @@ def _rotate(step: steps.Rotate, at: Pass) -> None:
         a.copy_(first)
         b.copy_(second)
     keys = heads[:, cache.heads :]
-    cache.keys[rows.places // PAGE, :, :, rows.places % PAGE] = bounded(keys)
-    cache.kept[rows.places] = bounded(values.unflatten(1, (-1, cache.values)))
+    cache.keys[rows.places // PAGE, :, :, rows.places % PAGE] = bounded(keys).to(cache.keys)
+    values = bounded(values.unflatten(1, (-1, cache.values)))
+    cache.kept[rows.places // PAGE, :, rows.places % PAGE] = values.to(cache.kept)
     if step.last:
         at.broken |= ~keys.isfinite().all(2).all(1)
 
@@ -247,8 +248,7 @@ def _attend(step: steps.Attend, at: Pass) -> None:
             seen = torch.arange(block * PAGE, block * PAGE + PAGE)
             seen = ((low <= seen) & (seen <= positions))[:, None, None]  # [tokens, 1, 1, keys]
             page = int(rows.tables[slot, block])
-            values = cache.kept[page * PAGE : page * PAGE + PAGE]  # [keys, KV heads, entries]
-            part = part.joined(of_block(step, cache.keys[page], values, queries[some], seen))
+            part = part.joined(of_block(step, cache.keys[page].float(), cache.kept[page].float(), queries[some], seen))
         whole = whole.joined(part)
         to[some] = whole.results / whole.total[..., None] + 0.0  # no -0
 

@@ -33,7 +33,7 @@ MOST_PICKS = 64  # experts of a row
 
 # What a tensor is to a step.
 Floats: TypeAlias = "Tensor"  # float32 numbers
-Entries: TypeAlias = "Tensor"  # float32 numbers that steps write to
+Entries: TypeAlias = "Tensor"  # numbers that steps write to, in a format of `Storage`
 Stored: TypeAlias = "Tensor"  # numbers in one of the formats of `Storage`
 TENSORS = ("Floats", "Entries", "Stored")
 
@@ -198,7 +198,8 @@ class Cache:
         size: entries of a query or a key.
         values: entries of a value.
         keys: [pages, kv_heads, size, PAGE].
-        kept: values, [pages * PAGE, kv_heads, values].
+        kept: values, [pages, kv_heads, PAGE, values].
+        storage: number format of keys and values, FLOAT or BFLOAT.
     """
 
     heads: int
@@ -207,14 +208,19 @@ class Cache:
     values: int
     keys: Entries
     kept: Entries
+    storage: Storage = Storage.FLOAT
 
     def faults(self, qkv: Buffer) -> Iterator[str]:
         """What does not fit, with a buffer of queries, keys and values."""
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             yield f"{self.heads} query heads cannot share {self.kv_heads} key heads"
         yield from wide(qkv, (self.heads + self.kv_heads) * self.size + self.kv_heads * self.values)
-        yield from shaped("keys", self.keys, (None, self.kv_heads, self.size, PAGE))
-        yield from shaped("kept", self.kept, (None, self.kv_heads, self.values))
+        if self.storage not in (Storage.FLOAT, Storage.BFLOAT):
+            yield f"keys and values in {self.storage.name}"
+            return
+        dtype = FORMATS[self.storage].dtype
+        yield from _typed("keys", self.keys, dtype, (None, self.kv_heads, self.size, PAGE))
+        yield from _typed("kept", self.kept, dtype, (None, self.kv_heads, PAGE, self.values))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

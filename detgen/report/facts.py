@@ -22,6 +22,7 @@ def run(manifest: Fields) -> Table:
         ("target model", target["name"]),
         ("digest of its files", target["digest"]),
         ("number format", f"{profile['dtype']}{quant}"),
+        ("keys and values", profile["kv_dtype"]),
         ("arithmetic", profile["arithmetic"]),
         ("draft model", "none" if draft is None else f"{draft['name']}, {draft['digest']}"),
         ("input", f"{given['path']} ({given['format']})"),
@@ -33,7 +34,7 @@ def run(manifest: Fields) -> Table:
     rows += [
         (f"profile: {name}", _plain(value))
         for name, value in profile.items()
-        if name not in ("target", "dtype", "arithmetic")
+        if name not in ("target", "dtype", "kv_dtype", "arithmetic")
     ]
     rows += [(f"SHA-256 of {name}", known["sha256"]) for name, known in manifest.get("files", {}).items()]
     return Table("run", "The run", ("what", "value"), rows)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal
 
 from detgen.declaring import Option, Part
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request
-from detgen.engine.score_requests import Score
-from detgen.outputs import Totals
 from detgen.params import SamplingParams
-from detgen.prompts import BadLine, Prompts, read_scores
 from detgen.workers.worker_config import WorkersConfig
 
 if TYPE_CHECKING:  # the help of the command line needs the fields alone
     from detgen.engine.chunks import Chunk
     from detgen.engine.engine_like import EngineLike
+    from detgen.engine.request import Completion, Request
+    from detgen.engine.score_requests import Score
+    from detgen.outputs import Totals
+    from detgen.prompts import BadLine, Prompts
 
 
 def _folder_or_auto(text: str) -> Path | str:
@@ -152,8 +152,8 @@ class ScoreConfig:
     engine: Annotated[
         EngineConfig,
         Part(
-            *("target", "device", "dtype", "target_quant", "trust_remote_code", "batch_size", "threads", "kv_memory"),
-            *("prefix_cache", "speculative_prefill"),
+            *("target", "device", "dtype", "kv_dtype", "target_quant", "trust_remote_code", "batch_size", "threads"),
+            *("kv_memory", "prefix_cache", "speculative_prefill"),
             drafter="none",
         ),
     ] = field(default_factory=lambda: EngineConfig(drafter="none"))
@@ -175,6 +175,7 @@ class ScoreConfig:
 
     def items(self, source: Prompts, say: Callable[[str], None], model: str) -> Iterator[Request | BadLine]:
         """What there is to score, in input order, by this model; `say` is told what a person should hear of it."""
+        from detgen.prompts import read_scores
 
         return read_scores(source, self.limit, echo=self.echo, say=say)
 

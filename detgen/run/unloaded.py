@@ -25,7 +25,7 @@ from detgen.progress import Observer
 from detgen.prompts import Prompts
 from detgen.run.interface import RunConfig, ScoreConfig
 
-_WHOLE = {"target", "dtype", "arithmetic"}  # all that the profile of a model that runs whole has
+_WHOLE = {"target", "dtype", "kv_dtype", "arithmetic"}  # all that the profile of a model that runs whole has
 
 
 class Unloaded:

@@ -137,7 +137,7 @@ def check_depth(runner: ModelRunner, depth: Depth) -> None:
     cache.pages.lay_out_one([*whole, _PAGES, _PAGES + 1])  # what is written to is no page that stands elsewhere, too
     at = torch.arange((_PAGES + 1) * PAGE, device=runner.device)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        made = (torch.cat([x, x[cut:][:1]]) for x in _entries((values.shape[1], keys.shape[2], values.shape[2])))
+        made = (torch.cat([x, x[cut:][:1]]) for x in _entries((values.shape[1], keys.shape[2], values.shape[3])))
         cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in made))
     with runner.decoder.exactly():
         found = runner.run([Window(0, depth.at, depth.tokens, _ROWS)])

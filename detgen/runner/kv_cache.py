@@ -17,19 +17,19 @@ from detgen.runner.block_manager import PAGE, BlockManager
 
 
 class KVCache:
-    """Values of all layers, [positions + PAGE, kv_heads, head_size] each, and keys.
+    """Values of all layers, [pages + 1, kv_heads, PAGE, head_size] each, and keys.
 
     The keys of a page stand side by side: [pages + 1, kv_heads, head_size, PAGE].
 
     Position p of slot s is at `pages.tables[s, p // PAGE] * PAGE + p % PAGE`. The last page is scratch: padding rows
     write there and nothing reads it unmasked. All entries are finite: the buffers start as zeros, and what is written
-    is bounded. So an entry that overflowed harms no sequence that masks it, be it another request that gets the page or
-    an earlier row of the same pass.
+    is bounded, and rounded to the number format. So an entry that overflowed harms no sequence that masks it, be it
+    another request that gets the page or an earlier row of the same pass.
 
     Args:
         shapes: (kv_heads, key head size, value head size) of each layer.
         pages: which slot has which pages; the caches of a target and of its draft model have the same.
-        dtype: of the entries.
+        dtype: of the entries, float32 or bfloat16.
         device: of the buffers.
 
     Attributes:
@@ -47,9 +47,8 @@ class KVCache:
     ) -> None:
         self.pages = pages
         self.positions = pages.count * PAGE
-        total = self.positions + PAGE
-        self.keys = [zeros((total // PAGE, h, d, PAGE), dtype, device) for h, d, _ in shapes]
-        self.values = [zeros((total, h, d), dtype, device) for h, _, d in shapes]
+        self.keys = [zeros((pages.count + 1, h, d, PAGE), dtype, device) for h, d, _ in shapes]
+        self.values = [zeros((pages.count + 1, h, PAGE, d), dtype, device) for h, _, d in shapes]
 
     @property
     def scratch(self) -> int:
@@ -64,22 +63,23 @@ class KVCache:
     @property
     def entry_bytes(self) -> int:
         """Bytes of a position, all layers together."""
-        return sum(v[0].nbytes + k.nbytes // v.shape[0] for k, v in zip(self.keys, self.values, strict=True))
+        return sum(x[0].nbytes for x in (*self.keys, *self.values)) // PAGE
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows], bounded."""
-        self.keys[layer][positions // PAGE, :, :, positions % PAGE] = bounded(k)
-        self.values[layer].index_copy_(0, positions, bounded(v))
+        """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows], bounded and rounded."""
+        keys, values, page, at = self.keys[layer], self.values[layer], positions // PAGE, positions % PAGE
+        keys[page, :, :, at] = bounded(k).to(keys)
+        values[page, :, at] = bounded(v).to(values)
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""
-        return self.keys[layer][positions // PAGE, :, :, positions % PAGE], self.values[layer][positions]
+        page, at = positions // PAGE, positions % PAGE
+        return self.keys[layer][page, :, :, at], self.values[layer][page, :, at]
 
     def copy(self, source: int, target: int, positions: int) -> None:
         """Copy the first `positions` positions of page `source` to page `target`."""
-        at, to = source * PAGE, target * PAGE
         for values in self.values:
-            values[to : to + positions] = values[at : at + positions]
+            values[target, :, :positions] = values[source, :, :positions]
         for keys in self.keys:
             keys[target, :, :, :positions] = keys[source, :, :, :positions]
 

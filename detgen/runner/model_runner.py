@@ -68,6 +68,12 @@ class ModelRunner:
         other.cost, other.thinking = self.cost, self.thinking
         return other
 
+    def by(self, decoder: Decoder) -> ModelRunner:
+        """Passes of another decoder over the same cache, with the same states and cost and counters of its own."""
+        other = ModelRunner(decoder, self.cache, self._group)
+        other.thinking = self.thinking
+        return other
+
     @property
     def concurrent(self) -> bool:
         """Whether several threads may run passes at a time: no state is held during a pass."""

@@ -13,13 +13,14 @@ from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.decoder import Narrowed
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.triton.replaying import replaying
 from detgen.models.attaching import Layout, attach
 from detgen.models.description import has_description
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
-from detgen.models.memory import check_room, free_memory
+from detgen.models.memory import check_room, free_memory, room_beside
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
 from detgen.models.replacing import replace_modules
@@ -51,6 +52,7 @@ class Prepared:
         pages: the pages of their caches.
         thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
             else None.
+        narrowed: the target with its weights in 8 bits, to draft for itself; None if it cannot, or there is no memory.
     """
 
     target: LoadedModel
@@ -58,6 +60,12 @@ class Prepared:
     runners: tuple[ModelRunner, ...]
     pages: BlockManager
     thinking: Thinking | None = None
+    narrowed: Narrowed | None = None
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Number format of keys and values."""
+        return self.runners[0].cache.keys[0].dtype
 
     @property
     def position_bytes(self) -> int:
@@ -72,6 +80,8 @@ def prepare(
     *,
     batch_size: int,
     kv_memory: int | None,
+    kv_dtype: torch.dtype = torch.float32,
+    drafts_itself: bool = True,
     observer: Observer | None = None,
 ) -> Prepared:
     """Rewrite models for packed passes, in place, allocate their caches, compare the target with its own forward.
@@ -82,6 +92,8 @@ def prepare(
         device: of both.
         batch_size: most requests at a time; the draft model's passes are timed with that many rows.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
+        kv_dtype: number format of the KV caches, float32 or bfloat16.
+        drafts_itself: whether the target is to draft for itself, if it can.
         observer: receives progress.
 
     Raises:
@@ -101,36 +113,44 @@ def prepare(
             layouts.append(attach(model, loaded.name))
     with explained(target.name):
         depth = depth_of(target, backbones[0], layouts[0])
-    held = sum(KVCache.position_bytes(layout.cached, torch.float32) for layout in layouts)
+    held = sum(KVCache.position_bytes(layout.cached, kv_dtype) for layout in layouts)
     weights = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
     kept = _KEPT_PAGES if device.type == "cpu" else None
     pages = BlockManager(_page_count(device, kv_memory, held, weights), kept=kept)
     runners = tuple(
-        _runner(m, model, layout, pages, device, drafts=m is not target)
+        _runner(m, model, layout, pages, device, kv_dtype, drafts=m is not target)
         for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     with refusing(_kind(target.name, backbones[0])):
-        check_reference(runners[0], reference, target.vocabulary)
+        exact = _exact(runners[0], layouts[0])
+        check_reference(exact, reference, target.vocabulary)
         if depth is not None:
-            check_depth(runners[0], depth)
+            check_depth(exact, depth)
     thinking = None
     if (model := target.thinking) is not None:
         blocks = (
-            _block(target, part, letter, device) for part, letter in ((model.thinker, "T"), (model.compressor, "C"))
+            _block(target, part, letter, device, kv_dtype)
+            for part, letter in ((model.thinker, "T"), (model.compressor, "C"))
         )
         thinking = runners[0].thinking = Thinking(Thinker(model.config, *blocks), pages, device)
     if draft:
         observer.stage(f"timing {draft.name}")
         with refusing(_kind(draft.name, backbones[1])):
             runners[1].learn_cost(batch_size)
-    return Prepared(target, draft, runners, pages, thinking)
+    narrowed = runners[0].decoder.narrowed()
+    if narrowed is not None and narrowed.copies > room_beside(device, pages.count * PAGE * held):
+        if drafts_itself:
+            size = narrowed.copies / 2**20
+            observer.message(f"no memory for {target.name} in 8 bits ({size:,.0f} MiB): it does not draft for itself")
+        narrowed = None
+    return Prepared(target, draft, runners, pages, thinking, narrowed)
 
 
 def _kind(name: str, model: PreTrainedModel) -> str:
     return f"{name} ({type(model).__name__})"
 
 
-def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) -> Block:
+def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, dtype: torch.dtype) -> Block:
     """T or C of a thinking model, given as its part of that and by its letter.
 
     Raises:
@@ -141,9 +161,17 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device) ->
         decoder = one_layer(target.model, part)
         reference = reference_logits(decoder, target.vocabulary, target.form)
         layout = attach(decoder, name)
-    runner = _runner(target, decoder, layout, BlockManager(SLOTS), device)
-    check_reference(runner, reference, target.vocabulary)
+    runner = _runner(target, decoder, layout, BlockManager(SLOTS), device, dtype)
+    check_reference(_exact(runner, layout), reference, target.vocabulary)
     return Block(runner)
+
+
+def _exact(runner: ModelRunner, layout: Layout) -> ModelRunner:
+    """The same passes over a cache in float32, so that they can be compared with another forward."""
+    if runner.cache.keys[0].dtype == torch.float32:
+        return runner
+    cache = KVCache(layout.cached, BlockManager(_LEAST_POSITIONS // PAGE), torch.float32, runner.device)
+    return ModelRunner(runner.decoder.over(cache), cache, layout.group)
 
 
 def _runner(
@@ -152,6 +180,7 @@ def _runner(
     layout: Layout,
     pages: BlockManager,
     device: torch.device,
+    dtype: torch.dtype,
     *,
     drafts: bool = False,
 ) -> ModelRunner:
@@ -163,8 +192,8 @@ def _runner(
         EngineError: if it is not row-invariant, there are no kernels for it, or too little memory.
     """
     if device.type == "cuda":
-        return _on_cuda(loaded, model, layout, pages, device)
-    cache = KVCache(layout.cached, pages, torch.float32, device)
+        return _on_cuda(loaded, model, layout, pages, device, dtype)
+    cache = KVCache(layout.cached, pages, dtype, device)
     if has_description(model):
         programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read)
         return ModelRunner(CDecoder(programs), cache, layout.group)
@@ -183,7 +212,12 @@ def _runner(
 
 
 def _on_cuda(
-    loaded: LoadedModel, model: PreTrainedModel, layout: Layout, pages: BlockManager, device: torch.device
+    loaded: LoadedModel,
+    model: PreTrainedModel,
+    layout: Layout,
+    pages: BlockManager,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> ModelRunner:
     """The passes of a decoder by kernels in Triton, which take its weights to the device.
 
@@ -202,7 +236,7 @@ def _on_cuda(
             " --device cpu"
         ) from error
     try:
-        cache = KVCache(layout.cached, pages, torch.float32, device)
+        cache = KVCache(layout.cached, pages, dtype, device)
         programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read, lambda x: x.to(device))
         decoder = TritonDecoder(programs, cache.scratch, device, replaying(device))
     except torch.OutOfMemoryError as error:

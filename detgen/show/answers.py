@@ -39,7 +39,8 @@ def show_audit(result: AuditResult, folder: Path) -> None:
     speed = result.tokens / result.seconds if result.seconds else 0.0
     own = result.run_speed
     beside = f" ({speed / own:.1f} times the run's own {own:,.0f})" if own and result.tokens else ""
-    line = f"{folder}: {result.samples:,} samples, {result.tokens:,} tokens at {speed:,.0f} per second{beside}: "
+    read = f"{counted(result.samples, 'sample')}, {counted(result.tokens, 'token')}"
+    line = f"{folder}: {read} at {speed:,.0f} per second{beside}: "
     if not result.faults:
         ties = f", {result.ties:,} ties" if result.ties else ""
         console.say(f"{line}nothing differs{ties}", "bold green")
@@ -73,7 +74,7 @@ def show_report(report: Report, path: Path, written: int) -> None:
 
 def show_export(exported: Exported) -> None:
     """What `detgen export` wrote."""
-    open_output().say(f"{exported.path}: {exported.count:,} {exported.unit}")
+    open_output().say(f"{exported.path}: {counted(exported.count, exported.unit)}")
 
 
 def show_contents(path: Path, contents: Contents) -> None:

@@ -30,3 +30,8 @@ def test_requests_and_bytes_a_second_and_memory(
     (_, early), (_, late) = meter.memory[2], meter.memory[-1]
     assert late - early < 3, "it does not grow with the requests"
     assert (tmp_path / "out" / "outputs.jsonl").read_bytes().count(b"\n") == 4000
+
+
+def test_a_run_in_this_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    coordinator.measure(200, 2, 0, 16, tmp_path)
+    assert "at most" in capsys.readouterr().out

@@ -35,7 +35,7 @@ def test_it_says_what_it_wrote(out: Path) -> None:
         (["no", "--to", "csv"], "detgen: error: no has no manifest.json; give the output folder of a detgen run\n"),
         (["out", "--to", "csv", "-o", "p.txt"], "detgen: error: p.txt exists already; remove it, or choose another"),
         (["out", "no.txt", "--to", "csv"], "detgen: error: cannot read the run's prompts: there is no file no.txt;"),
-        (["out", "--to", "xls"], "'xls' is not one of csv, parquet, openai, hf"),
+        (["out", "--to", "xls"], "'--to': 'xls' is not one of 'csv', 'parquet', 'openai', 'hf'"),
         (["out"], "Missing option '--to'"),
     ],
 )  # fmt: skip

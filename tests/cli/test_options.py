@@ -9,15 +9,7 @@ from helpers.commands import invoke
 
 from detgen.cli.declared import as_typed
 from detgen.drafters.registry import DRAFTERS
-from detgen.errors import DTypeName, EngineError, QuantName
-
-
-def test_a_drafter_that_was_withdrawn_says_why_and_what_to_use() -> None:
-    result = invoke("run", "prompts.jsonl", "--drafter", "self")
-    assert result.exit_code == 2
-    said = " ".join(result.stderr.replace("│", " ").split())
-    assert "self is left out until the target can draft by its own weights in 8 bits" in said
-    assert "Use auto, model, ngram or none" in said
+from detgen.errors import DTypeName, EngineError, KVDtypeName, QuantName
 
 
 @pytest.mark.parametrize(
@@ -25,6 +17,7 @@ def test_a_drafter_that_was_withdrawn_says_why_and_what_to_use() -> None:
     [
         ("--drafter", "best", DRAFTERS),
         ("--dtype", "float8", get_args(DTypeName)),
+        ("--kv-dtype", "f16", get_args(KVDtypeName)),
         ("--target-quant", "int4", get_args(QuantName)),
         ("--draft-quant", "int4", get_args(QuantName)),
         ("--device", "tpu", ("auto", "cpu", "cuda", "cuda:N")),

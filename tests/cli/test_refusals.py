@@ -55,7 +55,7 @@ CASES = {
     "audit out no.jsonl": "there is no file no.jsonl",
     "audit out --json no/where.json": "there is no folder",
     "export no --to csv": "no manifest.json",
-    "export out --to xls": "is not one of csv, parquet, openai, hf",
+    "export out --to xls": "'--to': 'xls' is not one of 'csv', 'parquet', 'openai', 'hf'",
     "export out no.jsonl --to openai": "there is no file no.jsonl",
     "export out --to hf -o p.jsonl": "exists already",
     "verify-determinism no.jsonl": "there is no file no.jsonl",

@@ -25,7 +25,7 @@ def test_defaults_are_those_of_the_api(run_with: RunWith) -> None:
 def test_every_option_arrives(run_with: RunWith) -> None:
     result, config = run_with(
         *("-", "-o", "folder", "--target", "T", "--device", "cuda:1", "--dtype", "bf16", "--target-quant", "q8"),
-        *("--batch-size", "6", "--threads", "1", "--kv-memory", "4GiB", "--prefix-cache", "off"),
+        *("--batch-size", "6", "--threads", "1", "--kv-memory", "4GiB", "--kv-dtype", "f32", "--prefix-cache", "off"),
         *("--speculative-prefill", "3", "--prompt-column", "q", "--echo", "--limit", "9", "--overwrite", "--strict"),
         *("--quiet", "--trust-remote-code"),
         command="score",
@@ -37,6 +37,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         batch_size=6,
         device="cuda:1",
         dtype="bfloat16",
+        kv_dtype="float32",
         target_quant="q8",
         threads=1,
         kv_memory=4 * 2**30,

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from detgen import Engine, Request, SamplingParams
-from detgen.drafters.model import MOST_ROWS, ModelDrafter
+from detgen.drafters.model import ModelDrafter
+from detgen.kernels.input_batch import MOST_ROWS
 
 VOCABULARY = 50
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.engine_inputs import PROMPTS, Adversary
 
 from detgen import Engine, EngineConfig, EngineError
-from detgen.drafters.registry import DRAFTERS, WITHDRAWN, Entry
+from detgen.drafters.registry import DRAFTERS, Entry
 
 
 def test_every_entry_makes_a_drafter_of_its_name(engines: Callable[..., Engine]) -> None:
@@ -44,17 +44,6 @@ def test_an_entry_is_all_that_a_new_drafter_needs(
     done = engine.generate(PROMPTS, max_tokens=8)
     assert [c.token_ids for c in done] == [c.token_ids for c in base.generate(PROMPTS, max_tokens=8)]
     assert engine.stats.drafters["adversary"].drafted > 0
-
-
-def test_self_is_refused_with_the_reason_and_what_to_use(engines: Callable[..., Engine]) -> None:
-    """It is in no list, and there is no other way to have it."""
-    assert "self" not in DRAFTERS
-    said = r"drafter self is left out until the target can draft by its own weights in 8 bits.* Use .* or none$"
-    with pytest.raises(EngineError, match=said):
-        EngineConfig(drafter="self")
-    with pytest.raises(EngineError, match=said):
-        engines(drafter="auto", batch_size=3).with_settings(drafter="self")
-    assert all(name in WITHDRAWN["self"] for name in DRAFTERS)
 
 
 def test_what_is_no_drafter_is_refused(engines: Callable[..., Engine]) -> None:

@@ -79,7 +79,7 @@ def reference(engines: Callable[..., Engine], observe: Callable[..., Any]) -> Ca
 LENGTHS = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 16, 19])
 DRAFTERS = st.one_of(
     st.fixed_dictionaries({"drafter": st.just("none")}),
-    st.fixed_dictionaries({"drafter": st.sampled_from(["model", "ngram", "auto"]), "draft_tokens": LENGTHS}),
+    st.fixed_dictionaries({"drafter": st.sampled_from(["model", "self", "ngram", "auto"]), "draft_tokens": LENGTHS}),
     st.fixed_dictionaries({"drafter": st.just(adversary), "draft_tokens": LENGTHS}),
     st.just({"drafter": "auto"}),
 )

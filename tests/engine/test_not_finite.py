@@ -158,13 +158,15 @@ def test_broken_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-def test_the_cache_stays_finite() -> None:
-    """Whatever is written; finite values keep their bits."""
-    cache = KVCache([(1, 4, 4)], BlockManager(1), torch.float16, torch.device("cpu"))
-    values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], dtype=torch.float16).view(1, 1, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cache_stays_finite(dtype: torch.dtype) -> None:
+    """Whatever is written; finite values that the number format has keep their bits, others are rounded."""
+    cache = KVCache([(1, 4, 4)], BlockManager(1), dtype, torch.device("cpu"))
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0]).view(1, 1, 4)
     cache.write(0, torch.tensor([3]), values, values)
-    assert cache.keys[0][0, :, :, 3].tolist() == cache.values[0][3].tolist() == [[0.0, 65504.0, -65504.0, -0.0]]
-    plain = torch.randn(5, 1, 4).half()
+    most = torch.tensor(1e18, dtype=dtype).item()
+    assert cache.keys[0][0, :, :, 3].tolist() == cache.values[0][0, :, 3].tolist() == [[0.0, most, -most, -0.0]]
+    plain = torch.randn(5, 1, 4)
     cache.write(0, torch.arange(5), plain, -plain)
-    assert torch.equal(cache.keys[0][0, :, :, :5].permute(2, 0, 1), plain)
-    assert torch.equal(cache.values[0][:5], -plain)
+    assert torch.equal(cache.keys[0][0, :, :, :5].permute(2, 0, 1), plain.to(dtype))
+    assert torch.equal(cache.values[0][0, :, :5].transpose(0, 1), -plain.to(dtype))

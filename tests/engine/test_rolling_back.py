@@ -35,7 +35,7 @@ def test_a_drafter_of_ones_own(engines: Callable[..., Engine]) -> None:
     given: list[Any] = []
     engine = base.with_settings(drafter=lambda named: given.append(sorted(named)) or Adversary(), draft_tokens=5)
     done = engine.generate(PROMPTS, max_tokens=8)
-    assert given == [["auto", "model", "ngram", "none"]]
+    assert given == [["auto", "model", "ngram", "none", "self"]]
     assert [c.token_ids for c in done] == [c.token_ids for c in base.generate(PROMPTS, max_tokens=8)]
     wrong = engine.stats.drafters["adversary"]
     assert wrong.rolled_back > wrong.drafted / 2
@@ -47,12 +47,13 @@ def large() -> Engine:
     return Engine(batch_size=16, kv_memory=256 << 20)
 
 
-@pytest.mark.parametrize("drafter", [adversary, "model"])
+@pytest.mark.parametrize("drafter", [adversary, "model", "self"])
 def test_truncation_allocates_nothing(
     large: Engine, engines: Callable[..., Engine], observe: Callable[..., Any], drafter: Any
 ) -> None:
     """Through hundreds of roll-backs the cache's tensors stay where they are, and none of their size is made."""
     engine = large.with_settings(drafter=drafter, draft_tokens=6)
+    engine.generate(PROMPTS[:1], max_tokens=4)  # copies of weights are made for the first draft
     caches = [passes.cache for passes in engine._prepared.runners]
     tensors = [x for cache in caches for x in (*cache.keys, *cache.values)]
     identities = [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in tensors]
@@ -65,7 +66,7 @@ def test_truncation_allocates_nothing(
     now = [x for cache in caches for x in (*cache.keys, *cache.values)]
     assert [(id(x), x.data_ptr(), x.untyped_storage().nbytes()) for x in now] == identities
     assert 0 < made.largest < max(size for _, _, size in identities) / 2
-    assert engine.stats.drafters.total().rolled_back > 500
+    assert engine.stats.drafters.total().rolled_back > (5 if drafter == "self" else 500)  # it is hardly ever wrong
     want = observe(engines(drafter="none", batch_size=1), some)
     for key, one in want.items():
         assert found[key].differs(one) is None

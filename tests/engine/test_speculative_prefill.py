@@ -108,7 +108,7 @@ AHEAD = st.sampled_from(["auto", "off", 1, 3, 1000])
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     ahead=AHEAD,
-    drafter=st.sampled_from(["none", "ngram", adversary, "auto"]),
+    drafter=st.sampled_from(["none", "ngram", "self", adversary, "auto"]),
     window=st.sampled_from([1, 2, 3, 8]),
     batch=st.integers(1, 9),
     chunk=st.sampled_from([None, 1, 3, 7, 64]),

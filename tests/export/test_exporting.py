@@ -69,7 +69,7 @@ def rows(form: str, path: Path) -> list[dict[str, Any]]:
 def test_a_table_has_a_row_for_each_line(tmp_path: Path, out: Path, form: str) -> None:
     before = state(out)
     exported = export(out, form, tmp_path / "table")
-    assert exported == Exported(tmp_path / "table", 7, "rows")
+    assert exported == Exported(tmp_path / "table", 7, "row")
     assert state(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "prompts.jsonl", "table"]
     found = rows(form, tmp_path / "table")
@@ -101,7 +101,7 @@ def test_the_same_bytes_each_time(tmp_path: Path, out: Path, form: str) -> None:
 
 def test_results_are_those_of_the_run(tmp_path: Path, out: Path, prompts: Path) -> None:
     go(prompts, tmp_path / "with", output_format="openai")
-    assert export(out, "openai", tmp_path / "x").unit == "results"
+    assert export(out, "openai", tmp_path / "x").unit == "result"
     assert (tmp_path / "x").read_bytes() == (tmp_path / "with" / "results.jsonl").read_bytes()
 
 

@@ -60,6 +60,7 @@ class FakeEngine:
         return {
             "target": target,
             "dtype": "float32",
+            "kv_dtype": "float32",
             "arithmetic": ARITHMETIC,
             "device": self._device,
             "capability": "fake",

@@ -270,10 +270,10 @@ def broken_entry_stays(patch: Patch) -> None:
         if name.endswith("rotated"):
             cache = _kept_by(decoder)[name]
             keys, values, at = cache.keys, cache.kept, packed.kv_positions
-            heads, size = values.shape[1:]
+            heads, size = values.shape[1::2]
             k, v = out[:, -2 * heads * size :].view(len(out), 2, heads, size).unbind(1)
             keys[at // PAGE, :, :, at % PAGE] = k
-            values[at] = v
+            values[at // PAGE, :, at % PAGE] = v
 
     _changed_steps(patch, change)
     patch.setattr(kv_cache, "bounded", lambda x: x)

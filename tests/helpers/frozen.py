@@ -137,6 +137,10 @@ def _cases() -> Iterator[tuple[str, Case]]:
 
 
 CASES = dict(_cases())
+CASES |= {
+    f"{name}, KV cache in bfloat16": CASES[name]._replace(settings=CASES[name].settings | {"kv_dtype": "bfloat16"})
+    for name in ("embedded, draft model", "thinking", "llama", "gemma, own forward")
+}
 
 
 def _line(sample: Completion | Score, engine: Engine) -> bytes:
@@ -146,7 +150,7 @@ def _line(sample: Completion | Score, engine: Engine) -> bytes:
 
 def digest(case: Case, folder: Path) -> str:
     """SHA-256 of a case's output lines and raw logits."""
-    settings = {"drafter": "none", "batch_size": 3, "kv_memory": 16 << 20, **case.settings}
+    settings = {"drafter": "none", "batch_size": 3, "kv_memory": 16 << 20, "kv_dtype": "float32", **case.settings}
     engine = Engine(target=case.target(folder), **settings)
     requests, found = case.requests(), hashlib.sha256()
     if isinstance(requests[0], ScoreRequest):

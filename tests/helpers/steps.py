@@ -376,8 +376,12 @@ def _slots(made: Making, group: int) -> dict[str, torch.Tensor]:
 def _cache(made: Making, heads: int, kv_heads: int, pages: int) -> Cache:
     """What others left is in it."""
     size, values = made.draw(st.sampled_from([8, 16, 20, 48])), made.draw(st.sampled_from([8, 16, 36, 80]))
-    keys, kept = made.numbers(pages, kv_heads, size, PAGE), made.numbers(pages * PAGE, kv_heads, values)
-    return Cache(heads=heads, kv_heads=kv_heads, size=size, values=values, keys=keys, kept=kept)
+    keys, kept = made.numbers(pages, kv_heads, size, PAGE), made.numbers(pages, kv_heads, PAGE, values)
+    storage = made.draw(st.sampled_from([Storage.FLOAT, Storage.BFLOAT]))
+    if storage == Storage.BFLOAT:
+        keys, kept = keys.bfloat16(), kept.bfloat16()
+    sizes = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": values}
+    return Cache(**sizes, keys=keys, kept=kept, storage=storage)
 
 
 def _qkv(made: Making, cache: Cache) -> Buffer:

@@ -38,17 +38,15 @@ def test_the_process_can_be_copied_beside_several_engines() -> None:
     assert all(int(x[-1]) == 0 for x in held)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_not_written_costs_nothing(dtype: torch.dtype) -> None:
     before = resident()
     cache = KVCache([(8, 128, 128)] * 4, BlockManager(1_600), dtype, CPU)
-    cache.write(3, torch.tensor([0, 63_999, cache.scratch]), torch.ones(3, 8, 128), torch.ones(3, 8, 128)) if (
-        dtype == torch.float32
-    ) else None
+    cache.write(3, torch.tensor([0, 63_999, cache.scratch]), torch.ones(3, 8, 128), torch.ones(3, 8, 128))
     assert resident() - before < 20 << 20
     assert all(x.data_ptr() % 64 == 0 for x in (*cache.keys, *cache.values))
     assert cache.keys[0][77].eq(0).all()
-    assert cache.values[3][63_999].eq(float(dtype == torch.float32)).all()
+    assert cache.values[3][999, :, 63].eq(1).all()
 
 
 def test_memory_goes_back() -> None:

@@ -78,9 +78,10 @@ def test_it_is_native(engine: Engine) -> None:
     [
         ({"drafter": "none", "batch_size": 4}, True),
         ({"drafter": "ngram", "batch_size": 3, "draft_tokens": 5}, True),
+        ({"drafter": "self", "batch_size": 3, "draft_tokens": 4}, False),
         ({"drafter": adversary, "batch_size": 6, "draft_tokens": 4}, False),
     ],
-    ids=["none", "ngram", "adversary"],
+    ids=["none", "ngram", "self", "adversary"],
 )
 def test_packing_does_not_change_a_bit(
     engine: Engine, reference: Any, observe: Callable[..., Any], settings: dict[str, Any], backwards: bool

@@ -118,6 +118,7 @@ def test_a_model_that_is_not_at_hand_has_no_stamp(target: str) -> None:
 def test_a_shipped_model_has_a_stamp() -> None:
     assert model_stamp(EngineConfig(target="demo-thinking"))
     assert model_stamp(EngineConfig(target="demo-thinking")) != model_stamp(EngineConfig())
+    assert model_stamp(EngineConfig(kv_dtype="bfloat16")) != model_stamp(EngineConfig())
 
 
 def test_what_another_model_version_or_command_gave_is_of_another_kind() -> None:

@@ -126,14 +126,14 @@ def test_anything_else_is_named(written: dict[str, Any], change: Callable[[dict[
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "is not JSON"),
+        (b"", "not valid JSON"),
         (b"[]", "it must be an object, got a list"),
-        (b"[" * 100_000, "nested too deep"),
-        (b'{"seconds": NaN}', "NaN is not a number of JSON"),
-        (b'{"status": "a", "status": "b"}', "status is given twice"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"seconds": NaN}', "NaN is not a JSON value"),
+        (b'{"status": "a", "status": "b"}', "'status' is given twice"),
         ('{"detgen": "1"}'.encode("utf-16"), "it is not UTF-8"),
-        (b'{"seconds": ' + b"9" * 5000 + b"}", "is not JSON (Exceeds the limit"),
-        (b"\xef\xbb\xbf{}", "is not JSON"),
+        (b'{"seconds": ' + b"9" * 5000 + b"}", "a number of too many digits"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
     ],
 )
 def test_bytes_that_are_no_manifest(data: bytes, words: str) -> None:

@@ -13,7 +13,7 @@ from detgen.outputs import read_manifest
     ("content", "words"),
     [
         (None, "has no manifest.json; give the output folder of a detgen run"),
-        ("{", "it is not JSON"),
+        ("{", "not valid JSON"),
         (
             json.dumps(
                 {

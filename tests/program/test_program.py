@@ -44,7 +44,7 @@ def expert(**fields: Any) -> Step:
 
 
 def cache(**fields: Any) -> Cache:
-    keys, kept = torch.zeros(3, 1, 8, PAGE), torch.zeros(3 * PAGE, 1, 8)
+    keys, kept = torch.zeros(3, 1, 8, PAGE), torch.zeros(3, 1, PAGE, 8)
     return Cache(**{"heads": 2, "kv_heads": 1, "size": 8, "values": 8, "keys": keys, "kept": kept, **fields})
 
 

@@ -65,7 +65,7 @@ def test_its_bits_rest_on_nothing_else(engine: Engine) -> None:
     assert isinstance(engine.canonical.decoder, GenericDecoder)
     profile = engine.profile()
     assert profile["arithmetic"] == "detgen-2"
-    assert profile.keys() == {"target", "dtype", "arithmetic", "versions"}
+    assert profile.keys() == {"target", "dtype", "kv_dtype", "arithmetic", "versions"}
     assert profile["versions"] == {"transformers": hf.__version__}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from helpers.examples import examples
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_finite_from_the_start() -> None:
     for keys, values in zip(cache.keys, cache.values, strict=True):
         assert torch.isfinite(keys).all()
         assert torch.isfinite(values).all()
-        assert len(values) == len(keys) * PAGE == 7 * PAGE
+        assert len(values) == len(keys) == 7
     assert cache.positions == cache.scratch == 6 * PAGE
 
 
@@ -123,14 +124,16 @@ def test_copy(source: int, target: int, positions: int) -> None:
         copied = positions if slot == target else 0
         assert read(cache, slot, PAGE) == [source + 1.0] * copied + [slot + 1.0] * (PAGE - copied)
     assert not any(x[4:].any() for x in cache.keys), "the scratch page"
-    assert not any(x[4 * PAGE :].any() for x in cache.values), "the scratch page"
+    assert not any(x[4:].any() for x in cache.values), "the scratch page"
 
 
-def test_position_bytes() -> None:
-    """What a position takes is what the tensors take, a page more for scratch."""
-    cache = make()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_position_bytes(dtype: torch.dtype) -> None:
+    """What a position takes is what the tensors take, a page more for scratch; in 16 bits it is half."""
+    cache = KVCache(SHAPES, BlockManager(6), dtype, torch.device("cpu"))
     taken = sum(x.numel() * x.itemsize for x in (*cache.keys, *cache.values))
-    assert taken == 7 * PAGE * KVCache.position_bytes(SHAPES, torch.float32)
+    assert taken == 7 * PAGE * KVCache.position_bytes(SHAPES, dtype) == 7 * PAGE * cache.entry_bytes
+    assert cache.entry_bytes == dtype.itemsize * (2 * 16 + 2 * 24 + 8)
 
 
 def test_one_table_for_two_caches() -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from helpers.families import OWN_FORWARD
 
 from detgen import Engine
 from detgen.errors import EngineError
 from detgen.runner import preparing
 from detgen.runner.block_manager import PAGE
+
+PROMPTS = [[(i * i + 7 * i + n) % 58 + 2 for i in range(n)] for n in (5, 70)]
 
 
 def test_pages_are_what_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,9 +42,48 @@ def test_memory_for_whole_pages() -> None:
         assert Engine(drafter="none", kv_memory=memory).canonical.cache.pages.count == pages
 
 
+@pytest.mark.parametrize("target", ["embedded", "demo-thinking", "own forward"])
+def test_a_cache_in_16_bits(target: str, random_model: Callable[..., Path]) -> None:
+    """It holds twice as many tokens, and a row reads the same entries whether its pass wrote them or one before."""
+    of: dict[str, Any] = {"drafter": "ngram", "target": target}
+    if target == "embedded":
+        of = {"drafter": "model"}
+    elif target == "own forward":
+        of["target"] = random_model(OWN_FORWARD["gemma"]())
+    wide, half = (Engine(**of, kv_memory=8 << 20, kv_dtype=dtype) for dtype in ("float32", "bfloat16"))
+    pages = half._prepared.pages.count
+    assert pages // 2 == wide._prepared.pages.count
+    assert half.position_bytes * 2 == wide.position_bytes
+    runners = [*half._prepared.runners]
+    if (thinking := half._prepared.thinking) is not None:
+        runners += [thinking.thinker.writer.runner, thinking.thinker.compressor.runner]
+    assert {x.dtype for r in runners for x in (*r.cache.keys, *r.cache.values)} == {torch.bfloat16}
+    assert [e.profile()["kv_dtype"] for e in (wide, half)] == ["float32", "bfloat16"]
+
+    def told(engine: Engine, **settings: Any) -> list[Any]:
+        engine.reset_prefix_cache()
+        made = engine.with_settings(**settings).generate(PROMPTS, max_tokens=12)
+        return [(c.token_ids, [x for record in c.records if (x := record.logprob)]) for c in made]
+
+    found = told(half)
+    assert found == told(half, drafter="none", batch_size=1, prefill_chunk=1)
+    assert found == told(half, prefill_chunk=7, threads=2)
+    assert found != told(wide), "entries are rounded"
+
+
+def test_the_number_format_of_the_cache_follows_the_inputs() -> None:
+    """Unless it is asked for."""
+    for dtype, asked, kept in (
+        *(("auto", "auto", "float32"), ("bfloat16", "auto", "bfloat16"), ("float16", "auto", "float32")),
+        ("bfloat16", "float32", "float32"),
+    ):
+        engine = Engine(drafter="none", dtype=dtype, kv_dtype=asked, kv_memory=4 << 20)
+        assert engine.profile()["kv_dtype"] == kept
+
+
 def test_cuda_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "detgen.kernels.triton.triton_decoder", None)
     monkeypatch.setattr(preparing, "has_description", lambda _: True)
     nothing: Any = None
     with pytest.raises(EngineError, match=r"computes on CUDA by Triton, .* install triton, or use --device cpu"):
-        preparing._on_cuda(nothing, nothing, nothing, nothing, nothing)
+        preparing._on_cuda(nothing, nothing, nothing, nothing, nothing, nothing)

@@ -54,13 +54,14 @@ class DetgenPeer:
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
         """Each drafter, the synthetic one, which is there whenever it is asked for, and 8 bits."""
-        names = ["none", *(["model"] if source.has_draft else []), "ngram", "auto"]
+        own = source.native and not source.quantized
+        names = ["none", *(["model"] if source.has_draft else []), *(["self"] if own else []), "ngram", "auto"]
         processes = dict.fromkeys(names, "detgen") | {SYNTHETIC: "detgen-synthetic"}
         found = [
             Contender("detgen", n, source.precision, p, self_checked=True, fewer_bits=source.quantized)
             for n, p in processes.items()
         ]
-        if source.native and not source.quantized:
+        if own:
             found += [keeping(c, "q8") for c in found if c.name in ("none", "auto")]
         return found
 
@@ -96,7 +97,7 @@ class DetgenPeer:
         costs = [self.engine.canonical.cost]
 
         def drafter(named: Mapping[str, Any]) -> Drafter:
-            costs.append(named["model"].cost)
+            costs.append(named["model"].runner.cost)
             return SyntheticDrafter(
                 named["model"], OracleDrafter(known), acceptance, self.engine.vocabulary, self.source.seed
             )

@@ -1,281 +1,10 @@
-/* Attention over the pages of a KV cache, in blocks of one page each.
- *
- * Of a block, a row has its largest score, its total of e^(score - largest), and its values weighted by these, summed
- * over the keys, first to last. A block is joined to those before it in its section, and a section to those before it;
- * what comes of it is divided by the total at the end (docs/numerics.md). Tasks may take sections apart from each other.
- * Keys that a row does not see have the weight 0, which adds nothing to finite values. */
+/* Attention over the pages of a KV cache: what a pass needs to know of it. */
 
 #ifndef DETGEN_ATTEND
 #define DETGEN_ATTEND
 
-#include "lanes.h"
 #include "layout.h"
 #include "pool.h"
-
-#define QUERIES 6 /* rows that share what is read from the cache */
-#define BATCH 32  /* rows that share a page while it is there */
-#define SECTION_KEYS (SECTION_BLOCKS * PAGE)
-#if WIDTH == 16
-#define KEY_REGS 4
-#define VALUE_REGS 4
-#else
-#define KEY_REGS 2
-#define VALUE_REGS 2
-#endif
-#define CACHE_LINE 16     /* floats */
-#define TASKS_A_THREAD 4 /* at least, before sections are tasks of their own */
-
-/* What is known of up to BATCH rows after some of their keys. */
-typedef struct {
-    float *most, *total; /* [BATCH] */
-    float *results;      /* [rows, values], not yet divided */
-} Attended;
-
-INLINE int64_t attended_floats(const Attend *s, int64_t rows) { return 2 * BATCH + rows * s->cache.values; }
-INLINE Attended attended_at(float *x) { return (Attended){x, x + BATCH, x + 2 * BATCH}; }
-
-/* Floats that a thread needs: queries, weights, what is known after a section and after all of them. */
-static int64_t attend_room(const Attend *s) { return BATCH * (s->cache.size + PAGE) + 2 * attended_floats(s, BATCH); }
-
-/* The first key that the row at a position sees. */
-INLINE int64_t first_seen(const Attend *s, int64_t position) {
-    const int64_t of_window = s->window && position >= s->window ? position - s->window + 1 : 0;
-    const int64_t of_chunk = s->chunk ? position / s->chunk * s->chunk : 0;
-    return of_window > of_chunk ? of_window : of_chunk;
-}
-
-/* Up to BATCH queries of a piece that read a head's keys and values: rows of a group lie side by side. */
-typedef struct {
-    const Attend *step;
-    const Pass *pass;
-    const Piece *piece;
-    int64_t head, row, rows, group;              /* `row` of the piece are before these */
-    int64_t position[BATCH], low[BATCH]; /* of each row, and the first key that it sees */
-} Queries;
-
-static const float *keys_of(const Queries *q, int64_t block) {
-    const Cache *c = &q->step->cache;
-    return c->keys + (q->pass->tables[q->piece->slot * q->pass->blocks + block] * c->kv_heads + q->head) * c->size * PAGE;
-}
-static const float *values_of(const Queries *q, int64_t block) {
-    const Cache *c = &q->step->cache;
-    return c->kept + (q->pass->tables[q->piece->slot * q->pass->blocks + block] * PAGE * c->kv_heads + q->head) * c->values;
-}
-
-/* Scores of `rows` rows, `size` entries each, of KEY_REGS registers of keys; those of a row PAGE apart. Meanwhile the
- * `lines` cache lines of each key's values are fetched, which are `apart` floats from each other. */
-INLINE void score(
-    const int rows, const float *q, const float *keys, int64_t size, float *to, const float *next, int64_t apart,
-    int64_t lines) {
-    reg sums[QUERIES][KEY_REGS];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < KEY_REGS; c++) sums[r][c] = reg_all(0.0f);
-    for (int64_t d = 0, fetched = 0; d < size; d++) {
-        for (; lines && fetched < (d + 1) * PAGE; fetched += size, next += apart)
-            for (int64_t l = 0; l < lines; l++) __builtin_prefetch(next + l * CACHE_LINE, 0, 3);
-        reg k[KEY_REGS];
-#pragma GCC unroll 4
-        for (int c = 0; c < KEY_REGS; c++) k[c] = reg_load(keys + d * PAGE + c * WIDTH);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            reg entry = reg_all(q[r * size + d]);
-#pragma GCC unroll 4
-            for (int c = 0; c < KEY_REGS; c++) sums[r][c] = reg_fma(k[c], entry, sums[r][c]);
-        }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < KEY_REGS; c++) reg_store(to + r * PAGE + c * WIDTH, sums[r][c]);
-}
-
-/* The weighted values of some keys, `v_key` entries apart, in some registers of `rows` rows, joined to the results
- * before them. Meanwhile `lines` cache lines a key are fetched from `next` on. */
-INLINE void mix(
-    const int rows, const int wide, float *results, int64_t values, const float *before, const float *behind,
-    const float *weights, const float *v, int64_t v_key, int64_t keys, const float *next, int64_t lines) {
-    reg all[QUERIES][VALUE_REGS];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < wide; c++) all[r][c] = reg_all(0.0f);
-    for (int64_t j = 0; j < keys; j++) {
-        for (int64_t l = 0; l < lines; l++, next += CACHE_LINE) __builtin_prefetch(next, 0, 3);
-        reg value[VALUE_REGS];
-#pragma GCC unroll 4
-        for (int c = 0; c < wide; c++) value[c] = reg_load(v + j * v_key + c * WIDTH);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            reg weight = reg_all(weights[r * PAGE + j]);
-#pragma GCC unroll 4
-            for (int c = 0; c < wide; c++) all[r][c] = reg_fma(value[c], weight, all[r][c]);
-        }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < wide; c++) {
-            float *to = results + r * values + c * WIDTH;
-            reg_store(to, reg_fma(all[r][c], reg_all(behind[r]), reg_load(to) * reg_all(before[r])));
-        }
-}
-
-/* The same for the last columns of a head, which do not fill a register. */
-INLINE void mix_rest(
-    int64_t rows, int64_t columns, float *results, int64_t values, const float *before, const float *behind,
-    const float *weights, const float *v, int64_t v_key, int64_t keys) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) {
-            float sum = 0, *to = results + r * values + c;
-            for (int64_t j = 0; j < keys; j++) sum = __builtin_fmaf(v[j * v_key + c], weights[r * PAGE + j], sum);
-            *to = __builtin_fmaf(sum, behind[r], *to * before[r]);
-        }
-}
-
-INLINE void mix_page(
-    const int rows, float *results, int64_t values, const float *before, const float *behind, const float *weights,
-    const float *v, int64_t v_key, int64_t keys, const float *next, int64_t lines) {
-    int64_t c = 0;
-    for (; c + VALUE_REGS * WIDTH <= values; c += VALUE_REGS * WIDTH, lines = 0)
-        mix(rows, VALUE_REGS, results + c, values, before, behind, weights, v + c, v_key, keys, next, lines);
-    for (; c + WIDTH <= values; c += WIDTH)
-        mix(rows, 1, results + c, values, before, behind, weights, v + c, v_key, keys, 0, 0);
-    if (c < values) mix_rest(rows, values - c, results + c, values, before, behind, weights, v + c, v_key, keys);
-}
-
-#define EACH_QUERIES(CALL, ...) \
-    switch (step) { \
-    case 6: CALL(6, __VA_ARGS__); break; \
-    case 5: CALL(5, __VA_ARGS__); break; \
-    case 4: CALL(4, __VA_ARGS__); break; \
-    case 3: CALL(3, __VA_ARGS__); break; \
-    case 2: CALL(2, __VA_ARGS__); break; \
-    default: CALL(1, __VA_ARGS__); \
-    }
-
-INLINE vec or_zero(vec most) { return where_more(most, all(-INFINITY), most, all(0.0f)); }
-
-/* Scores become scaled ones, of keys from `low` to `high` - 1, and -INFINITY of the others. Returns the largest. */
-INLINE float scaled(const Attend *s, float *scores, int64_t low, int64_t high) {
-    static const float numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const vec scale = all((float)s->scale), cap = all((float)s->softcap), none = all(-INFINITY), lanes = load(numbers);
-    vec most = none;
-    for (int64_t j = 0; j < PAGE; j += LANES) {
-        vec x = mul(load(scores + j), scale);
-        if (s->softcap) x = mul(tangent(quotient(x, cap)), cap);
-        if (j < low) x = where_more(all((float)(low - j)), lanes, none, x);
-        if (j + LANES > high) x = where_more(all((float)(high - j)), lanes, x, none);
-        store(scores + j, x);
-        most = where_more(x, most, x, most);
-    }
-    return most_of(most);
-}
-
-/* Scores become weights. Returns their total. */
-INLINE float weigh(float *scores, float most) {
-    const vec shift = or_zero(all(most));
-    vec total = all(0.0f);
-    for (int64_t j = 0; j < PAGE; j += LANES) {
-        const vec x = exponential(sub(load(scores + j), shift));
-        store(scores + j, x);
-        total = add(total, x);
-    }
-    return fold(total);
-}
-
-/* What the results before and those behind are multiplied by when they are joined, of BATCH rows each; joins what else is
- * known. */
-static void join_totals(
-    Attended to, const float *most, const float *total, int64_t rows, float *before, float *behind) {
-    for (int64_t r = 0; r < rows; r += LANES) {
-        const vec old = load(to.most + r), new = load(most + r), top = where_more(new, old, new, old), shift = or_zero(top);
-        const vec a = exponential(sub(old, shift)), b = exponential(sub(new, shift));
-        store(before + r, a), store(behind + r, b), store(to.most + r, top);
-        store(to.total + r, fma3(load(total + r), b, mul(load(to.total + r), a)));
-    }
-}
-
-/* Joins a block of keys to those before it; `more` of them follow. */
-static void attend_block(
-    const Queries *q, int64_t block, int more, const float *queries, float *weights, Attended to) {
-    const Attend *s = q->step;
-    const int64_t size = s->cache.size, values = s->cache.values, v_key = s->cache.kv_heads * values, first = block * PAGE;
-    const int64_t lines = (values + CACHE_LINE - 1) / CACHE_LINE, ahead = more ? (size + CACHE_LINE - 1) / CACHE_LINE : 0;
-    const float *keys = keys_of(q, block), *v = values_of(q, block), *next = more ? keys_of(q, block + 1) : 0;
-    float most[BATCH], total[BATCH], before[BATCH], behind[BATCH];
-    int64_t begin = 0, end = q->rows;
-    for (int64_t r = 0; r < BATCH; r++) most[r] = -INFINITY, total[r] = 0;
-    while (begin < end && q->position[begin] < first) begin++;
-    while (end > begin && q->low[end - 1] >= first + PAGE) end--;
-    for (int64_t r = begin, step; r < end; r += step) {
-        step = end - r < QUERIES ? end - r : QUERIES;
-        const int64_t left = q->position[r + step - 1] + 1 - first, count = left < PAGE ? left : PAGE;
-        for (int64_t c = 0; c < count; c += KEY_REGS * WIDTH)
-            EACH_QUERIES(score, queries + r * size, keys + c, size, weights + r * PAGE + c, v, v_key, r == begin && !c ? lines : 0)
-    }
-    for (int64_t r = begin; r < end; r++) {
-        const int64_t low = q->low[r] - first, high = q->position[r] + 1 - first;
-        most[r] = scaled(s, weights + r * PAGE, low, high);
-        total[r] = weigh(weights + r * PAGE, most[r]);
-    }
-    join_totals(to, most, total, q->rows, before, behind);
-    for (int64_t r = begin, step; r < end; r += step) {
-        step = end - r < QUERIES ? end - r : QUERIES;
-        const int64_t low = q->low[r] - first, from = low < 0 ? 0 : low;
-        const int64_t left = q->position[r + step - 1] + 1 - first, count = (left < PAGE ? left : PAGE) - from;
-        EACH_QUERIES(mix_page, to.results + r * values, values, before + r, behind + r, weights + r * PAGE + from,
-                     v + from * v_key, v_key, count, next, r == begin ? ahead : 0)
-    }
-}
-
-INLINE void nothing_known(const Queries *q, Attended to) {
-    for (int64_t r = 0; r < BATCH; r++) to.most[r] = -INFINITY, to.total[r] = 0;
-    memset(to.results, 0, sizeof(float) * q->rows * q->step->cache.values);
-}
-
-/* A section of keys by itself. */
-static void attend_section(const Queries *q, int64_t section, const float *queries, float *weights, Attended to) {
-    const int64_t low = q->low[0] / PAGE, high = q->position[q->rows - 1] / PAGE, first = section * SECTION_BLOCKS;
-    const int64_t last = first + SECTION_BLOCKS - 1 < high ? first + SECTION_BLOCKS - 1 : high;
-    nothing_known(q, to);
-    for (int64_t block = low < first ? first : low; block <= last; block++)
-        attend_block(q, block, block < last, queries, weights, to);
-}
-
-/* Joins a section to those before it. */
-static void join_section(const Queries *q, Attended to, Attended section) {
-    float before[BATCH], behind[BATCH];
-    const int64_t values = q->step->cache.values;
-    join_totals(to, section.most, section.total, q->rows, before, behind);
-    for (int64_t r = 0; r < q->rows; r++)
-        for (int64_t c = r * values; c < (r + 1) * values; c += LANES) {
-            const int64_t left = (r + 1) * values - c;
-            const vec old = mul(load_some(to.results + c, left), all(before[r]));
-            store_some(to.results + c, fma3(load_some(section.results + c, left), all(behind[r]), old), left);
-        }
-}
-
-static void take_queries(const Queries *q, const float *x, int64_t x_row, float *to) {
-    const int64_t size = q->step->cache.size;
-    for (int64_t r = 0; r < q->rows; r++) {
-        const int64_t row = q->row + r, number = q->head * q->group + row % q->group;
-        memcpy(to + r * size, x + (q->piece->row + row / q->group) * x_row + number * size, sizeof(float) * size);
-    }
-}
-
-static void put_results(const Queries *q, Attended from, float *to, int64_t to_row) {
-    const int64_t values = q->step->cache.values;
-    for (int64_t r = 0; r < q->rows; r++) {
-        const int64_t row = q->row + r, number = q->head * q->group + row % q->group;
-        float *out = to + (q->piece->row + row / q->group) * to_row + number * values;
-        for (int64_t c = 0; c < values; c += LANES) { /* 0 is all there is: a weight of 0 would turn -0 to 0 */
-            const vec x = load_some(from.results + r * values + c, values - c);
-            store_some(out + c, add(quotient(x, all(from.total[r])), all(0.0f)), values - c);
-        }
-    }
-}
 
 /* How the tasks of a step are made. */
 typedef struct {
@@ -283,38 +12,6 @@ typedef struct {
     int64_t *firsts;     /* [pieces] the first task of each piece */
     int by_sections;     /* whether sections are tasks of their own, because there are few others */
 } AttendTasks;
-
-/* Whether the tasks of two steps are made alike. */
-static int alike(const Attend *a, const Attend *b) {
-    const Cache *c = &a->cache, *d = &b->cache;
-    return c->heads == d->heads && c->kv_heads == d->kv_heads && a->window == b->window && a->chunk == b->chunk;
-}
-
-INLINE int64_t rows_of_piece(const Attend *s, const Piece *p) { return p->tokens * (s->cache.heads / s->cache.kv_heads); }
-INLINE int64_t batches_of(const Attend *s, const Piece *p) { return (rows_of_piece(s, p) + BATCH - 1) / BATCH; }
-INLINE int64_t first_section(const Attend *s, const Piece *p) { return first_seen(s, p->start) / SECTION_KEYS; }
-INLINE int64_t sections_of(const Attend *s, const Piece *p) {
-    return (p->start + p->tokens - 1) / SECTION_KEYS - first_section(s, p) + 1;
-}
-
-/* `firsts` takes the first tasks; null for none. */
-static AttendTasks attend_tasks(const Attend *s, const Pass *pass, int64_t *firsts) {
-    AttendTasks made = {.firsts = firsts};
-    int64_t all = 0;
-    for (const Piece *p = pass->piece; p < pass->piece + pass->pieces; p++) {
-        const int64_t rows = rows_of_piece(s, p), batches = s->cache.kv_heads * batches_of(s, p);
-        made.rows = rows > made.rows ? rows : made.rows;
-        made.total += batches, all += batches * sections_of(s, p);
-    }
-    made.rows = made.rows < BATCH ? made.rows : BATCH;
-    made.by_sections = made.total < TASKS_A_THREAD * pass->threads && pass->threads > 1 && all > made.total;
-    if (made.by_sections) made.total = all;
-    for (int64_t i = 0, first = 0; firsts && i < pass->pieces; i++) {
-        const Piece *p = pass->piece + i;
-        firsts[i] = first, first += s->cache.kv_heads * batches_of(s, p) * (made.by_sections ? sections_of(s, p) : 1);
-    }
-    return made;
-}
 
 /* Where rows are read and written, and what is known of them meanwhile: of each task if sections are tasks, with the number
  * of those of the same queries that are over, at the first of them. */
@@ -325,40 +22,20 @@ typedef struct {
     int64_t x_row, to_row;
 } AttendMemory;
 
+/* Floats that a thread needs: queries, weights, what is known after a section and after all of them. */
+int64_t attend_room(const Attend *s);
+
+/* Floats of what is known of some rows after some of their keys. */
+int64_t attended_floats(const Attend *s, int64_t rows);
+
+/* Whether the tasks of two steps are made alike. */
+int alike(const Attend *a, const Attend *b);
+
+/* How the tasks of a step are made; `firsts` takes the first ones, null for none. */
+AttendTasks attend_tasks(const Attend *s, const Pass *pass, int64_t *firsts);
+
 /* One head's keys and values, all sections or one of them, for some queries of a piece. The task that is the last of its
  * queries puts sections together. */
-static void attend_task(const Attend *s, const Pass *pass, AttendTasks tasks, int64_t whole, AttendMemory at) {
-    int64_t i = 0;
-    while (i + 1 < pass->pieces && whole >= tasks.firsts[i + 1]) i++;
-    const Piece *p = pass->piece + i;
-    const int64_t heads = s->cache.kv_heads, task = whole - tasks.firsts[i];
-    const int64_t sections = sections_of(s, p), each = tasks.by_sections ? sections : 1, first = first_section(s, p);
-    const int64_t head = task / each % heads, rows = rows_of_piece(s, p), row = task / each / heads * BATCH;
-    Queries q = {.step = s, .pass = pass, .piece = p, .head = head, .row = row, .group = s->cache.heads / heads};
-    q.rows = rows - row < BATCH ? rows - row : BATCH;
-    for (int64_t r = 0; r < q.rows; r++) {
-        q.position[r] = p->start + (row + r) / q.group;
-        q.low[r] = first_seen(s, q.position[r]);
-    }
-    float *queries = at.scratch, *weights = queries + BATCH * s->cache.size, *known = weights + BATCH * PAGE;
-    Attended all = attended_at(known), part = attended_at(known + attended_floats(s, BATCH));
-    take_queries(&q, at.x, at.x_row, queries);
-    if (each == 1) {
-        attend_section(&q, first, queries, weights, all);
-        for (int64_t section = 1; section < sections; section++) {
-            attend_section(&q, first + section, queries, weights, part);
-            join_section(&q, all, part);
-        }
-    } else {
-        const int64_t own = task % each, start = whole - own, floats = attended_floats(s, tasks.rows);
-        attend_section(&q, first + own, queries, weights, attended_at(at.parts + whole * floats));
-        if (atomic_fetch_add(at.joined + start, 1) + 1 < each) return;
-        atomic_store(at.joined + start, 0);
-        all = attended_at(at.parts + start * floats);
-        for (int64_t section = 1; section < each; section++)
-            join_section(&q, all, attended_at(at.parts + (start + section) * floats));
-    }
-    put_results(&q, all, at.to, at.to_row);
-}
+void attend_task(const Attend *s, const Pass *pass, AttendTasks tasks, int64_t whole, AttendMemory at);
 
 #endif

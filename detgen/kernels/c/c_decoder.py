@@ -13,7 +13,9 @@ import torch
 
 from detgen.kernels import choosing
 from detgen.kernels.c.library import Runner, best_build
+from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange
+from detgen.kernels.fewer_bits import FewerBits
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import ProgramDecoder, Programs
@@ -27,6 +29,7 @@ class CDecoder(ProgramDecoder):
 
     Args:
         programs: of the model.
+        fewer: see `ProgramDecoder`.
 
     Attributes:
         concurrent: see `Decoder`; it holds no state during a pass.
@@ -36,10 +39,14 @@ class CDecoder(ProgramDecoder):
 
     concurrent = stops = True
 
-    def __init__(self, programs: Programs) -> None:
-        super().__init__(programs)
+    def __init__(self, programs: Programs, fewer: FewerBits | None = None) -> None:
+        super().__init__(programs, fewer)
         self.kept = self.outputs
         self._runners: dict[tuple[int, int, bool], Runner] = {}
+
+    def over(self, cache: KVBuffers) -> CDecoder:
+        """See `Decoder`."""
+        return CDecoder(self._programs.over(cache))
 
     @property
     def chaining(self) -> CDecoder | None:
@@ -102,6 +109,9 @@ class CDecoder(ProgramDecoder):
         draws = choosing.draws(self.outputs, choices.how())
         return runner.draft(batch.rows, _wanting(batch), lengths, draws, ends, logits)
 
+    def _again(self, fewer: FewerBits) -> CDecoder:
+        return CDecoder(self._programs, fewer)
+
     def profile(self) -> dict[str, Any]:
         """See `Decoder`: the same bytes on any machine."""
         return {"arithmetic": ARITHMETIC}
@@ -127,7 +137,7 @@ class CDecoder(ProgramDecoder):
 
     def _runner(self, exchange: Exchange | None, positions: int, scored: bool) -> Runner:
         """The steps of passes with such an exchange and such results, up to that many positions."""
-        if self._programs.reach(positions):
+        if self._outgrown(positions):
             self._runners.clear()
         key = (-1, -1, scored) if exchange is None else (exchange.inject, exchange.extract, scored)
         if key not in self._runners:

@@ -27,6 +27,7 @@ INLINE reg reg_sqrt(reg a) { return _mm512_sqrt_ps(a); }
 INLINE reg reg_where_more(reg a, reg b, reg x, reg y) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
 }
+INLINE reg reg_more(reg a, reg b) { return _mm512_max_ps(a, b); } /* a where a > b, else b */
 INLINE uint32_t reg_equal(reg a, reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); } /* a bit a lane */
 INLINE reg reg_shifted(reg x) { /* 2^n for whole n from -126 to 127 */
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvttps_epi32(x), _mm512_set1_epi32(127)), 23));
@@ -45,6 +46,7 @@ INLINE reg reg_all(float x) { return _mm256_set1_ps(x); }
 INLINE reg reg_fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE reg reg_sqrt(reg a) { return _mm256_sqrt_ps(a); }
 INLINE reg reg_where_more(reg a, reg b, reg x, reg y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+INLINE reg reg_more(reg a, reg b) { return _mm256_max_ps(a, b); }
 INLINE uint32_t reg_equal(reg a, reg b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
 INLINE reg reg_shifted(reg x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(x), _mm256_set1_epi32(127)), 23));
@@ -76,6 +78,7 @@ INLINE reg reg_where_more(reg a, reg b, reg x, reg y) {
     ireg more = a > b;
     return (reg)((more & (ireg)x) | (~more & (ireg)y));
 }
+INLINE reg reg_more(reg a, reg b) { return reg_where_more(a, b, a, b); }
 INLINE uint32_t reg_equal(reg a, reg b) {
     uint32_t found = 0;
     LANE found |= (uint32_t)(a[l] == b[l]) << l;
@@ -131,6 +134,11 @@ INLINE vec fma3(vec a, vec b, vec c) {
 /* x where a > b, else y, also where one of them is no number. */
 INLINE vec where_more(vec a, vec b, vec x, vec y) {
     PART a.r[p] = reg_where_more(a.r[p], b.r[p], x.r[p], y.r[p]);
+    return a;
+}
+/* a where a > b, else b. */
+INLINE vec more_of(vec a, vec b) {
+    PART a.r[p] = reg_more(a.r[p], b.r[p]);
     return a;
 }
 /* The first lane in which both are equal; LANES if there is none. */
@@ -228,7 +236,7 @@ INLINE float most_of(vec v) {
  * polynomial of Cephes' expf (Moshier, Methods and Programs for Mathematical Functions, 1989). */
 INLINE vec exponential(vec x) {
     const vec low = all(-87.0f), magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-    vec inside = where_more(low, x, low, x);
+    vec inside = more_of(low, x);
     vec n = sub(fma3(inside, all(1.44269504f), magic), magic);
     vec r = fma3(n, all(-0.693359375f), inside);
     r = fma3(n, all(2.12194440e-4f), r);

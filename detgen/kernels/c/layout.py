@@ -36,7 +36,7 @@ _DOUBLES, _OUT_DOUBLES = _pointer("const double"), _pointer("double")
 _WORDS, _OUT_WORDS = _pointer("const uint64_t"), _pointer("uint64_t")
 _PLAIN: dict[str, Any] = {
     **{"int": c_int64, "bool": c_int64, "float": c_double},
-    **{"Floats": _FLOATS, "Entries": _ENTRIES, "Stored": _BYTES},
+    **{"Floats": _FLOATS, "Entries": _pointer("void"), "Stored": _BYTES},
 }
 
 
@@ -185,13 +185,15 @@ class Quantization(ctypes.Structure):
     """Weights that are quantized, in panels or, where `data` is null, back to the floats that they then stand for.
 
     `stored`: number format of the weights; `storage`: of the whole numbers. `rows`: [panels, PANEL], the weights of a
-    column; null behind the last one. `data`, `steps`, `units`, `minima`, `minimum_units`: as of `Weight` and `Scales`;
-    where data is null, they only say what there is. `floats`: [rows, inputs].
+    column; null behind the last one. `packed`: panels of the weights instead, if it is not null. `data`, `steps`,
+    `units`, `minima`, `minimum_units`: as of `Weight` and `Scales`; where data is null, they only say what there is.
+    `floats`: [rows, inputs].
     """
 
     _fields_ = (
         *((name, c_int64) for name in ("threads", "stored", "storage", "panels", "inputs")),
-        *(("rows", _pointer("const void *const")), ("data", _pointer("void")), ("floats", _ENTRIES)),
+        *(("rows", _pointer("const void *const")), ("packed", _BYTES)),
+        *(("data", _pointer("void")), ("floats", _ENTRIES)),
         *((name, _pointer("void")) for name in ("steps", "units", "minima", "minimum_units")),
     )
 

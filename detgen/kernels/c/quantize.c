@@ -103,6 +103,28 @@ static void load_columns(const Quantization *s, const void *const *rows, int64_t
     *broken |= !(fold(nothing) == 0);
 }
 
+/* The same columns of a weight that is in panels already. */
+static void load_packed(const Quantization *s, int64_t panel, int column, int64_t first, int64_t inputs, Columns *to, int *broken) {
+    const char *from = (const char *)s->packed + panel * s->inputs * panel_bytes(s->stored);
+    vec nothing = all(0.0f);
+    for (int64_t i = 0; i < inputs; i++) {
+        const char *input = from + (first + i) * panel_bytes(s->stored);
+        if (s->stored == PAIR) { /* the even input of two is in the lower half of a word */
+            const int odd = (first + i) % 2;
+            float numbers[LANES];
+            uint32_t words[LANES];
+            memcpy(words, input - odd * panel_bytes(PAIR) + column * sizeof *words, sizeof words);
+            for (int l = 0; l < LANES; l++) numbers[l] = as_float(odd ? words[l] & 0xffff0000 : words[l] << 16);
+            to->x[i] = load(numbers);
+        } else
+            PART to->x[i].r[p] = s->stored == FLOAT    ? weights(FLOAT, input, column + p * WIDTH, 0)
+                                 : s->stored == BFLOAT ? weights(BFLOAT, input, column + p * WIDTH, 0)
+                                                       : weights(HALF, input, column + p * WIDTH, 0);
+        nothing = add(nothing, mul(to->x[i], all(0.0f)));
+    }
+    *broken |= !(fold(nothing) == 0);
+}
+
 /* Whole numbers without minima: the largest magnitude of a group becomes `most`, or the first weight that has it. */
 static void largest(const Quantization *s, Columns *of, uint16_t *scale, int *broken) {
     const int wide = s->storage == BYTE;
@@ -225,10 +247,11 @@ static void quantize_panel(const Quantization *s, int64_t panel, int *broken) {
     Columns of;
     const int64_t together = s->units ? UNIT : GROUP;
     for (int first = 0; first < PANEL; first += LANES) {
-        const void *const *rows = s->rows + panel * PANEL + first;
+        const void *const *rows = s->packed ? 0 : s->rows + panel * PANEL + first;
         for (int64_t i = 0; i < s->inputs; i += together) {
             const int64_t at = panel * s->inputs + i, group = at / GROUP * PANEL + first;
-            load_columns(s, rows, i, together, &of, broken);
+            if (s->packed) load_packed(s, panel, first, i, together, &of, broken);
+            else load_columns(s, rows, i, together, &of, broken);
             if (s->minima) lines(s, &of, together / GROUP, group, at / UNIT * PANEL + first, broken);
             else largest(s, &of, s->data ? (uint16_t *)s->steps + group : 0, broken);
             if (s->data) put_whole(s, &of, together, first, (uint8_t *)s->data + at * panel_bytes(s->storage));

@@ -7,7 +7,9 @@ float16, like Q4_1. Files may have others (`Scales`), and whole numbers that sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from detgen.errors import EngineError
 from detgen.kernels.c.layout import Quantization
 from detgen.kernels.c.library import best_build
-from detgen.program.operands import GROUP, PANEL, UNIT, Scales
+from detgen.program.operands import GROUP, PANEL, UNIT, Scales, Weight
 from detgen.program.storage import FORMATS, Storage, numbers
 
 # What becomes of weights: they stay as they are, bf16 stands in pairs, or they are quantized here.
@@ -114,8 +116,28 @@ def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form) -> tuple
     width = made.together * PANEL * made.bits // 8
     data = torch.empty(len(places), inputs // made.together, width, dtype=torch.uint8)
     scales = _room(len(places), inputs, form)
-    _run(places, kept[0].dtype, inputs, form, scales, data=data.data_ptr())
+    told = _told(STORAGE[kept[0].dtype], len(places), inputs, form, scales)
+    told.rows, told.data = places.ctypes.data, data.data_ptr()
+    _run(told, form)
     return data, scales
+
+
+def quantized(weight: Weight, form: Form) -> Weight:
+    """A weight in few bits, of one that is in panels already, of numbers in floating point and whole groups of inputs.
+
+    Raises:
+        EngineError: as `quantize`.
+    """
+    made, shape = FORMATS[MADE[form]], weight.data.shape[:-2]
+    count, device, source = math.prod(shape), weight.data.device, weight.data.cpu()
+    data = torch.empty(count, weight.inputs // made.together, made.together * PANEL * made.bits // 8, dtype=torch.uint8)
+    scales = _room(count, weight.inputs, form)
+    told = _told(weight.storage, count, weight.inputs, form, scales)
+    told.packed, told.data = source.data_ptr(), data.data_ptr()
+    _run(told, form)
+    found = scales.each(lambda x: x.view(*shape, *x.shape[1:]).to(device))
+    data = data.view(*shape, *data.shape[1:]).to(device)
+    return replace(weight, data=data, scales=found, codes=None, storage=MADE[form])
 
 
 def narrowed(weight: torch.Tensor, form: Form) -> torch.Tensor:
@@ -130,7 +152,10 @@ def narrowed(weight: torch.Tensor, form: Form) -> torch.Tensor:
     count, inputs = weight.numel() // weight.shape[-1], weight.shape[-1]
     rows = weight.data_ptr() + weight.element_size() * inputs * np.arange(count, dtype=np.int64)
     places, made = np.pad(rows, (0, -count % PANEL)).reshape(-1, PANEL), torch.empty(weight.shape)
-    _run(places, weight.dtype, inputs, form, _room(1, UNIT if inputs % UNIT == 0 else GROUP, form), made.data_ptr())
+    scales = _room(1, UNIT if inputs % UNIT == 0 else GROUP, form)
+    told = _told(STORAGE[weight.dtype], len(places), inputs, form, scales)
+    told.rows, told.floats = places.ctypes.data, made.data_ptr()
+    _run(told, form)
     return made
 
 
@@ -152,14 +177,15 @@ def _room(panels: int, inputs: int, form: Form) -> Scales:
     return Scales(steps=empty(GROUP, torch.half), minima=minima, storage=Storage.HALF)
 
 
-def _run(
-    places: np.ndarray, dtype: torch.dtype, inputs: int, form: Form, scales: Scales, floats: int = 0, data: int = 0
-) -> None:
-    """Quantize the weights that lie in certain places, int64 [panels, PANEL], to where data or floats are wanted."""
-    told = Quantization(torch.get_num_threads(), STORAGE[dtype], MADE[form], len(places), inputs, places.ctypes.data)
-    told.data, told.floats = data or None, floats or None
+def _told(stored: Storage, panels: int, inputs: int, form: Form, scales: Scales) -> Quantization:
+    """What the library is told of weights and their scales."""
+    told = Quantization(torch.get_num_threads(), stored, MADE[form], panels, inputs)
     for name in ("steps", "units", "minima", "minimum_units"):
         tensor = getattr(scales, name)
         setattr(told, name, None if tensor is None else tensor.data_ptr())
+    return told
+
+
+def _run(told: Quantization, form: Form) -> None:
     if best_build().quantize(told):
         raise EngineError(f"a weight is infinite, no number, or too large for {form}; leave out that quantization")

@@ -113,23 +113,35 @@ static void rotate(const Rotate *s, int64_t position, const float *x, float *to)
     if (to != x) memcpy(to + s->turned, x + s->turned, sizeof(float) * (s->cache.size - s->turned));
 }
 
-static inline float bounded(float x, float most) { return x > most ? most : x < -most ? -most : x == x ? x : 0; }
+/* Stores an entry of the cache: bounded, and in bf16 the nearest, of ties the even one. */
+INLINE void keep(const int storage, void *to, int64_t at, float x, float most) {
+    const float found = x > most ? most : x < -most ? -most : x == x ? x : 0;
+    uint32_t bits;
+    memcpy(&bits, &found, sizeof bits);
+    if (storage == BFLOAT) ((uint16_t *)to)[at] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    else ((float *)to)[at] = found;
+}
 
-/* Rotates the queries of a row in place and stores its keys and values, bounded; whether all keys are finite. */
+INLINE void keep_row(const int storage, const Cache *c, int64_t place, const float *k, const float *v, float most) {
+    const int64_t page = place / PAGE * c->kv_heads, at = place % PAGE;
+    for (int64_t i = 0; i < c->kv_heads * c->size; i++)
+        keep(storage, c->keys, (page * c->size + i) * PAGE + at, k[i], most);
+    for (int64_t h = 0; h < c->kv_heads; h++)
+        for (int64_t i = 0; i < c->values; i++)
+            keep(storage, c->kept, ((page + h) * PAGE + at) * c->values + i, v[h * c->values + i], most);
+}
+
+/* Rotates the queries of a row in place and stores its keys and values; whether all keys are finite. */
 static int rotate_row(const Rotate *s, const Pass *pass, int64_t row, float *x) {
-    const int64_t position = pass->positions[row], place = pass->places[row], page = place / PAGE, at = place % PAGE;
-    const int64_t heads = s->cache.heads, kv_heads = s->cache.kv_heads, size = s->cache.size, width = s->cache.values;
-    const float most = (float)pass->most;
+    const Cache *c = &s->cache;
+    const float *k = x + c->heads * c->size, *v = k + c->kv_heads * c->size, most = (float)pass->most;
     int finite = 1;
     if (s->turned)
-        for (int64_t h = 0; h < heads + kv_heads; h++) rotate(s, position, x + h * size, x + h * size);
-    const float *k = x + heads * size, *v = k + kv_heads * size;
-    float *keys = s->cache.keys + page * kv_heads * size * PAGE + at, *values = s->cache.kept + place * kv_heads * width;
-    for (int64_t i = 0; i < kv_heads * size; i++) {
-        finite &= k[i] - k[i] == 0;
-        keys[i * PAGE] = bounded(k[i], most);
-    }
-    for (int64_t i = 0; i < kv_heads * width; i++) values[i] = bounded(v[i], most);
+        for (int64_t h = 0; h < c->heads + c->kv_heads; h++)
+            rotate(s, pass->positions[row], x + h * c->size, x + h * c->size);
+    for (int64_t i = 0; i < c->kv_heads * c->size; i++) finite &= k[i] - k[i] == 0;
+    if (c->storage == BFLOAT) keep_row(BFLOAT, c, pass->places[row], k, v, most);
+    else keep_row(FLOAT, c, pass->places[row], k, v, most);
     return finite;
 }
 

@@ -68,6 +68,12 @@ class GenericDecoder:
         self._last_keys = torch.empty(0)
         self._take: Callable[[str, object], None] | None = None
 
+    def over(self, cache: KVBuffers) -> GenericDecoder:
+        """See `Decoder`."""
+        other = GenericDecoder(self.model, cache)
+        other.functions, other.census = self.functions, self.census
+        return other
+
     def run(
         self,
         batch: InputBatch,
@@ -141,6 +147,10 @@ class GenericDecoder:
             yield
         finally:
             embedding.__dict__.pop("forward", None)
+
+    def narrowed(self) -> None:
+        """See `Decoder`: its linear layers are transformers' modules."""
+        return
 
     def profile(self) -> dict[str, Any]:
         """See `Decoder`: the model's own forward says in which order functions are called."""

@@ -6,6 +6,7 @@ import torch
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.call import Call
+from detgen.kernels.c.quantizing import STORAGE
 from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.input_batch import InputBatch
 from detgen.program import steps
@@ -51,9 +52,9 @@ class PagedAttention:
     def _steps(self, layer: int, heads: int, traits: AttentionTraits) -> Call:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         _, kv_heads, size, _ = keys.shape
-        width = values.shape[2]
+        width, storage = values.shape[3], STORAGE[keys.dtype]
         qkv = Buffer("qkv", (heads + kv_heads) * size + kv_heads * width)
-        cache = Cache(heads=heads, kv_heads=kv_heads, size=size, values=width, keys=keys, kept=values)
+        cache = Cache(heads=heads, kv_heads=kv_heads, size=size, values=width, keys=keys, kept=values, storage=storage)
         program = Program(qkv)
         program.add(steps.Rotate(name="stored", qkv=qkv, cache=cache))
         program.add(

@@ -108,7 +108,7 @@ def _read(
             x = tl.zeros((QUERIES, _PAGE), tl.float32)
             for d in range(SIZE):
                 entry = tl.load(query + d, mask=there, other=0.0)
-                x = tl.fma(tl.load(of_key + d * _PAGE)[None, :], entry[:, None], x)
+                x = tl.fma(tl.load(of_key + d * _PAGE).to(tl.float32)[None, :], entry[:, None], x)
             x = x * scale
             if CAPPED:
                 x = capped(x, cap)
@@ -122,12 +122,12 @@ def _read(
             lanes = tl.zeros((QUERIES, 16), tl.float32)
             for at in tl.static_range(0, _PAGE, 16):
                 lanes += tl.load(of[:, None] + (lane + at)[None, :], mask=there[:, None], other=0.0)
-            of_value = kept + (page * (KV_HEADS * _PAGE) + head + own) * VALUES + value
+            of_value = kept + (page * KV_HEADS + head + own) * (_PAGE * VALUES) + value
             mixed = tl.zeros((QUERIES, WIDTH), tl.float32)
             for j in range(tl.maximum(first, before), tl.minimum(high, before + _PAGE)):
                 sees = there & (j >= lowest) & (j <= position)
                 weight = tl.load(of + (j - before), mask=sees, other=0.0)
-                entry = tl.load(of_value + (j - before) * (KV_HEADS * VALUES), mask=value < VALUES, other=0.0)
+                entry = tl.load(of_value + (j - before) * VALUES, mask=value < VALUES, other=0.0).to(tl.float32)
                 mixed = tl.where(sees[:, None], tl.fma(entry[None, :], weight[:, None], mixed), mixed)
             most, total, sums = _joined(most, total, sums, top, fold(lanes, QUERIES), mixed)
         tl.debug_barrier()

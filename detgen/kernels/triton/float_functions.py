@@ -23,6 +23,13 @@ _RECIPROCAL_ROOT = tl.constexpr(int(Activation.RECIPROCAL_ROOT))
 
 
 @triton.jit
+def nearest_bf16(x):
+    """The nearest number of bf16 of float32, of ties the even one, kept in float32; not for NaN."""
+    bits = x.to(tl.uint32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def exponential(x):
     """e^x of float32 up to 88, and 0 below -87: Cephes' `expf`, as `reference.exponential`."""
     inside = tl.where(x < -87.0, -87.0, x)

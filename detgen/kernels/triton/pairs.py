@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from detgen.kernels.triton.float_functions import nearest_bf16
 from detgen.kernels.triton.launching import OPTIONS, tile
 from detgen.program.storage import SMALLEST
 
@@ -18,8 +19,7 @@ def _narrow(x, to, entries, ENTRIES: tl.constexpr):
     """`storage.bf16` of float32, kept in float32."""
     at = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
     entry = tl.load(x + at, mask=at < entries, other=0.0)
-    bits = entry.to(tl.uint32, bitcast=True)
-    near = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).to(tl.float32, bitcast=True)
+    near = nearest_bf16(entry)
     found = tl.where(tl.abs(near) < _SMALLEST, 0.0, near)
     tl.store(to + at, tl.where(entry == entry, found, entry), mask=at < entries)
 

@@ -9,11 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.float_functions import activated, part_of, put, sigmoid
+from detgen.kernels.triton.float_functions import activated, nearest_bf16, part_of, put, sigmoid
 from detgen.kernels.triton.launching import OPTIONS, above, tile, tiles
 from detgen.program.finite import most
 from detgen.program.operands import PAGE, Activation, Into
 from detgen.program.steps import Rotate
+from detgen.program.storage import Storage
 
 _PAGE = tl.constexpr(PAGE)
 _ROWS, _COLUMNS = 1, 256  # of a tile, at most
@@ -91,9 +92,12 @@ def _combine(
 
 
 @triton.jit
-def _bounded(x, most):
-    """Within the bounds of the cache; what is no number becomes 0."""
-    return tl.where(x > most, most, tl.where(x < most * -1.0, most * -1.0, tl.where(x == x, x, 0.0)))
+def _kept(x, most, IN_16: tl.constexpr):
+    """What the cache keeps of x: within its bounds, of bf16 the nearest; what is no number becomes 0."""
+    x = tl.where(x > most, most, tl.where(x < most * -1.0, most * -1.0, tl.where(x == x, x, 0.0)))
+    if IN_16:
+        x = nearest_bf16(x)
+    return x
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -115,6 +119,7 @@ def _rotate(
     TURNED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     LAST: tl.constexpr,
+    IN_16: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -122,6 +127,7 @@ def _rotate(
     row, head = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     row_there, at = (row < rows)[:, None], tl.arange(0, WIDTH)[None, :]
     place = tl.load(places + row, mask=row < rows, other=0)[:, None]
+    page, inside = place // _PAGE, place % _PAGE
     wide = (HEADS + KV_HEADS) * SIZE + KV_HEADS * VALUES
     if head < HEADS + KV_HEADS:
         there = row_there & (at < SIZE)
@@ -145,9 +151,8 @@ def _rotate(
             tl.debug_barrier()  # both of a pair are read before one is written
             tl.store(of, x, mask=turns)
         if head >= HEADS:
-            page, inside = place // _PAGE, place % _PAGE
             to = keys + ((page * KV_HEADS + head - HEADS) * SIZE + at) * _PAGE + inside
-            tl.store(to, _bounded(x, most), mask=there)
+            tl.store(to, _kept(x, most, IN_16), mask=there)
             if LAST:
                 infinite = there & ((x - x) != 0.0)
                 tl.store(broken + row, tl.full((ROWS,), 1, tl.int8), mask=tl.max(infinite.to(tl.int32), 1) > 0)
@@ -156,7 +161,7 @@ def _rotate(
         there = row_there & (at < VALUES)
         of = qkv + row[:, None] * wide + (HEADS + KV_HEADS) * SIZE + number * VALUES + at
         v = tl.load(of, mask=there, other=0.0)
-        tl.store(kept + (place * KV_HEADS + number) * VALUES + at, _bounded(v, most), mask=there)
+        tl.store(kept + ((page * KV_HEADS + number) * _PAGE + inside) * VALUES + at, _kept(v, most, IN_16), mask=there)
 
 
 def embed(table: torch.Tensor, ids: torch.Tensor, offset: int, into: Into, to: torch.Tensor) -> None:
@@ -216,6 +221,7 @@ def rotate(
     _rotate[(triton.cdiv(len(qkv), rows), cache.heads + 2 * cache.kv_heads)](
         *(qkv, positions, places, *angles, cache.keys, cache.kept, broken, len(qkv), most(torch.float32)),
         *(cache.heads, cache.kv_heads, cache.size, cache.values, step.turned, step.interleaved, step.last),
+        cache.storage == Storage.BFLOAT,
         *(rows, above(max(cache.size, cache.values))),
         num_warps=1,
         **OPTIONS,

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from detgen.kernels.attention import BLOCK, SHARING
+from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange
+from detgen.kernels.fewer_bits import FewerBits
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import ProgramDecoder, Programs
@@ -95,6 +97,7 @@ class TritonDecoder(ProgramDecoder):
         scratch: the position of the KV cache that rows of padding write to.
         device: where it runs.
         replaying: records passes.
+        fewer: see `ProgramDecoder`.
 
     Attributes:
         concurrent: see `Decoder`; its buffers hold one pass.
@@ -105,11 +108,23 @@ class TritonDecoder(ProgramDecoder):
     concurrent = stops = False
     kept = 0
 
-    def __init__(self, programs: Programs, scratch: int, device: torch.device, replaying: Replaying) -> None:
-        super().__init__(programs)
+    def __init__(
+        self,
+        programs: Programs,
+        scratch: int,
+        device: torch.device,
+        replaying: Replaying,
+        fewer: FewerBits | None = None,
+    ) -> None:
+        super().__init__(programs, fewer)
         self._scratch, self._device, self._replaying = scratch, device, replaying
         self._statics: dict[Key, _Statics] = {}
         self._runners: dict[tuple[int, int], TritonRunner] = {}
+
+    def over(self, cache: KVBuffers) -> TritonDecoder:
+        """See `Decoder`."""
+        scratch = (len(cache.keys[0]) - 1) * BLOCK
+        return TritonDecoder(self._programs.over(cache), scratch, self._device, self._replaying)
 
     @property
     def chaining(self) -> TritonDecoder:
@@ -149,6 +164,9 @@ class TritonDecoder(ProgramDecoder):
         """See `Chaining`."""
         scores = self._launch(batch, lengths, choices, None)
         return [of[of >= 0].tolist() for of in np.split(scores.tokens, lengths.cumsum()[:-1])]
+
+    def _again(self, fewer: FewerBits) -> TritonDecoder:
+        return TritonDecoder(self._programs, self._scratch, self._device, self._replaying, fewer)
 
     def profile(self) -> dict[str, Any]:
         """See `Decoder`: the bytes of the other decoders, but no GPU has shown it yet."""
@@ -211,7 +229,7 @@ class TritonDecoder(ProgramDecoder):
 
     def _run(self, packed: InputBatch, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Statics:
         """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
-        if self._programs.reach(packed.longest):
+        if self._outgrown(packed.longest):
             self._runners.clear()
             self._statics.clear()
         rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
@@ -241,7 +259,7 @@ class TritonDecoder(ProgramDecoder):
         programs = self._programs
         key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)
         if key not in self._runners:
-            self._runners[key] = TritonRunner(programs.program(*key))
+            self._runners[key] = TritonRunner(self.program(*key))
         given = self._exchanged(exchange, len(buffers.rows.ids), self._device)
         given[programs.out(False)] = buffers.results
         buffers.broken.copy_(

@@ -20,7 +20,10 @@ from detgen.verify.perturb.pool import Pool
 from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.running import Subject
 
-_CONFIG = ("target", "draft", "device", "dtype", "target_quant", "draft_quant", "threads", "kv_memory", "batch_size")
+_CONFIG = (
+    *("target", "draft", "device", "dtype", "kv_dtype", "target_quant", "draft_quant"),
+    *("threads", "kv_memory", "batch_size"),
+)
 
 
 def save_replay(path: Path, found: Explanation, check: Check) -> str:

@@ -5,10 +5,11 @@ Plain data. The first value of each axis is that of the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
+from detgen.drafters.registry import DRAFTERS
 from detgen.errors import QuantName
 from detgen.machine import usable_cores
 
@@ -80,7 +81,7 @@ class Setting:
     order: str = _axis("prompt order", "file", "reversed", "shuffle 1", "shuffle 2")
     neighbours: str = _axis("neighbours", "none", "others", "long", "early", "broken")
     slot: int = _axis("slot", 0, 1, 5)
-    drafter: str = _axis("drafter", "none", "model", "ngram", "auto", "adversary", "oracle")
+    drafter: str = _axis("drafter", "none", "model", "self", "ngram", "auto", "adversary", "oracle")
     draft_tokens: int | None = _axis("draft tokens", None, 1, 2, 3, 4, 5, 6, 7, 8, 16, 64)
     chunk: int | None = _axis("prompt chunk", None, 1, 7, 64)
     prefix_cache: str = _axis("prefix cache", "off", "cold", "warm", "shared")
@@ -125,7 +126,7 @@ Axes = dict[
 
 def make_axes(
     *,
-    has_draft: bool,
+    drafters: Collection[str],
     quants: Iterable[str],
     processes: bool,
     cores: int | None = None,
@@ -135,7 +136,7 @@ def make_axes(
     """All axes that have more than one value here.
 
     Args:
-        has_draft: whether there is a draft model.
+        drafters: those that the engine has.
         quants: quantizations that can be tried.
         processes: whether other processes can load the same model.
         cores: CPU cores; None asks the machine.
@@ -145,8 +146,7 @@ def make_axes(
     missing: set[tuple[str, Value]] = {("quant", quant) for quant in QUANTS if quant not in quants}
     missing |= {("threads", n) for n in (1, 2) if n >= (cores or usable_cores())}
     missing |= {("batch", n) for n in (8, 16, 64) if n > requests}
-    if not has_draft:
-        missing.add(("drafter", "model"))
+    missing |= {("drafter", name) for name in DRAFTERS if name not in drafters}
     if not thinks:
         missing |= {("speculative_prefill", ahead) for ahead in (1, 3, "auto", "whole")}
     if not processes:
@@ -169,6 +169,7 @@ def consistent(values: Mapping[str, Value]) -> bool:
     return not (
         (get("chains") and (drafter not in ("none", None) or drafted))
         or (drafted is not None and drafter == "none")
+        or (drafter == "self" and get("quant", "none") != "none")  # it is in few bits already
         or (get("speculative_prefill", "off") != "off" and get("chunk") == 1)  # leaves nothing to read ahead
         or (get("slot") and get("batch") == 1)
         # Preemption is one of a batch; what holds a very long prompt is too large for the others.

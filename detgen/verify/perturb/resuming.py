@@ -81,6 +81,7 @@ def _options(task: Task, config: EngineConfig) -> list[str]:
         "draft": config.draft,
         "device": config.device,
         "dtype": config.dtype,
+        "kv_dtype": config.kv_dtype,
         "target_quant": config.target_quant if quant == "none" else quant,
         "draft_quant": config.draft_quant,
         "kv_memory": config.kv_memory,

@@ -67,7 +67,7 @@ def run_check(asked: CheckConfig, observer: Observer, began: float | None = None
         except OutOfTime:
             raise _too_short(minutes, start, "the reference") from None
         check.axes = make_axes(
-            has_draft=engine.draft_profile() is not None,
+            drafters=engine.drafters,
             quants=quants,
             processes=processes,
             thinks=engine.thinks,

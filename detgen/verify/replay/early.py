@@ -60,4 +60,6 @@ def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
         changes["target_quant"] = profile["target"]["quant"]
     if config.dtype == "auto" and profile["dtype"] in TOLERANCE:
         changes["dtype"] = profile["dtype"]
+    if config.kv_dtype == "auto":
+        changes["kv_dtype"] = profile["kv_dtype"]
     return replace(config, drafter="none", draft=None, **changes)

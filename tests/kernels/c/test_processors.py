@@ -67,7 +67,8 @@ class Case:
             parameter.data = parameter.data.to(dtype)  # and not the frequencies
         layout = attach(model, family)
         pages = BlockManager(8)
-        self.cache = KVCache(layout.cached, pages, torch.float32, torch.device("cpu"))
+        kept = torch.bfloat16 if quant == "pairs" else torch.float32
+        self.cache = KVCache(layout.cached, pages, kept, torch.device("cpu"))
         if quant in ("none", "pairs", *MADE):
             form = cast("Form", quant)
             self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, form))

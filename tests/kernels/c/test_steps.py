@@ -161,7 +161,7 @@ def test_linear_of_any_rows(name: str, form: Form) -> None:
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_what_is_not_finite_stays_in_its_row(name: str) -> None:
     """Keys and values are stored bounded, and a row whose keys are broken is named."""
-    keys, kept = torch.zeros(1, 1, 16, PAGE), torch.zeros(PAGE, 1, 16)
+    keys, kept = torch.zeros(1, 1, 16, PAGE), torch.zeros(1, 1, PAGE, 16)
     qkv, to = Buffer("qkv", 48), Buffer("to", 16)
     cache = Cache(heads=1, kv_heads=1, size=16, values=16, keys=keys, kept=kept)
     made = Program(qkv)

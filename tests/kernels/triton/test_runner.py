@@ -352,9 +352,12 @@ def test_softmax_and_sum(device: str, size: int) -> None:
     turned=st.sampled_from([0, 2, 8]),
     interleaved=st.booleans(),
     last=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_rotation(device: str, heads: tuple[int, int, int], turned: int, interleaved: bool, last: bool) -> None:
-    """In place, and what is stored, bounded."""
+def test_rotation(
+    device: str, heads: tuple[int, int, int], turned: int, interleaved: bool, last: bool, dtype: torch.dtype
+) -> None:
+    """In place, and what is stored, bounded and rounded."""
     count, kv_heads, size = heads
     qkv = Buffer("qkv", (count + 2 * kv_heads) * size)
     x = numbers(1, 5, qkv.width)
@@ -365,8 +368,9 @@ def test_rotation(device: str, heads: tuple[int, int, int], turned: int, interle
     rows = Rows(places, torch.tensor([0, 39, 4, 7, 1]), places, places, NONE, NONE)
     kept = []
     for where in ("cpu", device):
-        keys, values = torch.zeros(3, kv_heads, size, PAGE), torch.zeros(3 * PAGE, kv_heads, size)
-        cache = Cache(heads=count, kv_heads=kv_heads, size=size, values=size, keys=keys, kept=values)
+        keys, values = (torch.zeros(3, kv_heads, *of, dtype=dtype) for of in ((size, PAGE), (PAGE, size)))
+        sizes = {"heads": count, "kv_heads": kv_heads, "size": size, "values": size}
+        cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[dtype])
         step = steps.Rotate(
             name="rotated", qkv=qkv, cache=cache, turned=turned, interleaved=interleaved, cosines=cosines, sines=sines,
             last=last,
@@ -390,7 +394,9 @@ class Windows(NamedTuple):
     starts: list[int]
     lengths: list[int]
 
-    def attend(self, heads: tuple[int, int, int], seed: int = 0, **how: Any) -> Case:
+    def attend(
+        self, heads: tuple[int, int, int], seed: int = 0, dtype: torch.dtype = torch.float32, **how: Any
+    ) -> Case:
         """A step of query heads, key heads and their size, and what it reads."""
         count, kv_heads, size = heads
         slots, ends = len(self.starts), [s + n for s, n in zip(self.starts, self.lengths, strict=True)]
@@ -399,8 +405,10 @@ class Windows(NamedTuple):
         tables = torch.from_numpy(pages.reshape(slots, blocks))
         positions = torch.cat([torch.arange(*span) for span in zip(self.starts, ends, strict=True)])
         pieces = lay_out(np.arange(slots), np.array(self.starts), np.array(self.lengths), count // kv_heads)
-        keys, values = numbers(2, slots * blocks, kv_heads, size, PAGE), numbers(3, slots * blocks * PAGE, kv_heads, 6)
-        cache = Cache(heads=count, kv_heads=kv_heads, size=size, values=6, keys=keys, kept=values)
+        keys = numbers(2, slots * blocks, kv_heads, size, PAGE).to(dtype)
+        values = numbers(3, slots * blocks, kv_heads, PAGE, 6).to(dtype)
+        sizes = {"heads": count, "kv_heads": kv_heads, "size": size, "values": 6}
+        cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[dtype])
         qkv, to = Buffer("qkv", (count + kv_heads) * size + kv_heads * 6), Buffer("to", count * 6)
         step = steps.Attend(name="attention", qkv=qkv, cache=cache, to=to, **{"scale": 0.2} | how)
         rows = Rows(positions, positions, positions, positions, tables, pieces)
@@ -419,7 +427,7 @@ class Case(NamedTuple):
         for place in places:
             page, at = int(self.rows.tables[0, place // PAGE]), place % PAGE
             if values:
-                self.step.cache.kept[page * PAGE + at, :, entries] = x
+                self.step.cache.kept[page, :, at, entries] = x
             else:
                 self.step.cache.keys[page, :, entries, at] = x
 
@@ -436,13 +444,21 @@ class Case(NamedTuple):
     softcap=st.sampled_from([0.0, 3.0]),
     length=st.integers(1, 19),
     seed=st.integers(0, 99),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_attention(
-    device: str, heads: tuple[int, int, int], window: int, chunk: int, softcap: float, length: int, seed: int
+    device: str,
+    heads: tuple[int, int, int],
+    window: int,
+    chunk: int,
+    softcap: float,
+    length: int,
+    seed: int,
+    dtype: torch.dtype,
 ) -> None:
     """Windows at several places of sequences."""
     windows = Windows([0, 61, 130, 5], [length, 5, 1, 1])
-    windows.attend(heads, seed, window=window, chunk=chunk, softcap=softcap).results(device)
+    windows.attend(heads, seed, dtype, window=window, chunk=chunk, softcap=softcap).results(device)
 
 
 SECTION = SECTION_BLOCKS * PAGE

@@ -71,7 +71,7 @@ def both(config: Any, form: Form = "none", dtype: torch.dtype = torch.float32) -
     for device in (DEVICE, torch.device("cpu")):
         model = made(config, dtype)
         layout = attach(model, "model")
-        cache = KVCache(layout.cached, BlockManager(20), torch.float32, device)
+        cache = KVCache(layout.cached, BlockManager(20), torch.bfloat16 if form == "pairs" else torch.float32, device)
         cache.pages.lay_out(5, 128)
         decoder: Any = (
             CDecoder(ProgramBuilder(model, cache, layout.traits, form))

@@ -9,13 +9,14 @@ from itertools import combinations, groupby, islice
 
 import pytest
 
+from detgen.drafters.registry import DRAFTERS
 from detgen.errors import CheckError
 from detgen.verify.perturb.axes import QUANTS, Axes, Setting, alone, make_axes
 from detgen.verify.perturb.axes import consistent as stand_together
 from detgen.verify.perturb.selecting import at_random, ordered, pairwise, read_axes, select
 
-AXES = make_axes(has_draft=True, quants=QUANTS, processes=True, cores=2)
-THINKING = make_axes(has_draft=False, quants=["none"], processes=True, cores=2, thinks=True)
+AXES = make_axes(drafters=DRAFTERS, quants=QUANTS, processes=True, cores=2)
+THINKING = make_axes(drafters=("none", "ngram", "auto"), quants=["none"], processes=True, cores=2, thinks=True)
 
 
 SEEDS = (0, 2**40)  # each takes seconds
@@ -123,7 +124,7 @@ def test_order(seed: int) -> None:
 
 def test_order_without_processes() -> None:
     settings = [Setting(batch=n) for n in (8, 2, 3)]
-    axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=2)
+    axes = make_axes(drafters=DRAFTERS, quants=["none"], processes=False, cores=2)
     assert ordered(settings, axes) == settings
 
 
@@ -131,14 +132,14 @@ def test_axes_as_typed() -> None:
     assert read_axes(["batch", "draft-tokens", "prefix_cache"]) == ["batch", "draft_tokens", "prefix_cache"]
     with pytest.raises(CheckError, match=r"no axis 'bath-size'; the axes are batch, .*, draft-tokens, chunk, "):
         read_axes(["bath_size"])
-    axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=1)
+    axes = make_axes(drafters=DRAFTERS, quants=["none"], processes=False, cores=1)
     with pytest.raises(CheckError, match="the axis threads has only one value here"):
         select(axes, ["threads"], 0, 0)
 
 
 def test_batches_are_no_larger_than_there_are_requests() -> None:
     for requests, batches in ((4, (1, 2, 3, "all")), (20, (1, 2, 3, 8, 16, "all")), (64, (1, 2, 3, 8, 16, 64, "all"))):
-        axes = make_axes(has_draft=True, quants=["none"], processes=False, cores=2, requests=requests)
+        axes = make_axes(drafters=DRAFTERS, quants=["none"], processes=False, cores=2, requests=requests)
         assert axes["batch"] == batches
         settings, _, _ = select(axes, ["slot"], 0, 0)
         assert all(s.batch in batches for s in settings)

@@ -50,7 +50,7 @@ def thinking(config: EngineConfig) -> Engine:
 @pytest.fixture
 def check(config: EngineConfig, thinking: Engine, pool: Pool) -> Iterator[Check]:
     """A check that has not yet learned; its engine forgets afterwards what a fault left behind."""
-    axes = make_axes(has_draft=False, quants=["none"], processes=False, cores=2, thinks=True)
+    axes = make_axes(drafters=("none", "ngram", "auto"), quants=["none"], processes=False, cores=2, thinks=True)
     yield Check(config, pool, axes, 0, Silent(), Subject(config, thinking))
     sweep(thinking)
 
@@ -101,7 +101,7 @@ def test_drafts_are_rolled_back_at_each_place_of_a_chunk() -> None:
     A window ends with its chunk, so a draft has less tokens than a chunk; the last one is the chunk's last row.
     """
     engine = Engine(target="demo-thinking", batch_size=16, kv_memory=16 << 20)
-    axes = make_axes(has_draft=False, quants=["none"], processes=True, cores=2, thinks=True)
+    axes = make_axes(drafters=("none", "ngram", "auto"), quants=["none"], processes=True, cores=2, thinks=True)
     chosen = [s for s in pairwise(axes, 0) if s.drafter == "adversary" and s.sampling == "own"]
     assert chosen
     pool = read_pool(None, "demo-thinking", None, QUICK)

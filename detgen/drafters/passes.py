@@ -1,0 +1,127 @@
+"""Drafting by passes of a model, one token per pass, for all sequences together.
+
+Tokens are chosen with the noise that the target will use (Gumbel coupling, arXiv 2408.07978), so they agree as often as
+the two distributions allow.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.kernels.input_batch import MOST_ROWS, Window, Windows, fill_passes
+from detgen.kernels.sampling import Choice, choose
+from detgen.runner.model_runner import ModelRunner
+
+
+class PassDrafter(Drafter):
+    """Drafts by passes that are unconstrained: nothing rests on their bits.
+
+    Args:
+        vocabulary: entries of the target's logits.
+        context: most positions of a sequence in these passes.
+    """
+
+    def __init__(self, vocabulary: int, context: int) -> None:
+        self._vocabulary = vocabulary
+        self._context = context
+
+    @property
+    @abstractmethod
+    def runner(self) -> ModelRunner:
+        """The passes."""
+
+    def seconds(self, rows: float, chosen: float | None = None) -> float:
+        """What a pass of so many rows takes, and choosing so many tokens; None chooses one for each row."""
+        return self.runner.cost.predict(rows, chosen=chosen)
+
+    @abstractmethod
+    def behind(self, seq: Drafting) -> int:
+        """About how many of the sequence's tokens it has to read before it can draft."""
+
+    @abstractmethod
+    def _unread(self, seq: Drafting) -> Window:
+        """The tokens that are read before the sequence's first draft token; the last committed one is among them."""
+
+    @abstractmethod
+    def _wrote(self, window: Window, draft: list[int]) -> None:
+        """Note that the KV cache holds a window that was read, and behind it a draft."""
+
+    def room(self, seq: Drafting) -> int:
+        """How many tokens it can draft at most, since its context ends; 0 and less for none."""
+        return self._context - len(seq.tokens)
+
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """At most lengths[i] tokens for seqs[i]; stops after a token that ends it and at the context's end."""
+        lengths = [min(n, self.room(s)) for s, n in zip(seqs, lengths, strict=True)]
+        drafts: list[list[int]] = [[] for _ in seqs]
+        going = [i for i, n in enumerate(lengths) if n > 0]
+        if going:
+            some, limits = [seqs[i] for i in going], [lengths[i] for i in going]
+            reads = [self._unread(seq) for seq in some]
+            choices = [seq.choice() for seq in some]
+            if self._foreseeable(reads, choices):
+                found = self._at_once(some, limits, reads, choices)
+            else:
+                found = self._stepwise(some, limits, reads)
+            for i, draft in zip(going, found, strict=True):
+                drafts[i] = draft
+        return [Draft(draft, self.name) for draft in drafts]
+
+    def _foreseeable(self, reads: list[Window], choices: list[Choice]) -> bool:
+        """Whether one call can make several passes: nothing but the logits decides."""
+        chaining = self.runner.chaining
+        if chaining is None or chaining.outputs != self._vocabulary:
+            return False
+        plain = all(choice.adjustment is None for choice in choices)
+        return plain and sum(len(read.tokens) for read in reads) <= MOST_ROWS
+
+    def _at_once(
+        self, seqs: list[Drafting], lengths: list[int], reads: list[Window], choices: list[Choice]
+    ) -> list[list[int]]:
+        """All drafts in one call."""
+        wanted = np.array(lengths, np.int64)
+        if any(choice.temperature for choice in choices):
+            written = self.runner.draft(Windows.of(reads), wanted, choices)
+        else:
+            _, scores = self.runner.chain(Windows.of(reads), wanted)
+            written = [tokens.tolist() for tokens in np.split(scores.tokens, wanted.cumsum()[:-1])]
+        drafts = []
+        for seq, read, tokens in zip(seqs, reads, written, strict=True):
+            end = next((i for i, token in enumerate(tokens, 1) if token in seq.ending), len(tokens))
+            drafts.append(tokens[:end])
+            self._wrote(read, tokens[: end - 1])
+        return drafts
+
+    def _stepwise(self, seqs: list[Drafting], lengths: list[int], reads: list[Window]) -> list[list[int]]:
+        """A token of each draft in a pass."""
+        drafts: list[list[int]] = [[] for _ in seqs]
+        going = list(range(len(seqs)))
+        logits = self._read(reads)
+        while going:
+            choices = [seqs[i].choice(len(drafts[i]), drafts[i]) for i in going]
+            started = time.perf_counter()
+            tokens: list[int] = choose(logits[:, : self._vocabulary], choices).tokens.tolist()
+            self.runner.cost.choose(len(tokens), time.perf_counter() - started)
+            for i, token in zip(going, tokens, strict=True):
+                drafts[i].append(token)
+            going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in seqs[i].ending]
+            if going:
+                ends = ((seqs[i], drafts[i]) for i in going)
+                windows = [Window(s.slot, len(s.tokens) + len(draft) - 1, [draft[-1]], 1) for s, draft in ends]
+                logits = self.runner.run(windows)
+        for read, draft in zip(reads, drafts, strict=True):
+            self._wrote(read, draft[:-1])
+        return drafts
+
+    def _read(self, reads: list[Window]) -> torch.Tensor:
+        """Read windows, in several passes if need be; the logits of the last token of each."""
+        ends: dict[int, torch.Tensor] = {}
+        for batch in fill_passes(Windows.of([]), reads, MOST_ROWS):
+            ends.update(zip([w.slot for w in batch if w.logits], self.runner.run(batch), strict=True))
+        return torch.stack([ends[read.slot] for read in reads])

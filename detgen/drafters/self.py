@@ -1,0 +1,64 @@
+"""The target drafts for itself, by its own weights in 8 bits on its own KV cache.
+
+This is the fast path of LLM-42 (arXiv 2601.17768): a draft writes provisional entries behind the committed ones, and
+the pass that verifies it overwrites them. Nothing is read twice, and rolling back is the target's own.
+"""
+
+from __future__ import annotations
+
+from detgen.drafters.passes import PassDrafter
+from detgen.drafters.protocol import Drafter, Drafting
+from detgen.drafters.registry import Parts
+from detgen.kernels.decoder import Narrowed
+from detgen.kernels.input_batch import Window
+from detgen.kernels.pass_cost import PassCost
+from detgen.runner.model_runner import ModelRunner
+
+
+class SelfDrafter(PassDrafter):
+    """Drafts with the target's narrowed weights, which are made when something is drafted first.
+
+    Args:
+        runner: passes by these weights.
+        narrowed: the weights.
+        target_cost: cost of the target's passes.
+        vocabulary: see `PassDrafter`.
+        context: most positions of the target.
+    """
+
+    name = "self"
+
+    def __init__(
+        self, runner: ModelRunner, narrowed: Narrowed, target_cost: PassCost, vocabulary: int, context: int
+    ) -> None:
+        super().__init__(vocabulary, context)
+        self._runner, self._narrowed, self._target_cost = runner, narrowed, target_cost
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Passes by the narrowed weights."""
+        if not self._runner.passes:
+            self._narrowed.make()  # not in the first pass, which is timed
+        return self._runner
+
+    def seconds(self, rows: float, chosen: float | None = None) -> float:
+        """As `PassDrafter.seconds`; before the first draft, as the bytes that passes read say."""
+        if self._runner.passes:
+            return super().seconds(rows, chosen)
+        return self._narrowed.copies / self._narrowed.own * self._target_cost.predict(rows, chosen=chosen)
+
+    def behind(self, seq: Drafting) -> int:
+        """The last committed token: the target's cache holds all before it."""
+        return 1
+
+    def _unread(self, seq: Drafting) -> Window:
+        return Window(seq.slot, len(seq.tokens) - 1, seq.tokens[-1:], 1)
+
+    def _wrote(self, window: Window, draft: list[int]) -> None:
+        """What was written is provisional: nothing is to be known of it."""
+
+
+def make(parts: Parts) -> Drafter:
+    """The engine's only one, since its weights take memory."""
+    assert parts.own is not None
+    return parts.own

@@ -1,0 +1,126 @@
+"""The target drafts for itself: what it drafts by, that nothing provisional is ever read, and when copies are made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.engine_inputs import PROMPTS, ids
+
+from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.drafters.self import SelfDrafter
+from detgen.kernels.decoder import Narrowed
+from detgen.kernels.pass_cost import PassCost
+from detgen.runner import preparing
+
+VOCABULARY = 50
+
+
+def make(passes: Any) -> SelfDrafter:
+    return SelfDrafter(passes, Narrowed(passes, lambda: None, 4, 1), PassCost(), VOCABULARY, 10_000)
+
+
+def test_drafts_behind_what_the_target_has_read(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Only the last committed token is read, whatever was accepted of the draft before."""
+    rng = random.Random(4)
+    drafter = make(predictable)
+    seqs = [draftable(i, [rng.randrange(VOCABULARY) for _ in range(n)]) for i, n in enumerate((1, 5, 64, 200))]
+    for accepted in (0, 3, 1, 5, 0):
+        for seq in seqs:
+            predictable.read(seq.slot, seq.tokens[:-1])  # the canonical pass of the round before
+        predictable.passes.clear()
+        drafts = [draft.tokens for draft in drafter.draft(seqs, [5, 0, 2, 5])]
+        assert drafts == [seq.wanted(n) for seq, n in zip(seqs, (5, 0, 2, 5), strict=True)]
+        assert [(w.start, w.tokens) for w in predictable.passes[0]] == [
+            (len(seq.tokens) - 1, seq.tokens[-1:]) for seq in seqs if seq.slot != 1
+        ]
+        for seq, draft in zip(seqs, drafts, strict=True):
+            seq.tokens += [*draft[:accepted], rng.randrange(VOCABULARY)]
+
+
+REQUESTS = [
+    Request(i, i, token_ids=ids(n, 3 + i), params=SamplingParams(max_tokens=24, temperature=temperature, seed=i, n=2))
+    for i, (n, temperature) in enumerate([(4, 0.0), (60, 0.8), (130, 0.0), (64, 1.0), (1, 0.0)])
+]
+PENALIZED = Request(
+    9, 9, token_ids=ids(30, 2), params=SamplingParams(max_tokens=20, repetition_penalty=1.3, logit_bias=((5, 2.0),))
+)
+
+
+@pytest.fixture(scope="module")
+def base() -> Engine:
+    return Engine(batch_size=4, kv_memory=64 << 20)
+
+
+@pytest.mark.parametrize("draft_tokens", [None, 1, 3, 9])
+def test_no_bit_depends_on_it(base: Engine, observe: Callable[..., Any], draft_tokens: int | None) -> None:
+    engine = base.with_settings(drafter="self", draft_tokens=draft_tokens)
+    requests = [*REQUESTS, PENALIZED]
+    found, want = observe(engine, requests), observe(base.with_settings(drafter="none", batch_size=1), requests)
+    for key, one in want.items():
+        assert found[key].differs(one) is None
+    assert engine.stats.drafters["self"].acceptance > 0.75  # the embedded model, not just any
+
+
+def test_what_is_provisional_is_never_read(
+    base: Engine, observe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each draft's entries become NaN before they are verified: every bit stays."""
+    draft, poisoned = SelfDrafter.draft, 0
+
+    def poisoning(self: SelfDrafter, seqs: Any, lengths: list[int]) -> Any:
+        nonlocal poisoned
+        drafts = draft(self, seqs, lengths)
+        cache = self.runner.cache
+        for seq, found in zip(seqs, drafts, strict=True):
+            positions = torch.arange(len(seq.tokens) - 1, len(seq.tokens) - 1 + len(found.tokens))
+            table = torch.from_numpy(cache.pages.tables[seq.slot])
+            for keys, values in zip(cache.keys, cache.values, strict=True):
+                keys[table[positions // 64], :, :, positions % 64] = torch.nan
+                values[table[positions // 64], :, positions % 64] = torch.nan
+            poisoned += len(positions)
+        return drafts
+
+    want = observe(base.with_settings(drafter="none", batch_size=1), REQUESTS)
+    monkeypatch.setattr(SelfDrafter, "draft", poisoning)
+    found = observe(base.with_settings(drafter="self", draft_tokens=6), REQUESTS)
+    assert poisoned > 200
+    for key, one in want.items():
+        assert found[key].differs(one) is None
+
+
+def test_copies_are_made_for_the_first_draft() -> None:
+    """Not when the engine is made, not for requests that are not verified."""
+    engine = Engine(batch_size=2, kv_memory=16 << 20, drafter="self")
+    assert engine._prepared.narrowed is not None
+    copies = engine._prepared.narrowed.decoder._fewer._made  # type: ignore[attr-defined]
+    engine.generate(PROMPTS, max_tokens=8, deterministic=False)
+    assert not copies
+    engine.generate(PROMPTS, max_tokens=8)
+    assert copies
+    weights = sum(w.data.nbytes + w.scales.steps.nbytes for _, w in copies.values())
+    assert weights == engine._prepared.narrowed.copies < 0.54 * engine._prepared.narrowed.own
+
+
+def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says so; auto does without, and who asks for it alone gets an error."""
+    said: list[str] = []
+    observer: Any = SimpleNamespace(stage=lambda *_: None, message=said.append)
+    monkeypatch.setattr(preparing, "room_beside", lambda *_: 1000)
+    engine = Engine(batch_size=2, kv_memory=16 << 20, observer=observer)
+    assert len(said) == 1
+    assert said[0].startswith("no memory for embedded:target in 8 bits (")
+    assert engine._prepared.narrowed is None
+    assert engine.generate(PROMPTS, max_tokens=4)
+    with pytest.raises(EngineError, match=r"drafter self needs a model .* and memory for a copy"):
+        engine.with_settings(drafter="self")
+
+
+def test_models_in_few_bits_do_not_draft_for_themselves() -> None:
+    engine = Engine(batch_size=2, kv_memory=16 << 20, target_quant="q8")
+    with pytest.raises(EngineError, match="drafter self needs a model"):
+        engine.with_settings(drafter="self")
