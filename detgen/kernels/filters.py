@@ -50,6 +50,7 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
         choice: the row's, with a temperature above 0.
     """
     vocabulary, peak = len(row), row.max()
+    floor = floor_of(choice.min_p)
     ids = np.arange(vocabulary)
     if 0 < choice.top_k < vocabulary or choice.top_p < 1:
         ids = np.argsort(-row, kind="stable")[: choice.top_k or vocabulary]  # of ties, the lowest ids come first
@@ -57,4 +58,4 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
         share = shares(row[ids], peak, choice.temperature)
         limit = max(math.ceil(choice.top_p * float(share.sum())), 1)
         ids = ids[np.cumsum(share) - share < limit]
-    return np.sort(ids[scaled(row[ids], peak, choice.temperature) >= floor_of(choice.min_p)])
+    return np.sort(ids[scaled(row[ids], peak, choice.temperature) >= floor])
