@@ -25,9 +25,13 @@ FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-g0"]
 BUILDS = {"plain": []}
 if platform.machine() in ("x86_64", "AMD64"):
     BUILDS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
+    BUILDS["avxvnni"] = [*BUILDS["avx2"], "-mavxvnni"]
     BUILDS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
     BUILDS["vnni"] = [*BUILDS["avx512"], "-mavx512vnni"]
     BUILDS["bf16"] = [*BUILDS["vnni"], "-mavx512bf16"]
+elif platform.machine() == "aarch64":  # arm64, as macOS says, always has it
+    BUILDS["dotprod"] = ["-mcpu=generic+dotprod"]
+NEWER = ("avxvnni", "bf16")  # left out where the compiler is too old to know the flags
 ZIG_TARGETS = {"linux": "{}-linux-gnu.2.17", "darwin": "{}-macos.11.0"}  # none would mean this very processor
 
 
@@ -69,6 +73,7 @@ setup(
             sorted(map(str, FOLDER.glob("*.c"))),
             depends=sorted(map(str, [*FOLDER.glob("*.h"), *FOLDER.parent.glob("*.h")])),
             extra_compile_args=[*FLAGS, *flags],
+            optional=name in NEWER,
             extra_link_args=["-pthread", "-lm"],
         )
         for name, flags in BUILDS.items()

@@ -143,7 +143,8 @@ class AutoDrafter(Drafter):
                 plans.append(plan)
         best = max(plans, key=lambda plan: plan.speed)
         due = [p for p in plans if p is not best and p.loss(best.speed) <= _SHARE * (now - self._last[p.drafter])]
-        chosen = self._round = due[0] if due else best
+        chosen = due[0] if due else best
+        self._round = chosen if (model := self._models.get(chosen.drafter)) is None or model.ready else None
         self._last[chosen.drafter] = now
         self._in_vain = {way: s for way, s in took.items() if way not in (best.drafter, chosen.drafter)}
         for way, seconds in took.items():

@@ -49,7 +49,7 @@ class ModelDrafter(PassDrafter):
         """About how many of the sequence's tokens it has to read before it can draft."""
         return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
 
-    def _unread(self, seq: Drafting) -> Window:
+    def _reads(self, seq: Drafting) -> Window:
         """The tokens committed since; rolls back to what was accepted."""
         held = self._held[seq.slot]
         # The last committed token always goes through a pass, for its logits.

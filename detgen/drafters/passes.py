@@ -32,6 +32,11 @@ class PassDrafter(Drafter):
         self._context = context
 
     @property
+    def ready(self) -> bool:
+        """Whether its first draft takes no longer than others."""
+        return True
+
+    @property
     @abstractmethod
     def runner(self) -> ModelRunner:
         """The passes."""
@@ -45,7 +50,7 @@ class PassDrafter(Drafter):
         """About how many of the sequence's tokens it has to read before it can draft."""
 
     @abstractmethod
-    def _unread(self, seq: Drafting) -> Window:
+    def _reads(self, seq: Drafting) -> Window:
         """The tokens that are read before the sequence's first draft token; the last committed one is among them."""
 
     @abstractmethod
@@ -63,7 +68,7 @@ class PassDrafter(Drafter):
         going = [i for i, n in enumerate(lengths) if n > 0]
         if going:
             some, limits = [seqs[i] for i in going], [lengths[i] for i in going]
-            reads = [self._unread(seq) for seq in some]
+            reads = [self._reads(seq) for seq in some]
             choices = [seq.choice() for seq in some]
             if self._foreseeable(reads, choices):
                 found = self._at_once(some, limits, reads, choices)

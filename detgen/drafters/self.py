@@ -14,6 +14,8 @@ from detgen.kernels.input_batch import Window
 from detgen.kernels.pass_cost import PassCost
 from detgen.runner.model_runner import ModelRunner
 
+_MOST = 8  # tokens of a draft, unless the user says how many
+
 
 class SelfDrafter(PassDrafter):
     """Drafts with the target's narrowed weights, which are made when something is drafted first.
@@ -35,15 +37,20 @@ class SelfDrafter(PassDrafter):
         self._runner, self._narrowed, self._target_cost = runner, narrowed, target_cost
 
     @property
+    def ready(self) -> bool:
+        """Whether the weights are there."""
+        return bool(self._runner.passes)
+
+    @property
     def runner(self) -> ModelRunner:
         """Passes by the narrowed weights."""
-        if not self._runner.passes:
+        if not self.ready:
             self._narrowed.make()  # not in the first pass, which is timed
         return self._runner
 
     def seconds(self, rows: float, chosen: float | None = None) -> float:
         """As `PassDrafter.seconds`; before the first draft, as the bytes that passes read say."""
-        if self._runner.passes:
+        if self.ready:
             return super().seconds(rows, chosen)
         return self._narrowed.copies / self._narrowed.own * self._target_cost.predict(rows, chosen=chosen)
 
@@ -51,7 +58,7 @@ class SelfDrafter(PassDrafter):
         """The last committed token: the target's cache holds all before it."""
         return 1
 
-    def _unread(self, seq: Drafting) -> Window:
+    def _reads(self, seq: Drafting) -> Window:
         return Window(seq.slot, len(seq.tokens) - 1, seq.tokens[-1:], 1)
 
     def _wrote(self, window: Window, draft: list[int]) -> None:
@@ -61,4 +68,5 @@ class SelfDrafter(PassDrafter):
 def make(parts: Parts) -> Drafter:
     """The engine's only one, since its weights take memory."""
     assert parts.own is not None
+    parts.own.draft_tokens = parts.draft_tokens or _MOST
     return parts.own

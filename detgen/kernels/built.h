@@ -1,7 +1,9 @@
 /* What a library was built for; one file of each includes this. */
 
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #include <cpuid.h>
+#elif defined(__ARM_FEATURE_DOTPROD) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 /* Bits of the widest vectors; a processor without them must not run the library. */
@@ -24,6 +26,11 @@ int runs_here(void) {
     if (!a || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & bit_AVX512BF16)) return 0;
 #endif
     return 1;
+#elif defined(__AVXVNNI__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && a && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+#elif defined(__ARM_FEATURE_DOTPROD) && defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #else
     return 1;
 #endif

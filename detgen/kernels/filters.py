@@ -6,13 +6,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from detgen.program.fdlibm import exponential, logarithm
+from detgen.program.arithmetic import exponential
+from detgen.program.fdlibm import logarithm
 
 if TYPE_CHECKING:
     from detgen.kernels.sampling import Choice
 
-_FIRST = 1024  # entries of a row that are sorted for top_p; all, if these have less of the probability
+UNITS = 2.0**40  # of a share that is 1
+COLDEST = 1e-30  # a lower temperature, whose inverse would leave float32, gives the shares of this one
 
 
 def scaled(logits: np.ndarray, peaks: np.ndarray | np.floating[Any], temperature: float | np.ndarray) -> np.ndarray:
@@ -26,6 +29,19 @@ def floor_of(min_p: float) -> float:
     return float(logarithm(np.array(min_p))) if min_p else -math.inf
 
 
+def inverse_of(temperature: float | np.ndarray) -> np.ndarray:
+    """What shares are made with, float32."""
+    return (1 / np.maximum(temperature, COLDEST)).astype(np.float32)
+
+
+def shares(logits: np.ndarray, peak: np.floating[Any], temperature: float) -> np.ndarray:
+    """E^((logits - peak) / temperature) in units of 2^-40, int64: whole numbers, whose sums are exact in any order."""
+    with np.errstate(over="ignore"):
+        powers = (logits - peak).astype(np.float32) * inverse_of(temperature)
+    found: np.ndarray = np.rint(exponential(torch.from_numpy(powers)).double().numpy() * UNITS).astype(np.int64)
+    return found
+
+
 def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
     """Ids, int64 [n] ascending, of what the filters keep of one row.
 
@@ -34,41 +50,12 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
         choice: the row's, with a temperature above 0.
     """
     vocabulary, peak = len(row), row.max()
-    width = min(choice.top_k or vocabulary, vocabulary)
     floor = floor_of(choice.min_p)
-    if width == vocabulary and choice.top_p == 1:
-        return np.flatnonzero(scaled(row, peak, choice.temperature) >= floor)
-    count, last = _boundary(row, peak, width, choice)
-    ids = np.flatnonzero(row >= last)
-    logits = row[ids]
-    passing = scaled(logits, peak, choice.temperature) >= floor
-    if len(ids) > count:  # of ties with the last one, those with the lowest ids stay
-        passing[np.flatnonzero(logits == last)[count - len(ids) :]] = False
-    return ids[passing]
-
-
-def _boundary(
-    row: np.ndarray, peak: np.floating[Any], width: int, choice: Choice, most: int = _FIRST
-) -> tuple[int, np.floating[Any]]:
-    """How many of the `width` best logits have less than top_p of their probability before them, and the last of them.
-
-    Args:
-        row: [vocabulary].
-        peak: the largest entry.
-        width: how many entries top_k keeps.
-        choice: has the temperature and top_p.
-        most: entries that are sorted first when top_k is off; all, if these have less of the probability.
-    """
-    vocabulary = len(row)
-    if choice.top_p == 1:
-        return width, np.partition(row, -width)[-width]
-    count = width if width < vocabulary else min(width, most)
-    most_likely = row if count == vocabulary else np.partition(row, -count)[-count:]
-    top = np.sort(most_likely)[::-1]
-    share = exponential(scaled(top, peak, choice.temperature))
-    all_shares = share if width < vocabulary else exponential(scaled(row, peak, choice.temperature))
-    total = np.cumsum(all_shares)[-1]  # one by one, where a sum would take its own order
-    kept = 1 + int((np.cumsum(share[:-1]) < choice.top_p * total).sum())
-    if kept == count < width:
-        return _boundary(row, peak, width, choice, vocabulary)
-    return kept, top[kept - 1]
+    ids = np.arange(vocabulary)
+    if 0 < choice.top_k < vocabulary or choice.top_p < 1:
+        ids = np.argsort(-row, kind="stable")[: choice.top_k or vocabulary]  # of ties, the lowest ids come first
+    if choice.top_p < 1:
+        share = shares(row[ids], peak, choice.temperature)
+        limit = max(math.ceil(choice.top_p * float(share.sum())), 1)
+        ids = ids[np.cumsum(share) - share < limit]
+    return np.sort(ids[scaled(row[ids], peak, choice.temperature) >= floor])

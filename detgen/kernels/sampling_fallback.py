@@ -1,4 +1,4 @@
-"""Sampling in plain numpy, of the few rows of which rounding decides what a filter keeps."""
+"""Sampling in plain numpy, of the few rows that have more candidates than C has room for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Exponential and logarithm in float64, the same bits on every machine: made of additions, products and quotients.
+"""The logarithm in float64, the same bits on every machine: made of additions, products and quotients.
 
-The algorithms and constants are those of fdlibm's e_exp.c and e_log.c (Sun Microsystems, 1993), without their special
-cases; errors stay below one unit in the last place.
+The algorithm and constants are those of fdlibm's e_log.c (Sun Microsystems, 1993), without its special cases; errors
+stay below one unit in the last place.
 """
 
 from __future__ import annotations
@@ -9,13 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-_EXPONENTIAL = (
-    1.66666666666666019037e-01,
-    -2.77777777770155933842e-03,
-    6.61375632143793436117e-05,
-    -1.65339022054652515390e-06,
-    4.13813679705723846039e-08,
-)
 _LOGARITHM = (
     6.666666666666735130e-01,
     3.999999999940941908e-01,
@@ -33,18 +26,6 @@ def polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
     for c in coefficients[-2::-1]:
         p = p * x + c
     return p
-
-
-def exponential(x: np.ndarray) -> np.ndarray:
-    """e^x, float64 [n], for x up to 709; 0 from -746 on."""
-    x = np.maximum(x, -746.0)
-    n = np.rint(x / _LN2_HIGH)
-    high, low = x - n * _LN2_HIGH, n * _LN2_LOW
-    r = high - low
-    square = r * r
-    c = r - square * polynomial(_EXPONENTIAL, square)
-    found: np.ndarray = np.ldexp(1 - ((low - r * c / (2 - c)) - high), n.astype(np.int32))
-    return found
 
 
 def logarithm(x: np.ndarray) -> np.ndarray:

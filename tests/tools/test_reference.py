@@ -29,7 +29,7 @@ def test_a_table_that_is_not_as_declared_is_written_anew() -> None:
     made = reference.TABLES["exit statuses"]()
     page = "before\n\n<!-- table: exit statuses -->\n\n{}\n\n<!-- end -->\n\nafter\n"
     assert reference.filled(page.format("| old |")) == page.format(made)
-    assert "| `detgen audit` | nothing differs | faults found | wrong usage |" in made
+    assert "| `detgen audit` | nothing differs | faults found | refused |" in made
 
 
 @pytest.mark.parametrize(

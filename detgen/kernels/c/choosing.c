@@ -1,21 +1,18 @@
 /* Sampling: the entries of a row that can have the two best scores.
  *
- * Nothing here decides by a sum that could have been rounded in another way: the caller, choosing.py, gets the few
- * entries that can have the best two scores, for the scores to be computed as everywhere, and a boundary of top_p that
- * is too close to call is left to others. Plain C with vector types of GCC and Clang. */
+ * Nothing here decides by a sum that could have been rounded in another way: shares of the probability are whole numbers,
+ * and the caller, choosing.py, gets the few entries that can have the best two scores, for the scores to be computed as
+ * everywhere. Vector types are those of GCC and Clang. */
 
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
+#include "lanes.h"
 #include "logits.h"
 #include "pool.h"
 
 #define BUCKETS 1024 /* parts of a range of logits */
-#define SORTED 256   /* so few entries are sorted */
 #define HIGHEST 37.0 /* no noise is above 36.8 */
 #define LN2 0x1.62e42fefa39efp-1
 
@@ -23,32 +20,17 @@ typedef double doubles __attribute__((vector_size(64)));
 typedef int64_t integers __attribute__((vector_size(64)));
 typedef float floats __attribute__((vector_size(32), aligned(4), may_alias));
 
-/* e^((x - peak) / temperature) of SIDE entries to 14 digits, and no less than e^-700. Cody and Waite's reduction,
- * Taylor's series. */
-static void weigh(const float *x, float peak, double inverse, double *weights) {
-    static const double terms[] = {1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
-                                   1.0 / 24,      1.0 / 6,      0.5,         1.0,        1.0};
-    for (int l = 0; l < SIDE; l += 8) {
-        doubles s = (__builtin_convertvector(*(const floats *)(x + l), doubles) - peak) * inverse;
-        doubles least = (doubles){} - 700;
-        integers above = s > least;
-        s = (doubles)(((integers)s & above) | ((integers)least & ~above));
-        doubles power = s * 0x1.71547652b82fep0 + 0x1.8p52, whole = power - 0x1.8p52;
-        doubles r = s - whole * 0x1.62e42fee00000p-1 - whole * 0x1.a39ef35793c76p-33, p = (doubles){} + 1.0 / 39916800;
-#pragma GCC unroll 11
-        for (int t = 0; t < 11; t++) p = p * r + terms[t];
-        p = (doubles)((integers)p + ((integers)power << 52));
-        memcpy(weights + l, &p, sizeof p);
+/* Shares of SIDE entries: e^((x - peak) / temperature) in float32, in whole units of 2^-40. Sums of them are exact. */
+static void weigh(const float *x, float peak, float inverse, int64_t *shares) {
+    for (int l = 0; l < SIDE; l += LANES) {
+        float e[LANES];
+        store(e, exponential(mul(sub(load(x + l), all(peak)), all(inverse))));
+        for (int i = 0; i < LANES; i += 8) {
+            doubles d = __builtin_convertvector(*(const floats *)(e + i), doubles) * 0x1p40 + 0x1.8p52;
+            integers whole = (integers)d - 0x4338000000000000; /* the bits of 1.5 * 2^52, adding which has rounded */
+            memcpy(shares + l + i, &whole, sizeof whole);
+        }
     }
-}
-
-/* That of one entry. */
-static double weight_of(float x, float peak, double inverse) {
-    float side[SIDE];
-    double weights[SIDE];
-    for (int l = 0; l < SIDE; l++) side[l] = x;
-    weigh(side, peak, inverse, weights);
-    return weights[0];
 }
 
 /* Where the best entries end: with the `ties`th of those that are `last`. */
@@ -59,7 +41,7 @@ typedef struct {
 
 /* A range of logits, cut into buckets: the larger the entry, the lower its bucket. */
 typedef struct {
-    float high, low, scale;
+    float high, low, scale, up; /* up: what keeps the scale of a narrow range finite */
 } Range;
 
 static Range range_of(const float *x, int64_t n, float lowest) {
@@ -79,12 +61,13 @@ static Range range_of(const float *x, int64_t n, float lowest) {
         high = tops[l] > high ? tops[l] : high;
         low = lows[l] < low ? lows[l] : low;
     }
-    double span = (double)high - (low > lowest ? low : lowest);
-    return (Range){high, low, span * FLT_MAX > BUCKETS ? (float)((BUCKETS - 1) / span) : FLT_MAX};
+    const double span = (double)high - (low > lowest ? low : lowest);
+    const float up = span < 0x1p-60 ? 0x1p100f : 1;
+    return (Range){high, low, span > 0 ? (float)((BUCKETS - 1) / (span * up)) : FLT_MAX, up};
 }
 
 static inline int32_t bucket(Range range, float x) {
-    float at = (range.high - x) * range.scale;
+    float at = (range.high - x) * range.up * range.scale;
     return at < BUCKETS - 1 ? (int32_t)at : BUCKETS - 1;
 }
 
@@ -105,24 +88,18 @@ static int64_t take(const float *x, int64_t n, Range range, int32_t at, float *p
     return taken;
 }
 
-static int descending(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
-}
-
-/* The edge of the best entries that have together at least a share of all weights e^((x - peak) / temperature), or, if
- * inverse is 0, of the `share` best. The range of the entries is cut into buckets, then the bucket in which the edge
- * is, and so on. Returns 0 where the edge depends on rounding, or there is no memory. */
-static int find_edge(const float *x, int64_t n, float peak, double inverse, double share, Edge *edge) {
-    double before = 0, target = share, slack = 0, weights[SIDE];
+/* The edge of the fewest of the best entries that have together at least top_p of all shares, or, if inverse is 0, of
+ * the `target` best. The range of the entries is cut into buckets, then the bucket in which the edge is, and so on.
+ * Returns 0 where there is no memory. */
+static int find_edge(const float *x, int64_t n, float peak, float inverse, double top_p, int64_t target, Edge *edge) {
+    int64_t before = 0, shares[SIDE];
     float tail[SIDE] = {0};
-    double(*sums)[2] = malloc(BUCKETS * sizeof *sums); /* of every other entry: two in turn need not wait */
+    int64_t(*sums)[2] = malloc(BUCKETS * sizeof *sums); /* of every other entry: two in turn need not wait */
     float *own = malloc(n * sizeof *own);
-    int found = 0;
-    if (!sums || !own) goto done;
-    for (int l = 0; l < SIDE; l++) weights[l] = 1;
-    for (int level = 0; !level || n > SORTED; level++) {
-        Range range = range_of(x, n, level || !inverse ? -FLT_MAX : (float)(peak - 64 / inverse));
+    const int found = sums && own;
+    for (int l = 0; l < SIDE; l++) shares[l] = 1;
+    for (int level = 0; found; level++) {
+        Range range = range_of(x, n, level || inverse == 0 ? -FLT_MAX : peak - 30 / inverse);
         if (level && range.high == range.low) break;
         memset(sums, 0, BUCKETS * sizeof *sums);
         for (int64_t j = 0; j < n; j += SIDE) {
@@ -130,69 +107,62 @@ static int find_edge(const float *x, int64_t n, float peak, double inverse, doub
             int some = n - j < SIDE ? n - j : SIDE;
             int32_t place[SIDE];
             if (some < SIDE) side = memcpy(tail, side, some * sizeof *side);
-            if (inverse) weigh(side, peak, inverse, weights);
+            if (inverse != 0) weigh(side, peak, inverse, shares);
             for (int l = 0; l < SIDE; l++) place[l] = bucket(range, side[l]);
-            for (int l = 0; l < some; l++) sums[place[l]][l & 1] += weights[l];
+            for (int l = 0; l < some; l++) sums[place[l]][l & 1] += shares[l];
         }
-        if (!level && inverse) {
-            double total = 0;
+        if (!level && inverse != 0) {
+            int64_t total = 0;
             for (int i = 0; i < BUCKETS; i++) total += sums[i][0] + sums[i][1];
-            target = share * total;
-            slack = total * (n * 0x1p-51 + 1e-12);
+            const double limit = top_p * (double)total;
+            target = (int64_t)limit + ((double)(int64_t)limit < limit);
+            if (target < 1) target = 1;
         }
         int at = 0;
-        while (at < BUCKETS && before + (sums[at][0] + sums[at][1]) < target) before += sums[at][0] + sums[at][1], at++;
-        int64_t taken = at < BUCKETS ? take(x, n, range, at, own) : 0;
-        if (!taken || (level && taken == n)) goto done;
+        while (before + sums[at][0] + sums[at][1] < target) before += sums[at][0] + sums[at][1], at++;
+        n = take(x, n, range, at, own);
         x = own;
-        n = taken;
     }
-    double held = before, reached = before;
-    int64_t i = 0, ties = 0;
-    if (n <= SORTED) {
-        qsort(own, n, sizeof *own, descending);
-        do {
-            ties = i && own[i] == own[i - 1] ? ties + 1 : 1;
-            if (inverse) weights[0] = weight_of(own[i], peak, inverse);
-            held = reached;
-            reached += weights[0];
-        } while (reached < target && ++i < n);
-        if (i == n) goto done;
-    } else { /* all are equal */
-        if (inverse) weights[0] = weight_of(own[0], peak, inverse);
-        double wanted = ceil((target - before) / weights[0]);
-        if (!(wanted <= n)) goto done;
-        ties = wanted > 1 ? (int64_t)wanted : 1;
-        held = before + (ties - 1) * weights[0];
-        reached = before + ties * weights[0];
+    if (found) { /* all that is left is equal */
+        if (inverse != 0) {
+            for (int l = 0; l < SIDE; l++) tail[l] = *x;
+            weigh(tail, peak, inverse, shares);
+        }
+        edge->last = *x;
+        edge->ties = (target - before + shares[0] - 1) / shares[0];
     }
-    edge->last = own[i];
-    edge->ties = ties;
-    /* the very first entry is taken in any case */
-    found = !inverse || ((held == 0 || held < target - slack) && reached >= target + slack);
-done:
     free(own);
     free(sums);
     return found;
 }
 
+/* Copies the best entries of a row, as the edge says. */
+static void take_best(const float *x, int64_t n, Edge edge, float *part) {
+    int64_t taken = 0;
+    for (int64_t j = 0; j < n; j += SIDE) {
+        int some = n - j < SIDE ? n - j : SIDE;
+        int32_t any = 0;
+        for (int l = 0; l < some; l++) any |= x[j + l] >= edge.last;
+        if (any)
+            for (int l = 0; l < some; l++)
+                if (x[j + l] > edge.last || (x[j + l] == edge.last && edge.ties-- > 0)) part[taken++] = x[j + l];
+    }
+}
+
 /* Which entries of a row the filters keep: those above the edge's last, and the first of those that equal it. */
 static int keep(const float *x, int64_t n, float peak, double temperature, double top_p, int64_t top_k, double floor,
                 Edge *edge) {
-    double inverse = 1 / temperature;
+    const float inverse = (float)(1 / (temperature > 1e-30 ? temperature : 1e-30));
     edge->last = -INFINITY;
     edge->ties = n;
-    if (top_k && top_k < n && !find_edge(x, n, peak, 0, (double)top_k, edge)) return 0;
+    if (top_k && top_k < n && !find_edge(x, n, peak, 0, 1, top_k, edge)) return 0;
     if (top_p < 1) {
         float *part = NULL;
-        int64_t count = n, ties = edge->ties;
         if (top_k && top_k < n) {
             if (!(part = malloc(top_k * sizeof *part))) return 0;
-            count = 0;
-            for (int64_t j = 0; j < n; j++)
-                if (x[j] > edge->last || (x[j] == edge->last && ties-- > 0)) part[count++] = x[j];
+            take_best(x, n, *edge, part);
         }
-        int found = find_edge(part ? part : x, count, peak, inverse, top_p, edge);
+        int found = find_edge(part ? part : x, part ? top_k : n, peak, inverse, top_p, 0, edge);
         free(part);
         if (!found) return 0;
     }

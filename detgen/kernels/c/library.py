@@ -23,7 +23,7 @@ from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 from detgen.program.widening import widened
 
-BUILDS = ("bf16", "vnni", "avx512", "avx2", "plain")  # the fastest first
+BUILDS = ("bf16", "vnni", "avx512", "avxvnni", "avx2", "dotprod", "plain")  # the fastest first
 CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
 
 

@@ -83,6 +83,9 @@ INLINE sums_reg dot(int wide, sums_reg sums, codes_reg w, codes_reg x) {
 typedef __m256i sums_reg;
 INLINE sums_reg sums_all(int32_t x) { return _mm256_set1_epi32(x); }
 INLINE reg sums_floats(sums_reg x) { return _mm256_cvtepi32_ps(x); }
+#ifdef __AVXVNNI__
+INLINE sums_reg dot(int wide, sums_reg sums, codes_reg w, codes_reg x) { return _mm256_dpbusd_avx_epi32(sums, w, x); }
+#else
 INLINE sums_reg dot(int wide, sums_reg sums, codes_reg w, codes_reg x) {
     if (wide) { /* products of a pair might not fit 16 bits with what the weights are stored as */
         w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
@@ -91,6 +94,7 @@ INLINE sums_reg dot(int wide, sums_reg sums, codes_reg w, codes_reg x) {
     }
     return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
+#endif
 #else
 typedef int8_t entries_reg __attribute__((vector_size(16)));
 typedef int16_t products_reg __attribute__((vector_size(32)));

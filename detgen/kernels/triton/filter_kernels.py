@@ -1,8 +1,7 @@
 """Where top_k and top_p cut a row: found by buckets, then by dividing a range, without sorting.
 
-Promise: where a row is cut depends on its logits and its parameters alone. Entries are counted, and their shares of the
-probability, e^(scaled logit - peak), are whole numbers in units of 2^-44: such sums are the same in every order. So
-what is kept is what `filters.kept` keeps, unless top_p falls within the rounding of these shares.
+Promise: what is kept is what `filters.kept` keeps. Entries are counted, and their shares of the probability are whole
+numbers: such sums are the same in every order.
 
 Three launches. The first puts a row's entries into BUCKETS: eight of equal width reach from the largest logit to the
 least of the sections' largest, the others go on. It sums the buckets of each section, SECTION entries at multiples of
@@ -61,7 +60,7 @@ def _bucket(x, best, row, sections, SECTIONS: tl.constexpr, BUCKETS: tl.constexp
 
 @triton.jit
 def _shares(x, peak, inverse):
-    return share((x.to(tl.float64) - peak.to(tl.float64)) * inverse)
+    return share((x - peak) * inverse.to(tl.float32))
 
 
 @triton.jit

@@ -143,28 +143,12 @@ def logarithm(x):
 
 @triton.jit
 def share(x):
-    """e^x in units of 2^-44, int64, of float64 up to 0: whole numbers, whose sum is the same in every order.
+    """e^x of float32 up to 0 in units of 2^-40, rounded to whole numbers, int64, as `filters.shares`.
 
-    A row of fewer than 2^19 entries does not overflow. By a series, whose error is far less than that of the rounding.
+    Their sum is the same in every order; that of a row of fewer than 2^23 entries does not overflow.
     """
-    x = tl.maximum(x, -40.0)
-    n = (x * 1.4426950408889634 - 0.5).to(tl.int64)  # rounded, as x is at most 0
-    whole = n.to(tl.float64)
-    r = (x - whole * 6.93147180369123816490e-01) - whole * 1.90821492927058770002e-10
-    p = r * (1 / 479001600) + (1 / 39916800)
-    p = p * r + (1 / 3628800)
-    p = p * r + (1 / 362880)
-    p = p * r + (1 / 40320)
-    p = p * r + (1 / 5040)
-    p = p * r + (1 / 720)
-    p = p * r + (1 / 120)
-    p = p * r + (1 / 24)
-    p = p * r + (1 / 6)
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    power = ((n + 1023 + 44) << 52).to(tl.float64, bitcast=True)
-    return (p * power + 0.5).to(tl.int64)
+    units = exponential(x).to(tl.float64) * 1099511627776.0
+    return (units + 6755399441055744.0 - 6755399441055744.0).to(tl.int64)  # 1.5 * 2^52: adding it rounds
 
 
 @triton.jit

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from detgen.kernels import choosing
+from detgen.kernels.filters import inverse_of
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.triton.filter_kernels import boundaries, divided, key
 from detgen.kernels.triton.launching import OPTIONS, above, on
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from detgen.kernels.sampling import Choices
 
 _TILE = 1024  # entries whose noise is drawn at a time
-_COLDEST = 1e-200  # a logit divided by less may overflow float64; as in `scaled`
 _TABLE = "temperature", "top_p", "floor", "top_k", "seed", "sample", "position", "inverse"  # as in `rows`
 KNOWN = frozenset({*_TABLE, "min_p"})  # parameters that the kernels go by; min_p's logarithm is the floor
 BROKEN = -2  # in place of the token of a row that is not finite
@@ -207,7 +207,7 @@ class Asked(NamedTuple):
         """The same as `choices`, on the CPU."""
         warm, table = choices.temperature > 0, None
         if warm.any():
-            how = {**choices.how(), "inverse": 1 / np.maximum(choices.temperature, _COLDEST)}
+            how = {**choices.how(), "inverse": inverse_of(choices.temperature).astype(np.float64)}
             table = torch.from_numpy(np.stack([np.ascontiguousarray(how[name]).view(np.int64) for name in _TABLE]))
         cuts = bool((warm & ((choices.top_k > 0) | (choices.top_p < 1))).any())
         return cls(table, None if choices.adjustments is None else Lists.of(choices.adjustments), cuts)
@@ -222,7 +222,7 @@ def choose(logits: torch.Tensor, asked: Asked | None = None) -> torch.Tensor:
     """The token of each row, its lead, and its log-probability.
 
     Args:
-        logits: float32 [rows, vocabulary], fewer than 2^19 entries a row, each row contiguous; only read.
+        logits: float32 [rows, vocabulary], fewer than 2^23 entries a row, each row contiguous; only read.
         asked: how they are chosen, on the same device; None if all rows take their best logit.
 
     Returns:

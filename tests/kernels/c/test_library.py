@@ -49,7 +49,9 @@ def test_a_build_is_taken_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.CHOICE, "")
     assert native.best_build()
     monkeypatch.setenv(native.CHOICE, "sse4")
-    with pytest.raises(EngineError, match=r"DETGEN_BUILD is 'sse4'; choose one of bf16, vnni, avx512, avx2, plain"):
+    with pytest.raises(
+        EngineError, match=r"DETGEN_BUILD is 'sse4'; choose one of bf16, vnni, avx512, avxvnni, avx2, dotprod, plain"
+    ):
         native.best_build()
     monkeypatch.setenv(native.CHOICE, "avx2")
     monkeypatch.setattr(native, "build", lambda name: None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 import transformers as hf
-from helpers.replaying import Arm, build_arm
+from helpers.replaying import COMPILER, EMULATOR, SOURCES, Arm, build_arm
 from helpers.small_models import STORED
 from helpers.steps import IN_FEW_BITS, InFewBits, in_few_bits, numbers
 
@@ -134,6 +137,16 @@ def test_builds_agree(
     assert len(found) > 1 or build("avx2") is None
     for other in found[1:]:
         assert all(same_bits(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("processor", "runs"), [("cortex-a53", False), ("neoverse-n1", True)])
+def test_dotprod_is_for_processors_that_have_it(tmp_path: Path, processor: str, runs: bool) -> None:
+    if shutil.which(EMULATOR) is None:
+        pytest.skip(f"there is no {EMULATOR} here")
+    source, program = tmp_path / "asked.c", tmp_path / "asked"
+    source.write_text(f'#include "{SOURCES.parent / "built.h"}"\nint main(void) {{ return runs_here(); }}\n')
+    subprocess.run([*COMPILER, "-mcpu=generic+dotprod", "-static", source, "-o", program], check=True)
+    assert subprocess.run([EMULATOR, "-cpu", processor, program], check=False).returncode == runs
 
 
 @STORED

@@ -63,11 +63,10 @@ def wanted(logits: torch.Tensor, choices: list[Choice]) -> list[set[int]]:
     ]
 
 
-# Shares that no sum of exponentials of few whole numbers, nor of random ones, comes near.
 CHOICES = st.builds(
     Choice,
-    temperature=st.sampled_from([1e-3, 0.2, 1.0, 3.0]),
-    top_p=st.sampled_from([1.0, 0.9137, 0.5311, 0.1019, 1e-9]),
+    temperature=st.sampled_from([1e-4, 0.2, 1.0, 3.0, 1e4]),
+    top_p=st.sampled_from([1.0, 1.0 - 2.0**-53, 0.9137, 0.5311, 0.1019, 5e-324]),
     top_k=st.sampled_from([0, 1, 2, 7, 40, 1000]),
 )
 
@@ -78,6 +77,7 @@ CHOICES = st.builds(
     spread=st.sampled_from([0.02, 1.0, 4.0, 300.0]),
     whole=st.booleans(),
     special=st.sampled_from([None, -torch.inf, 3e38, -3e38, -0.0, 1e-42]),
+    on_sum=st.sampled_from([0, 1, 2, 37, 500]),
     seed=st.integers(0, 10**6),
 )
 def test_the_sets_of_the_reference(
@@ -87,14 +87,20 @@ def test_the_sets_of_the_reference(
     spread: float,
     whole: bool,
     special: float | None,
+    on_sum: int,
     seed: int,
 ) -> None:
+    """Also where top_p is just what the best entries have together."""
     maker = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(2, 600, generator=maker)
     if whole:
         logits = logits.round()
     if special is not None:
         logits[torch.rand(logits.shape, generator=maker) < 0.2] = special
+    if on_sum:
+        row, warm = logits[0].numpy(), choices[0].temperature
+        sums = np.cumsum(np.sort(reference.shares(row, row.max(), warm))[::-1])
+        choices = [Choice(warm, min(float(sums[on_sum]) / float(sums[-1]), 1.0)), choices[1]]
     with small_sections():
         assert kept(logits, choices, device) == wanted(logits, choices)
 
