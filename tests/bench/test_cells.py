@@ -168,7 +168,10 @@ def test_requests_fill_batches() -> None:
         ({"rounds": 0}, "--rounds must be from 1"),
         ({"scale": 0.0}, "--scale must be from"),
         ({"random_weights": "tiny", "engine": EngineConfig(target="x")}, "one or the other"),
-        ({"random_weights": "tiny", "engine": EngineConfig(target_quant="int8")}, "leave out nf4 and int8"),
+        (
+            {"random_weights": "tiny", "engine": EngineConfig(target_quant="int8")},
+            "by bitsandbytes; take q8, q4, q4_k or none",
+        ),
         ({"engine": EngineConfig(target="x"), "acceptances": (0.5,)}, "--draft"),
     ],
 )

@@ -165,7 +165,7 @@ def detgen_row(source: ModelSource, name: str, weights: str | None) -> tuple[Det
 def test_detgens_rows_in_8_bits_quantize_the_target(source: ModelSource, job: Job, run_peer: Run) -> None:
     peer, contender = detgen_row(replace(source, native=True), "none", "q8")
     assert (contender.label, contender.precision, contender.fewer_bits) == ("detgen none, q8", "q8", True)
-    assert peer.engine.config.target.bits == 8
+    assert peer.engine.config.target.form == "q8"
     outcome = peer.run(contender, job)
     assert [len(t) for t in outcome.tokens] == [p.output for p in job.prompts]
     assert outcome.tokens == peer.run(replace(contender, name="auto"), job).tokens

@@ -71,7 +71,7 @@ def test_a_folder_that_was_changed(out: str) -> None:
     result = invoke("report", out)
     assert result.exit_code == 1
     assert "acceptance.jsonl:2: is not a line of a run" in result.stdout
-    assert "not as the run wrote it" in Path("report.html").read_text()
+    assert "changed after its run wrote it" in Path("report.html").read_text()
 
 
 @pytest.mark.parametrize(

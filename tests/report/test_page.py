@@ -324,4 +324,4 @@ def test_a_profile_that_names_versions_promises_nothing_elsewhere(out: Path) -> 
 
     assert "no processor: another machine gives the same bytes." in words()
     versions = words(versions={"torch": "2.12", "triton": "<b>"}, device="a GPU")
-    assert "names torch 2.12, triton <b>, the device a GPU: elsewhere, other rounding may choose" in versions
+    assert "names torch 2.12, triton <b>, the device a GPU: elsewhere, rounding may differ" in versions

@@ -71,7 +71,7 @@ def test_a_changed_file_is_marked(out: Path, name: str) -> None:
     assert what == f"{name}: its size or SHA-256 is not what the manifest says; it was changed after the run"
     page = read_page(render(report))
     assert what in page.one(id="faults").text
-    assert "not as the run wrote it" in page.one(id="faults").text
+    assert "changed after its run wrote it" in page.one(id="faults").text
 
 
 def test_totals_that_are_not_those_of_the_lines_are_marked(out: Path) -> None:
@@ -122,7 +122,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     assert read_report(tmp_path / "out\x07", ["a\ud800"]).shown[0].line["text"]
 
 
-@pytest.mark.parametrize(("status", "words"), [("interrupted", "was interrupted"), ("running", "is going on")])
+@pytest.mark.parametrize(("status", "words"), [("interrupted", "was interrupted"), ("running", "is still going on")])
 def test_a_run_that_has_not_finished_is_marked(out: Path, status: str, words: str) -> None:
     """Its last line may be torn; it is drawn as far as it goes, and no digest is missed."""
     gone: dict[str, Any] = {"summary": None} if status == "running" else {}

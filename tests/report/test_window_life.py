@@ -30,10 +30,10 @@ def only(records: list[dict[str, Any]]) -> Round:
     ("entries", "said"),
     [
         ([("plain", 5, None)], "Nothing was drafted. The canonical pass chose #5."),
-        ([("unverified", 5, None)], "The pass chose #5; nothing is promised of it."),
+        ([("unverified", 5, None)], "The pass chose #5; it is not guaranteed."),
         (
             [("accepted", 5, 5), ("bonus", 6, None)],
-            "The drafter ngram proposed 1 token. It stands, and the pass added #6 of its own: the bonus.",
+            "The drafter ngram proposed 1 token. It stands, and the pass added #6: the bonus.",
         ),
         (
             [("accepted", 5, 5), ("accepted", 6, 6)],
@@ -47,17 +47,17 @@ def only(records: list[dict[str, Any]]) -> Round:
         (
             [("accepted", 4, 4), ("corrected", 5, 7), ("rolled_back", None, 8)],
             "The drafter ngram proposed 3 tokens. The first one stands. At position 1 the draft had #7, but the"
-            " canonical pass chose #5, by a margin of 0.25: that is committed instead, and 1 token drafted behind it is"
+            " canonical pass chose #5, by a margin of 0.25: that is committed instead, and 1 token drafted after it is"
             " rolled back.",
         ),
         (
             [("accepted", 4, 4), ("rolled_back", None, 8), ("rolled_back", None, 9)],
-            "The drafter ngram proposed 3 tokens. The text ends with #4; 2 tokens drafted behind the end are rolled"
+            "The drafter ngram proposed 3 tokens. The text ends with #4; 2 tokens drafted after the end are rolled"
             " back.",
         ),
         (
             [("rolled_back", None, 8)],
-            "The drafter ngram proposed 1 token. What became of it is missing from the log.",
+            "The drafter ngram proposed 1 token. The log does not say what became of it.",
         ),
     ],
 )
