@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from detgen import Engine, EngineConfig
+from detgen.drafters.registry import DRAFTERS
 from detgen.engine.request import Request
 from detgen.errors import DEMO
 from detgen.progress import Progress
@@ -84,7 +85,7 @@ def engine(config: EngineConfig) -> Engine:
 @pytest.fixture(scope="session")
 def axes() -> Axes:
     """All axes but those that need another process or another model."""
-    return make_axes(has_draft=True, quants=["none"], processes=False, cores=2)
+    return make_axes(drafters=DRAFTERS, quants=["none"], processes=False, cores=2)
 
 
 @pytest.fixture

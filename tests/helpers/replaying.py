@@ -93,7 +93,10 @@ def build_arm(folder: Path, features: str = "") -> Arm:
     """Compile the native pass for ARM64 with some features; skips the test where there is no emulator."""
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"there is no {EMULATOR} here")
-    sources = [Path(__file__).parents[1] / "kernels/c/replay.c", *(SOURCES / n for n in ("pass.c", "pool.c"))]
+    sources = [
+        Path(__file__).parents[1] / "kernels/c/replay.c",
+        *(SOURCES / n for n in ("pass.c", "attend.c", "pool.c")),
+    ]
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-static", "-pthread", f"-I{SOURCES}"]
     flags += [f"-mcpu=generic{features}"]
     subprocess.run([*COMPILER, *flags, *sources, "-lm", "-o", folder / "replay"], check=True)

@@ -85,7 +85,7 @@ def test_every_parameter_is_there(written: dict[str, Any], name: str) -> None:
         (lambda m: m.update(seconds=-1), "seconds must be at least 0, got -1"),
         (lambda m: m.update(seconds=10**400), "seconds must be a number, got 1000"),
         (lambda m: m.update(created="yesterday"), "created must be a time in UTC"),
-        (lambda m: m["settings"].update(drafter="sorcery"), "settings.drafter must be one of auto, model, ngram"),
+        (lambda m: m["settings"].update(drafter="sorcery"), "settings.drafter must be one of auto, self, model, ngram"),
         (lambda m: m["settings"].update(speculative_prefill="on"), "settings.speculative_prefill must be auto, off or"),
         (lambda m: m["settings"].update(speculative_prefill=True), "settings.speculative_prefill must be auto, off or"),
         (

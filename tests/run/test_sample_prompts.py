@@ -75,7 +75,7 @@ def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
     data = (tmp_path / "results.jsonl").read_bytes()
     kinds = [type(check(line)).__name__ for line in data.splitlines()]
     assert kinds == ["ChatCompletion", "ChatCompletion", "Completion", "Failure"]
-    assert hashlib.sha256(data).hexdigest() == "0702136945bcdac03b6c305ad24f8ec9caafa9f3ede6ea90429c690e1c1ae217"
+    assert hashlib.sha256(data).hexdigest() == "1a559225acd56f310d6e3b84b1a08f0f9ae299fd240f9fc1efaa214437d2f470"
 
 
 @pytest.mark.parametrize("size", ["1", "16"])

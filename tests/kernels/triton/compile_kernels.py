@@ -118,10 +118,10 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     **{
         f"rotate, interleaved: {interleaved}": (
             rowwise._rotate,
-            [FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, FLOAT, BYTE, "i32", "fp32"],
-            [32, 8, 128, 128, 128, interleaved, True, 1, 128],
+            [FLOAT, LONG, LONG, *2 * [HALF if interleaved else FLOAT], FLOAT, FLOAT, BYTE, "i32", "fp32"],
+            [32, 8, 128, 128, 128, interleaved, True, interleaved, 1, 128],
         )
-        for interleaved in (False, True)
+        for interleaved in (False, True)  # into a cache in bf16, too
     },
     "peaks: blocks": (peaks._of_blocks, [FLOAT, FLOAT, "i32", "i32"], [peaks._BLOCKS]),
     "peaks: rows": (peaks._of_row, [FLOAT, FLOAT, "i32"], [1024]),

@@ -292,4 +292,4 @@ def test_a_model_without_a_description_is_refused() -> None:
     model = made(hf.OlmoConfig(**TINY))
     loaded: Any = SimpleNamespace(name="the model")
     with pytest.raises(EngineError, match=r"the model \(OlmoForCausalLM\) has no description yet, so CUDA .* --device"):
-        _on_cuda(loaded, model, attach(model, "model"), BlockManager(1), torch.device("cuda"))
+        _on_cuda(loaded, model, attach(model, "model"), BlockManager(1), torch.device("cuda"), torch.float32)

@@ -53,7 +53,7 @@ def test_reading_ahead_is_an_axis_of_models_that_think() -> None:
     assert "speculative_prefill" not in AXES
     found = pairs_of(thinking=False, seed=0)
     assert {s.speculative_prefill for s in found} == {"off"}
-    assert len(found) == 85
+    assert len(found) == 94
     assert not consistent(Setting(speculative_prefill=3, chunk=1))
     assert consistent(Setting(speculative_prefill="whole", chunk=7, process="resumed").turned("chunk", None))
     assert str(Setting(speculative_prefill="whole")) == "speculative prefill whole prompt"
