@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import quantized
 from detgen.program import steps
 from detgen.program.experts import ExpertLinear
@@ -18,7 +19,10 @@ _Linear = steps.Linear | steps.ScoredLinear | ExpertLinear
 
 
 class FewerBits:
-    """Copies of weights in 8 bits, each made when it is first asked for."""
+    """Copies of weights in 8 bits, each made when it is first asked for.
+
+    A weight with numbers that have no scale in float16 stays as it is: drafts are no reason to end a run.
+    """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Weight, Weight]] = {}  # by its place in memory, a weight and its copy
@@ -34,7 +38,10 @@ class FewerBits:
         weight = step.weight
         key = weight.data.data_ptr()
         if key not in self._made:
-            self._made[key] = weight, quantized(weight, "q8")
+            try:
+                self._made[key] = weight, quantized(weight, "q8")
+            except EngineError:
+                self._made[key] = weight, weight
         return replace(step, weight=replace(self._made[key][1], bias=weight.bias))
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS, ids
+from safetensors.torch import load_file, save_file
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.drafters.self import SelfDrafter
+from detgen.errors import DEMO
+from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.decoder import Narrowed
 from detgen.kernels.pass_cost import PassCost
+from detgen.program.steps import Rotate
 from detgen.runner import preparing
 
 VOCABULARY = 50
@@ -104,6 +110,36 @@ def test_copies_are_made_for_the_first_draft() -> None:
     assert copies
     weights = sum(w.data.nbytes + w.scales.steps.nbytes for _, w in copies.values())
     assert weights == engine._prepared.narrowed.copies < 0.54 * engine._prepared.narrowed.own
+
+
+def test_a_weight_without_a_form_in_8_bits_stays(observe: Callable[..., Any], tmp_path: Path) -> None:
+    """Its scale would be infinite in float16. That is no reason to end a run that goes on without drafts."""
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO / "target", folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][3, 5] = 1e9
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = Engine(target=folder, batch_size=2, kv_memory=16 << 20, drafter="none")
+    want = observe(engine, REQUESTS[:2])
+    found = observe(engine.with_settings(drafter="self"), REQUESTS[:2])
+    for key, one in want.items():
+        assert found[key].differs(one) is None
+
+
+def test_long_texts_reach_angles_that_both_have(base: Engine) -> None:
+    """What one decoder makes room for, the other takes up: none reads behind the end of older tables."""
+    own, narrowed = base.canonical.decoder, base._prepared.narrowed
+    assert isinstance(own, CDecoder)
+    assert narrowed is not None
+    assert isinstance(narrowed.decoder, CDecoder)
+    for first, second in ((own, narrowed.decoder), (narrowed.decoder, own)):
+        most = 2 * first._programs.reach(1)
+        for decoder in (first, second):
+            decoder._runner(None, 1, False)
+        first._runner(None, most, False)
+        tables = [step for step in second._runner(None, most, False).program.steps if isinstance(step, Rotate)]
+        assert tables
+        assert all(step.cosines is not None and len(step.cosines) >= most for step in tables)
 
 
 def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
