@@ -215,7 +215,7 @@ class AutoDrafter(Drafter):
                 spread += max(unread * min((1 + rate) / seq.remaining, 1.0), 1.0)
         there = sum(map(bool, chances))
         first, all_first = (model.seconds(rows, there) for rows in (spread, read))
-        return self._plan(name, chances, keys, first, all_first, model.seconds(there))
+        return self._plan(name, chances, keys, first, all_first, model.seconds(there, there))
 
     def _plan(self, drafter: str, chances: list[list[float]], keys: int, *drafting: float) -> Plan | None:
         """A drafter's best plan; `drafting`: seconds of its first pass, borne and in all, and of each further one."""

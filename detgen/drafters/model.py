@@ -22,14 +22,8 @@ class ModelDrafter(PassDrafter):
     name = "model"
 
     def __init__(self, runner: ModelRunner, vocabulary: int, context: int) -> None:
-        super().__init__(vocabulary, context)
-        self._runner = runner
+        super().__init__(runner, vocabulary, context)
         self._held: dict[int, list[int]] = {}
-
-    @property
-    def runner(self) -> ModelRunner:
-        """Passes of the draft model."""
-        return self._runner
 
     def start(self, slot: int, tokens: list[int], cached: int) -> None:
         """Note that a sequence takes `slot`, whose first `cached` positions are shared with others.

@@ -23,11 +23,13 @@ class PassDrafter(Drafter):
     """Drafts by passes that are unconstrained: nothing rests on their bits.
 
     Args:
+        runner: the passes.
         vocabulary: entries of the target's logits.
         context: most positions of a sequence in these passes.
     """
 
-    def __init__(self, vocabulary: int, context: int) -> None:
+    def __init__(self, runner: ModelRunner, vocabulary: int, context: int) -> None:
+        self.runner = runner
         self._vocabulary = vocabulary
         self._context = context
 
@@ -36,13 +38,8 @@ class PassDrafter(Drafter):
         """Whether its first draft takes no longer than others."""
         return True
 
-    @property
-    @abstractmethod
-    def runner(self) -> ModelRunner:
-        """The passes."""
-
-    def seconds(self, rows: float, chosen: float | None = None) -> float:
-        """What a pass of so many rows takes, and choosing so many tokens; None chooses one for each row."""
+    def seconds(self, rows: float, chosen: float) -> float:
+        """What a pass of so many rows takes, and choosing so many tokens."""
         return self.runner.cost.predict(rows, chosen=chosen)
 
     @abstractmethod

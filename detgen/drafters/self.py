@@ -6,8 +6,10 @@ the pass that verifies it overwrites them. Nothing is read twice, and rolling ba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from detgen.drafters.passes import PassDrafter
-from detgen.drafters.protocol import Drafter, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
 from detgen.kernels.decoder import Narrowed
 from detgen.kernels.input_batch import Window
@@ -26,29 +28,36 @@ class SelfDrafter(PassDrafter):
         target_cost: cost of the target's passes.
         vocabulary: see `PassDrafter`.
         context: most positions of the target.
+        draft_tokens: of a draft, at most; None for eight.
     """
 
     name = "self"
 
     def __init__(
-        self, runner: ModelRunner, narrowed: Narrowed, target_cost: PassCost, vocabulary: int, context: int
+        self,
+        runner: ModelRunner,
+        narrowed: Narrowed,
+        target_cost: PassCost,
+        vocabulary: int,
+        context: int,
+        draft_tokens: int | None = None,
     ) -> None:
-        super().__init__(vocabulary, context)
-        self._runner, self._narrowed, self._target_cost = runner, narrowed, target_cost
+        super().__init__(runner, vocabulary, context)
+        self._narrowed, self._target_cost = narrowed, target_cost
+        self.draft_tokens = draft_tokens or _MOST
 
     @property
     def ready(self) -> bool:
         """Whether the weights are there."""
-        return bool(self._runner.passes)
+        return bool(self.runner.passes)
 
-    @property
-    def runner(self) -> ModelRunner:
-        """Passes by the narrowed weights."""
-        if not self.ready:
+    def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
+        """See `PassDrafter`; the first draft makes the weights."""
+        if not self.ready and any(lengths):
             self._narrowed.make()  # not in the first pass, which is timed
-        return self._runner
+        return super().draft(seqs, lengths)
 
-    def seconds(self, rows: float, chosen: float | None = None) -> float:
+    def seconds(self, rows: float, chosen: float) -> float:
         """As `PassDrafter.seconds`; before the first draft, as the bytes that passes read say."""
         if self.ready:
             return super().seconds(rows, chosen)
@@ -68,5 +77,4 @@ class SelfDrafter(PassDrafter):
 def make(parts: Parts) -> Drafter:
     """The engine's only one, since its weights take memory."""
     assert parts.own is not None
-    parts.own.draft_tokens = parts.draft_tokens or _MOST
     return parts.own

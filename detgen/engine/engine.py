@@ -176,7 +176,8 @@ class Engine:
         own = None
         if (narrowed := prepared.narrowed) is not None:
             drafting.append(self._runner.by(narrowed.decoder))
-            own = SelfDrafter(drafting[-1], narrowed, self._runner.cost, target.vocabulary, target.context)
+            sizes = target.vocabulary, target.context, config.draft_tokens
+            own = SelfDrafter(drafting[-1], narrowed, self._runner.cost, *sizes)
         self._scheduler = Scheduler(
             [p.cache for p in prepared.runners],
             config.batch_size,
