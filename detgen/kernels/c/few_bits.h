@@ -21,7 +21,7 @@ typedef struct {
 
 /* What is added to wide codes when they are multiplied. Where processors multiply signed bytes, or where products of a
  * pair of unsigned ones might not fit 16 bits, codes become signed first. */
-#if defined(__AVX512VNNI__) || (WIDTH == 4 && !defined(__aarch64__))
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || (WIDTH == 4 && !defined(__aarch64__))
 #define WIDE_LEAST -128
 #else
 #define WIDE_LEAST 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -137,6 +138,43 @@ def test_builds_agree(
     assert len(found) > 1 or build("avx2") is None
     for other in found[1:]:
         assert all(same_bits(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def avx_vnni(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The build for AVX-VNNI, with its instruction written as that of AVX-512 on registers of the same width.
+
+    Processors that have the one form mostly lack the other.
+    """
+    compiler = shutil.which("gcc")
+    if build("vnni") is None or compiler is None:
+        pytest.skip("this processor has no AVX-512 VNNI, or there is no GCC here")
+    folder = tmp_path_factory.mktemp("avxvnni")
+    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-fPIC", f"-I{SOURCES}"]
+    flags += ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]
+    for name in ("pass", "attend", "pool"):
+        text = folder / f"{name}.s"
+        subprocess.run([compiler, *flags, "-S", SOURCES / f"{name}.c", "-o", text], check=True)
+        text.write_text(text.read_text().replace("{vex} vpdpbusd", "{evex} vpdpbusd"))
+    assert "{evex} vpdpbusd" in (folder / "pass.s").read_text()
+    subprocess.run([compiler, "-shared", "-pthread", *folder.glob("*.s"), "-lm", "-o", folder / "it.so"], check=True)
+    found, known = ctypes.CDLL(str(folder / "it.so")), best_build()
+    found.run_pass.argtypes = known.run_pass.argtypes
+    return found
+
+
+@pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
+def test_avx_vnni_agrees(avx_vnni: Any, kind: InFewBits) -> None:
+    x, to = Buffer("x", 1280), Buffer("to", 40)
+    program = Program(x)
+    program.add(Linear(name="step", x=x, to=Into(to), weight=panels([in_few_bits(1, 40, 1280, *kind)])))
+    for rows in (1, 2, 3, 7):
+        along = torch.arange(rows)
+        read, of_pass = numbers(2, rows, 1280), Rows(*[along] * 4, *[torch.zeros(0, 4).long()] * 2)
+        found, want = torch.zeros(rows, 40), torch.zeros(rows, 40)
+        for library, results in ((avx_vnni, found), (best_build(), want)):
+            Runner(library, program).run(of_pass, {x: read, to: results})
+        assert same_bits(found, want)
 
 
 @pytest.mark.parametrize(("processor", "runs"), [("cortex-a53", False), ("neoverse-n1", True)])
