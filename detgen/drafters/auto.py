@@ -16,14 +16,13 @@ What it knows:
 
 Trying again: a drafter that is not the best gets a round as soon as what this loses is a small share of the time since
 its last one. Looking for drafts in vain may lose as small a share: the look itself, and several passes in one call.
-All of this depends on timing; the output does not.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate, repeat
 from operator import mul
@@ -102,18 +101,18 @@ class Plan(NamedTuple):
 
 
 class AutoDrafter(Drafter):
-    """Drafts by what promises the most tokens per second."""
+    """Drafts by what promises the most tokens per second; or always by the drafter of a name, by its best lengths."""
 
-    name = "auto"
     while_reading = False
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, name: str = "auto") -> None:
+        self.name, self._alone = name, name != "auto"
         self._ngram = NgramDrafter()
         self._models: dict[str, PassDrafter] = {m.name: m for m in (parts.own, parts.model) if m is not None}
         self._cost, self._most_rows = parts.target_cost, parts.most_rows
-        self._adapts = parts.draft_tokens is None
         self.draft_tokens: int = parts.draft_tokens or _MOST
-        self._lengths = range(1, _MOST + 1) if self._adapts else (min(self.draft_tokens, parts.most_rows - 1),)
+        n = parts.draft_tokens
+        self._lengths = range(1, _MOST + 1) if n is None else (min(n, parts.most_rows - 1),)
         self._by_model = {name: Rate() for name in self._models}
         self._by_match = [Rate() for _ in range(MOST_MATCHED + 1)]
         self._found: list[tuple[list[int], int]] = []  # of each sequence, what was looked up last and after what match
@@ -123,24 +122,29 @@ class AutoDrafter(Drafter):
         self._seconds, self._steps = 0.0, 1.0  # of all rounds; passes of the last round without drafts
         self._round: Plan | None = None
         self._in_vain: dict[str, float] = {}  # seconds of looks in the last round at what was not the best
-        ways = ("ngram", *self._models)
-        self._last = dict.fromkeys(("none", *ways), 0.0)  # when each had its last round
-        self._again = dict.fromkeys(ways, 0.0)  # when each is asked for its plan again, if it was not the best
+        self._last: defaultdict[str, float] = defaultdict(float)  # when each had its last round
+        # When to ask each for its plan again, if it was not the best.
+        self._again = dict.fromkeys((name,) if self._alone else ("ngram", *self._models), 0.0)
 
     def idle(self) -> bool:
         """Whether nothing is drafted, and it is too early to look for drafts again."""
-        return self._seconds < min(self._again.values())
+        return not self._asked()
+
+    def _asked(self) -> list[str]:
+        """Whose plans it is time to ask for."""
+        return [way for way, again in self._again.items() if self._alone or again <= self._seconds]
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
         now, keys = self._seconds, sum([len(seq.tokens) for seq in seqs])
         plans, took = [self._plain(len(seqs), keys)], {}
-        for way in [way for way, time_ in self._again.items() if time_ <= now]:
+        for way in self._asked():
             started = time.perf_counter()
             plan = self._look_up(seqs, lengths, keys) if way == "ngram" else self._ask(way, seqs, lengths, keys)
             took[way] = time.perf_counter() - started
             if plan is not None:
                 plans.append(plan)
+        plans = (plans[1:] or plans) if self._alone else plans
         best = max(plans, key=lambda plan: plan.speed)
         due = [p for p in plans if p is not best and p.loss(best.speed) <= _SHARE * (now - self._last[p.drafter])]
         chosen = due[0] if due else best
@@ -175,11 +179,7 @@ class AutoDrafter(Drafter):
             self._by_model[drafter].learn(accepted, tried)
         elif drafter == "ngram":
             for i in range(tried):
-                self._match(self._matched[seq.slot] + i).learn(int(i < accepted), 1)
-
-    def _match(self, matched: int) -> Rate:
-        """The rate of a token after a match of this length, which each accepted token makes longer by one."""
-        return self._by_match[min(matched, MOST_MATCHED)]
+                self._by_match[min(self._matched[seq.slot] + i, MOST_MATCHED)].learn(int(i < accepted), 1)
 
     def _factor(self, drafter: str, size: int) -> float:
         """What rounds take of what is predicted; as the last of its rounds did if none were of this size."""
@@ -199,7 +199,8 @@ class AutoDrafter(Drafter):
     def _look_up(self, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> Plan | None:
         """The look-up's plan; its drafts take hardly any time."""
         self._found = [self._ngram.look_up(seq, n) for seq, n in zip(seqs, lengths, strict=True)]
-        rates = [[self._match(matched + i).mean for i in range(len(found))] for found, matched in self._found]
+        means = [rate.mean for rate in self._by_match] + [self._by_match[-1].mean] * max(lengths)
+        rates = [means[matched : matched + len(found)] for found, matched in self._found]
         return self._plan("ngram", [list(accumulate(own, mul)) for own in rates], keys, 0.0, 0.0, 0.0)
 
     def _ask(self, name: str, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> Plan | None:
@@ -225,13 +226,11 @@ class AutoDrafter(Drafter):
         def seconds(k: int, drafted: int) -> float:
             return factor * (first + (k - 1) * further + self._passes(count + drafted, 1 + k, keys))
 
-        row = factor * sum(self._cost.slopes()) if self._adapts else 0.0
+        row = factor * sum(self._cost.slopes()) if len(self._lengths) > 1 else 0.0
         speed, counts = best_counts(chances, self._lengths, seconds, row)
-        if not speed:
-            return None
-        borne = seconds(max(counts), sum(counts))
-        total = borne + factor * (all_first - first)
-        return Plan(drafter, speed, counts, total / factor, lambda at: total - speed * borne / at)
+        total = (borne := seconds(max(counts), sum(counts))) + factor * (all_first - first)
+        plan = Plan(drafter, speed, counts, total / factor, lambda at: total - speed * borne / at)
+        return plan if speed else None
 
     def _drafts(self, plan: Plan, seqs: Sequence[Drafting]) -> list[Draft]:
         """The drafts of a plan."""

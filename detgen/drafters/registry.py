@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 DRAFTERS = {
     "auto": Entry("optional", "ngram, self, model or none, as measured cost and acceptance say"),
-    "self": Entry("unused", "the model itself, with its weights in 8 bits"),
+    "self": Entry("unused", "the model itself, with its weights in fewer bits"),
     "model": Entry("required", "the draft model (--draft)"),
     "ngram": Entry("unused", "repeats in the prompt and the text so far"),
     "none": Entry("unused", "no drafts"),
@@ -49,7 +49,7 @@ class Parts:
         target_cost: cost of canonical passes.
         most_rows: most rows of a canonical pass.
         draft_tokens: draft tokens per round, if the user set them; None leaves them to the drafter.
-        own: drafts with the target's own weights in 8 bits; None if that cannot be.
+        own: drafts with the target's own weights in fewer bits; None if that cannot be.
     """
 
     model: ModelDrafter | None
@@ -73,8 +73,8 @@ def make_drafter(name: str, parts: Parts) -> Drafter:
     """
     if name == "self" and parts.own is None:
         raise EngineError(
-            "drafter self needs a model that runs whole in detgen's own pass with weights of more than 8 bits, and"
-            " memory for a copy of them in 8 bits; use auto, ngram or none"
+            "drafter self needs a model that runs whole in detgen's own pass with weights of 8 bits or more, and"
+            " memory for a copy of them in fewer bits; use auto, ngram or none"
         )
     if DRAFTERS[name].draft_model == "required" and parts.model is None:
         raise EngineError(f"drafter {name} needs a draft model, and this engine has none")

@@ -1,4 +1,4 @@
-"""The target drafts for itself, by its own weights in 8 bits on its own KV cache.
+"""The target drafts for itself, by its own weights in fewer bits on its own KV cache.
 
 This is the fast path of LLM-42 (arXiv 2601.17768): a draft writes provisional entries after the committed ones, and
 the pass that verifies it overwrites them. Nothing is read twice, and rolling back is the target's own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.passes import PassDrafter
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.drafters.registry import Parts
@@ -15,8 +16,6 @@ from detgen.kernels.decoder import Narrowed
 from detgen.kernels.input_batch import Window
 from detgen.kernels.pass_cost import PassCost
 from detgen.runner.model_runner import ModelRunner
-
-_MOST = 8  # tokens of a draft, unless the user says how many
 
 
 class SelfDrafter(PassDrafter):
@@ -28,7 +27,6 @@ class SelfDrafter(PassDrafter):
         target_cost: cost of the target's passes.
         vocabulary: see `PassDrafter`.
         context: most positions of the target.
-        draft_tokens: of a draft, at most; None for eight.
     """
 
     name = "self"
@@ -40,11 +38,9 @@ class SelfDrafter(PassDrafter):
         target_cost: PassCost,
         vocabulary: int,
         context: int,
-        draft_tokens: int | None = None,
     ) -> None:
         super().__init__(runner, vocabulary, context)
         self._narrowed, self._target_cost = narrowed, target_cost
-        self.draft_tokens = draft_tokens or _MOST
 
     @property
     def ready(self) -> bool:
@@ -61,7 +57,7 @@ class SelfDrafter(PassDrafter):
         """As `PassDrafter.seconds`; before the first draft, as the bytes that passes read say."""
         if self.ready:
             return super().seconds(rows, chosen)
-        return self._narrowed.copies / self._narrowed.own * self._target_cost.predict(rows, chosen=chosen)
+        return self._narrowed.share * self._target_cost.predict(rows, chosen=chosen)
 
     def unread(self, seq: Drafting) -> int:
         """The last committed token: the target's cache holds all before it."""
@@ -75,6 +71,6 @@ class SelfDrafter(PassDrafter):
 
 
 def make(parts: Parts) -> Drafter:
-    """The engine's only one, since its weights take memory."""
+    """Drafts by the engine's only one, since its weights take memory; how many tokens, `auto`'s rule says."""
     assert parts.own is not None
-    return parts.own
+    return AutoDrafter(parts, SelfDrafter.name)

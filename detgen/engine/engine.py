@@ -176,8 +176,7 @@ class Engine:
         own = None
         if (narrowed := prepared.narrowed) is not None:
             drafting.append(self._runner.by(narrowed.decoder))
-            sizes = target.vocabulary, target.context, config.draft_tokens
-            own = SelfDrafter(drafting[-1], narrowed, self._runner.cost, *sizes)
+            own = SelfDrafter(drafting[-1], narrowed, self._runner.cost, target.vocabulary, target.context)
         self._scheduler = Scheduler(
             [p.cache for p in prepared.runners],
             config.batch_size,

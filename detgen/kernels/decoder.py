@@ -69,18 +69,18 @@ class Chaining(Protocol):
 
 
 class Narrowed(NamedTuple):
-    """A model whose linear layers are read in 8 bits.
+    """A model whose linear layers are read in fewer bits.
 
     Attributes:
         decoder: runs it, over the KV cache of the model itself.
         make: makes the copies, if there are none yet; else the first pass does.
-        own: bytes of the model's own linear layers.
+        share: of the bytes of the model's own linear layers, how many are read.
         copies: bytes of the copies.
     """
 
     decoder: Decoder
     make: Callable[[], object]
-    own: int
+    share: float
     copies: int
 
 
@@ -142,7 +142,7 @@ class Decoder(Protocol):
         ...
 
     def narrowed(self) -> Narrowed | None:
-        """The same model over the same KV cache, its linear layers in 8 bits; None if none of them takes more."""
+        """The same model over the same KV cache, its linear layers in fewer bits; None if all of them have few."""
         ...
 
     def profile(self) -> dict[str, Any]:

@@ -88,11 +88,11 @@ class ProgramDecoder(ABC):
 
     def narrowed(self) -> Narrowed | None:
         """See `Decoder`."""
-        own, copies = sizes(self._programs.program())
+        own, copies, reads = sizes(self._programs.program())
         if not copies:
             return None
         fewer = FewerBits()
-        return Narrowed(self._again(fewer), lambda: fewer.of(self._programs.program()), own, copies)
+        return Narrowed(self._again(fewer), lambda: fewer.of(self._programs.program()), reads / own, copies)
 
     @abstractmethod
     def _again(self, fewer: FewerBits) -> Decoder:

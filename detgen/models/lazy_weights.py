@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, PreTrainedModel
 
+from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import MADE, Form, narrowed
 from detgen.models import bitsandbytes_weights
 from detgen.models.folders import Stored, Tensor
@@ -173,10 +174,10 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
                 continue
             if type(module) is nn.Linear:
                 few: Form = "none" if name.endswith("shared_expert_gate") else form  # kept like a router
-                module.__dict__["forward"] = partial(_product, module, read, few)
+                module.__dict__["forward"] = partial(_product, module, name, read, few)
                 hooks.callback(delattr, module, "forward")
                 continue
-            widen: Callable[..., Any] = partial(_widen, own, read, form if _has_products(module) else "none")
+            widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
             if module is embedding:
                 widen = partial(_look_up, own["weight"], read)
                 if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
@@ -193,7 +194,7 @@ def _has_products(module: nn.Module) -> bool:
     return name == "Conv1D" or name.endswith("Experts")
 
 
-def _product(linear: nn.Linear, read: Read, form: Form, x: torch.Tensor) -> torch.Tensor:
+def _product(linear: nn.Linear, name: str, read: Read, form: Form, x: torch.Tensor) -> torch.Tensor:
     """What a linear layer gives."""
     step = max(_AT_A_TIME // linear.in_features, 1)
     weight, given = linear._parameters["weight"], linear._parameters["bias"]
@@ -203,7 +204,7 @@ def _product(linear: nn.Linear, read: Read, form: Form, x: torch.Tensor) -> torc
     for first in range(0, linear.out_features, step):
         rows = slice(first, first + step)
         bias = None if given is None else whole(read(given, rows)).float()
-        made[..., rows] = F.linear(x, narrowed(whole(read(weight, rows)), form), bias)
+        made[..., rows] = F.linear(x, _narrowed(whole(read(weight, rows)), f"{name}.weight", form), bias)
     return made
 
 
@@ -215,13 +216,22 @@ def _look_up(table: nn.Parameter, read: Read, module: nn.Module, args: Any) -> t
     return (places,)
 
 
-def _widen(own: dict[str, nn.Parameter], read: Read, form: Form, module: nn.Module, args: Any) -> None:
+def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module: nn.Module, args: Any) -> None:
     for name, parameter in own.items():
         data = taken(module, read(parameter))
         # GPT-2's `Conv1D` has its weight the other way round.
         turned = data.ndim == 2 and type(module).__name__ == "Conv1D"
-        made = narrowed(data.t(), form).t() if turned else narrowed(data, form)
+        made = _narrowed(data.t() if turned else data, f"{of}.{name}", form)
+        made = made.t() if turned else made
         setattr(module, name, nn.Parameter(made, requires_grad=False))
+
+
+def _narrowed(weight: torch.Tensor, name: str, form: Form) -> torch.Tensor:
+    """As `narrowed`, with the weight's name in what is raised."""
+    try:
+        return narrowed(weight, form)
+    except EngineError as error:
+        raise EngineError(f"{name}: {error}") from None
 
 
 def _restore(own: dict[str, nn.Parameter], module: nn.Module, args: Any, output: Any) -> None:

@@ -105,6 +105,12 @@ class Scales:
         changed: dict[str, Any] = {name: made(*found) for name, found in tensors.items() if found[0] is not None}
         return replace(self, **changed)
 
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        tensors = (self.steps, self.units, self.minima, self.minimum_units)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
     def floats(self, dim: int = -1) -> tuple[Tensor, Tensor | None]:
         """float32, scales and minima, if there are any; groups are counted by dimension `dim`."""
         minima = None if self.minima is None else _times(self.minima, self.minimum_units, dim)

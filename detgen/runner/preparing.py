@@ -52,7 +52,7 @@ class Prepared:
         pages: the pages of their caches.
         thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
             else None.
-        narrowed: the target with its weights in 8 bits, to draft for itself; None if it cannot, or there is no memory.
+        narrowed: the target with its weights in fewer bits, to draft for itself; None if it cannot, or memory is short.
     """
 
     target: LoadedModel
@@ -141,7 +141,9 @@ def prepare(
     if narrowed is not None and narrowed.copies > room_beside(device, pages.count * PAGE * held):
         if drafts_itself:
             size = narrowed.copies / 2**20
-            observer.message(f"no memory for {target.name} in 8 bits ({size:,.0f} MiB): it does not draft for itself")
+            observer.message(
+                f"no memory for {target.name} in fewer bits ({size:,.0f} MiB): it does not draft for itself"
+            )
         narrowed = None
     return Prepared(target, draft, runners, pages, thinking, narrowed)
 

@@ -45,7 +45,12 @@ def line(fixed: float, row: float) -> PassCost:
 
 
 def make(
-    passes: Any, target: PassCost, draft: PassCost | None, draft_tokens: int | None = None, context: int = 10_000
+    passes: Any,
+    target: PassCost,
+    draft: PassCost | None,
+    draft_tokens: int | None = None,
+    context: int = 10_000,
+    name: str = "auto",
 ) -> AutoDrafter:
     model = None
     if draft is not None:
@@ -53,7 +58,7 @@ def make(
         model = ModelDrafter(passes, 50, context)
         for slot in range(8):
             model.start(slot, [], 0)
-    return AutoDrafter(Parts(model, target, 128, draft_tokens))
+    return AutoDrafter(Parts(model, target, 128, draft_tokens), name)
 
 
 @settings(max_examples=300)
@@ -129,6 +134,20 @@ def test_the_drafter_is_the_one_that_promises_most(
                 speeds[name] = max(speeds.get(name, 0.0), (count + sum(chances[:n])) / seconds)
     found = {d.drafter for d in auto.draft(seqs, [8] * count) if d.tokens} or {"none"}
     assert speeds[found.pop()] == pytest.approx(max(speeds.values()))
+
+
+@pytest.mark.parametrize(("draft", "accepted", "length"), [(1e-5, 20, 8), (0.004, 20, 4), (0.02, 20, 1), (0.02, 0, 1)])
+def test_one_drafter_alone_always_drafts(
+    predictable: Any, draftable: Callable[..., Any], draft: float, accepted: int, length: int
+) -> None:
+    """Though drafting nothing would be faster, by the last of these costs; the rule says how much."""
+    predictable.entries.clear()
+    alone = make(predictable, line(0.01, 0.0002), line(draft, 0.0), name="model")
+    seq = draftable(0, [1], {"model": (float(accepted), 20.0)})
+    for _ in range(20):
+        assert not alone.idle()
+        assert [len(d.tokens) for d in alone.draft([seq], [8])] == [length]
+        alone.timed(1.0, draft * length + 0.01, 1)
 
 
 @pytest.mark.parametrize(("took", "wait"), [(0.01, 0.0), (0.016, 0.006), (5.0, 0.01)])

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.drafters.self import SelfDrafter
-from detgen.errors import DEMO
+from detgen.errors import DEMO, DTypeName, QuantName
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.decoder import Narrowed
 from detgen.kernels.pass_cost import PassCost
@@ -27,7 +27,7 @@ VOCABULARY = 50
 
 
 def make(passes: Any) -> SelfDrafter:
-    return SelfDrafter(passes, Narrowed(passes, lambda: None, 4, 1), PassCost(), VOCABULARY, 10_000)
+    return SelfDrafter(passes, Narrowed(passes, lambda: None, 0.25, 1), PassCost(), VOCABULARY, 10_000)
 
 
 def test_drafts_behind_what_the_target_has_read(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -69,7 +69,15 @@ def test_no_bit_depends_on_it(base: Engine, observe: Callable[..., Any], draft_t
     found, want = observe(engine, requests), observe(base.with_settings(drafter="none", batch_size=1), requests)
     for key, one in want.items():
         assert found[key].differs(one) is None
-    assert engine.stats.drafters["self"].acceptance > 0.75  # the embedded model, not just any
+    assert engine.stats.drafters["self"].acceptance > 0.5  # the embedded model, not just any
+
+
+@pytest.mark.parametrize(("dtype", "quant"), [("float32", "none"), ("bfloat16", "none"), ("auto", "q8")])
+def test_nor_in_other_formats(observe: Callable[..., Any], dtype: DTypeName, quant: QuantName) -> None:
+    engine = Engine(batch_size=4, kv_memory=64 << 20, dtype=dtype, target_quant=quant, drafter="none")
+    want, found = (observe(engine.with_settings(drafter=name), REQUESTS[:3]) for name in ("none", "self"))
+    for key, one in want.items():
+        assert found[key].differs(one) is None
 
 
 def test_what_is_provisional_is_never_read(
@@ -108,11 +116,12 @@ def test_copies_are_made_for_the_first_draft() -> None:
     assert not copies
     engine.generate(PROMPTS, max_tokens=8)
     assert copies
-    weights = sum(w.data.nbytes + w.scales.steps.nbytes for _, w in copies.values())
-    assert weights == engine._prepared.narrowed.copies < 0.54 * engine._prepared.narrowed.own
+    weights = sum(w.data.nbytes + w.scales.nbytes for _, w in copies.values())
+    assert weights == engine._prepared.narrowed.copies
+    assert 0.29 < engine._prepared.narrowed.share < 0.36
 
 
-def test_a_weight_without_a_form_in_8_bits_stays(observe: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_weight_that_cannot_be_quantized_stays(observe: Callable[..., Any], tmp_path: Path) -> None:
     """Its scale would be infinite in float16. That is no reason to end a run that goes on without drafts."""
     folder = tmp_path / "model"
     shutil.copytree(DEMO / "target", folder)
@@ -149,7 +158,7 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "room_beside", lambda *_: 1000)
     engine = Engine(batch_size=2, kv_memory=16 << 20, observer=observer)
     assert len(said) == 1
-    assert said[0].startswith("no memory for embedded:target in 8 bits (")
+    assert said[0].startswith("no memory for embedded:target in fewer bits (")
     assert engine._prepared.narrowed is None
     assert engine.generate(PROMPTS, max_tokens=4)
     with pytest.raises(EngineError, match=r"drafter self needs a model .* and memory for a copy"):
@@ -157,6 +166,6 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_in_few_bits_do_not_draft_for_themselves() -> None:
-    engine = Engine(batch_size=2, kv_memory=16 << 20, target_quant="q8")
+    engine = Engine(batch_size=2, kv_memory=16 << 20, target_quant="q4")
     with pytest.raises(EngineError, match="drafter self needs a model"):
         engine.with_settings(drafter="self")

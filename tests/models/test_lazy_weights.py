@@ -126,6 +126,14 @@ def test_weights_in_16_bits(
     assert all(same_bits(a, bits_of(folder, *how)) for a, how in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+def test_a_weight_that_cannot_be_quantized(name: str, random_model: Callable[..., Path]) -> None:
+    folder = random_model(FAMILIES["llama"]())
+    change(folder, lambda tensors: tensors[name][3].fill_(torch.inf))
+    with pytest.raises(EngineError, match=f"^{name}: a weight is infinite, no number, or too large for q4_k"):
+        bits_of(folder, quant="q4_k")
+
+
 def test_several_files(random_model: Callable[..., Path]) -> None:
     folder = random_model(FAMILIES["llama"]())
     want = bits_of(folder)

@@ -20,6 +20,7 @@ from detgen.kernels.c.layout import Quantization
 from detgen.kernels.c.library import best_build
 from detgen.program.operands import GROUP, PANEL, UNIT, Scales, Weight
 from detgen.program.storage import FORMATS, Storage, numbers
+from detgen.program.widening import in_floats
 
 # What becomes of weights: they stay as they are, bf16 stands in pairs, or they are quantized here.
 Form = Literal["none", "pairs", "q8", "q4", "q4_k"]
@@ -123,11 +124,13 @@ def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form) -> tuple
 
 
 def quantized(weight: Weight, form: Form) -> Weight:
-    """A weight in few bits, of one that is in panels already, of numbers in floating point and whole groups of inputs.
+    """A weight in few bits, of one that is in panels already, with whole groups of inputs.
 
     Raises:
         EngineError: as `quantize`.
     """
+    if weight.storage >= Storage.BYTE:
+        weight = in_floats(weight)
     made, shape = FORMATS[MADE[form]], weight.data.shape[:-2]
     count, device, source = math.prod(shape), weight.data.device, weight.data.cpu()
     data = torch.empty(count, weight.inputs // made.together, made.together * PANEL * made.bits // 8, dtype=torch.uint8)
@@ -157,6 +160,11 @@ def narrowed(weight: torch.Tensor, form: Form) -> torch.Tensor:
     told.rows, told.floats = places.ctypes.data, made.data_ptr()
     _run(told, form)
     return made
+
+
+def bytes_of(panels: int, inputs: int, form: Form) -> int:
+    """What `quantized` makes takes, in bytes."""
+    return panels * (inputs * PANEL * FORMATS[MADE[form]].bits // 8 + _room(1, inputs, form).nbytes)
 
 
 def fits(weight: torch.Tensor | Quantized) -> bool:
