@@ -41,8 +41,8 @@ def audit_command(
 ) -> int:
     """Judge a finished or stopped run without generating: its manifest, files and lines, and each of its tokens.
 
-    The number format and the quantization are the run's own unless given. On another kind of machine, or with other
-    library versions, bit equality is not promised; a token within the rounding error then counts as a tie.
+    The number format and the quantization are the run's own unless given. If the profile here is not that of the run,
+    bit equality is not promised: a token within the rounding error then counts as a tie.
     """
     return audit(out, prompts, engine, json_file, display)
 

@@ -114,7 +114,9 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
         if status:
             raise typer.Exit(status)
 
-    run.__name__, run.__doc__, run.__annotations__ = function.__name__, function.__doc__, {}
+    # Help breaks lines where the terminal ends, not where they end in the source.
+    paragraphs = [" ".join(paragraph.split()) for paragraph in (function.__doc__ or "").split("\n\n")]
+    run.__name__, run.__doc__, run.__annotations__ = function.__name__, "\n\n".join(paragraphs), {}
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run
 

@@ -65,7 +65,11 @@ def ask() -> Ask:
         def asked(
             outer: Outer, more: Annotated[int, typer.Option(metavar="N", help="More.")] = 3, *, display: Any
         ) -> int:
-            """What it does."""
+            """What it does.
+
+            More of it, which is not said in one line of the source, but in one of a terminal
+            as wide as this one.
+            """
             given.append((outer, more))
             return does(display)
 
@@ -114,6 +118,7 @@ def test_the_help_says_what_the_declaration_says(ask: Ask) -> None:
     for said in ("How [hot]. [default: 0.5]", "--word WORD Words.", "Seven. Or so. [default: (seven, of course)]"):
         assert said in words
     assert "silent" not in words
+    assert " More of it, which is not said in one line of the source, but in one of a terminal as wide as this" in shown
 
 
 def test_a_part_of_a_declaration(ask: Ask) -> None:
