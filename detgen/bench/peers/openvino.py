@@ -7,6 +7,7 @@ the processor, including its cache in 8 bits; `int8` is the same with weights in
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,9 @@ class OpenVinoPeer:
         if contender.name not in ("default", "int8"):
             self._properties |= _F32
         self._speculative = contender.name == _SPECULATIVE
-        self._models = [
-            _converted(source, role, int8=contender.name == "int8")
-            for role in ("target", "draft")[: 1 + self._speculative]
-        ]
+        self._models = [_converted(source, role) for role in ("target", "draft")[: 1 + self._speculative]]
+        if contender.name == "int8":
+            self._models = [_compressed(folder) for folder in self._models]
         self._positions = source.positions
         self._pipelines: dict[int, Any] = {}
         self._next = 0
@@ -109,15 +109,14 @@ class OpenVinoPeer:
         return outcome
 
 
-def _converted(source: ModelSource, role: str, *, int8: bool) -> Path:
+def _converted(source: ModelSource, role: str) -> Path:
     """A folder with the model as OpenVINO reads it; one that is there already is left as it is."""
     from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig, OVWeightQuantizationConfig
+    from optimum.intel import OVConfig
 
-    folder = source.scratch / f"openvino-{role}{'-int8' if int8 else ''}"
+    folder = source.scratch / f"openvino-{role}"
     if not (folder / "openvino_model.bin").is_file():
         given = str(source.engine.target if role == "target" else source.engine.draft)
-        kept: Any = {"quantization_config": OVWeightQuantizationConfig(bits=8)} if int8 else {"dtype": "fp32"}
         main_export(
             given,
             folder,
@@ -126,9 +125,22 @@ def _converted(source: ModelSource, role: str, *, int8: bool) -> Path:
             stateful=True,
             convert_tokenizer=(Path(given) / "tokenizer.json").is_file(),  # speculative decoding asks for one
             trust_remote_code=source.engine.trust_remote_code,
-            ov_config=OVConfig(**kept),
+            ov_config=OVConfig(dtype="fp32"),
         )
         _give_an_end(folder / "config.json")
+    return folder
+
+
+def _compressed(plain: Path) -> Path:
+    """A folder with the same model, its weights in 8 bits."""
+    import nncf
+    import openvino
+
+    folder = plain.with_name(f"{plain.name}-int8")
+    if not (folder / "openvino_model.bin").is_file():
+        shutil.copytree(plain, folder, ignore=shutil.ignore_patterns("openvino_model.*"), dirs_exist_ok=True)
+        model = nncf.compress_weights(openvino.Core().read_model(plain / "openvino_model.xml"))
+        openvino.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
     return folder
 
 
