@@ -173,7 +173,8 @@ static void products(
     const int64_t floats = rows * sums_row;
     const int64_t bytes = panel_bytes(weight->storage), all = weight->inputs * bytes;
     int64_t ahead = PART_INPUTS * bytes < NEAREST ? NEAREST : PART_INPUTS * bytes;
-    if (unit_of(weight->storage) > 1 && rows <= TILE_ROWS) ahead = rows <= 2 ? NEAREST / 4 : NEAREST; /* one tile reads */
+    if (rows <= 2) ahead = NEAREST / 4; /* one tile reads, about as fast as memory gives */
+    else if (unit_of(weight->storage) > 1 && rows <= TILE_ROWS) ahead = NEAREST;
     for (int64_t first = 0; first < weight->inputs; first += PART_INPUTS) {
         if (first && first % SECTION == 0) add_section(sums + floats, sums, floats, first == SECTION);
         for (int64_t p = 0; p < panels; p++) {

@@ -7,14 +7,20 @@ from dataclasses import replace
 
 import torch
 
-from detgen.kernels.c.quantizing import MADE, STORAGE, Form, Quantized, alike, cat, fits, quantize
+from detgen.kernels.c import huge_pages
+from detgen.kernels.c.quantizing import MADE, STORAGE, Empty, Form, Quantized, alike, cat, fits, quantize
 from detgen.program.operands import PANEL, Weight
 from detgen.program.storage import FORMATS, Storage, pack
 
 _BLOCK = 1 << 18  # entries that are rearranged at a time
 
 
-def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, form: Form = "none") -> Weight:
+def panels(
+    weights: Sequence[torch.Tensor | Quantized],
+    columns: int = PANEL,
+    form: Form = "none",
+    empty: Empty = huge_pages.empty,
+) -> Weight:
     """One weight of several.
 
     Args:
@@ -22,6 +28,7 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, fo
         columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
             weights one behind the other.
         form: what becomes of them, where they fit; pairs are for those in bf16.
+        empty: makes the tensors.
 
     Raises:
         EngineError: as `quantize`.
@@ -29,7 +36,7 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, fo
     found: Sequence[torch.Tensor | Quantized] = alike(weights)
     floats = [weight for weight in found if isinstance(weight, torch.Tensor)]
     if form in MADE and floats and fits(floats[0]):
-        packed, few_scales = quantize(floats, columns, form)
+        packed, few_scales = quantize(floats, columns, form, empty)
         return Weight(
             data=packed,
             scales=few_scales,
@@ -50,9 +57,8 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, fo
             storage = Storage.PAIR
     made = FORMATS[storage]
     dtype: torch.dtype = getattr(torch, made.dtype)
-    data = torch.empty(
-        count, inputs // made.together, made.together * PANEL * made.bits // (8 * dtype.itemsize), dtype=dtype
-    )
+    width = made.together * PANEL * made.bits // (8 * dtype.itemsize)
+    data = empty(count, inputs // made.together, width, dtype=dtype)
     scales = None
     step = max(_BLOCK // (PANEL * inputs), 1)
     for first in range(0, count, step):
@@ -64,7 +70,7 @@ def panels(weights: Sequence[torch.Tensor | Quantized], columns: int = PANEL, fo
             continue
         few = [part for part in parts if isinstance(part, Quantized)]
         some = few[0].scales.each(lambda *x: _arranged(list(x), columns), *(part.scales for part in few[1:]))
-        scales = scales or some.each(lambda x: x.new_empty(count, *x.shape[1:]))
+        scales = scales or some.each(lambda x: empty(count, *x.shape[1:], dtype=x.dtype))
         scales.each(lambda to, x, first=first: to[first : first + step].copy_(x), some)
         least = made.least if scales.minima is None else 0
         data[first : first + step] = pack(storage, _arranged([part.whole for part in few], columns), least)
@@ -103,11 +109,14 @@ def joined(
 
 def stacked(experts: Sequence[Sequence[torch.Tensor | Quantized]], columns: int, form: Form = "none") -> Weight:
     """The weights of experts, one behind the other; arguments of each as `panels`'."""
-    first = panels(experts[0], columns, form)
-    data = first.data.new_empty(len(experts), *first.data.shape)
-    scales = None if first.scales is None else first.scales.each(lambda x: x.new_empty(len(experts), *x.shape))
+    first = panels(experts[0], columns, form, torch.empty)
+
+    def room(of: torch.Tensor) -> torch.Tensor:
+        return huge_pages.empty(len(experts), *of.shape, dtype=of.dtype)
+
+    data, scales = room(first.data), None if first.scales is None else first.scales.each(room)
     for i, weights in enumerate(experts):
-        packed = panels(weights, columns, form)
+        packed = panels(weights, columns, form, torch.empty)
         data[i] = packed.data
         if scales is not None and packed.scales is not None:
             scales.each(lambda to, x, i=i: to[i].copy_(x), packed.scales)

@@ -8,7 +8,7 @@ float16, like Q4_1. Files may have others (`Scales`), and whole numbers that sta
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from detgen.errors import EngineError
+from detgen.kernels.c import huge_pages
 from detgen.kernels.c.layout import Quantization
 from detgen.kernels.c.library import best_build
 from detgen.program.operands import GROUP, PANEL, UNIT, Scales, Weight
@@ -24,6 +25,7 @@ from detgen.program.widening import in_floats
 
 # What becomes of weights: they stay as they are, bf16 stands in pairs, or they are quantized here.
 Form = Literal["none", "pairs", "q8", "q4", "q4_k"]
+Empty = Callable[..., torch.Tensor]  # makes a tensor, as `torch.empty` does
 MADE: dict[Form, Storage] = {"q8": Storage.BYTE, "q4": Storage.NIBBLE, "q4_k": Storage.NIBBLE}
 # Of numbers as they are, by their dtypes.
 STORAGE = {getattr(torch, made.dtype): storage for storage, made in FORMATS.items() if storage <= Storage.HALF}
@@ -92,7 +94,7 @@ def cat(weights: Sequence[torch.Tensor | Quantized], dim: int = 0) -> torch.Tens
     return torch.cat([w for w in weights if isinstance(w, torch.Tensor)], dim)
 
 
-def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form) -> tuple[torch.Tensor, Scales]:
+def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form, empty: Empty) -> tuple[torch.Tensor, Scales]:
     """Weights in few bits, in panels: data and scales, as `Weight` has them.
 
     Of q8, the largest magnitude of a group becomes 127 or -127; of q4, -8, so that 7 is the largest number of the other
@@ -102,6 +104,7 @@ def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form) -> tuple
         weights: [outputs, inputs] each, of one number format; inputs are whole groups.
         columns: how many columns of each of them stand in a panel; PANEL puts them one behind the other.
         form: one of `MADE`.
+        empty: makes the tensors.
 
     Raises:
         EngineError: if a weight is infinite, no number, or too large.
@@ -115,8 +118,8 @@ def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form) -> tuple
     places = np.ascontiguousarray(np.concatenate(filled, axis=1)).reshape(-1, PANEL)
     made = FORMATS[MADE[form]]
     width = made.together * PANEL * made.bits // 8
-    data = torch.empty(len(places), inputs // made.together, width, dtype=torch.uint8)
-    scales = _room(len(places), inputs, form)
+    data = empty(len(places), inputs // made.together, width, dtype=torch.uint8)
+    scales = _room(len(places), inputs, form, empty)
     told = _told(STORAGE[kept[0].dtype], len(places), inputs, form, scales)
     told.rows, told.data = places.ctypes.data, data.data_ptr()
     _run(told, form)
@@ -133,8 +136,9 @@ def quantized(weight: Weight, form: Form) -> Weight:
         weight = in_floats(weight)
     made, shape = FORMATS[MADE[form]], weight.data.shape[:-2]
     count, device, source = math.prod(shape), weight.data.device, weight.data.cpu()
-    data = torch.empty(count, weight.inputs // made.together, made.together * PANEL * made.bits // 8, dtype=torch.uint8)
-    scales = _room(count, weight.inputs, form)
+    width = made.together * PANEL * made.bits // 8
+    data = huge_pages.empty(count, weight.inputs // made.together, width, dtype=torch.uint8)
+    scales = _room(count, weight.inputs, form, huge_pages.empty)
     told = _told(weight.storage, count, weight.inputs, form, scales)
     told.packed, told.data = source.data_ptr(), data.data_ptr()
     _run(told, form)
@@ -155,7 +159,7 @@ def narrowed(weight: torch.Tensor, form: Form) -> torch.Tensor:
     count, inputs = weight.numel() // weight.shape[-1], weight.shape[-1]
     rows = weight.data_ptr() + weight.element_size() * inputs * np.arange(count, dtype=np.int64)
     places, made = np.pad(rows, (0, -count % PANEL)).reshape(-1, PANEL), torch.empty(weight.shape)
-    scales = _room(1, UNIT if inputs % UNIT == 0 else GROUP, form)
+    scales = _room(1, UNIT if inputs % UNIT == 0 else GROUP, form, torch.empty)
     told = _told(STORAGE[weight.dtype], len(places), inputs, form, scales)
     told.rows, told.floats = places.ctypes.data, made.data_ptr()
     _run(told, form)
@@ -164,7 +168,7 @@ def narrowed(weight: torch.Tensor, form: Form) -> torch.Tensor:
 
 def bytes_of(panels: int, inputs: int, form: Form) -> int:
     """What `quantized` makes takes, in bytes."""
-    return panels * (inputs * PANEL * FORMATS[MADE[form]].bits // 8 + _room(1, inputs, form).nbytes)
+    return panels * (inputs * PANEL * FORMATS[MADE[form]].bits // 8 + _room(1, inputs, form, torch.empty).nbytes)
 
 
 def fits(weight: torch.Tensor | Quantized) -> bool:
@@ -172,17 +176,19 @@ def fits(weight: torch.Tensor | Quantized) -> bool:
     return len(weight.shape) == 2 and weight.shape[1] % GROUP == 0
 
 
-def _room(panels: int, inputs: int, form: Form) -> Scales:
+def _room(panels: int, inputs: int, form: Form, empty: Empty) -> Scales:
     """Scales of a format, to be filled in."""
 
-    def empty(each: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(panels, inputs // each, PANEL, dtype=dtype)
+    def of(each: int, dtype: torch.dtype) -> torch.Tensor:
+        return empty(panels, inputs // each, PANEL, dtype=dtype)
 
     if form == "q4_k" and inputs % UNIT == 0:
-        steps, units = [[empty(each, of) for _ in range(2)] for each, of in ((GROUP, torch.int8), (UNIT, torch.half))]
+        steps, units = [
+            [of(each, dtype) for _ in range(2)] for each, dtype in ((GROUP, torch.int8), (UNIT, torch.half))
+        ]
         return Scales(steps=steps[0], units=units[0], minima=steps[1], minimum_units=units[1], storage=Storage.BYTE)
-    minima = empty(GROUP, torch.half) if form == "q4_k" else None
-    return Scales(steps=empty(GROUP, torch.half), minima=minima, storage=Storage.HALF)
+    minima = of(GROUP, torch.half) if form == "q4_k" else None
+    return Scales(steps=of(GROUP, torch.half), minima=minima, storage=Storage.HALF)
 
 
 def _told(stored: Storage, panels: int, inputs: int, form: Form, scales: Scales) -> Quantization:

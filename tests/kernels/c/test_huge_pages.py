@@ -1,0 +1,61 @@
+"""Memory for weights: what is made of it keeps apart, whatever sizes come in whatever order."""
+
+from __future__ import annotations
+
+import gc
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from detgen.kernels.c import huge_pages
+
+DTYPES = (torch.uint8, torch.half, torch.float32)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 90), min_size=1, max_size=3), st.sampled_from(DTYPES), st.booleans()),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_tensors_keep_apart(wanted: list[tuple[list[int], torch.dtype, bool]]) -> None:
+    """Also once others have gone."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(huge_pages, "_CHUNK", 1 << 16)
+        held = []
+        for i, (shape, dtype, stays) in enumerate(wanted):
+            made = huge_pages.empty(*shape, dtype=dtype).fill_(i)
+            assert (list(made.shape), made.dtype) == (shape, dtype)
+            assert made.is_contiguous()
+            assert made.data_ptr() % 64 == 0
+            if stays:
+                held.append((i, made))
+        del made
+        gc.collect()
+        assert all((tensor == i).all() for i, tensor in held)
+
+
+def test_pages_are_huge() -> None:
+    """Where the system gives such pages to whoever asks for them."""
+    told = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not told.is_file() or "[never]" in told.read_text():
+        pytest.skip("this system has no huge pages")
+
+    def huge() -> int:
+        return sum(map(int, re.findall(r"AnonHugePages: +(\d+)", Path("/proc/self/smaps").read_text())))
+
+    before = huge()
+    made = huge_pages.empty(64 << 20, dtype=torch.uint8).fill_(1)
+    assert huge() - before > 48 << 10
+    assert made[-1] == 1
+
+
+def test_a_system_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_THERE", False)
+    assert huge_pages.empty(3, 5, dtype=torch.half).shape == (3, 5)
