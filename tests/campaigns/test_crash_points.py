@@ -15,9 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.crash_scenarios import SCENARIOS, act
+from helpers.crash_scenarios import REFUSED, SCENARIOS, act
 from helpers.fakes import keys_in, manifest_of
 from helpers.file_calls import Call, Death, Disk, content_of, crash, library, record
+
+from detgen.errors import OutputError, RunError
+from detgen.run import RunSummary
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,11 +49,21 @@ def test_a_run_that_dies_anywhere_goes_on_to_the_same_bytes(
     monkeypatch.setattr("detgen.run.lifecycle.model_stamp", lambda config: None)
     draw, shim, folder = random.Random(13), library(tmp_path), tmp_path / "folder"
     out = folder / "out"
-    points = tried = again = 0
+    points = tried = again = refused = 0
 
     def recorded(name: str) -> tuple[Disk, list[Call]]:
-        before = Disk(folder)
-        return before, record(shim, folder, ("-m", "helpers.crash_scenarios", name, str(folder)))
+        before, statuses = Disk(folder), (0, REFUSED) if SCENARIOS[name].refuses else (0,)
+        return before, record(shim, folder, ("-m", "helpers.crash_scenarios", name, str(folder)), statuses)
+
+    def resumed(name: str) -> RunSummary:
+        nonlocal refused
+        try:
+            return act(name, folder)
+        except (OutputError, RunError) as error:
+            if not SCENARIOS[name].refuses or "run the same command again" not in str(error):
+                raise
+            refused += 1
+            return act(name, folder)
 
     def die(before: Disk, calls: list[Call]) -> str:
         at, death, seed = draw.randrange(len(calls)), draw.choice(DEATHS), draw.randrange(1 << 30)
@@ -75,11 +88,12 @@ def test_a_run_that_dies_anywhere_goes_on_to_the_same_bytes(
                 now = keys_in(out) & wanted
                 assert not scenario.kept or "power" in wrong or kept <= now, wrong
                 kept = now
-            summary = act(name, folder)
+            summary = resumed(name)
             if scenario.kept and summary.status != "already finished":
                 assert len(kept) <= len(wanted) - summary.fresh.samples, wrong
             left = content_of(out)
             assert {**left, **dict.fromkeys(TIMED, b"")} == {**expected, **dict.fromkeys(TIMED, b"")}, wrong
             assert manifest_of(out)["status"] == "finished", wrong
             assert keys_in(out) == wanted, wrong
-    tally(crash_points=points, tried=tried, in_resumptions_of_these=again, differing=0, tracebacks=0)
+    counts = {"tried": tried, "in_resumptions_of_these": again, "refused_once": refused}
+    tally(crash_points=points, **counts, differing=0, tracebacks=0)

@@ -93,11 +93,13 @@ class Scenario:
         act: the run; it is also what resumes it.
         prepare: what was there before.
         kept: whether a sample that is in the store is never generated again.
+        refuses: whether it may end with a line that says to run the same command again.
     """
 
     act: Callable[[Path], RunSummary]
     prepare: Callable[[Path], object] = lambda folder: None
     kept: bool = True
+    refuses: bool = False
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -114,7 +116,7 @@ SCENARIOS: dict[str, Scenario] = {
     "with a filled cache": Scenario(lambda folder: run_prompts(folder, cache=folder / "cache"), _filled),
     "OpenAI": Scenario(lambda folder: run_prompts(folder, output_format="openai")),
     "piped": Scenario(_piped),
-    "meddled with": Scenario(_meddled, kept=False),
+    "meddled with": Scenario(_meddled, kept=False, refuses=True),
 }
 
 
