@@ -46,6 +46,12 @@ pytest_plugins = [
     "helpers.packings",
 ]
 
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are processors, as some tests wait for other processes; no more than the memory is for."""
+    return min((os.cpu_count() or 1) + 1, 4)
+
+
 # The same examples every time: a red test stays red until its cause is gone. `explore` draws new ones.
 hypothesis.settings.register_profile("detgen", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)

@@ -97,7 +97,15 @@ def build_arm(folder: Path, features: str = "") -> Arm:
         Path(__file__).parents[1] / "kernels/c/replay.c",
         *(SOURCES / n for n in ("pass.c", "attend.c", "pool.c")),
     ]
-    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-static", "-pthread", f"-I{SOURCES}"]
-    flags += [f"-mcpu=generic{features}"]
-    subprocess.run([*COMPILER, *flags, *sources, "-lm", "-o", folder / "replay"], check=True)
-    return Arm(folder / "replay", folder)
+    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread", f"-I{SOURCES}"]
+    return Arm(compiled(folder, sources, flags, features), folder)
+
+
+def compiled(folder: Path, sources: list[Path], flags: list[str], features: str) -> Path:
+    """A program for ARM64. All are linked alike: for other features the compiler would build a C library of its own."""
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    for source, to in zip(sources, objects, strict=True):
+        subprocess.run([*COMPILER, f"-mcpu=generic{features}", *flags, "-c", source, "-o", to], check=True)
+    linked = ["-mcpu=generic", "-static", "-pthread", *objects, "-lm"]
+    subprocess.run([*COMPILER, *linked, "-o", folder / "program"], check=True)
+    return folder / "program"

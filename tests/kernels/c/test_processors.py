@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers as hf
-from helpers.replaying import COMPILER, EMULATOR, SOURCES, Arm, build_arm
+from helpers.replaying import EMULATOR, SOURCES, Arm, build_arm, compiled
 from helpers.small_models import STORED
 from helpers.steps import IN_FEW_BITS, InFewBits, in_few_bits, numbers
 
@@ -101,7 +101,7 @@ def told(results: torch.Tensor | Scores) -> list[torch.Tensor]:
     return [results] if isinstance(results, torch.Tensor) else [torch.from_numpy(values) for values in results]
 
 
-@pytest.fixture(scope="module", params=["", pytest.param("+dotprod", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["", "+dotprod"])
 def arm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Arm:
     """Without and with products of whole numbers."""
     return build_arm(tmp_path_factory.mktemp("arm"), request.param)
@@ -177,18 +177,18 @@ def test_avx_vnni_agrees(avx_vnni: Any, kind: InFewBits) -> None:
         assert same_bits(found, want)
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize(("processor", "runs"), [("cortex-a53", False), ("neoverse-n1", True)])
 def test_dotprod_is_for_processors_that_have_it(tmp_path: Path, processor: str, runs: bool) -> None:
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"there is no {EMULATOR} here")
-    source, program = tmp_path / "asked.c", tmp_path / "asked"
+    source = tmp_path / "asked.c"
     source.write_text(f'#include "{SOURCES.parent / "built.h"}"\nint main(void) {{ return runs_here(); }}\n')
-    # Not by -mcpu=generic+dotprod: the compiler would build the C library a second time, for over a minute.
-    flags = ["-mcpu=generic", "-D__ARM_FEATURE_DOTPROD", "-static"]
-    subprocess.run([*COMPILER, *flags, source, "-o", program], check=True)
+    program = compiled(tmp_path, [source], [], "+dotprod")
     assert subprocess.run([EMULATOR, "-cpu", processor, program], check=False).returncode == runs
 
 
+@pytest.mark.arm
 @STORED
 @pytest.mark.parametrize("family", FAMILIES)
 def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: Form | QuantName) -> None:
@@ -205,6 +205,7 @@ def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: Form | Qua
             assert same_bits(mine, theirs)
 
 
+@pytest.mark.arm
 @pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
 def test_arm_agrees_on_weights_in_few_bits(arm: Arm, kind: InFewBits) -> None:
     x, to, rows = Buffer("x", 1280), Buffer("to", 40), 7
