@@ -19,7 +19,7 @@ demo: $(VENV)/installed
 	@$(PY) tools/show_outputs.py demo-out sample_prompts/code.jsonl
 
 test: $(VENV)/installed-dev
-	$(PY) -m pytest -n auto --dist loadfile
+	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # What every change can break: the bits of all kinds of models, invariance, what is read, kept, written and judged.
 QUICK := tests/test_frozen.py tests/test_layers.py tests/test_docs.py tests/test_params.py tests/program tests/outputs \
@@ -32,7 +32,7 @@ check: $(VENV)/installed-dev
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint quick
 
 quick: $(VENV)/installed-dev
-	$(PY) -m pytest -q -n auto --dist loadfile $(QUICK)
+	$(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder $(QUICK)
 
 lint: $(VENV)/installed-dev
 	$(PY) -m ruff check

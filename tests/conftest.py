@@ -54,6 +54,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 # The same examples every time: a red test stays red until its cause is gone. `explore` draws new ones.
 hypothesis.settings.register_profile("detgen", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("detgen"))
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "detgen"))
 
@@ -111,7 +112,11 @@ def random_model(demo_models: DemoModels, tmp_path_factory: pytest.TempPathFacto
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked `cuda` where torch finds no CUDA device."""
+    """Put first what waits for other processes: at the end, nothing would be left to run meanwhile.
+
+    Skip the tests marked `cuda` where torch finds no CUDA device.
+    """
+    items.sort(key=lambda item: "workers" not in item.path.parts and "bench_command" not in item.path.name)
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if marked:
         import torch

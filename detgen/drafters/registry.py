@@ -73,7 +73,7 @@ def make_drafter(name: str, parts: Parts) -> Drafter:
     """
     if name == "self" and parts.own is None:
         raise EngineError(
-            "drafter self needs a model that runs whole in detgen's own pass with weights of 8 bits or more, and"
+            "drafter self needs a model that runs whole in detgen's own pass with weights of more than 8 bits, and"
             " memory for a copy of them in fewer bits; use auto, ngram or none"
         )
     if DRAFTERS[name].draft_model == "required" and parts.model is None:

@@ -14,12 +14,15 @@ def attention_area(rows: float, keys: float) -> float:
 
 
 class PassCost:
-    """Least-squares fit of seconds to rows and `attention_area`, in which old passes fade."""
+    """Least-squares fit of seconds to rows and `attention_area`, in which old passes fade.
+
+    Relative errors count: a pass of few rows does not follow the line to one of many, which has more to compute.
+    """
 
     _FADE = 0.98
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._z = 0.0
+        self._count = self._n = self._x = self._y = self._z = 0.0
         self._xx = self._xy = self._xz = self._zz = self._zy = 0.0
         self._chosen = self._choosing = 0.0
         self._line: tuple[float, float, float] | None = None  # seconds without rows, by row and by area, once asked for
@@ -27,19 +30,20 @@ class PassCost:
     def update(self, rows: int, seconds: float, area: float | None = None) -> None:
         """Add one pass. One much slower than expected (the machine paused) counts as twice the expected time."""
         area = rows if area is None else area
-        if self._n > 3:
+        if self._count > 3:
             seconds = min(seconds, 2 * self._pass(rows, area))
-        f = self._FADE
+        f, w = self._FADE, max(seconds, 1e-6) ** -2
         self._line = None
-        self._n = f * self._n + 1
-        self._x = f * self._x + rows
-        self._y = f * self._y + seconds
-        self._z = f * self._z + area
-        self._xx = f * self._xx + rows * rows
-        self._xy = f * self._xy + rows * seconds
-        self._xz = f * self._xz + rows * area
-        self._zz = f * self._zz + area * area
-        self._zy = f * self._zy + area * seconds
+        self._count = f * self._count + 1
+        self._n = f * self._n + w
+        self._x = f * self._x + w * rows
+        self._y = f * self._y + w * seconds
+        self._z = f * self._z + w * area
+        self._xx = f * self._xx + w * rows * rows
+        self._xy = f * self._xy + w * rows * seconds
+        self._xz = f * self._xz + w * rows * area
+        self._zz = f * self._zz + w * area * area
+        self._zy = f * self._zy + w * area * seconds
 
     def choose(self, rows: int, seconds: float) -> None:
         """Add the time taken to choose the tokens of some rows; a pause counts as in `update`."""
@@ -66,12 +70,12 @@ class PassCost:
         """Seconds of a pass without rows, by row and by area."""
         if self._line is None:
             by_row, by_area = self._fit()
-            self._line = (self._y - by_row * self._x - by_area * self._z) / max(self._n, 1.0), by_row, by_area
+            self._line = (self._y - by_row * self._x - by_area * self._z) / (self._n or 1.0), by_row, by_area
         return self._line
 
     def _fit(self) -> tuple[float, float]:
         """The slopes that fit best."""
-        n = max(self._n, 1.0)
+        n = self._n or 1.0
         xx, zz = self._xx - self._x * self._x / n, self._zz - self._z * self._z / n
         xy, zy = self._xy - self._x * self._y / n, self._zy - self._z * self._y / n
         xz = self._xz - self._x * self._z / n

@@ -1,6 +1,6 @@
 """Campaigns: hundreds of tries at breaking a promise. `docs/reliability.md` says what each of them found.
 
-    pytest -m slow tests/campaigns                                 # half an hour
+    pytest -m slow tests/campaigns                                 # an hour
     DETGEN_CAMPAIGN_SHARE=0.05 pytest -m slow tests/campaigns      # a twentieth of the tries
 
 Tries are drawn from fixed seeds: a try that fails does so again.

@@ -21,7 +21,6 @@ from detgen.kernels.c.layout import Quantization
 from detgen.kernels.c.library import best_build
 from detgen.program.operands import GROUP, PANEL, UNIT, Scales, Weight
 from detgen.program.storage import FORMATS, Storage, numbers
-from detgen.program.widening import in_floats
 
 # What becomes of weights: they stay as they are, bf16 stands in pairs, or they are quantized here.
 Form = Literal["none", "pairs", "q8", "q4", "q4_k"]
@@ -127,13 +126,11 @@ def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form, empty: E
 
 
 def quantized(weight: Weight, form: Form) -> Weight:
-    """A weight in few bits, of one that is in panels already, with whole groups of inputs.
+    """A weight in few bits, of one that is in panels already, of numbers in floating point and whole groups of inputs.
 
     Raises:
         EngineError: as `quantize`.
     """
-    if weight.storage >= Storage.BYTE:
-        weight = in_floats(weight)
     made, shape = FORMATS[MADE[form]], weight.data.shape[:-2]
     count, device, source = math.prod(shape), weight.data.device, weight.data.cpu()
     width = made.together * PANEL * made.bits // 8
