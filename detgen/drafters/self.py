@@ -49,15 +49,16 @@ class SelfDrafter(PassDrafter):
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """See `PassDrafter`; the first draft makes the weights."""
-        if not self.ready and any(lengths):
-            self._narrowed.make()  # not in the first pass, which is timed
-        return super().draft(seqs, lengths)
+        if self.ready or not any(lengths):
+            return super().draft(seqs, lengths)
+        self._narrowed.make()
+        drafts = super().draft(seqs, lengths)
+        self.runner.cost = PassCost()  # of passes that were not the first
+        return drafts
 
     def seconds(self, rows: float, chosen: float) -> float:
-        """As `PassDrafter.seconds`; before the first draft, as the bytes that passes read say."""
-        if self.ready:
-            return super().seconds(rows, chosen)
-        return self._narrowed.share * self._target_cost.predict(rows, chosen=chosen)
+        """As `PassDrafter.seconds`; up to the second draft, as the bytes that passes read say."""
+        return super().seconds(rows, chosen) or self._narrowed.share * self._target_cost.predict(rows, chosen=chosen)
 
     def unread(self, seq: Drafting) -> int:
         """The last committed token: the target's cache holds all before it."""
