@@ -20,6 +20,7 @@ class Worker:
         calls: that are not answered.
         sent: requests that it has, by index.
         alone: whether it has one request that runs alone.
+        behind: whether it may still generate samples that have come already, from a worker that died.
         stats: of its engine.
         before: of its engines that have died.
         deaths: since it was last ready.
@@ -33,6 +34,7 @@ class Worker:
     calls: list[Any] = field(default_factory=list)
     sent: dict[int, Errand] = field(default_factory=dict)
     alone: bool = False
+    behind: bool = False
     stats: EngineStats = field(default_factory=EngineStats)
     before: EngineStats = field(default_factory=EngineStats)
     deaths: int = 0
@@ -50,7 +52,7 @@ class Worker:
         self.identity = None
         self.calls.clear()
         self.sent.clear()
-        self.alone = False
+        self.alone = self.behind = False
 
     def died(self) -> None:
         """Likewise, and with another engine."""

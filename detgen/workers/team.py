@@ -156,7 +156,7 @@ class WorkersEngine:
                 yield self._wait(waiting)
         finally:
             for worker in self._workers:
-                if worker.sent:  # the stream was left before its end
+                if worker.sent or worker.behind:  # of this stream nothing may come in the next
                     worker.forget()
             self._suspects.clear()
 
@@ -181,6 +181,7 @@ class WorkersEngine:
             elif not worker.alone:
                 room = self._samples - sum(e.request.samples - len(e.delivered) for e in worker.sent.values())
                 new = waiting.take(worker.number, min(room, part))
+            worker.behind = worker.behind or any(errand.delivered for errand in new)
             worker.sent |= {errand.request.index: errand for errand in new}
             if new or worker.sent:
                 requests = [errand.request for errand in new]

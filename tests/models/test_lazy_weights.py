@@ -191,9 +191,7 @@ def test_ends_come_from_the_generation_settings(random_model: Callable[..., Path
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak of memory")
-@pytest.mark.parametrize(
-    ("family", "quant", "bytes_of"), [("llama", "none", 2), ("llama", "q4", 0.5625), ("mixtral", "none", 2)]
-)
+@pytest.mark.parametrize(("family", "quant", "bytes_of"), [("llama", "q4", 0.5625), ("mixtral", "none", 2)])
 def test_memory(demo_models: Any, tmp_path: Path, family: str, quant: str, bytes_of: float) -> None:
     """At most 1.2 times what is stored and 24 MiB for passes and libraries, and the pages of made-up keys and values.
 

@@ -68,6 +68,16 @@ def test_every_sample_comes_once_whoever_dies(
     assert run_all(engine, again) == wanted(again), "a second stream of the same workers"
 
 
+def test_what_a_worker_still_generates_is_of_no_other_stream() -> None:
+    """A sample that had come before its worker died comes again after the stream has ended, of another request then."""
+    cluster = LocalCluster(1, batch_size=3, seed=0)
+    cluster.before = lambda worker, count: cluster.kill(worker) if count == 3 else None
+    engine = WorkersEngine(cluster, 3, Watcher())
+    for shapes in ([(1, 22, False), (3, 0, False)], [(1, 22, False), (3, 7, False), (1, 1, False)]):
+        requests = requests_of(shapes)
+        assert run_all(engine, requests) == wanted(requests)
+
+
 @examples(30)
 @given(st.integers(1, 3), st.integers(0, 20), st.integers(0, 9))
 def test_a_stream_left_early_leaves_nothing_behind(number: int, steps: int, seed: int) -> None:
