@@ -39,7 +39,7 @@ _MOST = 8  # tokens of a draft, unless the user says how many
 _PRIOR = 4.0  # weight of a prior, in tokens: Beta(2, 2) for the run, as much at the run's rate for a sequence
 _MEMORY = 100.0  # tokens that a rate of the run is about; older ones fade
 _ROUNDS = 9  # of whose times the median is taken
-_SHARE = 0.005  # of the time, that trying a drafter again may lose, and that looking in vain may take
+_SHARE = 0.003  # of the time, that trying drafters again may lose, and that looking in vain may take, of all together
 _NOTHING = Draft([], "none")
 
 
@@ -123,8 +123,8 @@ class AutoDrafter(Drafter):
         self._round: Plan | None = None
         self._in_vain: dict[str, float] = {}  # seconds of looks in the last round at what was not the best
         self._last: defaultdict[str, float] = defaultdict(float)  # when each had its last round
-        # When to ask each for its plan again, if it was not the best.
-        self._again = dict.fromkeys((name,) if self._alone else ("ngram", *self._models), 0.0)
+        self._again = dict.fromkeys((name,) if self._alone else ("ngram", *self._models), 0.0)  # when to ask each
+        self._share = _SHARE / len(self._again)
 
     def idle(self) -> bool:
         """Whether nothing is drafted, and it is too early to look for drafts again."""
@@ -146,14 +146,14 @@ class AutoDrafter(Drafter):
                 plans.append(plan)
         plans = (plans[1:] or plans) if self._alone else plans
         best = max(plans, key=lambda plan: plan.speed)
-        due = [p for p in plans if p is not best and p.loss(best.speed) <= _SHARE * (now - self._last[p.drafter])]
+        due = [p for p in plans if p is not best and p.loss(best.speed) <= self._share * (now - self._last[p.drafter])]
         chosen = due[0] if due else best
         self._round = chosen if (model := self._models.get(chosen.drafter)) is None or model.ready else None
         self._last[chosen.drafter] = now
         self._in_vain = {way: s for way, s in took.items() if way not in (best.drafter, chosen.drafter)}
         for way, seconds in took.items():
             # The best waits only for a round without drafts, which makes several passes if no drafter is asked.
-            wait = seconds if way == best.drafter else seconds / _SHARE
+            wait = seconds if way == best.drafter else seconds / self._share
             self._again[way] = now if way == chosen.drafter else now + wait
         return self._drafts(chosen, seqs)
 
@@ -168,7 +168,7 @@ class AutoDrafter(Drafter):
             self._steps, seconds = steps, seconds / steps
             lost = seconds - sum(self._in_vain.values()) - plan.predicted * self._factor(*key) if steps == 1 else 0.0
             for way in self._in_vain:
-                self._again[way] += min(max(lost, 0.0), plan.predicted) / _SHARE
+                self._again[way] += min(max(lost, 0.0), plan.predicted) / self._share
         ratios = self._ratios.setdefault(key, deque([self._factor(*key)], _ROUNDS))
         ratios.append(seconds / plan.predicted)
         self._factors[key] = self._factors[plan.drafter] = median(ratios)

@@ -292,7 +292,7 @@ def test_what_is_never_accepted_costs_the_stated_share(
     auto = make(predictable, line(0.01, 0.001), line(0.005, 0.0))
     run = Run(auto, clock, [draftable(slot, [slot + 1]) for slot in range(count)], unforeseen)
     run.go_on(100, each=0.006)
-    started, rounds = clock.now, 1000
+    started, rounds = clock.now, 4000
     tried = rounds - run.go_on(rounds, each=0.006).count("none")
     assert tried > 2
     lost = (clock.now - started) / (rounds * 0.01) - 1
@@ -370,7 +370,7 @@ def test_where_nothing_is_found_looking_costs_next_to_nothing(
     auto = make(predictable, line(0.001, 0.0001), None)
     auto._ngram = Slow()
     run = Run(auto, clock, [draftable(slot, [slot]) for slot in range(count)], unforeseen)
-    assert run.go_on(400, seconds=0.001 + 0.0001 * count).count("ngram") == 0
+    assert run.go_on(1200, seconds=0.001 + 0.0001 * count).count("ngram") == 0
     assert count * 2 < looked
     assert looked * tick < _SHARE * clock.now + 10 * count * tick
 
