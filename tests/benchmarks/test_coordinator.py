@@ -28,7 +28,7 @@ def test_requests_and_bytes_a_second_and_memory(
     assert "MiB at 4,000" in printed
     assert len(meter.memory) == coordinator._POINTS + 1
     (_, early), (_, late) = meter.memory[2], meter.memory[-1]
-    assert late - early < 3, "it does not grow with the requests"
+    assert late - early < 6, "it does not grow with the requests"
     assert (tmp_path / "out" / "outputs.jsonl").read_bytes().count(b"\n") == 4000
 
 
