@@ -277,7 +277,7 @@ def test_it_comes_back_to_a_drafter_that_improved(
     run.go_on(100)
     assert run.go_on(50).count("none") > 46
     run.rule = rules[good]
-    run.go_on(300)
+    run.go_on(200)
     assert run.go_on(20).count(good) > 16
     run.rule = unforeseen
     run.go_on(100)
