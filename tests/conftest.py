@@ -47,6 +47,7 @@ pytest_plugins = [
 ]
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may be left out
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than there are processors, as some tests wait for other processes; no more than the memory is for."""
     return min((os.cpu_count() or 1) + 1, 4)
