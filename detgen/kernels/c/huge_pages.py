@@ -31,7 +31,10 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     if not _THERE or not size:
         return torch.empty(shape, dtype=dtype)
     with _lock:
-        found = _rest if size <= len(_rest) else memoryview(_mapped(max(size, _CHUNK)))
+        try:
+            found = _rest if size <= len(_rest) else memoryview(_mapped(max(size, _CHUNK)))
+        except OSError:  # there may be memory for this one, or torch says what is missing
+            return torch.empty(shape, dtype=dtype)
         own, left = found[:size], found[-(-size // _LINE) * _LINE :]
         if found is _rest or len(left) > len(_rest):
             _rest = left

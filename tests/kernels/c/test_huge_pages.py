@@ -54,6 +54,12 @@ def test_pages_are_huge() -> None:
     assert made[-1] == 1
 
 
+def test_no_memory_for_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_CHUNK", 1 << 60)
+    monkeypatch.setattr(huge_pages, "_rest", memoryview(b""))
+    assert huge_pages.empty(3, 5, dtype=torch.half).fill_(1).sum() == 15
+
+
 def test_a_system_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "_THERE", False)
     assert huge_pages.empty(3, 5, dtype=torch.half).shape == (3, 5)
