@@ -48,6 +48,21 @@ def test_drafts_behind_what_the_target_has_read(predictable: Any, draftable: Cal
             seq.tokens += [*draft[:accepted], rng.randrange(VOCABULARY)]
 
 
+def test_its_first_passes_say_nothing_of_their_cost(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """They read weights that were just made; until others are timed, the bytes that are read say it."""
+    target = PassCost()
+    target.update(1, 0.01)
+    drafter = SelfDrafter(predictable, Narrowed(predictable, lambda: None, 0.25, 1), target, VOCABULARY, 10_000)
+    seq = draftable(0, [1, 2, 3])
+    predictable.read(0, seq.tokens[:-1])
+    predictable.cost.update(1, 5.0)
+    drafter.draft([seq], [2])
+    assert drafter.seconds(1, 0) == pytest.approx(0.0025)
+    drafter.runner.cost.update(1, 0.004)
+    drafter.draft([seq], [2])
+    assert drafter.seconds(1, 0) == pytest.approx(0.004)
+
+
 REQUESTS = [
     Request(i, i, token_ids=ids(n, 3 + i), params=SamplingParams(max_tokens=24, temperature=temperature, seed=i, n=2))
     for i, (n, temperature) in enumerate([(4, 0.0), (60, 0.8), (130, 0.0), (64, 1.0), (1, 0.0)])

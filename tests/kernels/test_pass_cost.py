@@ -28,6 +28,15 @@ def test_fits_a_line() -> None:
         assert cost.predict(rows) == pytest.approx(0.01 + 0.002 * rows)
 
 
+def test_passes_of_few_rows_do_not_follow_those_of_many() -> None:
+    """What a short window costs is known beside a prompt's pass, which has more to compute."""
+    cost = PassCost()
+    for rows, seconds in [(40, 0.060), *[(1, 0.0127), (9, 0.016)] * 5]:
+        cost.update(rows, seconds)
+    assert cost.predict(9) == pytest.approx(0.016, rel=0.2)
+    assert cost.slopes()[0] < 0.0008
+
+
 def test_tells_rows_from_area() -> None:
     """Where tiles are wider or narrower than the rows ask for, both get their own share of the cost."""
     cost = PassCost()
