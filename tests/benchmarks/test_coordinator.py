@@ -22,13 +22,16 @@ def test_requests_and_bytes_a_second_and_memory(
 
     monkeypatch.setattr(coordinator, "RayCluster", local)
     monkeypatch.setattr("detgen.run.work._REPORT_SECONDS", 0.0)
+    (tmp_path / "first").mkdir()
+    coordinator.measure(400, 4, 2, 16, tmp_path / "first")  # what other tests left free is taken up by then
+    capsys.readouterr()
     meter = coordinator.measure(4000, 4, 2, 16, tmp_path)
     printed = capsys.readouterr().out
     assert "a second" in printed
     assert "MiB at 4,000" in printed
     assert len(meter.memory) == coordinator._POINTS + 1
     (_, early), (_, late) = meter.memory[2], meter.memory[-1]
-    assert late - early < 6, "it does not grow with the requests"
+    assert late - early < 3, "it does not grow with the requests"
     assert (tmp_path / "out" / "outputs.jsonl").read_bytes().count(b"\n") == 4000
 
 

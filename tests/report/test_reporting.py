@@ -214,7 +214,7 @@ ODD = [None, True, -1, 3.5, "x", [], {}, [[1]], 10**30, "<b>"]
 
 
 @given(data=st.data())
-@examples(15)
+@examples(30)
 def test_whatever_happens_to_a_line_is_marked(
     data: st.DataObject, finished: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
