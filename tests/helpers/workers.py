@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any
 
 from detgen.engine.config import EngineConfig
@@ -62,7 +62,7 @@ class LocalCluster:
         self.before: Callable[[int, int], None] = lambda worker, count: None
         self.started = [0] * number
         self.closed = False
-        self.requests: list[list[Request]] = [[] for _ in range(number)]  # that each worker was given
+        self.requests: list[MutableSequence[Request]] = [[] for _ in range(number)]  # that each worker was given
         self._config = EngineConfig(batch_size=batch_size)
         self._build = build or (lambda worker: FedEngine(self._config))
         self._order = random.Random(seed)
