@@ -25,6 +25,7 @@
 #define FEW 2
 #endif
 #define WHOLE (PANEL / WIDTH)
+#define NEAR 3 /* rows that are addressed from one register: at it, and one and two strides behind it */
 #define WIDENED 3 /* tiles of rows from which weights in few bits are made floats once for all of them */
 
 /* Memory would rest while the tiles of many rows read a part again and again: lines behind it are fetched meanwhile, for
@@ -40,6 +41,9 @@ INLINE void tile(
     const float *codes, const float *x, int64_t x_row, int64_t inputs, float *sums, int64_t sums_row, int64_t add_to, const char *next, int64_t lines) {
     const int64_t bytes = panel_bytes(storage) * unit_of(storage);
     const int turn = turn_of(storage);
+    const float *at[(TILE_ROWS + NEAR - 1) / NEAR];
+#define EACH_NEAR _Pragma("GCC unroll 4") for (int n = 0; n * NEAR < rows; n++)
+    EACH_NEAR at[n] = x + n * NEAR * x_row;
     reg all[TILE_ROWS][WHOLE];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -52,6 +56,7 @@ INLINE void tile(
 #pragma GCC unroll 16
             for (int c = 0; c < wide; c++) scale[c] = reg_load(scales + group / GROUP * PANEL + from + c * WIDTH);
         for (int64_t i = group; i < end; i += turn) {
+            EACH_NEAR __asm__("" : "+r"(at[n])); /* in a register */
             if (i % STRIDE == 0)
                 for (int64_t l = 0; l < lines; l++, next += LINE) __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 2
@@ -66,12 +71,13 @@ INLINE void tile(
                 }
 #pragma GCC unroll 16
                 for (int r = 0; r < rows; r++) {
-                    reg b = reg_all(x[r * x_row + i + odd]);
+                    reg b = reg_all(at[r / NEAR][r % NEAR * x_row + odd]);
 #pragma GCC unroll 16
                     for (int c = 0; c < wide; c++)
                         all[r][c] = storage == PAIR ? pair_fma(w[c], b, all[r][c]) : reg_fma(w[c], b, all[r][c]);
                 }
             }
+            EACH_NEAR at[n] += turn;
         }
     }
 #pragma GCC unroll 16
@@ -82,6 +88,7 @@ INLINE void tile(
             if (add_to) all[r][c] = reg_load(to) + all[r][c];
             reg_store(to, all[r][c]);
         }
+#undef EACH_NEAR
 }
 
 /* One part of the inputs of one panel, for a block of rows; meanwhile `lines` cache lines for each STRIDE inputs are
