@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -84,9 +85,7 @@ class Pieces:
     @cached_property
     def _letters(self) -> dict[str, int]:
         """The byte that each letter of a vocabulary of bytes stands for."""
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        return {letter: byte for byte, letter in bytes_to_unicode().items()}
+        return {letter: byte for byte, letter in enumerate(byte_letters())}
 
     def _bytes(self, token: int) -> bytes:
         try:
@@ -104,6 +103,16 @@ class Pieces:
         if self._decoders & {"Metaspace", "Replace"}:
             entry = entry.replace("\u2581", " ")
         return str(entry).encode()
+
+
+def byte_letters() -> list[str]:
+    """The letter of each byte, by which vocabularies of bytes are written (GPT-2's): its own if it is one to be seen.
+
+    The others get, in their order, the characters from 256 on.
+    """
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = itertools.count(256)
+    return [chr(byte if byte in seen else next(others)) for byte in range(256)]
 
 
 def _kinds(part: dict[str, Any]) -> list[str]:

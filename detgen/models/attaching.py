@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.attending import attend_current, attending
 from detgen.models.lazy_weights import widened
 from detgen.models.masks import ASKING, Mask, Seen, UnknownMaskError
+from detgen.models.own_forward import Layout
 from detgen.models.refusing import refusing
 from detgen.models.stored import held
 
@@ -99,23 +99,6 @@ def _check_alone(rows: torch.Tensor) -> None:
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
 AttentionInterface.register(ASKING, _asked)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The attention layers of a model, as recorded in a forward pass.
-
-    Attributes:
-        cached: (kv_heads, key head size, value head size) of each layer.
-        traits: attention traits of each layer.
-        group: query heads per KV head.
-        uncalled: names of modules that the modules they are in use without calling them.
-    """
-
-    cached: list[tuple[int, int, int]]
-    traits: list[AttentionTraits]
-    group: int
-    uncalled: frozenset[str] = frozenset()
 
 
 @contextmanager

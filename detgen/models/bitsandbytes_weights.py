@@ -11,11 +11,10 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from detgen.errors import EngineError, QuantName
 from detgen.kernels.c.quantizing import Quantized
@@ -23,6 +22,9 @@ from detgen.models.folders import Tensor
 from detgen.models.stored import ALL, Place, Read, Weight, whole
 from detgen.program.operands import GROUP, Scales
 from detgen.program.storage import Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 QUANTS: frozenset[QuantName] = frozenset({"nf4", "int8"})  # quantizations by bitsandbytes
 

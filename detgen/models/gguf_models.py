@@ -11,16 +11,18 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import MixtralConfig, PreTrainedModel
 
 from detgen.models.description import describe
 from detgen.models.gguf_header import Header
 from detgen.models.gguf_quickly import quick_gguf
 from detgen.models.stored import Lying, Place, Reader, SideBySide, whole, without_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Settings that transformers does not take over, and what its configurations call them.
 _LEFT_OUT = {
@@ -48,7 +50,7 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     Raises:
         ValueError: if the file has settings that are not understood here.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, MixtralConfig
 
     # By itself, so that no file beside it has a say.
     with TemporaryDirectory() as folder, quick_gguf():

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import GenerationConfig, PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import MADE, Form, narrowed
@@ -27,6 +26,9 @@ from detgen.models import bitsandbytes_weights
 from detgen.models.folders import Stored, Tensor
 from detgen.models.gguf_kinds import NAMED
 from detgen.models.stored import Lying, Place, Read, Reader, Stack, taken, whole, without_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
 # What names in files have in place of what parameters have, by class.
@@ -107,6 +109,8 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
 
 def _read_generation(folder: Path, model: PreTrainedModel) -> None:
     """Read the file whose end-of-sequence tokens count, as transformers does."""
+    from transformers import GenerationConfig
+
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
 
@@ -166,7 +170,8 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
         read: gives the weight of a parameter.
         form: in which linear layers and experts will be; what is quantized counts as it stands then.
     """
-    embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
+    embeddings: Any = getattr(model, "get_input_embeddings", lambda: None)  # a part need not have any
+    embedding = embeddings()
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             own = dict(module.named_parameters(recurse=False))

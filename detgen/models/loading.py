@@ -8,11 +8,10 @@ import logging
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.kernels.c.quantizing import MADE, Form
@@ -28,7 +27,12 @@ from detgen.models.hub import fetched
 from detgen.models.settings import context_of, ends_of, load_settings
 from detgen.models.stored import ALL, Read, Reader, Weight, fill, held
 from detgen.progress import Observer, Unobserved
-from detgen.thinking.modeling import ThinkingStatesForCausalLM
+from detgen.thinking import thinks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
 _HALVES: dict[DTypeName, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, **_HALVES}
@@ -75,7 +79,7 @@ class LoadedModel:
     @property
     def thinking(self) -> ThinkingStatesForCausalLM | None:
         """The model, if it is one that thinks."""
-        return self.model if isinstance(self.model, ThinkingStatesForCausalLM) else None
+        return self.model if thinks(self.model) else None
 
     @property
     def backbone(self) -> PreTrainedModel:
@@ -192,7 +196,7 @@ def load_model(
             read = held
         if form in MADE and not has_description(model):
             raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
-        if isinstance(model, ThinkingStatesForCausalLM):
+        if thinks(model):
             check_size(stored.size, config, torch.float32, trusted=trusted)
             model = model.float() if dtype != "bfloat16" else model
         model.eval().requires_grad_(False)

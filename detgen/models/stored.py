@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Quantized, cat
 from detgen.models.gguf_kinds import NAMED, Kind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Weight = torch.Tensor | Quantized
 ALL = slice(None)

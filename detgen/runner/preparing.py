@@ -6,33 +6,35 @@ This is the slow part, done once: several engines can share prepared models, one
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.decoder import Narrowed
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.triton.replaying import replaying
-from detgen.models.attaching import Layout, attach
 from detgen.models.description import has_description
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
 from detgen.models.memory import check_room, free_memory, room_beside
+from detgen.models.own_forward import Layout, OwnForward
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
 from detgen.models.replacing import replace_modules
 from detgen.progress import Observer, Unobserved
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.census import take_census
-from detgen.runner.depth import check_depth, depth_of
+from detgen.runner.depth import check_depth
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_reference, reference_logits
 from detgen.runner.slot_thoughts import Thinking
 from detgen.runner.thinker import SLOTS, Block, Thinker, one_layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _ROOM = 384  # MiB that libraries take while a small model is prepared, KV buffers included
 _LEAST_POSITIONS = 6 * PAGE  # `check_depth` needs them
@@ -104,15 +106,8 @@ def prepare(
     check_room(_ROOM, "prepare a model")
     observer.stage(f"preparing {target.name}")
     backbones = [m.backbone for m in models]
-    # Some settings turn out to be impossible in a model's first pass only.
-    with explained(target.name):
-        reference = reference_logits(backbones[0], target.vocabulary, target.form, target.read)
-    layouts = []
-    for loaded, model in zip(models, backbones, strict=True):
-        with explained(loaded.name):
-            layouts.append(attach(model, loaded.name))
-    with explained(target.name):
-        depth = depth_of(target, backbones[0], layouts[0])
+    own = [_own_forward(m, model, compared=m is target) for m, model in zip(models, backbones, strict=True)]
+    layouts = [told.layout for told in own]
     held = sum(KVCache.position_bytes(layout.cached, kv_dtype) for layout in layouts)
     weights = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
     kept = _KEPT_PAGES if device.type == "cpu" else None
@@ -123,9 +118,10 @@ def prepare(
     )
     with refusing(_kind(target.name, backbones[0])):
         exact = _exact(runners[0], layouts[0])
-        check_reference(exact, reference, target.vocabulary)
-        if depth is not None:
-            check_depth(exact, depth)
+        assert own[0].reference is not None, "the target is compared"
+        check_reference(exact, own[0].reference, target.vocabulary)
+        if own[0].depth is not None:
+            check_depth(exact, own[0].depth)
     thinking = None
     if (model := target.thinking) is not None:
         blocks = (
@@ -152,12 +148,21 @@ def _kind(name: str, model: PreTrainedModel) -> str:
     return f"{name} ({type(model).__name__})"
 
 
+def _own_forward(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool) -> OwnForward:
+    """What a model's own forward tells; arguments and errors as `ask`."""
+    from detgen.runner.own_forward import ask  # with transformers' models, whose import takes seconds
+
+    return ask(loaded, model, compared=compared)
+
+
 def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, dtype: torch.dtype) -> Block:
     """T or C of a thinking model, given as its part of that and by its letter.
 
     Raises:
         EngineError: if it is not row-invariant.
     """
+    from detgen.models.attaching import attach
+
     name = f"{letter} of {target.name}"
     with explained(name):
         decoder = one_layer(target.model, part)

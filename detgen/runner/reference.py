@@ -6,8 +6,9 @@ through its own eager forward, before anything in it is replaced, and through on
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from transformers import PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Form
@@ -15,6 +16,9 @@ from detgen.kernels.input_batch import Window
 from detgen.models.lazy_weights import widened
 from detgen.models.stored import Read, held
 from detgen.runner.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TOKENS = 24
 _EXACT = 1e-3  # of the largest logit, by how much others may differ

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import MOST_ROWS, Windows
 from detgen.kernels.sampling import choose
 from detgen.runner.block_manager import PAGE
 from detgen.runner.model_runner import ModelRunner
-from detgen.thinking.configuration import ThinkingStatesConfig
-from detgen.thinking.modeling import ThinkingStatesForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from detgen.thinking.configuration import ThinkingStatesConfig
+    from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
 Thought = tuple[int, ...]  # token ids without the end; () for none
 
@@ -96,6 +99,8 @@ def one_layer(model: ThinkingStatesForCausalLM, block: Any) -> PreTrainedModel:
         model: the thinking model.
         block: its `thinker` or its `compressor`, whose parts the decoder takes over.
     """
+    from transformers import AutoModelForCausalLM
+
     backbone: Any = model.backbone
     with torch.device("meta"):
         made: Any = AutoModelForCausalLM.from_config(model.config.block())

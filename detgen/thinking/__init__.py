@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    from detgen.thinking.modeling import ThinkingStatesForCausalLM
+
 
 def register() -> None:
     """Make transformers' `AutoConfig` and `AutoModelForCausalLM` know these models; a second call changes nothing."""
@@ -12,6 +18,12 @@ def register() -> None:
 
     AutoConfig.register(ThinkingStatesConfig.model_type, ThinkingStatesConfig, exist_ok=True)
     AutoModelForCausalLM.register(ThinkingStatesConfig, ThinkingStatesForCausalLM, exist_ok=True)
+
+
+def thinks(model: Any) -> TypeGuard[ThinkingStatesForCausalLM]:
+    """Whether a model is one of these. Imports nothing: as long as their module is not imported, there are none."""
+    modeling = sys.modules.get("detgen.thinking.modeling")
+    return modeling is not None and isinstance(model, modeling.ThinkingStatesForCausalLM)
 
 
 def remedy(weight: str, *, missing: bool) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from detgen.engine.pieces import Piece, Pieces, pieces_of
+from detgen.engine.pieces import Piece, Pieces, byte_letters, pieces_of
 
 
 def in_bytes() -> Any:
@@ -87,3 +87,11 @@ def test_the_embedded_tokenizer(demo_models: Any) -> None:
         pieces = pieces_of(target)
         tokens = pieces._tokenizer(text, add_special_tokens=False).input_ids
         assert b"".join(pieces.of(t).data for t in tokens) == text.encode()
+
+
+def test_the_letters_of_bytes_are_those_of_transformers() -> None:
+    """And of the tokenizers library."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    assert dict(enumerate(byte_letters())) == bytes_to_unicode()
+    assert set(byte_letters()) == set(pre_tokenizers.ByteLevel.alphabet())

@@ -15,21 +15,21 @@ from detgen import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.generic_decoder import Census
 from detgen.models.loading import LoadedModel
-from detgen.runner import preparing
-from detgen.runner.depth import depth_of
+from detgen.runner import own_forward, preparing
+from detgen.runner.deep_forward import depth_of
 
 LONG = {**SIZES, "max_position_embeddings": 20_000}
 
 
 def seeing(change: Callable[[AttentionTraits], AttentionTraits], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let passes have other traits than those that were asked for."""
-    attach = preparing.attach
+    attach = own_forward.attach
 
     def other(*args: Any) -> Any:
         layout = attach(*args)
         return replace(layout, traits=[change(traits) for traits in layout.traits])
 
-    monkeypatch.setattr(preparing, "attach", other)
+    monkeypatch.setattr(own_forward, "attach", other)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_scales_by_the_place_in_a_pass_are_found(monkeypatch: pytest.MonkeyPatch
 def depth(config: Any, context: int) -> int | None:
     """Where the first row of the comparison is."""
     model = made(config)
-    layout = preparing.attach(model, "it")
+    layout = own_forward.attach(model, "it")
     found = depth_of(LoadedModel("it", model, None, "", context, frozenset()), model, layout)
     return None if found is None else found.at
 

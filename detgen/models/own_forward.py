@@ -1,0 +1,58 @@
+"""What a model's own forward in transformers has told of it. Plain data: knows neither transformers nor a back end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from detgen.kernels.attention import AttentionTraits
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The attention layers of a model, as recorded in a forward pass.
+
+    Attributes:
+        cached: (kv_heads, key head size, value head size) of each layer.
+        traits: attention traits of each layer.
+        group: query heads per KV head.
+        uncalled: names of modules that the modules they are in use without calling them.
+    """
+
+    cached: list[tuple[int, int, int]]
+    traits: list[AttentionTraits]
+    group: int
+    uncalled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What a model's own forward gives deep in a sequence.
+
+    Attributes:
+        at: position of the first row.
+        tokens: of the rows.
+        pages: the made-up page that stands at each whole block of positions before, then the one that is cut short.
+        logits: float32 [rows, vocabulary].
+    """
+
+    at: int
+    tokens: list[int]
+    pages: list[int]
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OwnForward:
+    """All of it.
+
+    Attributes:
+        layout: of its attention layers.
+        reference: logits of a few tokens, float32 [tokens, vocabulary]; None of a draft model, which need not be right.
+        depth: those deep in a sequence; None of a draft model, or where they cannot be had.
+    """
+
+    layout: Layout
+    reference: torch.Tensor | None = None
+    depth: Depth | None = None

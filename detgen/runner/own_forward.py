@@ -1,0 +1,30 @@
+"""Asks a model's own forward in transformers for what packed passes need to know, and are compared with."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from detgen.models.attaching import attach
+from detgen.models.explained import explained
+from detgen.models.loading import LoadedModel
+from detgen.models.own_forward import OwnForward
+from detgen.runner.deep_forward import depth_of
+from detgen.runner.reference import reference_logits
+
+
+def ask(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool) -> OwnForward:
+    """Run a model's own forward, and replace its attention by detgen's; call it before replacing any module.
+
+    Args:
+        loaded: a loaded model.
+        model: its decoder.
+        compared: whether packed passes are to be compared with it.
+
+    Raises:
+        EngineError: if it is not supported.
+    """
+    # Some settings turn out to be impossible in a model's first pass only.
+    with explained(loaded.name):
+        reference = reference_logits(model, loaded.vocabulary, loaded.form, loaded.read) if compared else None
+        layout = attach(model, loaded.name)
+        return OwnForward(layout, reference, depth_of(loaded, model, layout) if compared else None)
