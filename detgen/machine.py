@@ -23,6 +23,12 @@ def cpu_name() -> str:
     return next(names, platform.processor() or "unknown")
 
 
+def user_cache() -> Path:
+    """Where detgen keeps things for a user: `$XDG_CACHE_HOME/detgen`, or `~/.cache/detgen`."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "detgen"
+
+
 def usable_cores() -> int:
     """Processors that this process may run on."""
     allowed = getattr(os, "sched_getaffinity", None)  # not everywhere

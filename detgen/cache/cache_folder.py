@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from detgen.errors import RunError, StoreError
+from detgen.machine import user_cache
 from detgen.outputs.directory import make_folder
 from detgen.outputs.shared_store import SharedStore
 from detgen.outputs.store import STORE, Store
 
 _PRIVATE = 0o700  # it holds what its user had generated
-
-
-def default_folder() -> Path:
-    """Where a user's cache is: `$XDG_CACHE_HOME/detgen`, or `~/.cache/detgen`."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "detgen"
 
 
 def make_store(folder: Path | None, say: Callable[[str], None] = lambda text: None) -> SharedStore:
@@ -28,7 +23,7 @@ def make_store(folder: Path | None, say: Callable[[str], None] = lambda text: No
     Raises:
         StoreError: something else is in its place, or it cannot be used.
     """
-    folder = folder or default_folder()
+    folder = folder or user_cache()
     try:
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"{folder} is a file, and a cache is a folder; name another place")
@@ -74,7 +69,7 @@ def open_store(folder: Path | None) -> Iterator[Store]:
     Raises:
         StoreError: there is none, or it cannot be used.
     """
-    path = (folder or default_folder()) / STORE
+    path = (folder or user_cache()) / STORE
     if not path.exists():
         raise StoreError(f"there is no cache in {path.parent}; detgen run --cache {folder or 'auto'} makes one")
     with closing(Store(path)) as store:

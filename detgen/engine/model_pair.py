@@ -9,7 +9,7 @@ import torch
 from detgen.engine.config import EngineConfig
 from detgen.engine.sources import uses_draft
 from detgen.errors import DEMO, QuantName
-from detgen.models.loading import DTYPES, LoadedModel, check_vocabularies, load_model
+from detgen.models.loading import DTYPES, LoadedModel, Role, check_vocabularies, load_model
 from detgen.models.memory import check_room
 from detgen.progress import Observer
 
@@ -23,12 +23,12 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
         EngineError: if a model cannot be loaded, the draft model is missing, or the two do not share a vocabulary.
     """
 
-    def load(source: str | Path | LoadedModel | None, role: str, quant: QuantName) -> LoadedModel:
+    def load(source: str | Path | LoadedModel | None, role: Role, quant: QuantName) -> LoadedModel:
         if source is not None and not isinstance(source, str | Path):
             return source  # loaded already
         trusted, name = config.trust_remote_code, str(source or f"embedded:{role}")
         place = source or DEMO / role
-        return load_model(place, name, config.dtype, quant, trusted=trusted, observer=observer)
+        return load_model(place, name, config.dtype, quant, trusted=trusted, observer=observer, role=role)
 
     check_room(_ROOM, "load a model")
     target = load(config.target, "target", config.target_quant)

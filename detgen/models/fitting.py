@@ -53,6 +53,15 @@ def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
     elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
         raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
+    check_memory(elements, dtype)
+
+
+def check_memory(elements: int, dtype: Any) -> None:
+    """Refuse more parameters in a number format than there is memory; what is no format is not looked at.
+
+    Raises:
+        ValueError: with both sizes.
+    """
     if isinstance(dtype, torch.dtype):
         import psutil
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -136,6 +137,43 @@ def empty_model(
         raise ValueError(f"weights are missing: {missing[0]}")
     _check_rotation(model, header)
     return model, Reader(model, places, dtype)
+
+
+def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """Where the weights lie that `empty_model` has found, as data that JSON can hold, and orders of rows by names.
+
+    None if some are changed when they are read, which only transformers can do.
+    """
+    places: dict[str, Any] = {}
+    orders: dict[str, np.ndarray] = {}
+    for name, lying in reader.places.items():
+        parts = [part for part in getattr(lying, "parts", [lying]) if isinstance(part, Place)]
+        for part in parts:
+            if part.change is not None:
+                return None
+            if part.order is not None:
+                orders[part.name] = part.order
+        places[name] = {"tensors": [part.name for part in parts], "joined": isinstance(lying, SideBySide)}
+    return places, orders
+
+
+def reader_of(
+    model: Any,
+    places: dict[str, Any],
+    orders: Mapping[str, np.ndarray],
+    header: Header,
+    path: Path,
+    dtype: torch.dtype | None,
+) -> Reader:
+    """What reads the weights of a model whose parameters are on `meta`, from where `kept_places` has them."""
+
+    def place(tensor: str) -> Place:
+        entry = header.tensors[tensor]
+        return Place(path, entry.kind, entry.shape, entry.at, tensor, orders.get(tensor))
+
+    found = {name: [place(tensor) for tensor in at["tensors"]] for name, at in places.items()}
+    lying = {name: SideBySide(tuple(of)) if places[name]["joined"] else of[0] for name, of in found.items()}
+    return Reader(model, lying, dtype)
 
 
 def _check_shape(tensor: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:

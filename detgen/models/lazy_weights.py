@@ -50,10 +50,23 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
         config: its configuration.
         dtype: in which the weights are wanted.
     """
-    names = {tensor.name for tensor in stored.tensors}
-    if hasattr(config, "quantization_config") or not names or len(names) != len(stored.tensors):
+    if hasattr(config, "quantization_config") or not stored.tensors:
         return None
     model = without_weights(config, dtype)
+    if not type(model).__module__.startswith("transformers.") or looks_at_positions(model):
+        return None
+    reader = reader_of(model, folder, stored, dtype)
+    if reader is None:
+        return None
+    _read_generation(folder, model)
+    return model, reader
+
+
+def reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader | None:
+    """What reads the weights of a model whose parameters are on `meta`; None if transformers has to load them."""
+    names = {tensor.name for tensor in stored.tensors}
+    if len(names) != len(stored.tensors):
+        return None
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     ignored = model._keys_to_ignore_on_load_unexpected or ()  # by transformers, too
     unread = {name for name in names - wanted.keys() if any(re.search(pattern, name) for pattern in ignored)}
@@ -63,10 +76,7 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
     places = _places(_lying(folder, tensors), _RENAMED.get(type(model).__name__))
     if places is None or wanted != {name: place.shape for name, place in places.items()}:
         return None
-    if not type(model).__module__.startswith("transformers.") or looks_at_positions(model):
-        return None
-    _read_generation(folder, model)
-    return model, Reader(model, places, dtype)
+    return Reader(model, places, dtype)
 
 
 def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, Reader]:
@@ -84,6 +94,13 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
     if not stored.tensors:
         raise ValueError("weights that bitsandbytes has quantized are read from safetensors files; save it as such")
     model = without_weights(config, dtype)
+    reader = quantized_reader_of(model, folder, stored, dtype)
+    _read_generation(folder, model)
+    return model, reader
+
+
+def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader:
+    """What reads the weights of such a model whose parameters are on `meta`; errors as `quantized_model`."""
     few, others = bitsandbytes_weights.places(folder, stored.tensors)
     for tensor in others:
         if not _plain(tensor):
@@ -103,8 +120,7 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
     for name in found.keys() - wanted.keys():
         if not any(re.search(pattern, name) for pattern in ignored):
             raise ValueError(f"config.json describes no such weights as {name}")
-    _read_generation(folder, model)
-    return model, Reader(model, found, dtype)
+    return Reader(model, found, dtype)
 
 
 def _read_generation(folder: Path, model: PreTrainedModel) -> None:

@@ -6,10 +6,12 @@ import hashlib
 import json
 import logging
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,11 +22,22 @@ from detgen.models.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
 from detgen.models.description import has_description
 from detgen.models.digest import Told, digests
 from detgen.models.explained import explained
-from detgen.models.fitting import check_method, check_numbers, check_size, check_unquantized, check_weights
-from detgen.models.folders import check_folder, local_place, model_files
+from detgen.models.fitting import (
+    check_memory,
+    check_method,
+    check_numbers,
+    check_size,
+    check_unquantized,
+    check_weights,
+)
+from detgen.models.folders import Stored, check_folder, local_place, model_files
 from detgen.models.gguf_header import check_gguf
 from detgen.models.hub import fetched
+from detgen.models.keeping import Kept, Place
+from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
+from detgen.models.own_forward import OwnForward
 from detgen.models.settings import context_of, ends_of, load_settings
+from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import ALL, Read, Reader, Weight, fill, held
 from detgen.progress import Observer, Unobserved
 from detgen.thinking import thinks
@@ -33,6 +46,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from detgen.thinking.modeling import ThinkingStatesForCausalLM
+
+Role = Literal["target", "draft"]
 
 _HALVES: dict[DTypeName, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, **_HALVES}
@@ -58,6 +73,8 @@ class LoadedModel:
         form: in which the native pass keeps linear layers: quantized by it, or none for as they are.
         read: gives the weight of a parameter.
         rounded: number format that weights were rounded to when they were read; None for none.
+        own: what its own forward has told, if that is kept; then `model` only says what there is, and computes nothing.
+        keep: keeps that for the next time; None if it is not to be kept.
         vocabulary: entries of the logits.
     """
 
@@ -70,6 +87,8 @@ class LoadedModel:
     form: Form = "none"
     read: Read = held
     rounded: torch.dtype | None = None
+    own: OwnForward | None = None
+    keep: Callable[[OwnForward], None] | None = None
     vocabulary: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,8 +156,9 @@ def load_model(
     *,
     trusted: bool = False,
     observer: Observer | None = None,
+    role: Role | None = None,
 ) -> LoadedModel:
-    """Load a decoder with transformers.
+    """Load a decoder with transformers, or as it is kept from the last time.
 
     Args:
         source: folder in the Hugging Face layout, GGUF file, or a hub name.
@@ -147,28 +167,38 @@ def load_model(
         quant: quantization of its linear layers.
         trusted: whether the model's own code may run (`--trust-remote-code`).
         observer: receives progress.
+        role: as what it is kept, which is for models that the native pass knows; None keeps nothing.
 
     Raises:
         EngineError: if there is no such model, it needs code and is not trusted, its files are damaged or do not belong
             together, it does not fit the memory, or it is not a decoder.
     """
-    from transformers import AutoModelForCausalLM
-
     observer = observer or Unobserved()
-    _quiet()
     folder = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
+    at = Place(folder, role, dtype, quant) if role and not trusted else None
     if folder.is_file():
         observer.stage(f"loading {name}")
-        return _load_gguf(folder, name, dtype, quant, observer)
+        return _load_gguf(folder, name, dtype, quant, observer, at)
     stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
-    chosen: Any = DTYPES.get(dtype, "auto")
     form = FORMS.get(quant, "none")
+
+    def reading(model: Any, kept: Kept) -> Read | None:
+        quantized: bool = kept.facts["quantized"]
+        chosen = _chosen(dtype, stored, quantized=quantized)
+        check_memory(sum(p.numel() for p in model.parameters()), None if form in MADE or quantized else chosen)
+        read = lazy_weights.quantized_reader_of if quantized else lazy_weights.reader_of
+        return read(model, folder, stored, chosen)
+
+    if at is not None and (found := _kept(at, folder, name, dtype, form, observer, reading)):
+        return found
+    from transformers import AutoModelForCausalLM
+
+    _quiet()
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     quantized, quantizing = is_quantized(config), quant in QUANTS
     check_unquantized(name, quant, quantized=quantized)
-    if chosen == "auto":
-        chosen = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
+    chosen = _chosen(dtype, stored, quantized=quantized)
     with explained(name, "config.json"):
         check_method(config)
         check_size(stored.size, config, None if form in MADE or quantized or quantizing else chosen, trusted=trusted)
@@ -203,16 +233,79 @@ def load_model(
         context = context_of(model.config.get_text_config())
         eos = ends_of(model, tokenizer)
         digest = _digest(folder, observer, trusted=trusted)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, form, read, _HALVES.get(dtype))
+    loaded = LoadedModel(name, model, tokenizer, digest, context, eos, form, read, _HALVES.get(dtype))
+    if at is not None and lazy and isinstance(read, Reader):
+        loaded = _keeping(loaded, at, folder, {"quantized": quantized}, {})
+    return loaded
 
 
-def _load_gguf(path: Path, name: str, dtype: DTypeName, quant: QuantName, observer: Observer) -> LoadedModel:
+def _chosen(dtype: DTypeName, stored: Stored, *, quantized: bool) -> torch.dtype:
+    """The number format in which weights are read."""
+    own = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
+    return DTYPES.get(dtype, own)
+
+
+def _kept(
+    at: Place,
+    path: Path,
+    name: str,
+    dtype: DTypeName,
+    form: Form,
+    observer: Observer,
+    reading: Callable[[Any, Kept], Read | None],
+) -> LoadedModel | None:
+    """A model as it is kept, if these are its files; `reading` gives what reads its weights, if that can be done."""
+    kept = at.read()
+    if kept is None:
+        return None
+    with explained(name):
+        digest = _digest(path, observer, trusted=False)
+        if kept.facts["digest"] != digest:
+            return None
+        model = model_of(kept.facts["skeleton"])
+        read = reading(model, kept)
+        if read is None or not has_description(model):
+            return None
+        tokenizer = KeptTokenizer(kept.facts["tokenizer"], path, lambda: load_tokenizer(path, name))
+    context, eos, rounded = kept.facts["context"], frozenset(kept.facts["eos"]), _HALVES.get(dtype)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, form, read, rounded, own=kept.own)
+
+
+def _keeping(
+    loaded: LoadedModel, at: Place, path: Path, facts: dict[str, Any], arrays: Mapping[str, np.ndarray]
+) -> LoadedModel:
+    """The model, which is to be kept at a place with these facts and arrays besides, if that can be done."""
+    skeleton = skeleton_of(loaded.model)
+    if skeleton is None:
+        return loaded
+    facts = facts | {
+        **{"digest": loaded.digest, "skeleton": skeleton, "context": loaded.context, "eos": sorted(loaded.eos)}
+    }
+
+    def keep(own: OwnForward) -> None:
+        tokenizer = facts_of(loaded.tokenizer, path)
+        if tokenizer is not None:
+            at.write(Kept.of({**facts, "tokenizer": tokenizer}, arrays, own))
+
+    return replace(loaded, keep=keep)
+
+
+def _load_gguf(
+    path: Path, name: str, dtype: DTypeName, quant: QuantName, observer: Observer, at: Place | None
+) -> LoadedModel:
     """A model in a GGUF file, whose weights stay as they are stored, unless a format of 16 bits is asked for.
 
     Arguments and errors as `load_model`.
     """
     header = check_gguf(path, name, quant)
     rounded = _HALVES.get(dtype)
+
+    def reading(model: Any, kept: Kept) -> Read | None:
+        return gguf_models.reader_of(model, kept.facts["places"], kept.arrays, header, path, rounded)
+
+    if at is not None and (found := _kept(at, path, name, dtype, "none", observer, reading)):
+        return found
+    _quiet()
     with explained(name):
         config, tokenizer = gguf_models.settings(path, header)
         check_size(path.stat().st_size, config, None, trusted=False)
@@ -220,7 +313,10 @@ def _load_gguf(path: Path, name: str, dtype: DTypeName, quant: QuantName, observ
         model.eval().requires_grad_(False)
         digest = _digest(path, observer, trusted=False)
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, read=read, rounded=rounded)
+    loaded = LoadedModel(name, model, tokenizer, digest, context, eos, read=read, rounded=rounded)
+    if at is not None and (places := gguf_models.kept_places(read)):
+        loaded = _keeping(loaded, at, path, {"places": places[0]}, places[1])
+    return loaded
 
 
 def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:

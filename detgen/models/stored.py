@@ -228,9 +228,13 @@ class Reader:
         model: with parameters on `meta`.
         places: of its parameters, by their names.
         dtype: which numbers get that a file has as such; None leaves them as they are.
+
+    Attributes:
+        places: of its parameters, by their names.
     """
 
     def __init__(self, model: nn.Module, places: Mapping[str, Lying], dtype: torch.dtype | None = None) -> None:
+        self.places = places
         self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
         self._dtype = dtype
 

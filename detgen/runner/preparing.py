@@ -122,6 +122,9 @@ def prepare(
         check_reference(exact, own[0].reference, target.vocabulary)
         if own[0].depth is not None:
             check_depth(exact, own[0].depth)
+    for loaded, told in zip(models, own, strict=True):
+        if loaded.keep is not None:
+            loaded.keep(told)
     thinking = None
     if (model := target.thinking) is not None:
         blocks = (
@@ -149,7 +152,9 @@ def _kind(name: str, model: PreTrainedModel) -> str:
 
 
 def _own_forward(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool) -> OwnForward:
-    """What a model's own forward tells; arguments and errors as `ask`."""
+    """What a model's own forward tells, now or as it is kept; arguments and errors as `ask`."""
+    if loaded.own is not None:
+        return loaded.own
     from detgen.runner.own_forward import ask  # with transformers' models, whose import takes seconds
 
     return ask(loaded, model, compared=compared)

@@ -220,5 +220,5 @@ def test_memory(demo_models: Any, tmp_path: Path, family: str, quant: str, bytes
     command = [sys.executable, "-c", MEASURED, str(demo_models.draft), str(tmp_path), quant]
     environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
     said = subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout
-    pages = (depth._PAGES + 2) * PAGE * 2 * 4 * 64 * 4 * 12  # keys and values of 4 heads of 64 float32 in 12 layers
+    pages = (depth.PAGES + 2) * PAGE * 2 * 4 * 64 * 4 * 12  # keys and values of 4 heads of 64 float32 in 12 layers
     assert int(said.split()[-1]) * 1024 <= 1.2 * (stored + pages) + (24 << 20)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from detgen.cache.cache_folder import default_folder, make_store, open_store
+from detgen.cache.cache_folder import make_store, open_store
 from detgen.engine.request import Request
 from detgen.errors import StoreError
+from detgen.machine import user_cache
 from detgen.outputs.entries import Entry, asked_anywhere, asked_here, entry_key, profile_digest, sound
 from detgen.outputs.store import STORE, Store, beside
 
@@ -95,10 +96,10 @@ def test_processes_that_make_it_at_once_make_one(tmp_path: Path) -> None:
 def test_where_the_users_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
-    assert default_folder() == Path("/var/caches/detgen")
+    assert user_cache() == Path("/var/caches/detgen")
     for relative in ("", "caches"):  # the specification has it that relative paths do not count
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
-        assert default_folder() == Path("/home/someone/.cache/detgen")
+        assert user_cache() == Path("/home/someone/.cache/detgen")
 
 
 def test_no_cache_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""What transformers has told of a model, kept between runs: asking it again takes seconds, mostly to import it.
+
+Kept are the model's modules without their weights, its tokenizer, and what its own forward gave (`OwnForward`), all of
+which follow from the model's files, the settings and the versions of libraries. Packed passes are compared with the
+logits of that forward each time a model is prepared, kept or not. Nothing is kept of models with code of their own, of
+those that transformers itself has to load, and where the user's cache cannot be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+import detgen
+from detgen.kernels.attention import AttentionTraits
+from detgen.machine import user_cache
+from detgen.models.own_forward import Depth, Layout, OwnForward
+
+_PACKAGES = ("transformers", "torch", "tokenizers", "gguf")
+_MOST = 32  # models that are kept, the ones written last
+_DIGEST = hashlib.sha256().digest_size
+_FACTS = "facts"
+
+
+class Kept(NamedTuple):
+    """What is kept of a model.
+
+    Attributes:
+        facts: what JSON can hold.
+        arrays: the rest, by names.
+    """
+
+    facts: dict[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, facts: dict[str, Any], arrays: Mapping[str, np.ndarray], own: OwnForward) -> Kept:
+        """With what a model's own forward has told."""
+        layout, depth = own.layout, own.depth
+        found = {"cached": layout.cached, "traits": [asdict(t) for t in layout.traits], "group": layout.group}
+        made = dict(arrays)
+        if own.reference is not None:
+            made["reference"] = own.reference.numpy()
+        if depth is not None:
+            made["depth"] = depth.logits.numpy()
+            found["depth"] = {"at": depth.at, "tokens": depth.tokens, "pages": depth.pages}
+        return cls({**facts, "own": found}, made)
+
+    @property
+    def own(self) -> OwnForward:
+        """What its own forward has told."""
+        found, arrays = self.facts["own"], {name: torch.from_numpy(x) for name, x in self.arrays.items()}
+        traits = [AttentionTraits(**traits) for traits in found["traits"]]
+        layout = Layout([(h, dk, dv) for h, dk, dv in found["cached"]], traits, found["group"])
+        depth = Depth(**found["depth"], logits=arrays["depth"]) if "depth" in found else None
+        return OwnForward(layout, arrays.get("reference"), depth)
+
+
+class Place:
+    """Where something is kept of one model, used in one way.
+
+    Args:
+        path: folder or file of the model.
+        asked: all that it depends on besides the model's files.
+    """
+
+    def __init__(self, path: Path, *asked: object) -> None:
+        versions = _versions()
+        facts = repr((versions, os.path.realpath(path), *asked)).encode()
+        self._path: Path | None = None
+        with suppress(RuntimeError):  # there is no home
+            self._path = None if versions is None else user_cache() / "models" / hashlib.sha256(facts).hexdigest()
+
+    def read(self) -> Kept | None:
+        """What is kept; None if nothing is, or if it is damaged."""
+        try:
+            content = b"" if self._path is None else self._path.read_bytes()
+            if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
+                return None
+            arrays = load(content[_DIGEST:])
+            facts = json.loads(arrays.pop(_FACTS).tobytes())
+        except (OSError, SafetensorError):
+            return None
+        return Kept(facts, arrays)
+
+    def write(self, kept: Kept) -> None:
+        """Keep that, if the folder can be written."""
+        if self._path is None:
+            return
+        facts = np.frombuffer(json.dumps(kept.facts).encode(), dtype=np.uint8)
+        content = save({**kept.arrays, _FACTS: facts})
+        folder = self._path.parent
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=folder, prefix=".", delete=False) as file:
+                try:
+                    file.write(hashlib.sha256(content).digest() + content)
+                    os.replace(file.name, self._path)
+                except OSError:
+                    os.unlink(file.name)
+                    raise
+            for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST]:
+                old.unlink()
+
+
+@cache
+def _versions() -> tuple[object, ...] | None:
+    """Of all that decides what is told: libraries and the code here that asks; None if some of that has no version."""
+    try:
+        versions = [version(package) for package in _PACKAGES]
+    except PackageNotFoundError:
+        return None
+    if any("dev" in one for one in versions):  # one version, many contents
+        return None
+    code, root = hashlib.sha256(), Path(detgen.__file__).parent
+    for part in ("models", "runner", "kernels", "thinking"):
+        for path in sorted((root / part).rglob("*.py")):
+            code.update(path.read_bytes())
+    return (*versions, code.digest())

@@ -1,0 +1,123 @@
+"""A tokenizer of transformers without transformers: the tokenizers library does for it what matters to texts.
+
+What else is asked of it, chat templates above all, transformers' own answers, which is loaded then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Tokenizer
+
+# What is done here in place of transformers' tokenizers, of which some do it otherwise.
+_DONE_HERE = (
+    *("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "decode", "_decode"),
+    *("get_vocab", "convert_ids_to_tokens", "added_tokens_decoder", "backend_tokenizer"),
+)
+_FACTS = ("eos_token_id", "bos_token_id", "all_special_ids", "chat_template", "clean_up_tokenization_spaces")
+_FILE = "tokenizer.json"
+
+
+class Encoded(NamedTuple):
+    """What a text becomes."""
+
+    input_ids: list[int]
+
+
+def facts_of(tokenizer: Any, place: Path) -> dict[str, Any] | None:
+    """What `KeptTokenizer` is made of, as data that JSON can hold; None for tokenizers with ways of their own.
+
+    Args:
+        tokenizer: of transformers.
+        place: folder or file of the model.
+    """
+    from transformers import TokenizersBackend
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, TokenizersBackend) or tokenizer.split_special_tokens:
+        return None
+    if any(getattr(kind, name) is not getattr(TokenizersBackend, name) for name in _DONE_HERE):
+        return None
+    facts = {name: getattr(tokenizer, name) for name in _FACTS}
+    state = _unbound(Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())).to_str()
+    file = place / _FILE
+    as_stored = file.is_file() and _unbound(Tokenizer.from_file(str(file))).to_str() == state
+    return facts | {"state": None if as_stored else state}
+
+
+def _unbound(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, for whole texts alone, as transformers takes it if nothing else is asked for."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class KeptTokenizer:
+    """Made of what is kept of a tokenizer.
+
+    Args:
+        facts: see `facts_of`.
+        place: folder or file of the model.
+        load: loads transformers' own.
+
+    Attributes:
+        backend_tokenizer: of the tokenizers library.
+    """
+
+    eos_token_id: int | None
+    bos_token_id: int | None
+    all_special_ids: list[int]
+    chat_template: Any
+    clean_up_tokenization_spaces: bool
+
+    def __init__(self, facts: dict[str, Any], place: Path, load: Callable[[], Any]) -> None:
+        for name in _FACTS:
+            setattr(self, name, facts[name])
+        state = facts["state"]
+        made = Tokenizer.from_file(str(place / _FILE)) if state is None else Tokenizer.from_str(state)
+        self.backend_tokenizer = _unbound(made)
+        self._load, self._own = load, None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_own", "_load"):
+            raise AttributeError(name)
+        if self._own is None:
+            self._own = self._load()
+        return getattr(self._own, name)
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Encoded:
+        """The token ids of a text."""
+        (encoding,) = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return Encoded(encoding.ids)
+
+    def decode(
+        self,
+        token_ids: int | list[int],
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> str:
+        """The text of token ids."""
+        cleaned = clean_up_tokenization_spaces
+        if self.clean_up_tokenization_spaces if cleaned is None else cleaned:
+            text: str = self.__getattr__("decode")(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=cleaned
+            )
+            return text
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token ids by their texts."""
+        return self.backend_tokenizer.get_vocab(with_added_tokens=True)
+
+    def convert_ids_to_tokens(self, ids: int) -> str | None:
+        """The entry of the vocabulary that a token id stands for."""
+        return self.backend_tokenizer.id_to_token(ids)
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Tokens beside the vocabulary, by their ids."""
+        return self.backend_tokenizer.get_added_tokens_decoder()

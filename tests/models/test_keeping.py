@@ -1,0 +1,211 @@
+"""What transformers has told of a model is kept between runs: the same bits without it, and never another model's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.families import DESCRIBED
+from helpers.frozen import CASES, KNOWN, digest
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from detgen import Engine, EngineError
+from detgen.engine import model_pair
+from detgen.models import keeping
+from detgen.models.description import Description, Norm, describe
+from detgen.models.loading import LoadedModel
+from detgen.models.skeleton import model_of, skeleton_of
+from detgen.models.stored import without_weights
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[LoadedModel]:
+    """The models that engines load, which are kept in a folder of the test's."""
+    found: list[LoadedModel] = []
+    load = model_pair.load_model
+
+    def noting(*args: Any, **named: Any) -> LoadedModel:
+        found.append(load(*args, **named))
+        return found[-1]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_pair, "load_model", noting)
+    return found
+
+
+@pytest.fixture
+def folder(demo_models: Any, tmp_path: Path) -> Path:
+    """A copy of the embedded draft model."""
+    return Path(shutil.copytree(demo_models.draft, tmp_path / "model"))
+
+
+def engine(folder: Path) -> Engine:
+    return Engine(target=folder, drafter="none", kv_memory=4 << 20)
+
+
+def kept(loaded: list[LoadedModel]) -> bool:
+    """Whether the last model that was loaded had been kept."""
+    return loaded[-1].own is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("embedded, draft model", "embedded, scored", "embedded, q8", "qwen2_moe", "gpt2, bfloat16", "gpt2"),
+        *("gemma3", "GGUF Q4_0"),
+    ],
+)
+def test_bits_are_the_same(name: str, tmp_path: Path, loaded: list[LoadedModel]) -> None:
+    """Lines and logits."""
+    known = json.loads(KNOWN.read_text(encoding="utf-8"))[name]
+    (tmp_path / "model").mkdir()
+    for again in (False, True):
+        assert digest(CASES[name], tmp_path / "model") == known
+        assert kept(loaded) == again
+
+
+def of_parts(described: Any, names: dict[int, str]) -> Any:
+    """A description that can be compared: parameters by their names."""
+    if isinstance(described, torch.Tensor):
+        return names.get(id(described), str(described.shape))
+    if isinstance(described, list | tuple):
+        return type(described), [of_parts(part, names) for part in described]
+    if hasattr(described, "__dataclass_fields__"):
+        return type(described), {f: of_parts(getattr(described, f), names) for f in described.__dataclass_fields__}
+    return described.tolist() if hasattr(described, "tolist") else described
+
+
+def all_of(model: nn.Module) -> list[Any]:
+    """All that is described of a model."""
+    found = describe(model)
+    assert isinstance(found, Description)
+    held = {id(p): p for p in model.parameters()}
+    found.read = lambda parameter, rows=slice(None): held[id(parameter)]  # type: ignore[assignment]
+    names = {id(p): name for name, p in model.named_parameters()}
+    parts = [found.embedding, found.embedding_factor, found.positions, found.final, found.head]
+    parts += [found.head_factor, found.softcap, *(found.layer(i) for i in range(len(found.layers)))]
+    return [of_parts(part, names) for part in parts]
+
+
+@pytest.mark.parametrize("family", DESCRIBED)
+def test_a_skeleton_is_described_alike(family: str) -> None:
+    """Every number, shape and parameter, through JSON."""
+    model = without_weights(DESCRIBED[family](), torch.float32).eval()
+    taken = json.loads(json.dumps(skeleton_of(model)))
+    again = model_of(taken)
+    assert type(again).__name__ == type(model).__name__
+    assert all_of(again) == all_of(model)
+    names = [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in again.named_parameters()] == names
+    norm = describe(again).final  # type: ignore[union-attr]
+    norms = [Norm(norm.weight, norm.bias, 2 * norm.epsilon, norm.centred)] if norm else []
+    assert all(of_parts(one, {}) != of_parts(norm, {}) for one in norms)  # a difference would be seen
+
+
+def test_other_weights_are_asked_anew(folder: Path, loaded: list[LoadedModel]) -> None:
+    """In a folder that has the same names and sizes."""
+    before = [engine(folder).generate("def f(", max_tokens=8)[0].token_ids for _ in range(2)]
+    assert kept(loaded)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    save_file({name: w.flip(0).contiguous() for name, w in weights.items()}, path, {"format": "pt"})
+    after = [engine(folder).generate("def f(", max_tokens=8)[0].token_ids for _ in range(2)]
+    assert [m.own is not None for m in loaded] == [False, True, False, True]
+    assert before[0] == before[1] != after[0] == after[1]
+
+
+def test_what_is_kept_is_compared_each_time(folder: Path, loaded: list[LoadedModel]) -> None:
+    """A forward that gave other logits is not that of this model."""
+    engine(folder)
+    (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "detgen" / "models").iterdir()
+    place = keeping.Place(folder, "target", "auto", "none")
+    found = place.read()
+    assert found is not None
+    reference = found.arrays["reference"]
+    other = reference + 0.01 * abs(reference).max()
+    place.write(keeping.Kept(found.facts, {**found.arrays, "reference": other}))
+    assert path.exists()
+    with pytest.raises(EngineError, match="packed rows give other logits than the model's own forward"):
+        engine(folder)
+    deep = found.arrays["depth"]
+    place.write(keeping.Kept(found.facts, {**found.arrays, "depth": deep + 0.01 * abs(deep).max()}))
+    with pytest.raises(EngineError, match="packed rows at position"):
+        engine(folder)
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[:-9], lambda c: c[:99] + b"?" + c[100:], lambda c: b"", lambda c: b"x"])
+def test_what_is_damaged_is_asked_anew(
+    folder: Path, loaded: list[LoadedModel], damage: Callable[[bytes], bytes]
+) -> None:
+    """And kept again."""
+    engine(folder)
+    (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "detgen" / "models").iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    for again in (False, True):
+        engine(folder)
+        assert kept(loaded) == again
+
+
+def test_nothing_is_kept_where_nothing_can_be(
+    folder: Path, loaded: list[LoadedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a home that is a file, of libraries that are being worked on, of code that comes with a model."""
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        engine(folder)
+        assert not kept(loaded)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        Engine(target=folder, drafter="none", kv_memory=4 << 20, trust_remote_code=True)
+        assert not kept(loaded)
+        with monkeypatch.context() as patch:
+            keeping._versions.cache_clear()
+            patch.setattr(keeping, "version", lambda package: "6.0.0.dev0")
+            engine(folder)
+            assert not kept(loaded)
+        keeping._versions.cache_clear()
+
+
+def test_the_oldest_make_room(folder: Path, loaded: list[LoadedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of models that are kept, only so many."""
+    monkeypatch.setattr(keeping, "_MOST", 2)
+    for dtype in ("float32", "bfloat16", "float16"):
+        Engine(target=folder, drafter="none", kv_memory=4 << 20, dtype=dtype)
+    assert len(list((Path(os.environ["XDG_CACHE_HOME"]) / "detgen" / "models").iterdir())) == 2
+
+
+def test_a_run_imports_no_transformers(tmp_path: Path) -> None:
+    """From the second on; the bytes stay."""
+    code = "import sys; from detgen.__main__ import main; sys.argv[0] = 'detgen'\n"
+    code += "try: main()\nfinally: print('transformers' in sys.modules)"
+    outputs = []
+    for again in (False, True):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "run", "--prompt", "def f(", "--max-tokens", "4", "-o", "-"],
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        output, _, imported = done.stdout.strip().rpartition("\n")
+        assert imported == str(not again), done.stderr
+        outputs.append(output)
+    assert outputs[0]
+    assert outputs[0] == outputs[1]
+
+
+def test_the_configuration_is_that_of_the_whole_model() -> None:
+    """One of parts is not taken apart."""
+    model: Any = AutoModelForCausalLM.from_config(DESCRIBED["llama"]())
+    model.config.get_text_config = lambda: None
+    assert skeleton_of(model) is None
