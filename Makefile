@@ -3,6 +3,7 @@
 # make check  check style and types, and run the tests that find most faults, in under a minute
 # make lint   check style and types
 # make docs   build the pages of docs/ as a site, into build/docs; a broken link fails
+# make wheels build the sources and the wheels of all platforms, into dist/, and check them
 # make clean  remove whatever the others made
 # make help   show these lines
 
@@ -11,7 +12,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check quick lint docs clean help
+.PHONY: demo test check quick lint docs wheels clean help
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -44,11 +45,14 @@ docs: $(VENV)/installed-docs
 	$(PY) -m sphinx -W --keep-going -n -q -b html docs build/docs
 	@echo "build/docs/index.html"
 
+wheels: $(VENV)/installed-dev
+	$(PY) tools/wheels.py
+
 help:
 	@sed -n 's/^# make /make /p' Makefile
 
 clean:
-	rm -rf $(VENV) demo-out build detgen.egg-info detgen/kernels/c/*.so detgen/kernels/c/layout.h .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-out build dist detgen.egg-info detgen/kernels/c/*.so detgen/kernels/c/layout.h .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second run start at once. detgen itself is installed in editable mode: an edit needs no new install.
