@@ -19,7 +19,6 @@ import torch
 
 from detgen.models.description import describe
 from detgen.models.gguf_header import Header
-from detgen.models.gguf_quickly import quick_gguf
 from detgen.models.stored import Lying, Place, Reader, SideBySide, whole, without_weights
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
         ValueError: if the file has settings that are not understood here.
     """
     from transformers import AutoConfig, AutoTokenizer, MixtralConfig
+
+    from detgen.models.gguf_quickly import quick_gguf
 
     # By itself, so that no file beside it has a say.
     with TemporaryDirectory() as folder, quick_gguf():
@@ -100,6 +101,8 @@ def empty_model(
         TensorProcessor,
         get_gguf_hf_weights_map,
     )
+
+    from detgen.models.gguf_quickly import quick_gguf
 
     model = without_weights(config, torch.float32)
     if describe(model) is None:

@@ -13,8 +13,6 @@ import torch
 from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.decoder import Narrowed
-from detgen.kernels.generic.generic_decoder import GenericDecoder
-from detgen.kernels.triton.replaying import replaying
 from detgen.models.description import has_description
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
@@ -22,10 +20,8 @@ from detgen.models.memory import check_room, free_memory, room_beside
 from detgen.models.own_forward import Layout, OwnForward
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
-from detgen.models.replacing import replace_modules
 from detgen.progress import Observer, Unobserved
 from detgen.runner.block_manager import PAGE, BlockManager
-from detgen.runner.census import take_census
 from detgen.runner.depth import check_depth
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
@@ -209,6 +205,10 @@ def _runner(
     if has_description(model):
         programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read)
         return ModelRunner(CDecoder(programs), cache, layout.group)
+    from detgen.kernels.generic.generic_decoder import GenericDecoder
+    from detgen.models.replacing import replace_modules
+    from detgen.runner.census import take_census
+
     with refusing(_kind(loaded.name, model)):
         replace_modules(model, layout.uncalled)
     decoder = GenericDecoder(model, cache)
@@ -241,6 +241,7 @@ def _on_cuda(
             f"{_kind(loaded.name, model)} has no description yet, so CUDA cannot run it; use --device cpu"
         )
     try:
+        from detgen.kernels.triton.replaying import replaying
         from detgen.kernels.triton.triton_decoder import TritonDecoder
     except ImportError as error:
         raise EngineError(

@@ -489,7 +489,7 @@ def test_quickly_is_as_slowly(folder: Path, tmp_path: Path, monkeypatch: pytest.
     quick, checkpoint = loaded(path), load_gguf_checkpoint(str(path))
     with quick_gguf():
         assert load_gguf_checkpoint(str(path)) == checkpoint
-    monkeypatch.setattr("detgen.models.gguf_models.quick_gguf", nullcontext)
+    monkeypatch.setattr("detgen.models.gguf_quickly.quick_gguf", nullcontext)
     slow = loaded(path)
     assert quick.model.config.to_diff_dict() == slow.model.config.to_diff_dict()
     assert quick.tokenizer.backend_tokenizer.to_str() == slow.tokenizer.backend_tokenizer.to_str()

@@ -15,7 +15,7 @@ from detgen import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.generic_decoder import Census
 from detgen.models.loading import LoadedModel
-from detgen.runner import own_forward, preparing
+from detgen.runner import census, own_forward
 from detgen.runner.deep_forward import depth_of
 
 LONG = {**SIZES, "max_position_embeddings": 20_000}
@@ -56,7 +56,7 @@ def test_other_windows_are_found(
 
 def test_scales_by_the_place_in_a_pass_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 4 scales queries of some layers by how many rows are before them in the pass, not by their positions."""
-    monkeypatch.setattr(preparing, "take_census", lambda *_: Census((), ""))  # which finds it, too
+    monkeypatch.setattr(census, "take_census", lambda *_: Census((), ""))  # which finds it, too
     settings = {**SIZES, "head_dim": 16, "intermediate_size_mlp": 96, "moe_layers": [], "no_rope_layers": [1, 0]}
     for tuned in (False, True):
         config = hf.Llama4TextConfig(

@@ -27,7 +27,7 @@ def load(kind: str, change: Wrong) -> None:
     decoder: Any = CDecoder if kind == "c" else GenericDecoder
     run = decoder.run
     with pytest.MonkeyPatch.context() as patch, decoders(kind):
-        patch.setattr("detgen.runner.preparing.take_census", lambda *_: Sound)
+        patch.setattr("detgen.runner.census.take_census", lambda *_: Sound)
         patch.setattr(decoder, "run", lambda *args, **named: change(run(*args, **named)))
         Engine(drafter="none", kv_memory=16 << 20)
 
