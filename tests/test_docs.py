@@ -329,7 +329,7 @@ EXAMPLES = {
     "An argument of attention": {
         "detgen/kernels/attention.py",
         "detgen/kernels/c/attend.c",
-        "detgen/program/interpreter.py",
+        "detgen/program/attention.py",
         "detgen/program/steps.py",
         "detgen/models/attaching.py",
         "detgen/kernels/generic/paged_attention.py",
@@ -406,20 +406,20 @@ subprocess.run([*command, "run", "p.jsonl", "--max-tokens", "12", "-o", "out2", 
 assert [json.loads(line)["text"] for line in Path("out2/outputs.jsonl").read_text().splitlines()] == [trimmed] * 2
 
 q, (k, v) = torch.randn(2, 2, 6, 16), torch.randn(2, 2, 64, 2, 16)
-scores = torch.cat([torch.einsum("shrd,skhd->shrk", q, k), torch.full((2, 2, 6, 1), 3.0)], -1)
-want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1)[..., :-1], v)
-torch.testing.assert_close(attend_blocks(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, sink=3.0)), want)
+scores = torch.einsum("shrd,skhd->shrk", q, k).clamp(-3.0, 3.0)
+want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1), v)
+torch.testing.assert_close(attend_blocks(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, bound=3.0)), want)
 
 cache = KVCache([(2, 16, 16)], BlockManager(2), torch.float32, torch.device("cpu"))
 cache.pages.lay_out(1, 64)
 packed = pack(Windows.of([Window(0, 0, [0] * 64, 0)]), cache.pages.tables, 1)
 last = q[0, :, :1].transpose(0, 1)
 rows = torch.cat([torch.zeros(63, 2, 16), last])
-out = PagedAttention(cache).attend(0, rows, k[0], v[0], packed, AttentionTraits(1.0, sink=3.0))
+out = PagedAttention(cache).attend(0, rows, k[0], v[0], packed, AttentionTraits(1.0, bound=3.0))
 torch.testing.assert_close(out[63], want[0, :, 0])
 heads = Cache(heads=2, kv_heads=2, size=16, values=16, keys=cache.keys[0], kept=cache.values[0])
 program, out = Program(Buffer("qkv", 96)), torch.empty(64, 32)
-program.add(Attend(name="attended", qkv=Buffer("qkv", 96), cache=heads, to=Buffer("to", 32), scale=1.0, sink=3.0))
+program.add(Attend(name="attended", qkv=Buffer("qkv", 96), cache=heads, to=Buffer("to", 32), scale=1.0, bound=3.0))
 given = {Buffer("qkv", 96): torch.cat([rows.flatten(1), torch.zeros(64, 64)], 1), Buffer("to", 32): out}
 Interpreter(program).run(packed.rows, given)
 torch.testing.assert_close(out[63].view(2, 16), want[0, :, 0])

@@ -26,12 +26,15 @@ class AttentionTraits:
         window: how many positions a row sees, its own included; None for all.
         softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
         chunk: positions of a chunk, counted from position 0; a row sees none before its own. None for no chunks.
+        sinks: a score of each head that takes its share of the softmax and has no value; None for none, or where they
+            are not known yet.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     chunk: int | None = None
+    sinks: tuple[float, ...] | None = None
 
 
 def cut_pieces(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, most: int) -> np.ndarray:
@@ -82,7 +85,7 @@ def attend_blocks(
         k: [members, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries `bounded`.
         v: like k.
         mask: [members, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
-        traits: the layer's attention traits; window and chunk are what the mask says.
+        traits: the layer's attention traits, without sinks; window and chunk are what the mask says.
 
     Returns:
         [members, kv_heads, rows, head_size].

@@ -45,6 +45,7 @@ def _attention(
     attention_mask: torch.Tensor | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers' models call through the AttentionInterface.
@@ -59,7 +60,9 @@ def _attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     seen: Seen = module.seen  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend_current(layer, q, k, v, AttentionTraits(scale, seen.window, softcap, seen.chunk))[None], None
+    known = s_aux is not None and s_aux.device.type != "meta"
+    sinks = tuple(s_aux.flatten().tolist()) if s_aux is not None and known else None
+    return attend_current(layer, q, k, v, AttentionTraits(scale, seen.window, softcap, seen.chunk, sinks))[None], None
 
 
 def _asked(

@@ -13,8 +13,9 @@ from torch import nn
 
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.models.families import FAMILIES, Family
+from detgen.models.mixtures import MIXTURES
 from detgen.models.rotary import Rotary, rotary_of
-from detgen.models.stored import Read, Weight, held, whole
+from detgen.models.stored import Read, Weight, held, turned, whole
 from detgen.program.operands import Activation
 
 # What classes of activation modules compute.
@@ -28,8 +29,6 @@ ACTIVATIONS = {
     "GELUActivation": Activation.GELU,
     "ReLU": Activation.RELU,
 }
-# Classes of mixtures: a router without a bias, softmax over all experts, experts with joined gates.
-_MIXTURES = {"MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock"}
 # Classes of root-mean-square norms whose weights are added to 1.
 _ADDED_TO_ONE = {"Gemma2RMSNorm", "Gemma3RMSNorm"}
 # Settings under which a family is not what its row says.
@@ -94,20 +93,26 @@ class Experts:
         router: logits of the experts.
         up: gates and what they open, [experts, 2 * inner, hidden].
         down: [experts, hidden, inner].
+        biases: of both, [experts, outputs]; None for none.
+        interleaved: whether gates and what they open take turns, instead of all gates coming first.
         activation: of the gates.
+        limited: limit, slope and shift of `ExpertLinear`.
         picks: experts of a row.
-        normalized: whether the weights of a row's experts are made to add up to 1.
+        routing: the fields of `Route` that say how they are chosen.
         shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
-            multiplied; None for none.
+            multiplied, or None; None for none.
     """
 
     router: Linear
     up: Weight
     down: Weight
+    biases: tuple[torch.Tensor, torch.Tensor] | None
+    interleaved: bool
     activation: Activation
+    limited: tuple[float, float, float]
     picks: int
-    normalized: bool
-    shared: tuple[FeedForward, Linear] | None
+    routing: dict[str, Any]
+    shared: tuple[FeedForward, Linear | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ class Layer:
         rotary: how heads are rotated; None for not at all.
         interleaved: see `Family`.
         query_scale: the attention's scale, where attention is given another one; None otherwise.
+        sinks: [heads], see `Attend`; None for none.
         norms: as in `Family`; None for none.
         parallel: see `Family`.
         mlp: the feed-forward.
@@ -139,6 +145,7 @@ class Layer:
     rotary: Rotary | None
     interleaved: bool
     query_scale: float | None
+    sinks: torch.Tensor | None
     norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
     parallel: bool
     mlp: FeedForward | Experts
@@ -249,6 +256,8 @@ class Description:
             raise UnknownError("queries, keys and values of other sizes")
         q, k = (self._norm(getattr(attention, name, None)) for name in family.head_norms)
         one, two, three, four = (self._norm(getattr(layer, n, None) if n else None) for n in family.norms)
+        if four is not None and hasattr(mlp, "experts"):
+            raise UnknownError("a norm behind experts")
         parallel = family.parallel
         return Layer(
             heads=heads,
@@ -260,6 +269,7 @@ class Description:
             rotary=self._rotary(attention, index),
             interleaved=family.interleaved,
             query_scale=float(attention.scaling) if family.scaled_queries else None,
+            sinks=self._tensor(attention.sinks).float() if hasattr(attention, "sinks") else None,
             norms=(one, two, three, four),
             parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
             mlp=self._experts(mlp) if hasattr(mlp, "experts") else self._feed_forward(mlp),
@@ -272,21 +282,36 @@ class Description:
         return FeedForward(up, bool(family.gate), _activation(mlp), self._linear(getattr(mlp, family.down)))
 
     def _experts(self, mlp: Any) -> Experts:
-        experts, gate = mlp.experts, mlp.gate
-        if type(mlp).__name__ not in _MIXTURES:
+        mixture = MIXTURES.get(type(mlp).__name__)
+        if mixture is None:
             raise UnknownError(type(mlp).__name__)
+        experts, router, biases = mlp.experts, getattr(mlp, mixture.router), None
+        if hasattr(experts, "gate_up_proj_bias"):
+            biases = self._tensor(experts.gate_up_proj_bias), self._tensor(experts.down_proj_bias)
         shared = None
-        if hasattr(mlp, "shared_expert"):
-            shared = self._feed_forward(mlp.shared_expert), self._linear(mlp.shared_expert_gate)
+        if hasattr(mlp, mixture.shared):
+            gate = getattr(mlp, f"{mixture.shared}_gate", None)
+            shared = self._feed_forward(getattr(mlp, mixture.shared)), None if gate is None else self._linear(gate)
+        bias = getattr(router, "bias", None)
         return Experts(
-            router=Linear(self._tensor(gate.weight), None),
-            up=self._weight(experts.gate_up_proj),
-            down=self._weight(experts.down_proj),
-            activation=_activation(experts),
-            picks=int(gate.top_k),
-            normalized=bool(getattr(gate, "norm_topk_prob", True)),
+            router=Linear(self._tensor(router.weight), None if bias is None else self._tensor(bias)),
+            up=self._of_experts(experts, experts.gate_up_proj),
+            down=self._of_experts(experts, experts.down_proj),
+            biases=biases,
+            interleaved=not getattr(experts, "is_concatenated", True),
+            activation=Activation.SILU if mixture.clamped else _activation(experts),
+            limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
+            picks=int(router.top_k),
+            routing={"scoring": mixture.scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))},
             shared=shared,
         )
+
+    def _of_experts(self, experts: Any, parameter: nn.Parameter) -> Weight:
+        """[experts, outputs, inputs]; weights in few bits always are."""
+        weight = self._weight(parameter)
+        if isinstance(weight, torch.Tensor) and turned(experts):
+            return weight.transpose(1, 2)
+        return weight
 
     def _rotary(self, attention: Any, index: int) -> Rotary | None:
         rotary = getattr(self.inner, "rotary_emb", None)

@@ -76,6 +76,7 @@ FAMILIES = {
     "Phi3ForCausalLM": Family(qkv=("qkv_proj",), gate="gate_up_proj", up=""),
     "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),
     "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
+    "GptOssForCausalLM": Family(),
     "Olmo2ForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
     "PhiForCausalLM": Family(
         final="final_layernorm",

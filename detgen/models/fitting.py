@@ -14,29 +14,31 @@ from detgen.errors import EngineError, QuantName
 from detgen.models import lazy_weights
 from detgen.models.bitsandbytes_weights import is_quantized
 from detgen.models.folders import Tensor
+from detgen.models.mxfp4_weights import is_mxfp4
 
 
 def check_method(config: Any) -> None:
-    """Refuse weights that others than bitsandbytes have quantized.
+    """Refuse weights that are quantized in other ways than those of bitsandbytes and MXFP4.
 
     Raises:
         ValueError: names the method.
     """
-    if hasattr(config, "quantization_config") and not is_quantized(config):
+    if hasattr(config, "quantization_config") and not is_quantized(config) and not is_mxfp4(config):
         method = dict(config.quantization_config).get("quant_method", "an unknown method")
         raise ValueError(f"its weights are quantized by {method}, which is not read yet; give it in float32 or 16 bits")
 
 
-def check_unquantized(name: str, quant: QuantName, *, quantized: bool) -> None:
-    """Refuse to quantize once more what bitsandbytes has quantized.
+def check_unquantized(name: str, quant: QuantName, config: Any) -> None:
+    """Refuse to quantize once more what is quantized.
 
     Raises:
         EngineError: if that is asked for.
     """
-    if quantized and quant != "none":
+    if (is_quantized(config) or is_mxfp4(config)) and quant != "none":
+        how = "in MXFP4" if is_mxfp4(config) else "quantized by bitsandbytes"
         raise EngineError(
-            f"cannot load the model {name}: bitsandbytes has quantized its weights, which are taken as they are and not"
-            f" quantized to {quant}; leave out the quantization"
+            f"cannot load the model {name}: its weights are {how}, and taken as they are, not quantized to {quant};"
+            " leave out the quantization"
         )
 
 

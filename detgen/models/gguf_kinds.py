@@ -6,6 +6,7 @@ A file's header is read by this, too, so torch is imported when weights are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from detgen.program.operands import GROUP, UNIT, Scales
@@ -184,16 +185,18 @@ def _iq4_xs(x: Tensor) -> tuple[Tensor, Scales]:
     return _levels(Storage.LEVEL, _planes(x[:, 8:], 4, 16)), _of_units(_signed(low | high << 4, -32), x[:, :2])
 
 
-def _mxfp4(x: Tensor) -> tuple[Tensor, Scales]:
+def _mxfp4(x: Tensor, together: int = 16) -> tuple[Tensor, Scales]:
     """Scales are 2^(e - 128), as numbers are twice those of E2M1."""
     import torch
 
     exponents = x[:, :1].int()
     bits = torch.where(exponents < 2, 1 << 21 + exponents, (exponents - 1) << 23)  # the first two are subnormal
     steps = bits.view(torch.float32).bfloat16()
-    return _levels(Storage.MICRO, _planes(x[:, 1:], 4, 16)), Scales(steps=steps, storage=Storage.BFLOAT)
+    return _levels(Storage.MICRO, _planes(x[:, 1:], 4, together)), Scales(steps=steps, storage=Storage.BFLOAT)
 
 
+# As safetensors files have them: numbers that follow each other share a byte. The scale is put in front of a block.
+MXFP4_IN_PAIRS = Kind("MXFP4", GROUP, 17, Storage.MICRO, partial(_mxfp4, together=1))
 # By their numbers.
 KINDS = {
     0: Kind("F32", 1, 4),

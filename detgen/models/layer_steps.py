@@ -75,6 +75,7 @@ class LayerSteps:
         self._head_norms = {
             part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None
         }
+        self._sinks = None if layer.sinks is None else keep(layer.sinks)
         self._qkv, self._out = side_by_side(layer.qkv, form, keep), joint([layer.out], form, keep)
         mlp = layer.mlp
         self._mlp = _FeedForward(mlp, form, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, form, keep)
@@ -106,6 +107,7 @@ class LayerSteps:
                 window=self._traits.window or 0,
                 chunk=self._traits.chunk or 0,
                 softcap=self._traits.softcap or 0.0,
+                sinks=self._sinks,
             )
         )
         if last:
@@ -235,11 +237,18 @@ class _Experts:
 
     def __init__(self, mlp: Experts, form: Form, keep: Keep) -> None:
         self._experts, width, inner = mlp.down.shape
-        self._activation, self._normalized = mlp.activation, mlp.normalized
+        self._activation, self._limited = mlp.activation, mlp.limited
+        self._routing: dict[str, Any] = {
+            name: keep(x) if isinstance(x, torch.Tensor) else x for name, x in mlp.routing.items()
+        }
         plain: Form = form if form == "pairs" else "none"  # never in few bits
         self._router = joint([mlp.router], plain, keep)
-        self._up = _kept(stacked([halves(weight) for weight in _each(mlp.up)], PANEL // 2, form), keep)
-        self._down = _kept(stacked([[weight] for weight in _each(mlp.down)], PANEL, form), keep)
+        gates: Callable[[Any], list[Any]] = _turns if mlp.interleaved else halves
+        biases: tuple[Any, Any] = (
+            ([], []) if mlp.biases is None else ([gates(b) for b in mlp.biases[0]], [[b] for b in mlp.biases[1]])
+        )
+        self._up = _kept(stacked([gates(weight) for weight in _each(mlp.up)], PANEL // 2, form, biases[0]), keep)
+        self._down = _kept(stacked([[weight] for weight in _each(mlp.down)], PANEL, form, biases[1]), keep)
         self._logits, self._routes = Buffer("router", self._experts), Buffer("routes", 2 * mlp.picks)
         self._activated, self._each = (
             Buffer("experts activated", mlp.picks * inner),
@@ -247,7 +256,8 @@ class _Experts:
         )
         self._shared = None
         if mlp.shared is not None:
-            self._shared = _FeedForward(mlp.shared[0], form, keep), joint([mlp.shared[1]], plain, keep)
+            shared, gate = mlp.shared
+            self._shared = _FeedForward(shared, form, keep), None if gate is None else joint([gate], plain, keep)
         self._gate = Buffer("shared gate", 1)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
@@ -255,7 +265,7 @@ class _Experts:
         logits, routes = self._logits, self._routes
         for step in (
             steps.Linear(name=f"{name}.gate", wanted=wanted, x=read, to=Into(logits), weight=self._router),
-            Route(name=f"{name}.routes", wanted=wanted, x=logits, to=routes, normalized=self._normalized),
+            Route(name=f"{name}.routes", wanted=wanted, x=logits, to=routes, **self._routing),
             Sort(name=f"{name}.rows of experts", wanted=wanted, routes=routes, experts=self._experts),
             ExpertLinear(
                 name=f"{name}.experts.up_proj",
@@ -266,6 +276,7 @@ class _Experts:
                 weight=self._up,
                 activation=self._activation,
                 gated=True,
+                **dict(zip(("limit", "slope", "shift"), self._limited, strict=True)),
             ),
             ExpertLinear(
                 name=f"{name}.experts.down_proj",
@@ -280,7 +291,8 @@ class _Experts:
         if self._shared is not None:
             shared, gate = self._shared
             name = f"{name}.shared_expert"
-            program.add(steps.Linear(name=f"{name}_gate", wanted=wanted, x=read, to=Into(self._gate), weight=gate))
+            if gate is not None:
+                program.add(steps.Linear(name=f"{name}_gate", wanted=wanted, x=read, to=Into(self._gate), weight=gate))
             shared.open(program, name, read, wanted=wanted)
 
     def close(self, program: Program, name: str, branch: Branch) -> None:
@@ -288,9 +300,11 @@ class _Experts:
         wanted, into = branch.wanted, branch.into
         program.add(Combine(name=f"{name}.experts", wanted=wanted, x=self._each, routes=self._routes, to=into))
         if self._shared is not None:
-            shared, before = self._shared[0], Into(branch.before)
-            name = f"{name}.shared_expert"
-            shared.close(program, name, Branch(before, None, wanted))
+            (shared, gate), name = self._shared, f"{name}.shared_expert"
+            if gate is None:
+                shared.close(program, name, Branch(into, None, wanted))
+                return
+            shared.close(program, name, Branch(Into(branch.before), None, wanted))
             program.add(steps.Gate(name=name, wanted=wanted, x=branch.before, factors=self._gate, to=into))
 
 
@@ -314,6 +328,12 @@ def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[in
         found.append((at, weight))
         at += weight.outputs
     return found
+
+
+def _turns(weight: torch.Tensor | Quantized) -> list[Any]:
+    """A gate and what it opens, of one weight, or of a bias, in which they take turns."""
+    of = (slice(None, None, 2), slice(1, None, 2))
+    return [weight.rows(part) if isinstance(weight, Quantized) else weight[part] for part in of]
 
 
 def _each(weights: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:

@@ -22,10 +22,10 @@ from torch.nn import functional as F
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import MADE, Form, narrowed
-from detgen.models import bitsandbytes_weights
+from detgen.models import bitsandbytes_weights, mxfp4_weights
 from detgen.models.folders import Stored, Tensor
 from detgen.models.gguf_kinds import NAMED
-from detgen.models.stored import Lying, Place, Read, Reader, Stack, taken, whole, without_weights
+from detgen.models.stored import Lying, Place, Read, Reader, Stack, taken, turned, whole, without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,7 +80,7 @@ def reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> R
 
 
 def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, Reader]:
-    """The model without its weights, some of which bitsandbytes has quantized, and what reads them.
+    """The model without its weights, some of which are in MXFP4 or quantized by bitsandbytes, and what reads them.
 
     Args:
         folder: of the model.
@@ -92,7 +92,7 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
         ValueError: if they are not those of the model, or cannot be read; names the tensor.
     """
     if not stored.tensors:
-        raise ValueError("weights that bitsandbytes has quantized are read from safetensors files; save it as such")
+        raise ValueError("weights that are quantized are read from safetensors files; save it as such")
     model = without_weights(config, dtype)
     reader = quantized_reader_of(model, folder, stored, dtype)
     _read_generation(folder, model)
@@ -101,19 +101,21 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
 
 def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader:
     """What reads the weights of such a model whose parameters are on `meta`; errors as `quantized_model`."""
-    few, others = bitsandbytes_weights.places(folder, stored.tensors)
+    of = mxfp4_weights if mxfp4_weights.are_there(stored.tensors) else bitsandbytes_weights
+    few, others = of.places(folder, stored.tensors)
     for tensor in others:
         if not _plain(tensor):
             raise ValueError(f"{tensor.file}: {tensor.name}: nothing says what its numbers mean ({tensor.dtype})")
     found = _places(few | _lying(folder, others), _RENAMED.get(type(model).__name__))
     if found is None:
         raise ValueError("the weights of its experts do not fit together")
-    turned = {f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"}
+    modules = {name: module for name, module in model.named_modules() if turned(module)}
+    other_way = {f"{name}.{own}" for name, module in modules.items() for own, _ in module.named_parameters()}
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name, shape in wanted.items():
         if name not in found:
             raise ValueError(f"weights are missing: {name}")
-        kept = shape[::-1] if name in turned and name in few else shape
+        kept = (*shape[:-2], *shape[:-3:-1]) if name in other_way and name in few else shape
         if found[name].shape != kept:
             raise ValueError(f"the weights do not fit config.json: {name} is {found[name].shape}, not {kept}")
     ignored = ("rotary_emb.inv_freq", *(model._keys_to_ignore_on_load_unexpected or ()))
@@ -240,11 +242,11 @@ def _look_up(table: nn.Parameter, read: Read, module: nn.Module, args: Any) -> t
 def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module: nn.Module, args: Any) -> None:
     for name, parameter in own.items():
         data = taken(module, read(parameter))
-        # GPT-2's `Conv1D` has its weight the other way round.
-        turned = data.ndim == 2 and type(module).__name__ == "Conv1D"
-        made = _narrowed(data.t() if turned else data, f"{of}.{name}", form)
-        made = made.t() if turned else made
-        setattr(module, name, nn.Parameter(made, requires_grad=False))
+        if data.ndim > 1 and not name.endswith("bias"):
+            other = turned(module)
+            made = _narrowed(data.transpose(-1, -2) if other else data, f"{of}.{name}", form)
+            data = made.transpose(-1, -2) if other else made
+        setattr(module, name, nn.Parameter(data.float(), requires_grad=False))
 
 
 def _narrowed(weight: torch.Tensor, name: str, form: Form) -> torch.Tensor:

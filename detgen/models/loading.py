@@ -35,6 +35,7 @@ from detgen.models.gguf_header import check_gguf
 from detgen.models.hub import fetched
 from detgen.models.keeping import Kept, Place
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
+from detgen.models.mxfp4_weights import is_mxfp4
 from detgen.models.own_forward import OwnForward
 from detgen.models.settings import context_of, ends_of, load_settings
 from detgen.models.skeleton import model_of, skeleton_of
@@ -196,8 +197,8 @@ def load_model(
 
     _quiet()
     config, tokenizer = load_settings(folder, name, trusted=trusted)
-    quantized, quantizing = is_quantized(config), quant in QUANTS
-    check_unquantized(name, quant, quantized=quantized)
+    quantized, quantizing = is_quantized(config) or is_mxfp4(config), quant in QUANTS
+    check_unquantized(name, quant, config)
     chosen = _chosen(dtype, stored, quantized=quantized)
     with explained(name, "config.json"):
         check_method(config)

@@ -45,10 +45,15 @@ def whole(weight: Weight) -> torch.Tensor:
     return weight.weight() if isinstance(weight, Quantized) else weight
 
 
+def turned(module: nn.Module) -> bool:
+    """Whether a module has its weights the other way round, [..., inputs, outputs]: GPT-2's, experts of GPT-OSS."""
+    return type(module).__name__ == "Conv1D" or bool(getattr(module, "is_transposed", False))
+
+
 def taken(module: nn.Module, weight: Weight) -> torch.Tensor:
-    """A weight as a module takes it: few bits are kept [outputs, inputs], and GPT-2's `Conv1D` turns that round."""
-    turned = isinstance(weight, Quantized) and type(module).__name__ == "Conv1D"
-    return whole(weight).t().contiguous() if turned else whole(weight)
+    """A weight as a module takes it: few bits are kept [..., outputs, inputs]."""
+    other = isinstance(weight, Quantized) and turned(module)
+    return whole(weight).transpose(-1, -2).contiguous() if other else whole(weight)
 
 
 class Lying(Protocol):
@@ -242,8 +247,8 @@ class Reader:
     def size(self) -> int:
         """Bytes of all weights as they are read."""
         return sum(
-            place.size
-            if isinstance(place, Place | SideBySide) and self._dtype is None
+            size
+            if (size := getattr(place, "size", None)) and (self._dtype is None or not _is_plain(place))
             else parameter.numel() * place.dtype.itemsize
             for parameter, place in self._places.items()
         )

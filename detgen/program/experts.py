@@ -8,25 +8,59 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from detgen.program.operands import MOST_PICKS, Activation, Buffer, Into, Step, Weight, of_linear, wide
+from detgen.program.operands import (
+    MOST_EXPERTS,
+    MOST_PICKS,
+    Activation,
+    Buffer,
+    Floats,
+    Into,
+    Scoring,
+    Step,
+    Weight,
+    of_linear,
+    shaped,
+    wide,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Route(Step):
-    """Which experts of a mixture a row takes: the most probable ones.
+    """Which experts of a mixture a row takes: those with the largest scores.
 
     Attributes:
-        x: logits of the experts, which become probabilities.
+        x: logits of the experts, which become scores, of `OVER_PICKS` not yet divided by their sum.
         to: takes a row's routes, pairs of an expert's number and its weight, in order of the numbers.
-        normalized: whether the weights are made to add up to 1.
+        normalized: whether the weights, which are the scores, are made to add up to 1.
+        scoring: what the scores are.
+        correction: [experts], is added to the scores to choose experts, but not to their weights; None for none.
+        groups: of experts that follow each other, only those in the best ones are taken; 1 for no groups.
+        best_groups: how many groups are the best ones.
+        of_group: how many of a group's largest scores are added up to compare it with others, 1 or 2.
+        factor: of the weights.
     """
 
     x: Buffer
     to: Buffer
     normalized: bool
+    scoring: Scoring = Scoring.OVER_ALL
+    correction: Floats | None = None
+    groups: int = 1
+    best_groups: int = 1
+    of_group: int = 1
+    factor: float = 1.0
 
     def _faults(self) -> Iterator[str]:
         picks = self.to.width // 2
+        yield from shaped("correction", self.correction, (self.x.width,))
+        if self.x.width > MOST_EXPERTS:
+            yield f"{self.x} has more than {MOST_EXPERTS} experts"
+        if self.scoring == Scoring.OVER_PICKS and not self.normalized:
+            yield "weights of the experts that are taken, not normalized"
+        if not 1 <= self.best_groups <= self.groups or self.of_group not in (1, 2) or self.x.width % self.groups:
+            yield f"{self.best_groups} of {self.groups} groups by {self.of_group} of {self.x.width} experts"
+        elif self.x.width // self.groups * self.best_groups < picks or self.x.width // self.groups < self.of_group:
+            yield f"groups of {self.x.width // self.groups} experts are too small"
         if self.to.width % 2 or not 1 <= picks <= min(self.x.width, MOST_PICKS):
             yield f"{self.to} holds no routes to some of {self.x.width} experts, {MOST_PICKS} at most"
 
@@ -56,6 +90,10 @@ class ExpertLinear(Step):
         weight: of all experts, one behind the other.
         activation: of the results, or of the gates.
         gated: whether half of the columns, activated, are factors of the others.
+        limit: what gates are at most, and what they open in magnitude; 0 for none. Gates are then activated by
+            gate * sigmoid(slope * gate), whatever the activation is, and `shift` is added to what they open.
+        slope: see there.
+        shift: see there.
     """
 
     x: Buffer
@@ -64,12 +102,15 @@ class ExpertLinear(Step):
     weight: Weight
     activation: Activation = Activation.NONE
     gated: bool = False
+    limit: float = 0.0
+    slope: float = 1.0
+    shift: float = 0.0
 
     def _faults(self) -> Iterator[str]:
         picks = self.routes.width // 2
         yield from self.weight.faults(self.weight.data.shape[0], gated=self.gated)
-        if self.weight.bias is not None:
-            yield "experts have no bias"
+        if self.limit and not self.gated:
+            yield "a limit without gates"
         if self.x.width != self.weight.inputs:
             yield from wide(self.x, picks * self.weight.inputs)
         yield from wide(self.to, picks * self.weight.outputs)

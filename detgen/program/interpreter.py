@@ -18,6 +18,7 @@ from detgen.program.arithmetic import (
     block_totals,
     by_blocks,
     capped,
+    exponential,
     fma,
     linear,
     log_total,
@@ -32,7 +33,19 @@ from detgen.program.arithmetic import (
 from detgen.program.attention import Attended, of_block
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.finite import bounded
-from detgen.program.operands import GROUP, LOGIT_BLOCK, PAGE, PANEL, SCORED, SECTION_BLOCKS, Buffer, Into, Step, Weight
+from detgen.program.operands import (
+    GROUP,
+    LOGIT_BLOCK,
+    PAGE,
+    PANEL,
+    SCORED,
+    SECTION_BLOCKS,
+    Buffer,
+    Into,
+    Scoring,
+    Step,
+    Weight,
+)
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 from detgen.program.storage import Storage, numbers, unpack
@@ -158,14 +171,22 @@ def _columns(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
+def _with_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias
+
+
 def _results(step: steps.Linear | ExpertLinear, x: Tensor) -> Tensor:
     """[..., columns] -> [..., outputs]; of a gated layer, the first half of each panel are gates of the other half."""
-    bias, function = step.weight.bias, FUNCTIONS[step.activation]
-    if bias is not None:
-        x = x + bias
+    function = FUNCTIONS[step.activation]
     if step.gated:
         gates, opened = x.unflatten(-1, (-1, 2, PANEL // 2)).unbind(-2)
-        out: Tensor = (function(gates) * opened).flatten(-2)
+        if isinstance(step, ExpertLinear) and step.limit:
+            limit = number(step.limit)
+            gates, opened = gates.clamp(max=limit), opened.clamp(-limit, limit) + number(step.shift)
+            gates = gates * sigmoid(gates * number(step.slope))
+        else:
+            gates = function(gates)
+        out: Tensor = (gates * opened).flatten(-2)
     else:
         out = function(x)
     return out[..., : step.weight.outputs]
@@ -173,7 +194,7 @@ def _results(step: steps.Linear | ExpertLinear, x: Tensor) -> Tensor:
 
 @compute.register
 def _linear(step: steps.Linear, at: Pass) -> None:
-    out = _results(step, sums(at[step.x], step.weight))
+    out = _results(step, _with_bias(sums(at[step.x], step.weight), step.weight.bias))
     if step.softcap:
         out = capped(out if step.to.factor == 1 else out * number(step.to.factor), step.softcap)
         at.put(Into(step.to.buffer), out, step.at)
@@ -184,10 +205,7 @@ def _linear(step: steps.Linear, at: Pass) -> None:
 @compute.register
 def _scored_linear(step: steps.ScoredLinear, at: Pass) -> None:
     weight = step.weight
-    logits = sums(at[step.x], weight)
-    if weight.bias is not None:
-        logits = logits + weight.bias
-    logits = logits[:, : weight.outputs]
+    logits = _with_bias(sums(at[step.x], weight), weight.bias)[:, : weight.outputs]
     if step.factor != 1:
         logits = logits * number(step.factor)
     blocks = by_blocks(capped(logits, step.softcap))
@@ -250,6 +268,11 @@ def _attend(step: steps.Attend, at: Pass) -> None:
             page = int(rows.tables[slot, block])
             part = part.joined(of_block(step, cache.keys[page].float(), cache.kept[page].float(), queries[some], seen))
         whole = whole.joined(part)
+        if step.sinks is not None:
+            none = Attended.nothing(tokens, *heads, cache.values)
+            whole = whole.joined(
+                none._replace(most=step.sinks.view(heads).expand(tokens, -1, -1), total=none.total + 1)
+            )
         to[some] = whole.results / whole.total[..., None] + 0.0  # no -0
 
 
@@ -258,17 +281,40 @@ def _attend(step: steps.Attend, at: Pass) -> None:
 
 @compute.register
 def _route(step: Route, at: Pass) -> None:
-    chances = softmax(at[step.x])
-    at[step.x].copy_(chances)
-    order = chances.sort(dim=-1, descending=True, stable=True).indices  # of ties, the lowest numbers
-    experts = order[:, : step.to.width // 2].sort(-1).values
-    weights = chances.gather(-1, experts)
+    x = at[step.x]
+    if step.scoring == Scoring.OVER_ALL:
+        scores = ranked = softmax(x)
+    elif step.scoring == Scoring.SIGMOIDS:
+        scores = ranked = sigmoid(x)
+    else:  # e^(x - largest), to be divided by the sum of those that are taken
+        ranked, scores = x.clone(), exponential(x - x.where(x == x, -torch.inf).amax(-1, keepdim=True))
+    at[step.x].copy_(scores)
+    if step.correction is not None:
+        ranked = ranked + step.correction
+    ranked = ranked.where(ranked == ranked, -torch.inf)
+    if step.groups > 1:
+        groups = ranked.unflatten(-1, (step.groups, -1))
+        best = groups.topk(step.of_group).values
+        total = best[..., 0] if step.of_group == 1 else best[..., 0] + best[..., 1]
+        chosen = torch.zeros(total.shape, dtype=torch.bool).scatter(-1, _largest(total, step.best_groups), True)
+        ranked = groups.where(chosen[..., None], -torch.inf).flatten(-2)
+    experts = _largest(ranked, step.to.width // 2).sort(-1).values
+    weights = scores.gather(-1, experts)
     if step.normalized:
         together = torch.zeros(len(weights))
         for weight in weights.unbind(-1):
             together = together + weight
+        if step.scoring == Scoring.SIGMOIDS:
+            together = together + number(1e-20)
         weights = weights / together[:, None]
+    if step.factor != 1:
+        weights = weights * number(step.factor)
     at[step.to].copy_(torch.stack([experts.float(), weights], -1).flatten(1))
+
+
+def _largest(x: Tensor, count: int) -> Tensor:
+    """The places of the largest entries of each row; of ties, the first ones."""
+    return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 @compute.register
@@ -280,7 +326,8 @@ def _sort(_step: Sort, _at: Pass) -> None:
 def _expert_linear(step: ExpertLinear, at: Pass) -> None:
     experts = at[step.routes][:, ::2].long()  # [rows, routes]
     x = at[step.x].unflatten(1, (-1, step.weight.inputs))  # [rows, 1 or routes, inputs]
-    at[step.to].copy_(_results(step, sums(x, step.weight, experts)).flatten(1))
+    bias = None if step.weight.bias is None else step.weight.bias[experts]
+    at[step.to].copy_(_results(step, _with_bias(sums(x, step.weight, experts), bias)).flatten(1))
 
 
 @compute.register

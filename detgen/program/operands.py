@@ -30,6 +30,7 @@ LEAST = 2.0**-100  # a group of inputs whose largest magnitude is below this cou
 LOGIT_BLOCK = 128  # logits of a row that are scored together
 SCORED = 4  # numbers that `Score` gives of a row
 MOST_PICKS = 64  # experts of a row
+MOST_EXPERTS = 4096  # of a mixture
 
 # What a tensor is to a step.
 Floats: TypeAlias = "Tensor"  # float32 numbers
@@ -50,6 +51,14 @@ class Activation(IntEnum):
     TANH = 6
     ROOT = 7
     RECIPROCAL_ROOT = 8
+
+
+class Scoring(IntEnum):
+    """What logits of experts become: their softmax over all experts or over those that a row takes, or sigmoids."""
+
+    OVER_ALL = 0
+    OVER_PICKS = 1
+    SIGMOIDS = 2
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ class Weight:
             stand together, [panels, inputs / together, together * as many]. Of experts, one behind the other.
         scales: of weights in few bits.
         codes: [16], of CODE.
-        bias: [columns]; None for none.
+        bias: [columns], of experts [experts, columns]; None for none.
         outputs: entries of a row of results.
         columns: those of all panels. Of a gated layer, the first half of each panel are gates of the other half.
         inputs: entries of a row that is read.
@@ -191,7 +200,7 @@ class Weight:
         if self.scales is not None:
             yield from self.scales.faults(self.storage, (*experts, panels), self.inputs)
         yield from shaped("codes", self.codes, (16,))
-        yield from shaped("bias", self.bias, (self.columns,))
+        yield from shaped("bias", self.bias, (*experts, self.columns))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -253,6 +253,7 @@ class Attend(Step):
         window: positions that a row sees, its own included; 0 for all.
         chunk: positions of a chunk, before whose first a row sees nothing; 0 for no chunks.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
+        sinks: [heads], a score of each that takes its share of the softmax and has no value; None for none.
     """
 
     qkv: Buffer
@@ -262,10 +263,12 @@ class Attend(Step):
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
+    sinks: Floats | None = None
 
     def _faults(self) -> Iterator[str]:
         yield from self.cache.faults(self.qkv)
         yield from wide(self.to, self.cache.heads * self.cache.values)
+        yield from shaped("sinks", self.sinks, (self.cache.heads,))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -79,6 +79,13 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: hf.Qwen3MoeConfig(
         **LLAMA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=48
     ),
+    "gpt_oss": lambda: hf.GptOssConfig(
+        **{**LLAMA, "head_dim": 18, "sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 3},
+        rope_parameters={
+            **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0},
+            **{"truncate": False, "original_max_position_embeddings": 64},
+        },
+    ),
     "smollm3": lambda: hf.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1]),
     "granite": lambda: hf.GraniteConfig(
         **LLAMA, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0

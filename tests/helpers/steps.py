@@ -28,6 +28,7 @@ from detgen.program.operands import (
     Cache,
     Into,
     Scales,
+    Scoring,
     Step,
     Weight,
 )
@@ -207,7 +208,8 @@ def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, expe
 
     if experts:
         seeds = [0] * experts if isinstance(kind, tuple) and kind[0] == Storage.CODE else range(experts)
-        return stacked([one(seed) for seed in seeds], PANEL // (1 + gated), form)
+        biased = [[made.numbers(outputs) for _ in range(1 + gated)] for _ in seeds] if made.draw(st.booleans()) else []
+        return stacked([one(seed) for seed in seeds], PANEL // (1 + gated), form, biased)
     biases = [made.numbers(outputs) for _ in range(1 + gated)] if made.draw(st.booleans()) else []
     return joined(one(1), biases, form, gated=gated)
 
@@ -415,6 +417,7 @@ def _attended(draw: st.DrawFn) -> Case:
         window=draw(st.sampled_from([0, 1, 30, 100, 1030])),
         chunk=draw(st.sampled_from([0, 1, 24, 100, 1000])),
         softcap=draw(st.sampled_from([0.0, 20.0])),
+        sinks=made.numbers(cache.heads) if draw(st.booleans()) else None,
     )
     return made.case(**rows)
 
@@ -462,8 +465,18 @@ def _router(made: Making, experts: int, picks: int) -> Buffer:
     if made.draw(st.booleans()):
         logits = logits.round()
     routes = Buffer("routes", 2 * picks)
-    x, normalized = made.read("router", experts, logits), made.draw(st.booleans())
-    made.add(Route, x=x, to=routes, normalized=normalized)
+    x, scoring = made.read("router", experts, logits), made.draw(st.sampled_from(Scoring))
+    fields: dict[str, Any] = {
+        "scoring": scoring,
+        "normalized": scoring == Scoring.OVER_PICKS or made.draw(st.booleans()),
+    }
+    if made.draw(st.booleans()):
+        fields |= {"correction": made.numbers(experts).round(), "factor": made.draw(st.sampled_from([1.0, 2.5]))}
+    groups = made.draw(st.sampled_from([n for n in range(1, experts + 1) if experts % n == 0]))
+    best = [n for n in range(1, groups + 1) if n * (experts // groups) >= picks]
+    fields |= {"groups": groups, "best_groups": made.draw(st.sampled_from(best))}
+    fields["of_group"] = made.draw(st.sampled_from([1, 2])) if experts // groups > 1 else 1
+    made.add(Route, x=x, to=routes, **fields)
     return routes
 
 
@@ -491,6 +504,7 @@ def _experts(draw: st.DrawFn) -> Case:
         ExpertLinear,
         **{"x": made.read("x", width), "routes": routes, "to": opened, "weight": up},
         **{"activation": activation, "gated": gated},
+        **({"limit": 0.7, "slope": 1.702, "shift": 1.0} if gated and draw(st.booleans()) else {}),
     )
     made.add(ExpertLinear, x=opened, routes=routes, to=each, weight=down)
     made.add(Combine, x=each, routes=routes, to=made.into(width))

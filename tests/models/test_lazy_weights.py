@@ -40,6 +40,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mixtral": lambda: hf.MixtralConfig(**SIZES, num_local_experts=3),
     "qwen2-moe": lambda: hf.Qwen2MoeConfig(**SIZES, **MIXTURE, shared_expert_intermediate_size=80),
     "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SIZES, **MIXTURE, head_dim=16),
+    "gpt-oss": lambda: hf.GptOssConfig(**SIZES, head_dim=16, num_local_experts=5, num_experts_per_tok=2),
     "opt": lambda: hf.OPTConfig(
         vocab_size=320, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.engine_inputs import adversary
-from helpers.families import COMMON, DESCRIBED, GPT2, LLAMA
+from helpers.families import COMMON, DESCRIBED, GPT2
 from helpers.oracle import Passes
 
 from detgen import Engine, EngineError, Request, SamplingParams
@@ -27,11 +27,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         "AttentionInterface",
     ),
     "gptj": (lambda: hf.GPTJConfig(**GPT2, rotary_dim=8), "GPTJForCausalLM", "AttentionInterface"),
-    "gpt_oss": (
-        lambda: hf.GptOssConfig(**LLAMA, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
-        "GptOss",
-        "s_aux",
-    ),
     "falcon": (
         lambda: hf.FalconConfig(**COMMON, alibi=False, bos_token_id=0, eos_token_id=0),
         "FalconForCausalLM",

@@ -33,6 +33,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phi": lambda: hf.PhiConfig(**SIZES),
     "gpt2": lambda: hf.GPT2Config(vocab_size=4096, n_embd=320, n_layer=4, n_head=5, n_positions=512),
     "mixtral": lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4),
+    "gpt-oss": lambda: hf.GptOssConfig(
+        **GROUPED | {"intermediate_size": 160}, head_dim=64, sliding_window=50, num_local_experts=6
+    ),
 }
 
 
@@ -62,7 +65,7 @@ def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[
     forward.cache.pages.lay_out(1, len(ids) + 1)
     own = forward.run([Window(0, 0, ids, len(ids))])
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    if family == "mixtral":
+    if family in ("mixtral", "gpt-oss"):
         plain["experts_implementation"] = "eager"
     model = hf.AutoModelForCausalLM.from_pretrained(folder, **plain)
     with torch.inference_mode():

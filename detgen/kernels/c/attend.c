@@ -295,6 +295,16 @@ static void join_section(const Queries *q, Attended to, Attended section) {
         }
 }
 
+/* Joins a score of each head that has no value. */
+static void join_sinks(const Queries *q, Attended to, Attended none) {
+    nothing_known(q, none);
+    for (int64_t r = 0; r < q->rows; r++) {
+        none.most[r] = q->step->sinks[q->head * q->group + (q->row + r) % q->group];
+        none.total[r] = 1;
+    }
+    join_section(q, to, none);
+}
+
 static void take_queries(const Queries *q, const float *x, int64_t x_row, float *to) {
     const int64_t size = q->step->cache.size;
     for (int64_t r = 0; r < q->rows; r++) {
@@ -395,5 +405,6 @@ void attend_task(const Attend *s, const Pass *pass, AttendTasks tasks, int64_t w
             join_section(&q, all, attended_at(at.parts + (start + section) * floats));
     }
 #undef SECTION_OF
+    if (s->sinks) join_sinks(&q, all, part);
     put_results(&q, all, at.to, at.to_row);
 }

@@ -1,7 +1,8 @@
 /* Mixtures of experts (Shazeer et al., arXiv 1701.06538): which experts a row takes, and what becomes of their results.
  *
- * A row's probabilities are e^(x - largest), divided by their sum, which is made in sixteen lanes and folded. It takes
- * the most probable experts, the first ones of ties. Their results are added up in order of their numbers. */
+ * Experts have scores, made of a row's logits. It takes those with the largest scores, the first ones of ties; of groups
+ * of experts (DeepSeek-AI, arXiv 2405.04434), those in the best ones. Their results are added up in order of their
+ * numbers. */
 
 #ifndef DETGEN_EXPERTS
 #define DETGEN_EXPERTS
@@ -16,20 +17,57 @@ typedef struct {
     int32_t *items;   /* [rows * picks] row * picks + segment */
 } Lists;
 
-static void route(const Route *s, float *x, float *routes) {
-    const int64_t n = s->x.width, picks = s->to.width / 2;
-    float sum = 0;
-    softmax(x, n, x);
-    int64_t taken[MOST_PICKS];
+/* Leaves the `picks` largest of n numbers marked; of ties the first ones. What was taken before is no number. */
+static void take_largest(float *x, int64_t n, int64_t picks, int64_t *taken) {
     for (int64_t p = 0; p < picks; p++) {
         int64_t best = -1;
-        for (int64_t i = 0; i < n; i++) {
-            int64_t there = 0;
-            for (int64_t q = 0; q < p; q++) there |= taken[q] == i;
-            if (!there && (best < 0 || x[i] > x[best])) best = i;
-        }
+        for (int64_t i = 0; i < n; i++)
+            if (x[i] == x[i] && (best < 0 || x[i] > x[best])) best = i;
         taken[p] = best;
+        x[best] = NAN;
     }
+}
+
+/* Of groups of experts, leaves the scores of those with the largest ones; -INFINITY of all others. */
+static void leave_best_groups(const Route *s, float *scores) {
+    const int64_t each = s->x.width / s->groups;
+    float best[MOST_EXPERTS];
+    int64_t taken[MOST_EXPERTS];
+    for (int64_t g = 0; g < s->groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int64_t i = g * each; i < (g + 1) * each; i++)
+            if (scores[i] > first) second = first, first = scores[i];
+            else if (scores[i] > second) second = scores[i];
+        best[g] = s->of_group == 1 ? first : first + second;
+    }
+    take_largest(best, s->groups, s->best_groups, taken);
+    for (int64_t g = 0; g < s->groups; g++)
+        if (best[g] == best[g])
+            for (int64_t i = g * each; i < (g + 1) * each; i++) scores[i] = -INFINITY;
+}
+
+static void route(const Route *s, float *x, float *routes) {
+    const int64_t n = s->x.width, picks = s->to.width / 2;
+    float sum = 0, ranked[MOST_EXPERTS];
+    int64_t taken[MOST_PICKS];
+    if (s->scoring == OVER_PICKS) {
+        float most = -INFINITY;
+        memcpy(ranked, x, sizeof(float) * n);
+        for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
+        for (int64_t i = 0; i < n; i += LANES)
+            store_some(x + i, exponential(sub(load_some(x + i, n - i), all(most))), n - i);
+    } else {
+        if (s->scoring == SIGMOIDS)
+            for (int64_t i = 0; i < n; i += LANES) store_some(x + i, sigmoid(load_some(x + i, n - i)), n - i);
+        else softmax(x, n, x);
+        memcpy(ranked, x, sizeof(float) * n);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (s->correction) ranked[i] += s->correction[i];
+        if (ranked[i] != ranked[i]) ranked[i] = -INFINITY;
+    }
+    if (s->groups > 1) leave_best_groups(s, ranked);
+    take_largest(ranked, n, picks, taken);
     for (int64_t p = 1; p < picks; p++) /* in order of their numbers */
         for (int64_t q = p; q && taken[q] < taken[q - 1]; q--) {
             int64_t other = taken[q];
@@ -37,9 +75,12 @@ static void route(const Route *s, float *x, float *routes) {
             taken[q - 1] = other;
         }
     for (int64_t p = 0; p < picks; p++) sum += x[taken[p]];
+    if (s->scoring == SIGMOIDS) sum += 1e-20f;
     for (int64_t p = 0; p < picks; p++) {
+        float weight = s->normalized ? x[taken[p]] / sum : x[taken[p]];
+        if (s->factor != 1.0) weight *= (float)s->factor;
         routes[2 * p] = (float)taken[p];
-        routes[2 * p + 1] = s->normalized ? x[taken[p]] / sum : x[taken[p]];
+        routes[2 * p + 1] = weight;
     }
 }
 

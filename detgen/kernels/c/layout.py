@@ -21,7 +21,7 @@ from detgen.program.storage import FORMATS, SMALLEST, Storage
 
 CONSTANTS = (
     *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "UNIT", "LEAST"),
-    *("LOGIT_BLOCK", "SCORED", "MOST_PICKS"),
+    *("LOGIT_BLOCK", "SCORED", "MOST_PICKS", "MOST_EXPERTS"),
 )
 CANDIDATES = 64  # entries of a sampled row that there is room for
 
@@ -259,7 +259,7 @@ def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
     lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
     lines += [f"#define SMALLEST {SMALLEST}"]
-    lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation)] + [_enum(kinds)]
+    lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation, operands.Scoring)] + [_enum(kinds)]
     lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in Storage if not each.whole)}"]
     lines += ["#define KIND_NUMBER(STORAGE, HALVES, MINIMA) (((STORAGE) * 2 + (HALVES) - 1) * 2 + (MINIMA))"]
     lines += [f"#define WHOLE_KINDS(X) {' '.join(_whole_kinds())}"]

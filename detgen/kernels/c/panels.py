@@ -104,11 +104,21 @@ def joined(
     packed = panels(weights, columns, form)
     if not biases:
         return packed
-    return replace(packed, bias=panels([bias[:, None] for bias in biases], columns).data.float().flatten())
+    return replace(packed, bias=_in_columns(biases, columns))
 
 
-def stacked(experts: Sequence[Sequence[torch.Tensor | Quantized]], columns: int, form: Form = "none") -> Weight:
-    """The weights of experts, one behind the other; arguments of each as `panels`'."""
+def _in_columns(biases: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
+    """Biases as `Weight` has them."""
+    return panels([bias[:, None] for bias in biases], columns, empty=torch.empty).data.float().flatten()
+
+
+def stacked(
+    experts: Sequence[Sequence[torch.Tensor | Quantized]],
+    columns: int,
+    form: Form = "none",
+    biases: Sequence[Sequence[torch.Tensor]] = (),
+) -> Weight:
+    """The weights of experts, one behind the other; arguments of each as `panels`', biases as `joined`'s."""
     first = panels(experts[0], columns, form, torch.empty)
 
     def room(of: torch.Tensor) -> torch.Tensor:
@@ -120,7 +130,8 @@ def stacked(experts: Sequence[Sequence[torch.Tensor | Quantized]], columns: int,
         data[i] = packed.data
         if scales is not None and packed.scales is not None:
             scales.each(lambda to, x, i=i: to[i].copy_(x), packed.scales)
-    return replace(first, data=data, scales=scales)
+    bias = torch.stack([_in_columns(of, columns) for of in biases]) if biases else None
+    return replace(first, data=data, scales=scales, bias=bias)
 
 
 def halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:

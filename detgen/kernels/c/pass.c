@@ -134,6 +134,7 @@ typedef struct {
     int64_t activation, gated;
     double softcap;
     Into into;
+    double limit, slope, shift; /* see ExpertLinear */
 } Ending;
 
 /* What becomes of a row's sums of a panel: `width` entries, the rest is padding. */
@@ -143,10 +144,16 @@ INLINE void finish(const Ending *e, const float *sums, int64_t panel, int64_t wi
         if (left <= 0) break;
         vec x = load(sums + c);
         if (e->bias) x = add(x, load(e->bias + panel * PANEL + c));
-        x = activated(e->activation, x);
+        if (!e->limit) x = activated(e->activation, x);
         if (e->gated) {
             vec up = load(sums + LANES);
             if (e->bias) up = add(up, load(e->bias + panel * PANEL + LANES));
+            if (e->limit) {
+                const vec most = all((float)e->limit), least = all(-(float)e->limit);
+                x = where_more(x, most, most, x);
+                x = mul(x, sigmoid(mul(x, all((float)e->slope))));
+                up = add(where_more(up, most, most, where_more(least, up, least, up)), all((float)e->shift));
+            }
             x = mul(x, up);
         }
         if (e->softcap) {
@@ -223,7 +230,8 @@ static void expert_task(const ExpertLinear *s, const Run *run, int64_t task, flo
     const Weight *all = &s->weight;
     const int64_t panels = all->columns / PANEL, panel = task % panels, place = task / panels, picks = s->routes.width / 2;
     const int64_t expert = run->lists->experts[place], from_step = s->x.width > all->inputs ? all->inputs : 0;
-    const Ending ending = {0, s->activation, s->gated, 0, {.factor = 1.0}};
+    const float *bias = all->bias ? all->bias + expert * all->columns : 0;
+    const Ending ending = {bias, s->activation, s->gated, 0, {.factor = 1.0}, s->limit, s->slope, s->shift};
     const int64_t last = run->lists->firsts[place + 1], at = panel * (s->gated ? PANEL / 2 : PANEL);
     float *rows = sums + 2 * ROW_BLOCK * PANEL;
     const Rounded some = {(int8_t *)rows, rows + ROW_BLOCK * all->inputs / TOGETHER,

@@ -67,6 +67,7 @@ class PagedAttention:
                 window=traits.window or 0,
                 chunk=traits.chunk or 0,
                 softcap=traits.softcap or 0.0,
+                sinks=None if traits.sinks is None else torch.tensor(traits.sinks),
             )
         )
         return Call(program, (qkv,), (program.steps[-1].writes,))

@@ -142,6 +142,7 @@ def _join(
     tops,
     totals,
     results,
+    sinks,
     to,
     window,
     chunk,
@@ -151,6 +152,7 @@ def _join(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     VALUES: tl.constexpr,
+    SINKS: tl.constexpr,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
     TILES: tl.constexpr,
@@ -171,6 +173,10 @@ def _join(
             behind = tl.load(totals + state, mask=there, other=1.0)
             x = tl.load(results + state[:, None] * STRIDE + value[None, :], mask=inside, other=0.0)
             most, total, sums = _joined(most, total, sums, top, behind, x)
+        if SINKS:
+            sink = tl.load(sinks + (head + own) * GROUP + of_group, mask=there, other=0.0)
+            one = tl.full((QUERIES,), 1.0, tl.float32)
+            most, total, sums = _joined(most, total, sums, sink, one, tl.zeros((QUERIES, WIDTH), tl.float32))
         sums = tl.div_rn(sums, tl.zeros_like(sums) + total[:, None])
         sums = tl.where(sums == 0.0, 0.0, sums)  # no -0
         result = row * HEADS + (head + own) * GROUP + of_group
@@ -196,6 +202,7 @@ def attend(step: Attend, qkv: torch.Tensor, pieces: torch.Tensor, tables: torch.
     known = [torch.empty(rows, each * group, sections, device=qkv.device) for _ in range(2)]
     known.append(torch.empty(rows, each * group, sections, stride, device=qkv.device))
     shape = above(cache.values), stride, tiles, queries
+    sinks = qkv if step.sinks is None else step.sinks
     for head in range(0, kv_heads, each):
         some = min(each, kv_heads - head)
         of = step.window, step.chunk, blocks, head, some
@@ -205,5 +212,6 @@ def attend(step: Attend, qkv: torch.Tensor, pieces: torch.Tensor, tables: torch.
             **OPTIONS,
         )
         _join[(len(pieces) * tiles, some)](
-            *(pieces, *known, to, *of, cache.heads, group, cache.values, *shape), **OPTIONS
+            *(pieces, *known, sinks, to, *of, cache.heads, group, cache.values, step.sinks is not None, *shape),
+            **OPTIONS,
         )

@@ -67,9 +67,13 @@ def _linear(
     to_row,
     factor,
     cap,
+    limit,
+    slope,
+    shift,
     STORAGE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
+    LIMITED: tl.constexpr,
     BIASED: tl.constexpr,
     CAPPED: tl.constexpr,
     ADDS: tl.constexpr,
@@ -118,8 +122,12 @@ def _linear(
         inside,
         factor,
         cap,
+        limit,
+        slope,
+        shift,
         ACTIVATION,
         GATED,
+        LIMITED,
         BIASED,
         CAPPED,
         ADDS,
@@ -138,6 +146,7 @@ def linear(
     add: bool = False,
     factor: float = 1.0,
     routes: torch.Tensor | None = None,
+    limited: tuple[float, float, float] = (0.0, 1.0, 0.0),
 ) -> None:
     """What `steps.Linear` says, of experts if there are routes to them: what `ExpertLinear` says.
 
@@ -151,6 +160,7 @@ def linear(
         add: see `Into`.
         factor: see there.
         routes: float32 [rows, 2 * picks]; None for none.
+        limited: limit, slope and shift of `ExpertLinear`.
     """
     picks = 0 if routes is None else routes.shape[1] // 2
     items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
@@ -169,8 +179,8 @@ def linear(
     kernel[grid](
         *(*read, _or(weight.bias, x), _or(routes, x), to),
         *(items, inputs, outputs, weight.columns // PANEL, outputs if picks else to.stride(0)),
-        *(float(factor), float(softcap)),
-        *(*kinds, int(activation), gated, weight.bias is not None, bool(softcap), add, factor != 1),
+        *(float(factor), float(softcap), *map(float, limited)),
+        *(*kinds, int(activation), gated, bool(limited[0]), weight.bias is not None, bool(softcap), add, factor != 1),
         *(picks, shared, rows, columns),
         **OPTIONS,
     )

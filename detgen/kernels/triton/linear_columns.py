@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.float_functions import activated, capped, put
+from detgen.kernels.triton.float_functions import activated, capped, put, sigmoid
 from detgen.program.operands import PANEL
 
 _PANEL = tl.constexpr(PANEL)
@@ -37,8 +37,12 @@ def ended(
     inside,
     factor,
     cap,
+    limit,
+    slope,
+    shift,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
+    LIMITED: tl.constexpr,
     BIASED: tl.constexpr,
     CAPPED: tl.constexpr,
     ADDS: tl.constexpr,
@@ -51,10 +55,16 @@ def ended(
     """
     if BIASED:
         sums += tl.load(bias, mask=there, other=0.0)
-    sums = activated(sums, ACTIVATION)
+    if LIMITED:
+        sums = tl.where(sums > limit, limit, sums)
+        sums = sums * sigmoid(sums * slope)
+    else:
+        sums = activated(sums, ACTIVATION)
     if GATED:
         if BIASED:
             opened += tl.load(bias + _PANEL // 2, mask=there, other=0.0)
+        if LIMITED:
+            opened = tl.where(opened > limit, limit, tl.where(opened < limit * -1.0, limit * -1.0, opened)) + shift
         sums = sums * opened
     if CAPPED:
         if SCALES:

@@ -11,13 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.float_functions import exponential, fold, put
+from detgen.kernels.triton.float_functions import exponential, fold, put, sigmoid
 from detgen.kernels.triton.launching import OPTIONS, above, tile
 from detgen.program.experts import Route
-from detgen.program.operands import SUM_BLOCK
+from detgen.program.operands import SUM_BLOCK, Scoring
 from detgen.program.steps import Norm
 
 _BLOCK = tl.constexpr(SUM_BLOCK)
+_OVER_ALL, _OVER_PICKS, _SIGMOIDS = (tl.constexpr(int(scoring)) for scoring in Scoring)
 _AT_A_TIME = 16  # blocks of a program: of a row at most as many as there are lanes for their sums
 _ROUTED = 2  # rows of a program that chooses experts
 
@@ -162,15 +163,35 @@ def _sum(x, to, count, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
     tl.store(to + row, total, mask=row < count)
 
 
+@triton.jit
+def _taken(x, there, number, PICKS: tl.constexpr, MOST: tl.constexpr):
+    """Which of the entries that are there, [ROWS, MOST], are the largest of a row; of ties, those of lowest number."""
+    free = there
+    for _ in tl.static_range(PICKS):
+        most = tl.max(tl.where(free, x, float("-inf")), 1)[:, None]
+        best = tl.min(tl.where(free & (x == most), number, MOST), 1)[:, None]
+        free = free & (number != best)
+    return there & (free == 0)
+
+
 @triton.jit(do_not_specialize=("count",))
 def _route(
     x,
+    correction,
     routes,
     count,
     experts,
+    factor,
     PICKS: tl.constexpr,
     NORMALIZED: tl.constexpr,
+    SCORING: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BEST_GROUPS: tl.constexpr,
+    OF_GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
     EXPERTS: tl.constexpr,
+    MOST_GROUPS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -179,25 +200,49 @@ def _route(
     each = (row + beside)[:, None]
     largest, total = _largest_and_total(x + each * experts, each < count, place, experts, ROWS, BLOCKS)
     row += tl.arange(0, ROWS)
-    number = tl.arange(0, EXPERTS)[None, :]
+    number = tl.arange(0, EXPERTS)[None, :] + tl.zeros((ROWS, EXPERTS), tl.int32)
     inside = (row < count)[:, None] & (number < experts)
-    chance = exponential(tl.load(x + row[:, None] * experts + number, mask=inside, other=0.0) - largest[:, None])
-    chance = tl.div_rn(chance, total[:, None])
-    # What is no number is the least probable, and what is no expert less than that.
-    left = tl.where(number < experts, tl.where(chance == chance, chance, -1.0), -2.0)
-    taken = number < 0
-    for _ in tl.static_range(PICKS):
-        most = tl.max(left, 1)[:, None]
-        best = tl.min(tl.where(left == most, number, EXPERTS), 1)[:, None]
-        taken = taken | (number == best)
-        left = tl.where(number == best, -3.0, left)
+    logit = tl.load(x + row[:, None] * experts + number, mask=inside, other=0.0)
+    if SCORING == _SIGMOIDS:
+        score = sigmoid(logit)
+    else:
+        score = exponential(logit - largest[:, None])
+        if SCORING == _OVER_ALL:
+            score = tl.div_rn(score, total[:, None])
+    ranked = logit if SCORING == _OVER_PICKS else score
+    if CORRECTED:
+        ranked += tl.load(correction + number, mask=inside, other=0.0)
+    ranked = tl.where((number < experts) & (ranked == ranked), ranked, float("-inf"))
+    if GROUPS > 1:
+        group, of = (
+            tl.arange(0, MOST_GROUPS)[None, :] + tl.zeros((ROWS, MOST_GROUPS), tl.int32),
+            number // (experts // GROUPS),
+        )
+        best = tl.full((ROWS, MOST_GROUPS), float("-inf"), tl.float32)
+        for g in tl.static_range(GROUPS):
+            own = tl.where((of == g) & (number < experts), ranked, float("-inf"))
+            most = tl.max(own, 1)[:, None]
+            if OF_GROUP == 2:
+                first = tl.min(tl.where((of == g) & (own == most), number, EXPERTS), 1)[:, None]
+                most += tl.max(tl.where(number == first, float("-inf"), own), 1)[:, None]
+            best = tl.where(group == g, most, best)
+        chosen = _taken(best, group < GROUPS, group, BEST_GROUPS, MOST_GROUPS)
+        left = number < 0
+        for g in tl.static_range(GROUPS):
+            left = left | ((of == g) & (tl.max((chosen & (group == g)).to(tl.int32), 1) > 0)[:, None])
+        ranked = tl.where(left, ranked, float("-inf"))
+    taken = _taken(ranked, number < experts, number, PICKS, EXPERTS)
     place = tl.cumsum(taken.to(tl.int32), 1) - 1  # in order of their numbers
-    weight = chance
+    weight = score
     if NORMALIZED:
         together = tl.zeros((ROWS,), tl.float32)
         for pick in tl.static_range(PICKS):
-            together += tl.max(tl.where(taken & (place == pick), chance, -1.0), 1)
-        weight = tl.div_rn(chance, together[:, None])
+            together += tl.sum(tl.where(taken & (place == pick), score, 0.0), 1)  # one of them, and zeros
+        if SCORING == _SIGMOIDS:
+            together += 1e-20
+        weight = tl.div_rn(score, together[:, None])
+    if SCALES:
+        weight = weight * factor
     to = routes + row[:, None] * (2 * PICKS) + 2 * place
     tl.store(to, number.to(tl.float32), mask=taken & inside)
     tl.store(to + 1, weight, mask=taken & inside)
@@ -239,9 +284,11 @@ def sum_of(x: torch.Tensor, to: torch.Tensor) -> None:
 def route(step: Route, x: torch.Tensor, to: torch.Tensor) -> None:
     """`steps.Route` of x, float32 [rows, experts], into [rows, 2 * picks]; x stays as it is."""
     (count, experts), (_, blocks) = x.shape, _shape(*x.shape)
-    rows = tile(count, _ROUTED)
+    rows, correction = tile(count, _ROUTED), x if step.correction is None else step.correction
     _route[(triton.cdiv(count, rows),)](
-        *(x, to, count, experts, to.shape[1] // 2, step.normalized, above(experts), rows, blocks),
+        *(x, correction, to, count, experts, float(step.factor), to.shape[1] // 2, step.normalized, int(step.scoring)),
+        *(step.correction is not None, step.groups, step.best_groups, step.of_group, step.factor != 1),
+        *(above(experts), above(step.groups), rows, blocks),
         num_warps=1,
         **OPTIONS,
     )

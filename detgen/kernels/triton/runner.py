@@ -103,7 +103,8 @@ def _sort(s: Sort, of: _Pass) -> None:
 
 def _expert_linear(s: ExpertLinear, of: _Pass) -> None:
     x, routes, to = (of[b] for b in (s.x, s.routes, s.to))
-    linear.linear(x, s.weight, to, activation=s.activation, gated=s.gated, routes=routes)
+    limited = s.limit, s.slope, s.shift
+    linear.linear(x, s.weight, to, activation=s.activation, gated=s.gated, routes=routes, limited=limited)
 
 
 def _combine(s: Combine, of: _Pass) -> None:

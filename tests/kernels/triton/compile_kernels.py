@@ -30,7 +30,7 @@ from detgen.kernels.triton import (
     sampling_kernels,
     whole_linear,
 )
-from detgen.program.operands import Activation
+from detgen.program.operands import Activation, Scoring
 from detgen.program.storage import FORMATS, Storage
 
 HALF, FLOAT, DOUBLE, BYTE, INT, LONG = "*bf16", "*fp32", "*fp64", "*i8", "*i32", "*i64"
@@ -39,7 +39,9 @@ SECTIONS = 32  # of 128,256 logits
 HEADS = [8, 4, 128]  # of a group, and their size
 
 
-def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0) -> tuple[Any, list[str], list[Any]]:
+def _linear(
+    storage: Storage, items: int, *, gated: bool = False, limited: bool = False, picks: int = 0
+) -> tuple[Any, list[str], list[Any]]:
     data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF, Storage.PAIR: HALF}.get(storage, "*u8")
     activation = Activation.SILU if gated else Activation.NONE
     kernel, types, kinds = linear._linear, [FLOAT, FLOAT, data, FLOAT], [int(storage)]
@@ -49,8 +51,8 @@ def _linear(storage: Storage, items: int, *, gated: bool = False, picks: int = 0
         scales = [BYTE, "*fp16"] if storage in IN_UNITS else ["*fp16", "*fp16"]
         kernel, types = whole_linear.whole_linear, [BYTE, FLOAT, data, BYTE, *scales, *scales]
         kinds = [low, high, bool(made.levels), 0 if minima else made.least, halves, storage in IN_UNITS, minima]
-    how = [int(activation), gated, False, False, not gated and not picks, False, picks, bool(picks)]
-    types += [FLOAT, FLOAT, FLOAT, *["i32"] * 5, "fp32", "fp32"]
+    how = [int(activation), gated, limited, limited, False, not gated and not picks, False, picks, bool(picks)]
+    types += [FLOAT, FLOAT, FLOAT, *["i32"] * 5, *["fp32"] * 5]
     return kernel, types, [*kinds, *how, items, linear._COLUMNS]
 
 
@@ -69,8 +71,8 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     },
     "attend: joined": (
         attend._join,
-        [LONG, FLOAT, FLOAT, FLOAT, FLOAT, *["i32"] * 5],
-        [32, 4, 128, 128, 128, 8, attend._QUERIES],
+        [LONG, *[FLOAT] * 5, *["i32"] * 5],
+        [32, 4, 128, True, 128, 128, 8, attend._QUERIES],
     ),
     **{
         f"{name}, {storage.name.lower()}, {items} rows": _linear(storage, items, **how)
@@ -82,6 +84,8 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
             ("gated", Storage.NIBBLE, linear._ROWS, {"gated": True}),
             ("linear", Storage.CODE, linear._ROWS, {}),
             ("experts", Storage.NIBBLE, linear._ROWS, {"picks": 2}),
+            ("experts, clamped", Storage.MICRO, linear._ROWS, {"gated": True, "limited": True, "picks": 2}),
+            ("experts, clamped", Storage.BFLOAT, linear._ROWS, {"gated": True, "limited": True, "picks": 2}),
             *(("linear", storage, linear._ROWS, {}) for storage in (*IN_UNITS, Storage.FIVE, Storage.LEVEL)),
         )
     },
@@ -99,7 +103,16 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     ),
     "softmax": (norms._softmax, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
     "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
-    "route": (norms._route, [FLOAT, FLOAT, "i32", "i32"], [8, True, 128, norms._ROUTED, 1]),
+    "route": (
+        norms._route,
+        [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"],
+        [8, True, int(Scoring.OVER_ALL), False, 1, 1, 1, False, 128, 2, norms._ROUTED, 1],
+    ),
+    "route: groups": (
+        norms._route,
+        [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"],
+        [8, True, int(Scoring.SIGMOIDS), True, 8, 4, 2, True, 256, 8, norms._ROUTED, 2],
+    ),
     "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [False, True, 1, 256]),
     "embed: columns": (
         whole_linear._embed_column,

@@ -35,6 +35,7 @@ from detgen.program.operands import (
     Buffer,
     Cache,
     Into,
+    Scoring,
     Step,
     Weight,
 )
@@ -445,6 +446,7 @@ class Case(NamedTuple):
     length=st.integers(1, 19),
     seed=st.integers(0, 99),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    sinks=st.booleans(),
 )
 def test_attention(
     device: str,
@@ -455,10 +457,12 @@ def test_attention(
     length: int,
     seed: int,
     dtype: torch.dtype,
+    sinks: bool,
 ) -> None:
     """Windows at several places of sequences."""
     windows = Windows([0, 61, 130, 5], [length, 5, 1, 1])
-    windows.attend(heads, seed, dtype, window=window, chunk=chunk, softcap=softcap).results(device)
+    how = {"window": window, "chunk": chunk, "softcap": softcap, "sinks": numbers(seed, heads[0]) if sinks else None}
+    windows.attend(heads, seed, dtype, **how).results(device)
 
 
 SECTION = SECTION_BLOCKS * PAGE
@@ -472,6 +476,7 @@ SECTION = SECTION_BLOCKS * PAGE
         ((4, 1, 4), [SECTION + 70], {"window": 90, "softcap": 2.0}),
         ((3, 1, 4), [1403, 2 * SECTION], {"chunk": 1406}),  # a chunk begins among the rows, in the middle of a block
         ((4, 2, 4), [SECTION + 200], {"chunk": 1000, "window": 230, "softcap": 0.7}),
+        ((4, 2, 4), [SECTION - 2], {"sinks": torch.tensor([0.0, -3.0, 9.0, torch.inf])}),
     ],
 )
 def test_sections_of_attention(
@@ -550,13 +555,29 @@ def test_experts(device: str, form: Form, experts: int, picks: int) -> None:
             Route(name="routes", x=kept, to=routes, normalized=normalized),
             Sort(name="sorted", routes=routes, experts=experts),
             ExpertLinear(
-                name="up", x=x, routes=routes, to=made, weight=_stacked(up, form, gated=True),
-                activation=Activation.SILU, gated=True,
+                name="up", x=x, routes=routes, to=made, weight=_stacked(up, form, gated=True, biased=normalized),
+                activation=Activation.SILU, gated=True, limit=0.4 * normalized, slope=1.702, shift=1.0,
             ),
-            ExpertLinear(name="down", x=made, routes=routes, to=each, weight=_stacked(down, form)),
+            ExpertLinear(name="down", x=made, routes=routes, to=each, weight=_stacked(down, form, biased=normalized)),
             Combine(name="sum", x=each, routes=routes, to=Into(to, add=True, factor=0.5)),
         )  # fmt: skip
         assert found[routes][:, ::2].diff(dim=1).gt(0).all()
+
+
+@pytest.mark.parametrize("scoring", Scoring)
+@pytest.mark.parametrize(("groups", "best", "of"), [(1, 1, 1), (4, 2, 1), (4, 3, 2), (20, 7, 2), (8, 1, 2)])
+def test_routes_by_scores_and_groups(device: str, scoring: Scoring, groups: int, best: int, of: int) -> None:
+    experts, picks, rows = 40, 5, 7
+    x, kept, routes = Buffer("logits", experts), Buffer("kept", experts), Buffer("routes", 2 * picks)
+    logits = numbers(groups, rows, experts)
+    logits[2:4], logits[4] = logits[2:4].round(), -100.0  # ties; hardly any score
+    how: dict[str, Any] = {"scoring": scoring, "groups": groups, "best_groups": best, "of_group": of, "factor": 2.5}
+    for correction in (None, numbers(9, experts).round()):
+        for normalized in {True, scoring == Scoring.OVER_PICKS}:  # the latter always are
+            buffers = {x: logits.clone(), routes: torch.zeros(rows, 2 * picks)}
+            route = Route(name="routes", x=kept, to=routes, normalized=normalized, correction=correction, **how)
+            found = alike(device, rows_of(rows), buffers, steps.Copy(name="kept", x=x, to=Into(kept)), route)[routes]
+            assert len((found[0, ::2] // (experts // groups)).unique()) <= best
 
 
 def test_routes_of_what_is_no_number(device: str) -> None:
@@ -570,10 +591,11 @@ def test_routes_of_what_is_no_number(device: str) -> None:
     assert given[routes][0, 1::2].isnan().all()
 
 
-def _stacked(weights: torch.Tensor, form: Form, *, gated: bool = False) -> Weight:
+def _stacked(weights: torch.Tensor, form: Form, *, gated: bool = False, biased: bool = False) -> Weight:
     dtype = torch.bfloat16 if form == "pairs" else torch.float32
     parts = [list(w.to(dtype).chunk(2)) if gated else [w.to(dtype)] for w in weights]
-    return stacked(parts, PANEL // 2 if gated else PANEL, form)
+    biases = [[part[:, 0].float() for part in of] for of in parts] if biased else []
+    return stacked(parts, PANEL // 2 if gated else PANEL, form, biases)
 
 
 def test_every_kind_of_step_has_a_kernel() -> None:

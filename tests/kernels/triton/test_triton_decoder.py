@@ -59,6 +59,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "gemma2, caps": lambda: hf.Gemma2Config(**SIZES, head_dim=8, sliding_window=5),
     "gemma3, two rotations": lambda: hf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=5),
+    "gpt-oss, sinks": lambda: hf.GptOssConfig(
+        **SIZES, head_dim=8, sliding_window=5, num_local_experts=5, num_experts_per_tok=3
+    ),
     "gpt2, positions": lambda: hf.GPT2Config(**GPT2),
     "cohere, in parallel": lambda: hf.CohereConfig(**SIZES),
     "granite, factors": lambda: hf.GraniteConfig(**SIZES, residual_multiplier=0.3, embedding_multiplier=3.0),

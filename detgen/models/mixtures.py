@@ -1,0 +1,32 @@
+"""Mixtures of experts, a row of traits for each class of them that transformers has."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from detgen.program.operands import Scoring
+
+
+class Mixture(NamedTuple):
+    """The traits of a mixture; names are those of modules.
+
+    Attributes:
+        router: gives the experts of a row.
+        scoring: what it makes of logits.
+        shared: a feed-forward that all rows take, as far as a model has one.
+        clamped: whether gates are clamped, and what they open; the experts say how far.
+    """
+
+    router: str = "gate"
+    scoring: Scoring = Scoring.OVER_ALL
+    shared: str = "shared_expert"
+    clamped: bool = False
+
+
+# By the classes of mixtures, whose experts have joined gates.
+MIXTURES = {
+    "MixtralSparseMoeBlock": Mixture(),
+    "Qwen2MoeSparseMoeBlock": Mixture(),
+    "Qwen3MoeSparseMoeBlock": Mixture(),
+    "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
+}

@@ -1,0 +1,103 @@
+"""Weights of experts in MXFP4, as the checkpoints of GPT-OSS have them: blocks of 32 weights that share a scale.
+
+A weight is two tensors, whose names end in `_blocks`, [experts, outputs, blocks, 16], and `_scales`. They may come from
+a stranger: what is wrong is said in one line that names file and tensor. docs/numerics.md states what the weights are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from detgen.errors import EngineError
+from detgen.kernels.c.quantizing import Quantized
+from detgen.models.folders import Tensor
+from detgen.models.gguf_kinds import MXFP4_IN_PAIRS
+from detgen.models.stored import ALL, Place, whole
+from detgen.program.operands import GROUP
+
+_BYTES = GROUP // 2  # of a block
+_NONE = 255  # the scale that is no number
+
+
+def is_mxfp4(config: Any) -> bool:
+    """Whether a configuration says that weights are in MXFP4."""
+    said = getattr(config, "quantization_config", None)
+    return isinstance(said, dict) and said.get("quant_method") == "mxfp4"
+
+
+def are_there(tensors: Iterable[Tensor]) -> bool:
+    """Whether any of the tensors in a folder is a part of a weight in MXFP4."""
+    return any(tensor.name.endswith("_blocks") for tensor in tensors)
+
+
+class InMicro(NamedTuple):
+    """Where a weight lies."""
+
+    blocks: Place
+    scales: Place
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight, [experts, outputs, inputs]."""
+        return (*self.scales.shape[:-1], GROUP * self.scales.shape[-1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it can be read whole."""
+        return torch.float32
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return self.blocks.size + self.scales.size
+
+    def read(self, rows: slice = ALL) -> Quantized:
+        """The weight, or some consecutive experts of it.
+
+        Raises:
+            EngineError: as `Place.read`; if a scale is no number.
+        """
+        scales = whole(self.scales.read(rows))
+        if (scales == _NONE).any():
+            raise EngineError(
+                f"{self.scales.path.name}: the tensor {self.scales.name} is damaged: a scale is no number"
+            )
+        blocks = torch.cat([scales[..., None], whole(self.blocks.read(rows))], -1)
+        found, outer = MXFP4_IN_PAIRS.read(blocks.flatten(0, -2)), scales.shape[:-1]
+        return found._replace(
+            whole=found.whole.view(*outer, -1), scales=found.scales.each(lambda x: x.view(*outer, -1))
+        )
+
+
+def places(folder: Path, tensors: Iterable[Tensor]) -> tuple[dict[str, InMicro], list[Tensor]]:
+    """Where weights in MXFP4 lie in a folder, by their names; and the tensors that are none of theirs.
+
+    Raises:
+        ValueError: names the file, the tensor and what is wrong.
+    """
+    left = {tensor.name: tensor for tensor in tensors}
+    found: dict[str, InMicro] = {}
+    for name in [name.removesuffix("_blocks") for name in left if name.endswith("_blocks")]:
+        blocks, scales = left.pop(f"{name}_blocks"), left.pop(f"{name}_scales", None)
+        if scales is None:
+            raise ValueError(f"{blocks.file}: {blocks.name}: {name}_scales, which belongs to it, is missing")
+        for tensor in (blocks, scales):
+            if tensor.dtype != "U8" or not _is_shape(tensor.shape) or math.prod(tensor.shape) != tensor.size:
+                raise ValueError(f"{tensor.file}: {tensor.name}: it must be bytes, and as large as its shape")
+        if len(scales.shape) != 3 or blocks.shape != [*scales.shape, _BYTES]:
+            raise ValueError(
+                f"{blocks.file}: {blocks.name} has the shape {blocks.shape}, and its scales {scales.shape}"
+            )
+        found[name] = InMicro(
+            *(Place(folder / of.file, "U8", tuple(of.shape), of.at, of.name) for of in (blocks, scales))
+        )
+    return found, list(left.values())
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and bool(shape) and all(type(n) is int and n >= 1 for n in shape)
