@@ -93,12 +93,13 @@ def random_model(demo_models: DemoModels, tmp_path_factory: pytest.TempPathFacto
     repeat one token for ever.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from detgen.models.wrappers import auto_class
 
     def make(config: Any, seed: int = 0) -> Path:
         folder = tmp_path_factory.mktemp(config.model_type.replace("_", "-"))
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        model = auto_class(config).from_config(config)
         g = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for p in model.parameters():

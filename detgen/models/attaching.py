@@ -113,14 +113,15 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
     if model.device.type != "meta":
         yield
         return
-    experts, padding = getattr(model.config, "_experts_implementation", None), model.config.pad_token_id
+    config = model.config.get_text_config()
+    experts, padding = getattr(config, "_experts_implementation", None), config.pad_token_id
     try:
-        model.config.pad_token_id = None
+        config.pad_token_id = None
         if experts is not None:
             model.set_experts_implementation("batched_mm")
         yield
     finally:
-        model.config.pad_token_id = padding
+        config.pad_token_id = padding
         if experts is not None:
             model.set_experts_implementation(experts)
 

@@ -5,6 +5,7 @@ Nothing here computes; loading compares what the description gives with the mode
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from detgen.models.families import FAMILIES, Family
 from detgen.models.mixtures import MIXTURES
 from detgen.models.rotary import Rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, turned, whole
+from detgen.models.wrappers import language_model
 from detgen.program.operands import Activation
 
 # What classes of activation modules compute.
@@ -171,6 +173,11 @@ class Description:
     table: tuple[nn.Parameter, Weight] | None = None
 
     @property
+    def config(self) -> Any:
+        """The configuration of the text part."""
+        return self.model.config.get_text_config()
+
+    @property
     def inner(self) -> Any:
         """The decoder without its output layer."""
         return _module(self.model, self.family.inner)
@@ -220,13 +227,13 @@ class Description:
     @property
     def head_factor(self) -> float:
         """What logits are multiplied by."""
-        config = self.model.config
+        config = self.config
         return float(getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1))
 
     @property
     def softcap(self) -> float:
         """That of the logits; 0 for none."""
-        return float(getattr(self.model.config, "final_logit_softcapping", None) or 0)
+        return float(getattr(self.config, "final_logit_softcapping", None) or 0)
 
     def release(self, index: int) -> None:
         """Let a layer go."""
@@ -242,7 +249,7 @@ class Description:
         Raises:
             UnknownError: if it is not what the row says.
         """
-        family, config, layer = self.family, self.model.config, self.layers[index]
+        family, config, layer = self.family, self.config, self.layers[index]
         attention = getattr(layer, family.attention)
         mlp = getattr(layer, family.mlp) if family.mlp else layer
         out = self._linear(getattr(attention, family.out))
@@ -367,7 +374,7 @@ class Description:
         """
         unusual = _UNUSUAL.get(type(self.model).__name__, {})
         for name, value in unusual.items():
-            if getattr(self.model.config, name, None) == value:
+            if getattr(self.config, name, None) == value:
                 raise UnknownError(name)
         described: list[object] = [self.embedding, self.positions, self.final, self.head]
         described += [self.layer(index) for index in range(len(self.layers))]
@@ -381,7 +388,7 @@ def describe(model: Any) -> Description | None:
 
     Its parameters may be on torch's `meta` device; then `read` has to be set before it is asked for weights.
     """
-    family = FAMILIES.get(type(model).__name__)
+    family = _family(model)
     if family is None:
         return None
     found = Description(model, family)
@@ -390,6 +397,16 @@ def describe(model: Any) -> Description | None:
     except (UnknownError, AttributeError, StopIteration):
         return None
     return found
+
+
+def _family(model: Any) -> Family | None:
+    """The row of a model; of a wrapper, that of the language model in it."""
+    path = language_model(model)
+    if path is None:
+        return FAMILIES.get(type(model).__name__)
+    name = type(_module(model, path)).__name__
+    found = FAMILIES.get(name) or FAMILIES.get(re.sub("(Text)?Model$", "ForCausalLM", name))
+    return None if found is None else found._replace(inner=path)
 
 
 def _activation(module: Any) -> Activation:

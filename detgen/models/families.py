@@ -68,6 +68,11 @@ FAMILIES = {
     "MistralForCausalLM": Family(),
     "Qwen2ForCausalLM": Family(),
     "Qwen3ForCausalLM": Family(),
+    # In wrappers, and nowhere else: rotated by three positions, which are one without an image.
+    "Qwen2VLTextModel": Family(),
+    "Qwen2_5_VLTextModel": Family(),
+    "Qwen3VLTextModel": Family(),
+    "Qwen3VLMoeTextModel": Family(),
     "SmolLM3ForCausalLM": Family(),
     "MixtralForCausalLM": Family(),
     "Qwen2MoeForCausalLM": Family(),

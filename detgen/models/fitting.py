@@ -15,6 +15,7 @@ from detgen.models import lazy_weights
 from detgen.models.bitsandbytes_weights import is_quantized
 from detgen.models.folders import Tensor
 from detgen.models.mxfp4_weights import is_mxfp4
+from detgen.models.wrappers import auto_class
 
 
 def check_method(config: Any) -> None:
@@ -48,10 +49,8 @@ def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
     Raises:
         ValueError: with both sizes.
     """
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+        model = auto_class(config).from_config(config, trust_remote_code=trusted)
     elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
         raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
@@ -81,13 +80,11 @@ def check_numbers(tensors: Sequence[Tensor], config: Any, *, trusted: bool) -> N
     Raises:
         ValueError: names the tensor.
     """
-    from transformers import AutoModelForCausalLM
-
     whole = [tensor for tensor in tensors if re.match(r"[IU]\d|BOOL", tensor.dtype)]
     if not whole or hasattr(config, "quantization_config"):
         return
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+        model = auto_class(config).from_config(config, trust_remote_code=trusted)
     # A file may have the names of the model's base, and others beside them that end alike: masks and positions.
     names = {name for name, _ in model.named_parameters()}
     names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}

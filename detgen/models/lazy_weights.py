@@ -26,6 +26,7 @@ from detgen.models import bitsandbytes_weights, mxfp4_weights
 from detgen.models.folders import Stored, Tensor
 from detgen.models.gguf_kinds import NAMED
 from detgen.models.stored import Lying, Place, Read, Reader, Stack, taken, turned, whole, without_weights
+from detgen.models.wrappers import is_read_here_alone, of_text, renaming, without_towers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,16 +65,19 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
 
 def reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader | None:
     """What reads the weights of a model whose parameters are on `meta`; None if transformers has to load them."""
-    names = {tensor.name for tensor in stored.tensors}
-    if len(names) != len(stored.tensors):
+    found = _of_text(model, stored.tensors)
+    names = {tensor.name for tensor in found}
+    if len(names) != len(found):
         return None
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     ignored = model._keys_to_ignore_on_load_unexpected or ()  # by transformers, too
     unread = {name for name in names - wanted.keys() if any(re.search(pattern, name) for pattern in ignored)}
-    tensors = [tensor for tensor in stored.tensors if tensor.name not in unread]
+    tensors = [tensor for tensor in found if tensor.name not in unread]
     if not all(map(_plain, tensors)):
         return None
     places = _places(_lying(folder, tensors), _RENAMED.get(type(model).__name__))
+    if places is not None and is_read_here_alone(model) and (missing := sorted(wanted.keys() - places.keys())):
+        raise ValueError(f"weights are missing: {missing[0]}")
     if places is None or wanted != {name: place.shape for name, place in places.items()}:
         return None
     return Reader(model, places, dtype)
@@ -102,7 +106,7 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
 def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader:
     """What reads the weights of such a model whose parameters are on `meta`; errors as `quantized_model`."""
     of = mxfp4_weights if mxfp4_weights.are_there(stored.tensors) else bitsandbytes_weights
-    few, others = of.places(folder, stored.tensors)
+    few, others = of.places(folder, _of_text(model, stored.tensors))
     for tensor in others:
         if not _plain(tensor):
             raise ValueError(f"{tensor.file}: {tensor.name}: nothing says what its numbers mean ({tensor.dtype})")
@@ -123,6 +127,14 @@ def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.d
         if not any(re.search(pattern, name) for pattern in ignored):
             raise ValueError(f"config.json describes no such weights as {name}")
     return Reader(model, found, dtype)
+
+
+def _of_text(model: PreTrainedModel, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors by the names that a model has for them; of a multimodal model, whose towers are left out, its text's."""
+    renamed = renaming(model)
+    found = [tensor._replace(name=renamed(tensor.name)) for tensor in tensors]
+    left = of_text([tensor.name for tensor in found], without_towers(model))
+    return [tensor for tensor in found if tensor.name in left]
 
 
 def _read_generation(folder: Path, model: PreTrainedModel) -> None:

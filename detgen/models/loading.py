@@ -40,6 +40,7 @@ from detgen.models.own_forward import OwnForward
 from detgen.models.settings import context_of, ends_of, load_settings
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import ALL, Read, Reader, Weight, fill, held
+from detgen.models.wrappers import auto_class, language_model
 from detgen.progress import Observer, Unobserved
 from detgen.thinking import thinks
 
@@ -211,8 +212,10 @@ def load_model(
         if quantized:
             model, read = lazy_weights.quantized_model(folder, stored, config, chosen)
             lazy = has_description(model) and not lazy_weights.looks_at_positions(model)
-        elif empty is not None and lazy:
+        elif empty is not None and (lazy or language_model(empty[0]) is not None):
             model, read = empty
+        elif auto_class(config) is not AutoModelForCausalLM:
+            raise ValueError("this is a multimodal model, and its text part, which alone is read, is not found in it")
         else:
             # Weights of another shape are let through to be named, and refused, by `check_weights`.
             checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}

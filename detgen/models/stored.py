@@ -279,9 +279,10 @@ def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:
 def without_weights(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     """A decoder whose parameters are on `meta`, and have that number format; its buffers are there."""
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
+
+    from detgen.models.wrappers import auto_class
 
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = auto_class(config).from_config(config, dtype=dtype)
     model.tie_weights()  # which making them empty undoes
     return model

@@ -27,6 +27,10 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+TOWER: dict[str, Any] = {  # of multimodal models
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"image_size": 28, "patch_size": 14},
+}
 
 DESCRIBED: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**LLAMA),
@@ -85,6 +89,16 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
             **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0},
             **{"truncate": False, "original_max_position_embeddings": 64},
         },
+    ),
+    "mistral3": lambda: hf.Mistral3Config(
+        text_config=hf.MistralConfig(**LLAMA, head_dim=18, sliding_window=WINDOW),
+        vision_config=hf.PixtralVisionConfig(**TOWER),
+    ),
+    "qwen2_5_vl": lambda: hf.Qwen2_5_VLConfig(
+        text_config=LLAMA
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        vision_config={**TOWER, "depth": 2, "out_hidden_size": 64, "num_heads": 2, "fullatt_block_indexes": [1]},
+        eos_token_id=0,
     ),
     "smollm3": lambda: hf.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1]),
     "granite": lambda: hf.GraniteConfig(

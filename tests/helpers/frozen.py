@@ -31,6 +31,7 @@ import detgen
 from detgen import Engine, Request, SamplingParams
 from detgen.engine.request import Completion
 from detgen.engine.score_requests import Score, ScoreRequest
+from detgen.models.wrappers import auto_class
 from detgen.outputs.batch_results import digested
 from detgen.outputs.lines import dump, output_line
 from helpers.engines import Recording
@@ -77,7 +78,7 @@ def scores() -> list[ScoreRequest]:
 
 def random_folder(config: Any, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A model whose weights are the same on every machine, with the embedded tokenizer."""
-    model = hf.AutoModelForCausalLM.from_config(config)
+    model = auto_class(config).from_config(config)
     g = np.random.Generator(np.random.Philox(11))
     with torch.no_grad():
         for parameter in model.parameters():

@@ -15,6 +15,7 @@ from helpers.families import COMMON, DESCRIBED, GPT2
 from helpers.oracle import Passes
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.models.wrappers import auto_class
 from detgen.program.steps import Linear, Score
 
 NEW = 16
@@ -129,7 +130,8 @@ def test_a_broken_token_stays_with_its_request(engine: Engine, reference: Any, o
 
 def test_agrees_with_generate(folder: Path, reference: Any) -> None:
     """Greedy tokens are those of transformers' float32 `generate`; logits agree to rounding."""
-    model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = auto_class(hf.AutoConfig.from_pretrained(folder)).from_pretrained(folder, **plain).eval()
     compared = 0
     for (name, _), one in reference.items():
         completion = one.completion

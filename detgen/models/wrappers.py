@@ -1,0 +1,70 @@
+"""Multimodal models, of which the text part runs: their towers, which see images or hear, are not even read.
+
+Such a model is a wrapper with a language model inside. It runs by the wrapper's own class, so that positions, masks and
+names of weights are what transformers makes of them; without an image its towers have no say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PATH = "model.language_model"
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes a model of a configuration: of multimodal ones where no other does."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    known = (of for of in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in of._model_mapping)
+    return next(known, AutoModelForCausalLM)
+
+
+def language_model(model: nn.Module) -> str | None:
+    """The path of the language model in a wrapper; None if the model is no wrapper."""
+    found = getattr(getattr(model, "model", None), "language_model", None)
+    return _PATH if isinstance(found, nn.Module) else None
+
+
+def is_read_here_alone(model: PreTrainedModel) -> bool:
+    """Whether it is a wrapper that transformers does not load as a decoder."""
+    return language_model(model) is not None and "ImageTextToText" in auto_class(model.config).__name__
+
+
+def without_towers(model: PreTrainedModel) -> set[str]:
+    """Leave out what is beside the language model, in place; the names of the tensors that were there."""
+    if language_model(model) is None:
+        return set()
+    before = set(model.state_dict())
+    for name, module in list(model.model.named_children()):
+        if f"model.{name}" != _PATH and next(module.parameters(), None) is not None:
+            setattr(model.model, name, nn.Module())
+    for name, _ in list(model.model.named_parameters(recurse=False)):  # of images
+        setattr(model.model, name, None)
+    return before - set(model.state_dict())
+
+
+def renaming(model: PreTrainedModel) -> Callable[[str], str]:
+    """What names in files become, as transformers renames them; of a model that is no wrapper, they stay.
+
+    Ask for it before the towers are left out.
+    """
+    if language_model(model) is None:
+        return lambda name: name
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    changes = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    known = model.state_dict()
+    return lambda name: rename_source_key(name, changes, [], model.base_model_prefix, known)[0]
+
+
+def of_text(names: Collection[str], left_out: set[str]) -> set[str]:
+    """The names that are no tensors of towers."""
+    towers = {name.rpartition(".")[0] for name in left_out}
+    return {name for name in names if name not in left_out and name.rpartition(".")[0] not in towers}

@@ -1,0 +1,123 @@
+"""Multimodal models: the text part runs, towers are not read, and names of weights are those of transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers.families import LLAMA, TOWER, WINDOW
+from safetensors.torch import load_file, save_file
+
+from detgen import EngineError
+from detgen.kernels.bits import same_bits
+from detgen.kernels.input_batch import Window
+from detgen.models.loading import load_model
+from detgen.runner.preparing import prepare
+
+CPU = torch.device("cpu")
+MROPE = LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+SMALL_TOWER = {"depth": 2, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
+GEMMA3 = hf.Gemma3TextConfig(**LLAMA, head_dim=18, sliding_window=WINDOW)
+WRAPPERS: dict[str, Callable[[], Any]] = {
+    "mistral3": lambda: hf.Mistral3Config(
+        text_config=hf.MistralConfig(**LLAMA, head_dim=18), vision_config=hf.PixtralVisionConfig(**TOWER)
+    ),
+    "llava": lambda: hf.LlavaConfig(text_config=hf.LlamaConfig(**LLAMA), vision_config=hf.CLIPVisionConfig(**TOWER)),
+    "llava_onevision": lambda: hf.LlavaOnevisionConfig(
+        text_config=hf.Qwen2Config(**LLAMA), vision_config=hf.SiglipVisionConfig(**TOWER)
+    ),
+    "qwen2_vl": lambda: hf.Qwen2VLConfig(
+        text_config=MROPE, vision_config={**SMALL_TOWER, "embed_dim": 32, "hidden_size": 64}
+    ),
+    "qwen3_vl": lambda: hf.Qwen3VLConfig(
+        text_config=MROPE | {"head_dim": 16}, vision_config={**SMALL_TOWER, "deepstack_visual_indexes": [0]}
+    ),
+    "gemma3": lambda: hf.Gemma3Config(
+        text_config=GEMMA3, vision_config=hf.SiglipVisionConfig(**TOWER), mm_tokens_per_image=4
+    ),
+}
+IDS = [(7 * i * i + 3 * i) % 300 + 3 for i in range(2 * WINDOW)]
+
+
+def logits_of(folder: Path) -> torch.Tensor:
+    """Those of a pass that reads IDS; the model has a program and no towers."""
+    loaded = load_model(folder, "model", "float32", "none")
+    names = {name for name, _ in loaded.model.named_parameters()}
+    assert all(name.startswith(("model.language_model.", "lm_head.")) for name in names)
+    runner = prepare(loaded, None, CPU, batch_size=1, kv_memory=8 << 20).runners[0]
+    assert type(runner.decoder).__name__ == "CDecoder"
+    runner.cache.pages.lay_out(1, len(IDS))
+    return runner.run([Window(0, 0, IDS, len(IDS))]).clone()
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_it_gives_what_transformers_gives(kind: str, random_model: Callable[..., Path]) -> None:
+    folder = random_model(WRAPPERS[kind]())
+    found = logits_of(folder)
+    model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        want = model(input_ids=torch.tensor([IDS])).logits[0]
+    assert (found - want).abs().max() <= 2e-5 * want.abs().max()
+
+
+@pytest.fixture(scope="module")
+def llava(random_model: Callable[..., Path]) -> Path:
+    return random_model(WRAPPERS["llava"]())
+
+
+def changed(folder: Path, to: Path, name_of: Callable[[str], str | None]) -> Path:
+    """A copy whose weights have other names, or are left out."""
+    shutil.copytree(folder, to)
+    weights = {name_of(name): x for name, x in load_file(folder / "model.safetensors").items()}
+    kept = {name: x for name, x in weights.items() if name is not None}
+    save_file(kept, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+def test_older_names_newer_names_and_the_text_part_alone(llava: Path, tmp_path: Path) -> None:
+    """All have the bits of the language model by itself; weights of towers need not even be there."""
+    stored = load_file(llava / "model.safetensors")
+    assert any(name.startswith("language_model.model.") for name in stored)  # as checkpoints have them
+
+    def newer(name: str) -> str:
+        for old, new in (("language_model.model", "model.language_model"), ("language_model.lm_head", "lm_head")):
+            if name.startswith(old):
+                return name.replace(old, new)
+        return f"model.{name}"
+
+    def of_text(name: str) -> str | None:
+        return name.removeprefix("language_model.") if name.startswith("language_model.") else None
+
+    found = [
+        logits_of(llava),
+        logits_of(changed(llava, tmp_path / "newer", newer)),
+        logits_of(changed(llava, tmp_path / "text", lambda name: name if of_text(name) else None)),
+    ]
+    plain = changed(llava, tmp_path / "plain", of_text)
+    config = json.loads((llava / "config.json").read_text())["text_config"]
+    (plain / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
+    loaded = load_model(plain, "plain", "float32", "none")
+    runner = prepare(loaded, None, CPU, batch_size=1, kv_memory=8 << 20).runners[0]
+    runner.cache.pages.lay_out(1, len(IDS))
+    want = runner.run([Window(0, 0, IDS, len(IDS))])
+    assert all(same_bits(each, want) for each in found)
+
+
+def test_a_weight_of_the_text_that_is_missing(llava: Path, tmp_path: Path) -> None:
+    gone = "layers.1.mlp.up_proj.weight"
+    folder = changed(llava, tmp_path / "less", lambda name: None if name.endswith(gone) else name)
+    with pytest.raises(EngineError, match=f"weights are missing: model.language_model.{gone}"):
+        load_model(folder, "less", "float32", "none")
+
+
+def test_a_text_part_that_is_not_found(random_model: Callable[..., Path]) -> None:
+    """Of another layout: what holds the language model is no wrapper that is known."""
+    config = hf.Idefics3Config(text_config=hf.LlamaConfig(**LLAMA), vision_config=TOWER)
+    with pytest.raises(EngineError, match="multimodal model, and its text part, which alone is read, is not found"):
+        load_model(random_model(config), "x", "float32", "none")
