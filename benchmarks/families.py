@@ -58,7 +58,7 @@ passes with the model's own forward before it generates.
 On CUDA, the types that run whole in one call do so too; the others are refused, because they have no description yet.
 
 Multimodal models that transformers maps to other classes run like the language model in them, if they keep it in a
-module that is called language_model, and if it sees what a decoder sees; PaliGemma, whose prompts see ahead, is refused.
+module called language_model, and if it sees what a decoder sees; PaliGemma, whose prompts see ahead, is refused.
 
 A proved operator rests on torch: its name, torch's version and the processor are in the profile.
 """

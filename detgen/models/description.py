@@ -18,7 +18,7 @@ from detgen.models.mixtures import MIXTURES
 from detgen.models.rotary import Rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, turned, whole
 from detgen.models.wrappers import language_model
-from detgen.program.operands import Activation
+from detgen.program.operands import Activation, Scoring
 
 # What classes of activation modules compute.
 ACTIVATIONS = {
@@ -39,6 +39,7 @@ _UNUSUAL: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {"add_cross_attention": True},
     "StableLmForCausalLM": {"qk_layernorm": True},
     "PhiForCausalLM": {"qk_layernorm": True},
+    "Exaone4ForCausalLM": {"sliding_window": None},
 }
 
 
@@ -309,7 +310,7 @@ class Description:
             activation=Activation.SILU if mixture.clamped else _activation(experts),
             limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
             picks=int(router.top_k),
-            routing={"scoring": mixture.scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))},
+            routing=_routing(router, mixture.scoring),
             shared=shared,
         )
 
@@ -322,9 +323,10 @@ class Description:
 
     def _rotary(self, attention: Any, index: int) -> Rotary | None:
         rotary = getattr(self.inner, "rotary_emb", None)
-        if rotary is None or not getattr(attention, "use_rope", True):
+        if rotary is None or not getattr(attention, self.family.rotates, True):
             return None
-        found = rotary_of(rotary, getattr(attention, "layer_type", None))
+        kinds = getattr(self.config, "layer_types", None)
+        found = rotary_of(rotary, getattr(attention, "layer_type", None) or (kinds[index] if kinds else None))
         if found is None:
             raise UnknownError("a rotary embedding of another kind")
         return found
@@ -341,7 +343,7 @@ class Description:
             return Norm(1 + weight, None, norm.eps, centred=False)
         if name.endswith("RMSNorm"):
             return Norm(weight, None, norm.variance_epsilon, centred=False)
-        if name == "CohereLayerNorm":
+        if name in ("CohereLayerNorm", "Cohere2LayerNorm"):
             return Norm(weight, None, norm.variance_epsilon, centred=True)
         raise UnknownError(f"norm {name}")
 
@@ -407,6 +409,20 @@ def _family(model: Any) -> Family | None:
     name = type(_module(model, path)).__name__
     found = FAMILIES.get(name) or FAMILIES.get(re.sub("(Text)?Model$", "ForCausalLM", name))
     return None if found is None else found._replace(inner=path)
+
+
+def _routing(router: Any, scoring: Scoring) -> dict[str, Any]:
+    """See `Experts`."""
+    found = {"scoring": scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))}
+    if scoring != Scoring.SIGMOIDS:
+        return found
+    return found | {
+        "correction": router.e_score_correction_bias.detach().float(),
+        "groups": int(router.num_group),
+        "best_groups": int(router.topk_group),
+        "of_group": 2 if router.num_group > 1 else 1,
+        "factor": float(router.routed_scaling_factor),
+    }
 
 
 def _activation(module: Any) -> Activation:

@@ -21,6 +21,7 @@ class Family(NamedTuple):
         out: what follows the attention.
         head_norms: norms of queries and keys, as far as a model has them.
         scaled_queries: whether queries are multiplied by the attention's `scaling` before it.
+        rotates: the setting of an attention that says whether it rotates queries and keys, as far as a model has one.
         interleaved: which entries of a head are rotated together; see `Step`.
         mlp: a layer's feed-forward; "" if its parts are the layer's own.
         gate: the gate, if there is one; joined with `up` if `up` is empty.
@@ -43,6 +44,7 @@ class Family(NamedTuple):
     out: str = "o_proj"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
     scaled_queries: bool = False
+    rotates: str = "use_rope"
     interleaved: bool = False
     mlp: str = "mlp"
     gate: str = "gate_proj"
@@ -81,7 +83,26 @@ FAMILIES = {
     "Phi3ForCausalLM": Family(qkv=("qkv_proj",), gate="gate_up_proj", up=""),
     "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),
     "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
+    "MinistralForCausalLM": Family(),
     "GptOssForCausalLM": Family(),
+    "Dots1ForCausalLM": Family(),
+    "Glm4MoeForCausalLM": Family(),
+    "Ernie4_5ForCausalLM": Family(interleaved=True),
+    "HeliumForCausalLM": Family(interleaved=True),
+    "GlmForCausalLM": Family(interleaved=True, gate="gate_up_proj", up=""),
+    "Glm4ForCausalLM": Family(
+        interleaved=True,
+        gate="gate_up_proj",
+        up="",
+        norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    ),
+    "Exaone4ForCausalLM": Family(
+        rotates="is_sliding", norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+    ),
+    "Olmo3ForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
+    "Cohere2ForCausalLM": Family(
+        rotates="sliding_window", interleaved=True, norms=("input_layernorm", None, None, None), parallel=True
+    ),
     "Olmo2ForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
     "PhiForCausalLM": Family(
         final="final_layernorm",

@@ -28,5 +28,7 @@ MIXTURES = {
     "MixtralSparseMoeBlock": Mixture(),
     "Qwen2MoeSparseMoeBlock": Mixture(),
     "Qwen3MoeSparseMoeBlock": Mixture(),
+    "Dots1MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "Glm4MoeMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }

@@ -27,6 +27,11 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+ROUTED: dict[str, Any] = {
+    **LLAMA,
+    **{"num_experts_per_tok": 3, "moe_intermediate_size": 40, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+}
 TOWER: dict[str, Any] = {  # of multimodal models
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"image_size": 28, "patch_size": 14},
@@ -100,6 +105,21 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
         vision_config={**TOWER, "depth": 2, "out_hidden_size": 64, "num_heads": 2, "fullatt_block_indexes": [1]},
         eos_token_id=0,
     ),
+    "ministral": lambda: hf.MinistralConfig(**LLAMA, head_dim=18, sliding_window=WINDOW),
+    "olmo3": lambda: hf.Olmo3Config(**LLAMA, sliding_window=WINDOW, layer_types=MIXED),
+    "cohere2": lambda: hf.Cohere2Config(**LLAMA, head_dim=18, sliding_window=WINDOW, layer_types=MIXED),
+    "exaone4": lambda: hf.Exaone4Config(**LLAMA, head_dim=18, sliding_window=WINDOW, layer_types=MIXED),
+    "ernie4_5": lambda: hf.Ernie4_5Config(**LLAMA, head_dim=18, use_bias=True),
+    "helium": lambda: hf.HeliumConfig(**LLAMA, head_dim=16),
+    "glm": lambda: hf.GlmConfig(**LLAMA, head_dim=16),
+    "glm4": lambda: hf.Glm4Config(**LLAMA, head_dim=16),
+    "glm4_moe": lambda: hf.Glm4MoeConfig(
+        **{**ROUTED, "head_dim": 16, "use_qk_norm": True, "n_routed_experts": 6, "n_shared_experts": 2}
+    ),
+    "dots1": lambda: hf.Dots1Config(
+        **{**ROUTED, "head_dim": 18, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "n_shared_experts": 1},
+        **{"norm_topk_prob": True, "sliding_window": WINDOW, "layer_types": MIXED},
+    ),
     "smollm3": lambda: hf.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1]),
     "granite": lambda: hf.GraniteConfig(
         **LLAMA, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0
@@ -122,21 +142,16 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 0,
 }
-ROUTED: dict[str, Any] = {**SMALL, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 OWN_FORWARD: dict[str, Callable[[], Any]] = {
     "gemma": lambda: hf.GemmaConfig(**SMALL, head_dim=12),
     "olmo": lambda: hf.OlmoConfig(**SMALL, clip_qkv=1.0),
-    "olmo3": lambda: hf.Olmo3Config(**SMALL, sliding_window=40),
     "nemotron": lambda: hf.NemotronConfig(**SMALL),
-    "glm4": lambda: hf.Glm4Config(**SMALL, head_dim=16),
-    "exaone4": lambda: hf.Exaone4Config(**SMALL, sliding_window=40),
-    "cohere2": lambda: hf.Cohere2Config(**SMALL, sliding_window=40),
     "persimmon": lambda: hf.PersimmonConfig(**SMALL),
     "biogpt": lambda: hf.BioGptConfig(**SMALL),
     "vaultgemma": lambda: hf.VaultGemmaConfig(**SMALL, head_dim=12, sliding_window=40, final_logit_softcapping=2.0),
     "olmoe": lambda: hf.OlmoeConfig(**SMALL, num_experts=5, num_experts_per_tok=2),
     "deepseek_v3": lambda: hf.DeepseekV3Config(
-        **{**ROUTED, "num_key_value_heads": 4},
+        **{**SMALL, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_key_value_heads": 4},
         **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1},
         **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 20},
     ),

@@ -197,7 +197,7 @@ def test_a_number_format_is_how_weights_are_kept(
     In bfloat16, the KV cache is in it as well, and layers of a description also round their inputs: only where that is
     asked for.
     """
-    model = small if kind == "described" else random_model(OWN_FORWARD["glm4"]())
+    model = small if kind == "described" else random_model(OWN_FORWARD["nemotron"]())
     rounded = tmp_path / "rounded"
     shutil.copytree(model, rounded)
     tensors = {n: t.to(getattr(torch, dtype)) for n, t in load_file(model / "model.safetensors").items()}
