@@ -6,8 +6,10 @@ documentation, the manifest, the digests of requests, and the arrays that kernel
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_type_hints
 
 from annotated_types import Ge, Gt, Le, MaxLen
@@ -17,6 +19,9 @@ from detgen.declaring import Option
 from detgen.errors import RequestError
 
 MOST = 2**31 - 1  # of tokens, and of a token's id; more is a slip
+_LONGEST_GUIDE = 1_000_000  # characters of a schema, a regular expression or a grammar
+# Parameters that say what a text must be: a line or a run has one of them.
+GUIDES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _SPAN = 1000  # a greatest whole number up to here is worth telling with the least one
 
 
@@ -80,6 +85,31 @@ def _biases(value: Any) -> Any:
     return tuple(sorted(found.items()))
 
 
+def _json_schema(value: Any) -> Any:
+    """A schema, an object or its text, as one text; keys keep their order, which is that of the output."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"guided_json is no JSON: {error}") from None
+    try:
+        return json.dumps(value) if isinstance(value, dict) else value
+    except RecursionError:
+        raise RequestError("guided_json is nested too deeply") from None
+
+
+def _schema_file(path: str) -> str:
+    """The text of a file with a JSON schema."""
+    try:
+        text = Path(path).read_text("utf-8")
+        json.loads(text)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    return text
+
+
 _Text = Annotated[str, Field(min_length=1)]
 _TokenId = Annotated[int, Field(ge=0, le=MOST)]
 
@@ -88,9 +118,9 @@ class SamplingParams(BaseModel):
     """How the tokens of one request are chosen. Lists and objects, as JSON has them, become tuples.
 
     The logits are adjusted first, in vLLM's order: `logit_bias`, `repetition_penalty`, `frequency_penalty`,
-    `presence_penalty`, and what `min_tokens` rules out (`detgen.kernels.penalties`). Then come temperature and the
-    filters, in the order of their declaration. All of it is a function of the request's own tokens. Reported
-    log-probabilities are those of the logits as the model gives them.
+    `presence_penalty`, what `min_tokens` rules out, and what does not fit the one of `GUIDES` that is given
+    (`detgen.kernels.penalties`). Then come temperature and the filters, in the order of their declaration. All of it is
+    a function of the request's own tokens. Reported log-probabilities are those of the logits as the model gives them.
 
     Raises:
         RequestError: if one is of a wrong type or out of range; names the parameter, what it may be and its value.
@@ -194,6 +224,32 @@ class SamplingParams(BaseModel):
         BeforeValidator(_biases, json_schema_input_type=dict[str, Annotated[float, Field(ge=-100, le=100)]]),
         Listed("an object from token ids to numbers from -100 to 100", "ids"),
     ] = ()
+    # What the text must be; at most one of these (`GUIDES`).
+    guided_json: Annotated[
+        str | None,
+        Field(max_length=_LONGEST_GUIDE, description="The text is JSON that fits the schema in FILE."),
+        BeforeValidator(_json_schema, json_schema_input_type=dict[str, Any] | str),
+        Option("FILE", "--json-schema", parser=_schema_file),
+        Listed("a JSON schema, an object or its text", "characters"),
+    ] = None
+    guided_regex: Annotated[
+        str | None,
+        Field(min_length=1, max_length=_LONGEST_GUIDE, description="The whole text matches the regular expression R."),
+        Option("R", "--regex"),
+        Listed("a regular expression", "characters"),
+    ] = None
+    guided_choice: Annotated[
+        tuple[_Text, ...],
+        Field(max_length=10_000, description="The text is one of those given by TEXT."),
+        BeforeValidator(_several, json_schema_input_type=_Text | Annotated[list[_Text], Field(max_length=10_000)]),
+        Option("TEXT", "--choice", note="Give it once for each."),
+        Listed("a non-empty string or a list of them", "strings"),
+    ] = ()
+    guided_grammar: Annotated[
+        str | None,
+        Field(min_length=1, max_length=_LONGEST_GUIDE, description="The text is one of a grammar, in Lark or GBNF."),
+        Listed("a grammar, in Lark or GBNF", "characters"),
+    ] = None
 
     if not TYPE_CHECKING:  # who checks types reads the fields
 
@@ -205,12 +261,16 @@ class SamplingParams(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if len(given := [name for name in GUIDES if getattr(self, name)]) > 1:
+            raise RequestError(f"both {given[0]} and {given[1]} are given; give one of them")
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
         return self
 
     def with_(self, **changes: Any) -> Self:
-        """The same with other values, checked as the first ones were."""
+        """The same with other values, checked as the first ones were. One of `GUIDES` takes the place of another."""
+        if any(changes.get(name) for name in GUIDES):
+            changes = {name: None if name != "guided_choice" else () for name in GUIDES} | changes
         own = self.__dict__  # which is checked already, and but for two of them each by itself
         made = type(self)(**{"max_tokens": self.max_tokens, "min_tokens": self.min_tokens, **changes})
         made.__dict__.update({name: own[name] for name in own.keys() - changes.keys()})
@@ -267,8 +327,8 @@ class Parameter:
 
     @property
     def kind(self) -> type:
-        """The type of a single value: bool, int, float or tuple."""
-        return next((kind for kind in (bool, int, float) if self.type in (kind, kind | None)), tuple)
+        """The type of a single value: bool, int, float, str or tuple."""
+        return next((kind for kind in (bool, int, float, str) if self.type in (kind, kind | None)), tuple)
 
     @property
     def flag(self) -> str:
@@ -294,7 +354,7 @@ class Parameter:
 
     def refusal(self, why: str, value: Any) -> str:
         """What is said of a value that pydantic refuses for a reason (the type of its error)."""
-        if why == "too_long" and self.listed is not None:
+        if why in ("too_long", "string_too_long") and self.listed is not None:
             return f"{self.name} must be at most {self.most} {self.listed.unit}, got {len(value)}"
         if why == "greater_than" and value == self.above:
             return f"{self.name} must be above {self.above:g} ({self.default:g} turns it off), got {shown(value)}"

@@ -34,6 +34,10 @@ class Drafting(Protocol):
         """How many of the tokens are of its completion."""
         ...
 
+    def forced(self, most: int) -> list[int]:
+        """The next tokens that are the only ones that may come, at most so many."""
+        ...
+
     def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:
         """How the token `ahead` positions after the next one is chosen, the first `ahead` of `draft` coming before."""
         ...
@@ -54,11 +58,13 @@ class Drafter(ABC):
         draft_tokens: most tokens that it drafts per sequence and round; None for what the user set, or else four.
         while_reading: whether it is asked in rounds that read prompts, too. What such a round took says nothing of the
             drafts, so a drafter that learns from `timed` should stay out of them.
+        forces: whether it is asked even if it is idle where the text of some sequence must have a form.
     """
 
     name: str
     draft_tokens: int | None = None
     while_reading = True
+    forces = False
 
     @abstractmethod
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:

@@ -32,10 +32,11 @@ class Entry(NamedTuple):
 
 
 DRAFTERS = {
-    "auto": Entry("optional", "ngram, self, model or none, as measured cost and acceptance say"),
+    "auto": Entry("optional", "ngram, self, model or none, as measured cost and acceptance say, and grammar"),
     "self": Entry("unused", "the model itself, with its weights in fewer bits"),
     "model": Entry("required", "the draft model (--draft)"),
     "ngram": Entry("unused", "repeats in the prompt and the text so far"),
+    "grammar": Entry("unused", "what the form of a text forces"),
     "none": Entry("unused", "no drafts"),
 }
 

@@ -11,6 +11,7 @@ from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Completion, Request
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
+from detgen.engine.structure import Structures
 from detgen.engine.tokenizing import Tokenize
 from detgen.errors import RequestError
 from detgen.kernels.sampling import check_filters
@@ -39,6 +40,7 @@ class Encoder:
         self._device = device
         self._scheduler = scheduler
         self._least_tokens = LeastTokens(target.tokenizer)
+        self._structures = Structures(target.tokenizer, target.name, target.vocabulary, target.eos)
 
     def samples(self, requests: Iterable[Request | None], refused: list[Completion]) -> Iterator[Sequence | None]:
         """The samples of the requests that can run; the others go to `refused`. None stays None."""
@@ -67,8 +69,8 @@ class Encoder:
             )
         request.params.check_ids(self._target.vocabulary)
         check_filters(request.params, self._device)
-        eos = self._target.eos
-        return (Sequence(request, i, list(tokens), len(tokens), limit, eos) for i in request.wanted)
+        eos, structure = self._target.eos, self._structures.of(request.params)
+        return (Sequence(request, i, list(tokens), len(tokens), limit, eos, structure) for i in request.wanted)
 
     def encode(self, request: Request) -> list[int]:
         """As `Engine.encode`."""

@@ -134,6 +134,8 @@ class OutputProcessor:
             finite = np.isfinite(results.gather(-1, picked.tokens[:, None])[:, 0].cpu().numpy())
         if broken:  # one measure for all rows: those that decode now may be read another time
             finite &= ~np.isin(rows.rows_of_pass(windows), broken)
+        if choices is not None and choices.adjustments is not None:  # nor can a token be chosen where a mask fails
+            finite &= [a is None or a.mask is None or not a.mask.error for a in choices.adjustments]
         chosen = np.where(finite, tokens, _BROKEN)
         self._cost.choose(len(chosen), time.perf_counter() - started)
 
@@ -263,7 +265,7 @@ class OutputProcessor:
                 if token < 0:
                     position = int(rows.positions[i]) + n - 1
                     self._scheduler.advance(rows.slots[i : i + 1], np.array([min(position, len(seq.tokens))]))
-                    seq.break_off(position)
+                    seq.break_off(position, seq.fault(tokens[: n - 1]))
                     self._end(seq)
                     committed[i] = 0
                     break

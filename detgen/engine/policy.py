@@ -94,4 +94,5 @@ class Policy:
 
     def _undrafted(self, live: RunningBatch) -> bool:
         """Whether there is no drafter, or nothing to draft for: unverified requests are never drafted for."""
-        return self._drafter.idle() or not live.verified[live.busy].any()
+        asked = live.busy & live.verified
+        return not asked.any() or (self._drafter.idle() and not (self._drafter.forces and live.formed[asked].any()))

@@ -98,7 +98,11 @@ class TokenRecord(NamedTuple):
     round: Annotated[int, Field(ge=0, description="round of the sample, from 0")]
     token: Annotated[int | None, Field(ge=0, description="the committed token; left out if rolled back")]
     drafter: Annotated[
-        str, Field(description="who drafted in the round: `model`, `self` or `ngram`; left out if nothing was drafted")
+        str,
+        Field(
+            description="who drafted in the round: `model`, `self`, `ngram` or `grammar`; left out if nothing was"
+            " drafted"
+        ),
     ]
     drafted: Annotated[
         int | None,

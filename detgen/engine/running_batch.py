@@ -30,6 +30,7 @@ class RunningBatch:
         eos: bool, whether end-of-sequence tokens end it.
         wordy: bool, whether the request asks for log-probabilities.
         adjusted: bool, whether its tokens are chosen from adjusted logits.
+        formed: bool, whether its text must have a form.
         how: by the names of the arrays of `Choices`, how its tokens are chosen, the position aside.
         order: int64, its place among all sequences: the greatest is the youngest.
         last: int64, the last committed token.
@@ -47,7 +48,7 @@ class RunningBatch:
     _ARRAYS = (
         *(
             (name, np.bool_)
-            for name in ("busy", "reading", "verified", "choosy", "watched", "eos", "wordy", "adjusted")
+            for name in ("busy", "reading", "verified", "choosy", "watched", "eos", "wordy", "adjusted", "formed")
         ),
         *((name, np.int64) for name in ("order", "last", "length", "prompt", "limit", "least", "cached")),
         ("rounds", np.int64),
@@ -62,6 +63,7 @@ class RunningBatch:
     eos: np.ndarray
     wordy: np.ndarray
     adjusted: np.ndarray
+    formed: np.ndarray
     order: np.ndarray
     last: np.ndarray
     length: np.ndarray
@@ -120,13 +122,14 @@ class RunningBatch:
         self.eos[slot] = not params.ignore_eos
         self.wordy[slot] = params.logprobs is not None
         self.adjusted[slot] = seq.adjusted
+        self.formed[slot] = seq.structure is not None
         choice = Choice.of(params, seq.sample)
         for name, values in self.how.items():
             values[slot] = getattr(choice, name)
         self.order[slot] = seq.order
         self.last[slot], self.length[slot] = seq.tokens[-1], len(seq.tokens)
         self.prompt[slot], self.limit[slot] = seq.prompt_length, seq.limit
-        self.least[slot] = params.min_tokens
+        self.least[slot] = seq.least
         self.cached[slot] = 0
         self.rounds[slot] = seq.rounds
         self.thinks[slot] = _THINKS

@@ -80,10 +80,10 @@ class ScoredSequence(Sequence):
         """Position of the first of its tokens whose logits are wanted: the one before those that are scored."""
         return self.prompt_length - 1
 
-    def break_off(self, position: int) -> None:
+    def break_off(self, position: int, fault: str = "") -> None:
         """End it with an error: the model's results are not finite at this position, counted from 0."""
         if self.tally.request.completions is not None:
-            Sequence.break_off(self, position)
+            Sequence.break_off(self, position, fault)
             return
         token = self.first + position - self.asked_from
         self.finish_reason = "error"

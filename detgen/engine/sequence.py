@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from detgen.engine.request import NOT_FINITE, FinishReason, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import DraftCounts
+from detgen.engine.structure import Masks, Structure
 from detgen.kernels.penalties import Adjuster, Adjustment, Penalties
 from detgen.kernels.sampling import Choice
 
@@ -25,6 +26,7 @@ class Sequence:
         prompt_length: tokens of the prompt.
         limit: most tokens of prompt and completion together.
         eos: token ids that end a sequence, unless its request ignores them.
+        structure: what its text must be; None for any text.
         ending: token ids that end this one.
         order: its place among all sequences.
         slot: its slot; -1 while it waits.
@@ -51,6 +53,7 @@ class Sequence:
     prompt_length: int
     limit: int
     eos: frozenset[int] = frozenset()
+    structure: Structure | None = None
     ending: frozenset[int] = field(init=False)
     order: int = -1
     slot: int = -1
@@ -68,6 +71,7 @@ class Sequence:
     stop_reason: str | int | None = None
     error: str | None = None
     _adjuster: Adjuster | None = field(init=False, repr=False)
+    _masks: Masks | None = field(init=False, repr=False)
     _first: Choice = field(init=False, repr=False)  # how its first token is chosen, adjustments aside
 
     def __post_init__(self) -> None:
@@ -76,7 +80,10 @@ class Sequence:
         self.ending = self.ending.union(params.stop_token_ids)
         penalties = Penalties.of(params, self.eos | self.ending)
         self._first = Choice.of(params, self.sample) if params.temperature > 0 else GREEDY
-        self._adjuster = Adjuster(penalties, self.tokens[: self.prompt_length]) if penalties != _NO_PENALTIES else None
+        self._masks = None if self.structure is None else Masks(self.structure)
+        self._adjuster = None
+        if penalties != _NO_PENALTIES or self._masks is not None:
+            self._adjuster = Adjuster(penalties, self.tokens[: self.prompt_length], self._masks)
 
     @property
     def choosy(self) -> bool:
@@ -87,6 +94,11 @@ class Sequence:
     def adjusted(self) -> bool:
         """Whether its tokens are chosen from adjusted logits."""
         return self._adjuster is not None
+
+    @property
+    def least(self) -> int:
+        """How many of its tokens come before one that ends it. A text that must fit may have nothing else left."""
+        return self.request.params.min_tokens if self.structure is None else 0
 
     @property
     def deterministic(self) -> bool:
@@ -108,12 +120,12 @@ class Sequence:
         """How many more tokens it may generate."""
         return self.limit - len(self.tokens)
 
-    def break_off(self, position: int) -> None:
-        """End it with an error: the model's results are not finite at this position, counted from 0."""
+    def break_off(self, position: int, fault: str = "") -> None:
+        """End it with an error at this position, counted from 0: its fault, or else that results are not finite."""
         ahead = position - self.prompt_length
         where = f"token {ahead} of the completion" if ahead >= 0 else f"token {position} of the prompt"
         self.finish_reason = "error"
-        self.error = f"the model's hidden states or logits {NOT_FINITE} at position {position} ({where})"
+        self.error = fault or f"the model's hidden states or logits {NOT_FINITE} at position {position} ({where})"
 
     def learn(self, drafter: str, accepted: int, tried: int) -> None:
         """Note how many of a drafter's tokens were compared with canonical choices, and how many of these agreed."""
@@ -132,6 +144,23 @@ class Sequence:
         if self._adjuster is None:
             return None
         return self._adjuster.after([*self.tokens[self.prompt_length :], *draft[:ahead]])
+
+    def forced(self, most: int) -> list[int]:
+        """The next tokens that are the only ones that may come, at most so many; none if its text has no form."""
+        found: list[int] = []
+        while self._masks is not None and len(found) < most:
+            mask = self._masks.after([*self.tokens[self.prompt_length :], *found])
+            if mask is None or mask.error or (token := mask.only) is None:
+                break
+            found.append(token)
+        return found
+
+    def fault(self, draft: list[int]) -> str:
+        """Why it cannot be told what may come after the draft; "" if it can."""
+        adjustment = None if self.structure is None else self.adjustment(len(draft), draft)
+        if self.structure is None or adjustment is None or adjustment.mask is None or not adjustment.mask.error:
+            return ""
+        return f"{self.structure.name} fails at token {self.generated + len(draft)}: {adjustment.mask.error}"
 
 
 _FADE = 0.8  # weight of a past round against the next one in the running acceptance

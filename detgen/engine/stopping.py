@@ -29,8 +29,9 @@ class Stopping:
             seq: the sequence, without the pending tokens.
             pending: tokens to be committed; all but the last one were checked before.
         """
-        early = seq.generated + len(pending) <= seq.request.params.min_tokens
-        if not early and (pending[-1] in seq.ending or self._stopped(seq, pending)):
+        produced = seq.generated + len(pending)
+        ended = produced > seq.least and pending[-1] in seq.ending
+        if ended or (produced > seq.request.params.min_tokens and self._stopped(seq, pending)):
             seq.finish_reason = "stop"
         elif len(pending) >= seq.remaining:
             seq.finish_reason = "length"

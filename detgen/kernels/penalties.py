@@ -1,4 +1,4 @@
-"""Adjusting logits before a token is chosen: biases, penalties for tokens that occurred, tokens that may not come yet.
+"""Adjusting logits before a token is chosen: biases, penalties for tokens that occurred, tokens that may not come.
 
 Promise: what becomes of an entry is a function of its own logit, of the parameters and of the tokens before the row.
 Each is computed by itself, in float32, by the steps of `reference`, so nothing else in the pass has a say, and a CPU
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+_NO_IDS, _NO_TERMS = np.zeros(0, np.int64), np.zeros((5, 0), np.float32)
 _ROOM = 64  # entries for which an adjuster has room at first, beside those that it knows
 
 
@@ -57,6 +58,44 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """Which tokens may come next, where a request says what its text must be.
+
+    Attributes:
+        bits: uint8 [at least vocabulary / 8], a bit a token, the lowest bit of a byte first.
+        error: why it cannot be told; "" if it can.
+    """
+
+    bits: np.ndarray
+    error: str = ""
+
+    def allows(self, token: int) -> bool:
+        """Whether a token may come."""
+        return bool(self.bits[token >> 3] >> (token & 7) & 1)
+
+    def allowed(self, count: int) -> np.ndarray:
+        """Of the first tokens, which may come: bool [count]; tokens that it does not have may not."""
+        found = np.unpackbits(self.bits[: (count + 7) // 8], count=count, bitorder="little")
+        return found.view(np.bool_)
+
+    @property
+    def only(self) -> int | None:
+        """The one token that may come; None if there are several, or none."""
+        some = np.flatnonzero(self.bits)
+        if len(some) != 1 or (byte := int(self.bits[some[0]])) & (byte - 1):
+            return None
+        return 8 * int(some[0]) + byte.bit_length() - 1
+
+
+class Masks(Protocol):
+    """Gives the masks of one sample's rows."""
+
+    def after(self, completion: list[int]) -> Mask | None:
+        """What may come after a completion; None where anything may."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Adjustment:
     """What is done to one row.
 
@@ -64,19 +103,38 @@ class Adjustment:
         ids: int64 [n], the entries that change, each once.
         terms: float32 [5, n]: what is added; what a positive sum is divided and a negative one multiplied by; what is
             taken off for the count and then for the presence; and the most that is left, inf or -inf.
+        mask: after that, all entries that it does not allow become -inf, but NaN; None if all stay.
     """
 
     ids: np.ndarray
     terms: np.ndarray
+    mask: Mask | None = None
+
+    def listed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and terms that do the same, with those of the entries that the mask does not allow."""
+        if self.mask is None:
+            return self.ids, self.terms
+        barred = ~self.mask.allowed(8 * len(self.mask.bits))
+        terms = self.terms.copy()
+        terms[4, barred[self.ids]] = -np.inf
+        barred[self.ids] = False
+        more = np.flatnonzero(barred)
+        added = np.zeros((5, len(more)), np.float32)
+        added[1], added[4] = 1, -np.inf
+        return np.concatenate([self.ids, more]), np.concatenate([terms, added], 1)
 
     @property
     def stretch(self) -> float:
         """By how much two logits may be farther apart afterwards, as a factor, beside what is added and taken off."""
         factors = self.terms[1]
+        if not len(factors):
+            return 1.0
         return float(max(factors.max(), 1 / factors.min(), 1.0))
 
 
-def reference(logits: torch.Tensor, penalties: Penalties, prompt: list[int], completion: list[int]) -> torch.Tensor:
+def reference(
+    logits: torch.Tensor, penalties: Penalties, prompt: list[int], completion: list[int], mask: Mask | None = None
+) -> torch.Tensor:
     """The logits that the token after `completion` is chosen from.
 
     The order is vLLM's, which has the bans first and means the same; transformers' agrees where it has the parameter.
@@ -86,7 +144,12 @@ def reference(logits: torch.Tensor, penalties: Penalties, prompt: list[int], com
         penalties: of the request.
         prompt: its tokens.
         completion: its tokens so far.
+        mask: what may come after them; None for anything.
     """
+    allowed = torch.ones(len(logits), dtype=torch.bool)
+    if mask is not None:
+        allowed = torch.from_numpy(mask.allowed(len(logits)))
+    allowed = allowed.to(logits.device)
     row = logits.clone()
     for token, bias in penalties.bias:
         row[token] += bias
@@ -98,8 +161,10 @@ def reference(logits: torch.Tensor, penalties: Penalties, prompt: list[int], com
     row = row - counts * penalties.frequency
     row = row - (counts > 0).to(row) * penalties.presence
     if len(completion) < penalties.min_tokens:
-        row[list(penalties.banned)] = -torch.inf
-    return row
+        early = allowed.clone()
+        early[list(penalties.banned)] = False
+        allowed = early if early.any() else allowed  # a text that is complete ends
+    return torch.where(allowed | row.isnan(), row, -torch.inf)
 
 
 class Adjuster:
@@ -111,10 +176,11 @@ class Adjuster:
     Args:
         penalties: of the request.
         prompt: its tokens.
+        masks: of what its text must be; None for any text.
     """
 
-    def __init__(self, penalties: Penalties, prompt: list[int]) -> None:
-        self._penalties = penalties
+    def __init__(self, penalties: Penalties, prompt: list[int], masks: Masks | None = None) -> None:
+        self._penalties, self._masks = penalties, masks
         repeated: Iterable[int] = dict.fromkeys(prompt) if penalties.repetition != 1 else ()
         biased = [token for token, _ in penalties.bias]
         ids = list(dict.fromkeys([*repeated, *biased, *sorted(penalties.banned)]))
@@ -139,11 +205,16 @@ class Adjuster:
             completion: committed and drafted tokens.
         """
         penalties, early = self._penalties, len(completion) < self._penalties.min_tokens
+        mask = None if self._masks is None else self._masks.after(completion)
+        if early and mask is not None:
+            allowed = mask.allowed(8 * len(mask.bits))
+            allowed[list(penalties.banned)] = False
+            early = bool(allowed.any())  # a text that is complete ends
         if penalties.counted:
             self._count(completion)
         n = len(self._place)
         if not n or not (penalties.counted or penalties.bias or early):
-            return None
+            return None if mask is None else Adjustment(_NO_IDS, _NO_TERMS, mask)
         counts = self._counts[:n]
         present = counts > 0
         terms = np.empty((5, n), np.float32)
@@ -152,7 +223,7 @@ class Adjuster:
         terms[2] = counts * np.float32(penalties.frequency)
         terms[3] = present * np.float32(penalties.presence)
         terms[4] = self._most[:n] if early else np.inf
-        return Adjustment(self._ids[:n].copy(), terms)
+        return Adjustment(self._ids[:n].copy(), terms, mask)
 
     def _places(self, tokens: Iterable[int]) -> list[int]:
         return [self._place[token] for token in tokens]
@@ -201,20 +272,26 @@ def adjusted(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> 
     if not some:
         yield
         return
-    rows = np.repeat([row for row, _ in some], [len(a.ids) for _, a in some])
+    masked = [(row, a.mask) for row, a in some if a.mask is not None]
+    whole = [logits[row].clone() for row, _ in masked]
+    rows = np.repeat([row for row, _ in some], [len(a.ids) for _, a in some]).astype(np.int64)
     ids, terms = np.concatenate([a.ids for _, a in some]), np.concatenate([a.terms for _, a in some], 1)
-    if ids.max() >= logits.shape[1]:
+    if ids.max(initial=0) >= logits.shape[1]:
         there = ids < logits.shape[1]
         rows, ids, terms = rows[there], ids[there], terms[:, there]
     place = _on(logits, rows), _on(logits, ids)
     with torch.inference_mode():  # logits of a pass cannot be changed outside of it
         own = logits[place]
         logits[place] = _apply(own, _on(logits, terms))
+        for row, mask in masked:
+            torch.minimum(logits[row], _most(logits, mask), out=logits[row])
     try:
         yield
     finally:
         with torch.inference_mode():
             logits[place] = own
+            for (row, _), before in zip(masked, whole, strict=True):
+                logits[row] = before
 
 
 def adjusted_row(row: torch.Tensor, adjustment: Adjustment | None) -> torch.Tensor:
@@ -224,6 +301,8 @@ def adjusted_row(row: torch.Tensor, adjustment: Adjustment | None) -> torch.Tens
     with torch.inference_mode():
         row, ids = row.clone(), _on(row, adjustment.ids)
         row[ids] = _apply(row[ids], _on(row, adjustment.terms))
+        if adjustment.mask is not None:
+            row = torch.minimum(row, _most(row, adjustment.mask))
     return row
 
 
@@ -233,6 +312,11 @@ def _apply(x: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
     x = x + added
     x = torch.where(x < 0, x * factor, x / factor)
     return torch.minimum(x - by_count - by_presence, most)
+
+
+def _most(logits: torch.Tensor, mask: Mask) -> torch.Tensor:
+    """The most that a mask leaves of each entry, inf or -inf, float32 [vocabulary]; NaN stays NaN."""
+    return _on(logits, np.where(mask.allowed(logits.shape[-1]), np.float32(np.inf), np.float32(-np.inf)))
 
 
 def _on(logits: torch.Tensor, x: np.ndarray) -> torch.Tensor:

@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request, TokenRecord
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.outputs.records import ErrorLine, ScoreLine, TextLine, in_order
-from detgen.params import PARAMETERS
+from detgen.params import GUIDES, PARAMETERS
 from detgen.prompts import BadLine
 
 _CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
@@ -150,10 +151,16 @@ def request_digest(request: Request) -> str:
     asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": dict(request.params)}
     del asked["index"], asked["line"]  # the place in the input
     del asked["only"]  # what is left of it to run
+    asked |= _guided_by(request)
     if isinstance(request, ScoreRequest):
         asked["completions"] = request.completions
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _guided_by(request: Request) -> dict[str, str]:
+    """The library and the version that decide what fits, where the request says what its text must be."""
+    return {"llguidance": version("llguidance")} if any(getattr(request.params, name) for name in GUIDES) else {}
 
 
 def content_digest(request: Request) -> str | None:
@@ -166,7 +173,7 @@ def content_digest(request: Request) -> str | None:
         return None
     params = {name: value for name, value in request.params if PARAMETERS[name].changes_text}
     # Keys stay in their order, since a chat template may print an object as it is.
-    asked = [{name: getattr(request, name) for name in _CONTENT}, params]
+    asked = [{name: getattr(request, name) for name in _CONTENT}, params | _guided_by(request)]
     text = json.dumps(asked, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -20,7 +20,7 @@ _TYPES: dict[str, type] = {name: parameter.kind for name, parameter in PARAMETER
 _TYPES |= {alias: _TYPES[name] for alias, name in ALIASES.items()}
 _TYPES |= {"id": str, "prompt": str, "continue_final_message": bool}
 _INTEGERS = [name for name, its in _TYPES.items() if its is int]
-_STRUCTURES = KEYS - {name for name, its in _TYPES.items() if its is not tuple}
+_STRUCTURES = KEYS - {name for name, its in _TYPES.items() if its is not tuple} | {"guided_json"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -51,7 +51,7 @@ def read_cell(name: str, cell: str) -> object:
         return cell
     if not cell:
         return None
-    beginnings = ("[",) if name == "stop" else ("[", "{")  # a text may well end before a brace
+    beginnings = ("[",) if name in ("stop", "guided_choice") else ("[", "{")  # a text may well end before a brace
     if name in ("messages", "prompt_token_ids") or (name in _STRUCTURES and cell.startswith(beginnings)):
         try:
             return parse_json(cell)

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic needs th
 
 from detgen.errors import RequestError
 from detgen.params import PARAMETERS, check_text, shown
+from detgen.prompts.structured import FORMS
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Url = Literal["/v1/chat/completions", "/v1/completions"]
@@ -141,7 +142,7 @@ CHAT_KEYS: dict[str, Any] = {"tools": [], "chat_template_kwargs": {}, "continue_
 assert CHAT_KEYS.keys() == ChatLine.__annotations__.keys() - {*Line.__annotations__, *CONTENTS}
 # The names of parameters in a line: other names, and all keys that decide something of a request.
 ALIASES = {alias: name for name, parameter in PARAMETERS.items() for alias in parameter.aliases}
-KEYS = frozenset({*CONTENTS, *Line.__annotations__, *CHAT_KEYS, *PARAMETERS, *ALIASES})
+KEYS = frozenset({*CONTENTS, *Line.__annotations__, *CHAT_KEYS, *PARAMETERS, *ALIASES, *FORMS})
 
 _CHECKS = {
     key: TypeAdapter(kind).validator for key, kind in {"id": Line, **CONTENTS, **SCORED, "body": BatchLine}.items()

@@ -11,6 +11,7 @@ from detgen.errors import RequestError
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts.batch import is_batch, unpack
 from detgen.prompts.kinds import ALIASES, CHAT_KEYS, CONTENTS, KEYS, SCORED, check, check_depth, kind
+from detgen.prompts.structured import FORMS, asked_form
 from detgen.prompts.unsupported import check_supported
 
 
@@ -76,7 +77,7 @@ def parse_score(record: object, *, texts: bool = False, **place: Any) -> Request
     """
     if not isinstance(record, dict):
         return parse_record(record, **place)
-    settings = {key: value for key, value in record.items() if key in PARAMETERS or key in ALIASES}
+    settings = {key: value for key, value in record.items() if key in (*PARAMETERS, *ALIASES, *FORMS)}
     asked = {key: value for key, value in record.items() if key not in SCORED and key not in settings}
     if record.get("text") is not None and not any(asked.get(key) for key in CONTENTS):
         asked["prompt"] = "text"  # any will do: what holds for all lines is judged, and then the text
@@ -154,6 +155,7 @@ def _chat(record: dict[str, Any]) -> dict[str, Any]:
 def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
     record = _without_aliases(record)
     changes = {name: record[name] for name in PARAMETERS.keys() & record.keys() if record[name] is not None}
+    changes |= asked_form(record)
     return defaults.with_(**changes) if changes else defaults
 
 

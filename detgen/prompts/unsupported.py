@@ -11,7 +11,7 @@ from detgen.engine.request import Request
 from detgen.errors import RequestError
 from detgen.params import PARAMETERS
 
-_FORMAT = "detgen does not hold a text to a format"
+_FORMAT = "detgen has structured_outputs with json, regex, choice or grammar"
 _BEAMS = "detgen has no beam search"
 _FILTER = "detgen has no such filter"
 _BANS = "detgen has no lists of banned or forced tokens"
@@ -22,8 +22,6 @@ _NESTED = "give what it holds beside the prompt"
 
 # Each with the values that change nothing, and why others are refused or what to do about it.
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "response_format": (("text", {"type": "text"}), _FORMAT),
-    "structured_outputs": ((), _FORMAT),
     "structural_tag": ((), _FORMAT),
     "json_schema": ((), _FORMAT),
     "grammar": ((), _FORMAT),

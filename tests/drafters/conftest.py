@@ -115,6 +115,11 @@ class Draftable:
     def choice(self, ahead: int = 0, draft: Any = ()) -> Choice:
         return Choice()
 
+    must: list[int] = field(default_factory=list)
+
+    def forced(self, most: int) -> list[int]:
+        return self.must[:most]
+
     def wanted(self, length: int) -> list[int]:
         """What the predictable model writes behind the tokens."""
         found: list[int] = []

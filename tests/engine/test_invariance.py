@@ -28,6 +28,12 @@ PENALTIES: dict[str, Any] = {
     "presence_penalty": -0.4,
     "logit_bias": {0: 3.0, 272: 1.0, 259: -100.0, 199: 1.5},
 }
+FORM = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer"}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
 SAMPLING: list[dict[str, Any]] = [
     {},
     {"temperature": 0.7, "seed": 3},
@@ -36,6 +42,8 @@ SAMPLING: list[dict[str, Any]] = [
     {"logprobs": 2, "stop": ("\n", "def ")},
     {**PENALTIES, "logprobs": 1, "stop": ("(",)},
     {**PENALTIES, "temperature": 0.8, "seed": 5, "n": 2},
+    {"guided_json": FORM, "temperature": 1.0, "seed": 8, "n": 2, "logprobs": 1, "min_tokens": 4},
+    {"guided_regex": "[a-z_]{1,4}|[0-9]+", "repetition_penalty": 1.3, "stop": ("9",)},
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from helpers.examples import examples
@@ -16,7 +17,7 @@ from transformers import (
 )
 
 from detgen.kernels.bits import same_bits
-from detgen.kernels.penalties import Adjuster, Penalties, adjusted, adjusted_row, reference
+from detgen.kernels.penalties import Adjuster, Adjustment, Mask, Penalties, adjusted, adjusted_row, reference
 from detgen.kernels.sampling import Choice, choose, scores
 
 WIDTH = 40
@@ -32,6 +33,25 @@ PENALTIES = st.builds(
     banned=st.frozensets(st.integers(0, WIDTH - 1), max_size=3),
     min_tokens=st.integers(0, 4),
 )
+
+
+ALLOWED = st.frozensets(st.integers(0, WIDTH - 1), min_size=1, max_size=9)
+
+
+def mask(allowed: frozenset[int], width: int = WIDTH) -> Mask:
+    bits = np.zeros(-(-width // 32) * 32, np.uint8)
+    bits[list(allowed)] = 1
+    return Mask(np.packbits(bits, bitorder="little"))
+
+
+class Same:
+    """The same mask after whatever."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+
+    def after(self, completion: list[int]) -> Mask:
+        return self._mask
 
 
 def logits(rows: int, width: int = WIDTH, seed: int = 0) -> torch.Tensor:
@@ -53,6 +73,59 @@ def test_rows_are_those_of_the_reference(rows: list[tuple[Penalties, list[int], 
             if adjustment is None:
                 assert same_bits(row, own)
     assert same_bits(x, before)
+
+
+@examples(150)
+@given(
+    rows=st.lists(st.tuples(PENALTIES, TOKENS, TOKENS, st.none() | ALLOWED), min_size=1, max_size=6),
+    width=st.sampled_from([WIDTH, 33, 50]),
+    nan=st.booleans(),
+)
+def test_masks_are_those_of_the_reference(
+    rows: list[tuple[Penalties, list[int], list[int], frozenset[int] | None]], width: int, nan: bool
+) -> None:
+    """Entries that a mask does not allow are lost, others are adjusted as without; one that may end does so early.
+
+    Rows of a draft model may be narrower or wider than the mask, and what is not a number stays so.
+    """
+    x = logits(len(rows), width)
+    x[0, 5] = torch.nan if nan else 0.5
+    before = x.clone()
+    masks = [None if allowed is None else mask(allowed) for *_, allowed in rows]
+    adjustments = [
+        Adjuster(penalties, prompt, None if m is None else Same(m)).after(completion)
+        for (penalties, prompt, completion, _), m in zip(rows, masks, strict=True)
+    ]
+    wide = [torch.cat([row, torch.zeros(max(WIDTH - width, 0))]) for row in before]
+    with adjusted(x, adjustments):
+        for row, own, adjustment, given, m in zip(x, wide, adjustments, rows, masks, strict=True):
+            want = reference(own, *given[:3], m)[:width]
+            assert same_bits(without_nan(row), without_nan(want))
+            if width >= WIDTH:  # only a draft model's are narrower
+                assert same_bits(without_nan(adjusted_row(own[:width], adjustment)), without_nan(row))
+            if adjustment is not None:  # the same as a list, as kernels for CUDA take it
+                found = adjusted_row(own[:width], listed(adjustment, width))
+                assert same_bits(without_nan(found), without_nan(row))
+    assert same_bits(x, before)
+
+
+def without_nan(row: torch.Tensor) -> torch.Tensor:
+    """A number in its place, whatever its bits are; the reference adds nothing to zeros, which may be negative."""
+    return row.nan_to_num(nan=77.0, posinf=torch.inf, neginf=-torch.inf) + 0.0
+
+
+def listed(adjustment: Adjustment, width: int) -> Adjustment:
+    ids, terms = adjustment.listed()
+    assert len(set(ids.tolist())) == len(ids)
+    return Adjustment(ids[ids < width], terms[:, ids < width])
+
+
+@examples(100)
+@given(allowed=st.frozensets(st.integers(0, 99), max_size=3))
+def test_the_only_token(allowed: frozenset[int]) -> None:
+    found = mask(allowed, 100)
+    assert found.only == (next(iter(allowed)) if len(allowed) == 1 else None)
+    assert [i for i in range(100) if found.allows(i)] == sorted(allowed)
 
 
 @examples(100)

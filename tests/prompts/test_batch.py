@@ -49,7 +49,7 @@ def test_a_chat(tmp_path: Path) -> None:
             max_tokens=9, temperature=0, top_p=0.9, n=2, stop=("x",), seed=3, logprobs=4,
             frequency_penalty=1, presence_penalty=-1, logit_bias=((7, 2.0),),
         ),
-        metadata={"model": "m", "user": "u", "stream": False, "response_format": {"type": "text"}, "k": "v"},
+        metadata={"model": "m", "user": "u", "stream": False, "k": "v"},
         line=1,
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def test_other_keys_of_the_line_are_metadata(tmp_path: Path) -> None:
         (chat(stream=True), "stream is not supported: results are written to a file; leave it out"),
         (chat(tools=[{"type": "function"}]), "tools is not supported: detgen does not parse tool calls"),
         (chat(tool_choice="required"), "tool_choice is not supported"),
-        (chat(response_format={"type": "json_object"}), "response_format is not supported: detgen does not hold"),
+        (chat(response_format={"type": "grammar"}), "response_format must have a type text, json_object"),
         (chat(modalities=["text", "audio"]), "modalities is not supported: detgen writes only text"),
         (chat(audio={"voice": "v"}), "audio is not supported: detgen writes only text"),
         (completion(suffix="s"), "suffix is not supported"),

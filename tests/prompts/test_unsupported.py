@@ -46,13 +46,10 @@ def test_names_that_disagree_are_refused(tmp_path: Path, keys: dict[str, Any], r
 @pytest.mark.parametrize(
     ("key", "value", "neutral"),
     [
-        ("response_format", {"type": "json_object"}, {"type": "text"}),
-        ("guided_json", {"type": "object"}, None),
-        ("guided_choice", ["a", "b"], []),
-        ("guided_regex", "a+", ""),
+        ("guided_whitespace_pattern", " ", ""),
         ("grammar", "root ::= x", None),
         ("json_schema", {}, {}),
-        ("structured_outputs", {"choice": ["a"]}, None),
+        ("structural_tag", {"choice": ["a"]}, None),
         ("best_of", 4, 1),
         ("use_beam_search", True, False),
         ("beam_search", True, False),

@@ -43,10 +43,11 @@ class Lists(NamedTuple):
     @classmethod
     def of(cls, adjustments: Sequence[Adjustment | None]) -> Lists:
         """From one a row, None of rows to which nothing is done."""
-        some = [a for a in adjustments if a is not None]
-        starts = np.cumsum([0, *(0 if a is None else len(a.ids) for a in adjustments)])
-        ids = np.concatenate([np.zeros(0, np.int64), *(a.ids for a in some)]).astype(np.int32)
-        terms = np.concatenate([np.zeros((5, 0), np.float32), *(a.terms for a in some)], 1)
+        lists = [None if a is None else a.listed() for a in adjustments]
+        some = [a for a in lists if a is not None]
+        starts = np.cumsum([0, *(0 if a is None else len(a[0]) for a in lists)])
+        ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in some)]).astype(np.int32)
+        terms = np.concatenate([np.zeros((5, 0), np.float32), *(terms for _, terms in some)], 1)
         return cls(*map(torch.from_numpy, (starts, ids, terms)))
 
     def to(self, device: torch.device | str) -> Lists:

@@ -13,7 +13,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from detgen.engine.request import Request
-from detgen.params import SamplingParams
+from detgen.params import GUIDES, SamplingParams
 from detgen.verify.perturb.axes import SAMPLING, Setting
 
 if TYPE_CHECKING:
@@ -182,6 +182,8 @@ class Pool:
             changes["min_tokens"] = min(changes["min_tokens"], request.params.max_tokens)
             changes["stop_token_ids"] = common[-1:]
             changes["logit_bias"] = dict.fromkeys(common, 1.0)
+        if any(getattr(request.params, name) for name in GUIDES):
+            changes.pop("ignore_eos", None)  # such a text ends
         if "seed" in changes:
             changes["seed"] += request.index
         return request.with_params(**changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 from detgen.engine.request import Request
 from detgen.errors import DEMO, PromptsError
@@ -15,6 +16,12 @@ from detgen.verify.perturb.pool import Pool
 FEW = 4  # requests that a check has at least: of fewer prompts there are copies
 COPY = "copy "  # what the ids of copies begin with
 
+# What some of the embedded prompts ask of their texts, by their places.
+_FORMS: dict[int, dict[str, Any]] = {
+    1: {"guided_json": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}},
+    5: {"guided_regex": "[a-z_]+ = [0-9]+"},
+    9: {"guided_choice": ("none", "other")},
+}
 _UNSET = 2**31 - 1  # the most that `max_tokens` can be: what a line has that sets none
 _SHOWN = 3  # errors
 
@@ -76,6 +83,8 @@ def read_pool(prompts: str | None, target: object, limit: int | None, extent: Ex
         read[1:] = [replace(r, prompt=(r.prompt or "")[: extent.cut]) for r in read[1:]]
     sizes = [tokens for count, tokens in extent.lengths for _ in range(count)]
     requests = [_timed(request, sizes[min(i, len(sizes) - 1)], i) for i, request in enumerate(read)]
+    if prompts is None:
+        requests = [r.with_params(**_FORMS[i % 16]) if i % 16 in _FORMS else r for i, r in enumerate(requests)]
     return Pool(requests, long, name=source.name, given=given, errors=errors)
 
 

@@ -23,7 +23,7 @@ from helpers.examples import examples
 from detgen.errors import RequestError
 from detgen.kernels import sampling as reference
 from detgen.kernels.logprobs import Scores
-from detgen.kernels.penalties import Adjustment
+from detgen.kernels.penalties import Adjustment, Mask
 from detgen.kernels.sampling import Choice, Choices, check_filters
 from detgen.kernels.triton import (
     filter_kernels,
@@ -60,7 +60,7 @@ def wanted(logits: torch.Tensor, choices: list[Choice]) -> Scores:
     for row, choice in zip(logits, choices, strict=True):
         if choice.adjustment is not None:
             there = choice.adjustment.ids < len(row)
-            known = Adjustment(choice.adjustment.ids[there], choice.adjustment.terms[:, there])
+            known = Adjustment(choice.adjustment.ids[there], choice.adjustment.terms[:, there], choice.adjustment.mask)
             choice = replace(choice, adjustment=known)
         score = reference.scores(row, choice)
         tokens.append(int(score.numpy().argmax()))
@@ -80,8 +80,8 @@ def only(scores: Scores, rows: list[int]) -> Scores:
     return Scores(*(values[rows] for values in scores))
 
 
-def adjustment(vocabulary: int, seed: int, size: int = 40) -> Adjustment:
-    """Of some entries, an id that the rows do not have among them: biased, penalized, or banned."""
+def adjustment(vocabulary: int, seed: int, share: float = 0.0, size: int = 40) -> Adjustment:
+    """Of some entries, an id that the rows do not have among them: biased, penalized, or banned; a share is masked."""
     draw = np.random.default_rng(seed)
     ids = np.append(draw.permutation(vocabulary)[:size], vocabulary + 3)
     terms = np.stack(
@@ -91,7 +91,8 @@ def adjustment(vocabulary: int, seed: int, size: int = 40) -> Adjustment:
             draw.choice([np.inf, -np.inf], len(ids), p=[0.9, 0.1]),
         ]
     )
-    return Adjustment(ids, terms.astype(np.float32))
+    bits = np.packbits(draw.random(vocabulary // 8 * 8 + 32) >= share, bitorder="little")
+    return Adjustment(ids, terms.astype(np.float32), Mask(bits) if share else None)
 
 
 CHOICES = st.builds(
@@ -103,7 +104,9 @@ CHOICES = st.builds(
     seed=st.integers(0, 2**64 - 1),
     sample=st.integers(0, 3),
     position=st.integers(0, 2**40),
-    adjustment=st.one_of(st.none(), st.builds(adjustment, st.just(530), st.integers(0, 99))),
+    adjustment=st.one_of(
+        st.none(), st.builds(adjustment, st.just(530), st.integers(0, 99), st.sampled_from([0.0, 0.5, 0.98]))
+    ),
 )
 
 

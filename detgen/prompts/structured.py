@@ -1,0 +1,66 @@
+"""What other programs ask of the form of a text, as the parameters that ask for the same here.
+
+OpenAI's `response_format`, and `structured_outputs` of vLLM, whose older names are those of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from detgen.errors import RequestError
+from detgen.params import GUIDES, shown
+
+_NAMES = {"json": "guided_json", "regex": "guided_regex", "choice": "guided_choice", "grammar": "guided_grammar"}
+_ANY_OBJECT = {"type": "object"}
+_FREE: dict[str, Any] = {name: () if name == "guided_choice" else None for name in GUIDES}
+
+
+def _response_format(value: Any) -> dict[str, Any]:
+    asked = {"type": value} if isinstance(value, str) else value
+    kind = asked.get("type") if isinstance(asked, dict) else None
+    if kind == "text":
+        return _FREE
+    if kind == "json_object":
+        return {"guided_json": _ANY_OBJECT}
+    if kind != "json_schema":
+        raise RequestError(f"response_format must have a type text, json_object or json_schema, got {shown(value)}")
+    told = asked.get("json_schema")
+    if not isinstance(told, dict) or not isinstance(told.get("schema"), dict):
+        raise RequestError("response_format needs an object json_schema with an object schema")
+    return {"guided_json": told["schema"]}
+
+
+def _structured_outputs(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(f"structured_outputs must be an object, got {shown(value)}")
+    given = {key: part for key, part in value.items() if part is not None and part is not False}
+    if len(given) != 1:
+        raise RequestError(f"structured_outputs must have one of {', '.join(_NAMES)}, got {shown(sorted(given))}")
+    [(key, part)] = given.items()
+    if key == "json_object":
+        return {"guided_json": _ANY_OBJECT}
+    if key not in _NAMES:
+        raise RequestError(f"structured_outputs.{key} is not supported; it must have one of {', '.join(_NAMES)}")
+    return {_NAMES[key]: part}
+
+
+FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "response_format": _response_format,
+    "structured_outputs": _structured_outputs,
+}
+
+
+def asked_form(record: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that a record's form stands for; none if it has no form.
+
+    Raises:
+        RequestError: a form is wrong, or two keys say what the text must be.
+    """
+    given = [key for key in FORMS if record.get(key) not in (None, "", {})]
+    if not given:
+        return {}
+    also = [*given, *(name for name in GUIDES if record.get(name) is not None)]
+    if len(also) > 1:
+        raise RequestError(f"both {also[0]} and {also[1]} are given; give one of them")
+    return FORMS[given[0]](record[given[0]])

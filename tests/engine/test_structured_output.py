@@ -1,0 +1,252 @@
+"""Texts that must have a form: they have it, whoever drafts, and follow the model's distribution within it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from detgen import Engine, Request, SamplingParams
+from detgen.engine.structure import Masks, Structures
+from detgen.errors import RequestError
+
+FORM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+SCALARS: list[dict[str, Any]] = [
+    {"type": "boolean"},
+    {"type": "null"},
+    {"type": "integer", "minimum": -3, "maximum": 40},
+    {"type": "number", "minimum": 0, "exclusiveMaximum": 2},
+    {"type": "string", "maxLength": 5},
+    {"type": "string", "pattern": "^[a-f]{2,4}$"},
+    {"type": "string", "format": "date"},
+    {"enum": ["a", 1, None, [True]]},
+    {"const": {"k": [1, "é"]}},
+    {"type": ["integer", "null"], "maximum": 9, "minimum": 0},
+]
+
+
+def schemas(count: int) -> list[dict[str, Any]]:
+    """Small schemas of all sorts, always the same ones, each with texts of a bounded length."""
+    rng = random.Random(5)
+
+    def some(depth: int) -> dict[str, Any]:
+        kind = rng.choice(["scalar", "scalar", "object", "array", "anyOf", "ref"] if depth else ["scalar"])
+        if kind == "object":
+            names = rng.sample(["a", "b b", "ü", "long_name", 'q"'], rng.randint(1, 3))
+            return {
+                "type": "object",
+                "properties": {name: some(depth - 1) for name in names},
+                "required": names[: rng.randint(0, len(names))],
+                "additionalProperties": False,
+            }
+        if kind == "array":
+            least = rng.randint(0, 1)
+            return {"type": "array", "items": some(depth - 1), "minItems": least, "maxItems": least + 1}
+        if kind == "anyOf":
+            return {"anyOf": [some(depth - 1), some(depth - 1)]}
+        if kind == "ref":
+            return {"$defs": {"x": rng.choice(SCALARS)}, "type": "array", "items": {"$ref": "#/$defs/x"}, "maxItems": 2}
+        return dict(rng.choice(SCALARS))
+
+    made = [some(2) for _ in range(count)]
+    # A reference is to the root, so only a root may have definitions.
+    return [schema for schema in made if '"$defs"' not in json.dumps(schema)[10:]]
+
+
+@pytest.fixture(scope="module")
+def engine(engines: Callable[..., Engine]) -> Engine:
+    return engines(drafter="auto", batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def structures(engine: Engine) -> Structures:
+    return Structures(engine.tokenizer, "the model", engine.vocabulary, frozenset({0}))
+
+
+def texts(engine: Engine, params: list[SamplingParams], prompt: str = "x = ") -> list[Any]:
+    return engine.generate([Request(prompt=prompt, params=p) for p in params])
+
+
+def test_what_is_written_fits(engine: Engine) -> None:
+    """Of 300 schemas, each has texts that fit as another library judges, or that the limit ended within."""
+    given = schemas(300)
+    done = texts(
+        engine, [SamplingParams(guided_json=s, temperature=1.0, seed=i, max_tokens=90) for i, s in enumerate(given)]
+    )
+    ended = [(schema, c) for schema, c in zip(given, done, strict=True) if c.finish_reason == "stop"]
+    assert len(given) > 200
+    assert len(ended) > 0.9 * len(given)
+    assert not [c.error for c in done if c.error]
+    for schema, completion in ended:
+        jsonschema.validate(json.loads(completion.text), schema, format_checker=jsonschema.FormatChecker())
+    assert {c.finish_reason for c in done} <= {"stop", "length"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"guided_json": {"type": "strin"}}, "guided_json is refused: Invalid type: strin"),
+        ({"guided_json": {"not": {"type": "null"}}}, 'guided_json is refused: Unimplemented keys: ["not"]'),
+        (
+            {"guided_json": {"type": "array", "uniqueItems": True}},
+            'guided_json is refused: Unimplemented keys: ["unique',
+        ),
+        ({"guided_json": {"$ref": "http://x/y"}}, "guided_json is refused: Resource 'http://x/y' is not present"),
+        ({"guided_json": {"enum": []}}, "guided_json is refused: Unsatisfiable schema"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json is refused: no text fits it"),
+        ({"guided_regex": "(?=x)y"}, "guided_regex is refused: at 1(8): invalid regex"),
+        ({"guided_regex": "[a"}, "guided_regex is refused: at 1(8): invalid regex"),
+        ({"guided_grammar": "start: x"}, 'guided_grammar is refused: at 1(8): unknown name: "x"'),
+        ({"guided_grammar": "root ::= ("}, "guided_grammar is refused: Failed to convert the grammar from GBNF"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos cannot be with guided_regex: a text that fits ends"),
+        ({"guided_regex": "(a{1000}){1000}(b{1000}){1000}|[^c]{100000}"}, None),
+    ],
+)
+def test_refused(engine: Engine, asked: dict[str, Any], reason: str | None) -> None:
+    """With llguidance's reason; what is large takes bounded time, and is refused or not."""
+    [completion, other] = texts(engine, [SamplingParams(**asked, max_tokens=3), SamplingParams(max_tokens=3)])
+    assert other.error is None
+    if reason is not None:
+        assert completion.refused
+        assert completion.error.startswith(reason)
+        assert "\n" not in completion.error
+
+
+def test_other_parameters(engine: Engine) -> None:
+    """Limits, stop strings, least lengths, penalties and several samples, with a form."""
+    asked: list[dict[str, Any]] = [
+        {"guided_json": FORM, "max_tokens": 4},
+        {"guided_json": FORM, "stop": '"age"', "max_tokens": 60},
+        {"guided_choice": ["yes", "no"], "min_tokens": 20, "max_tokens": 30},
+        {"guided_regex": "[0-9]+", "min_tokens": 5, "max_tokens": 30, "repetition_penalty": 1.5},
+        {"guided_regex": "[0-9]{8}", "stop_token_ids": [engine.tokenizer.encode("7")[-1]], "max_tokens": 30},
+        {"guided_choice": ['é\n"\\', "日本"], "logit_bias": {5: 100.0}},
+        {"guided_grammar": 'root ::= "a" ("b" | "c")*', "max_tokens": 9, "logprobs": 2},
+        {"guided_choice": ["yes", "no"], "temperature": 1.0, "deterministic": False, "n": 2},
+    ]
+    found = texts(engine, [SamplingParams(**{"seed": 4, **p}) for p in asked])
+    within, stopped, least, digits, token, strange, grammar, *several = found
+    assert (within.finish_reason, within.text[:1]) == ("length", "{")
+    assert (stopped.finish_reason, stopped.stop_reason, stopped.text[-2:]) == ("stop", '"age"', ", ")
+    assert least.text in ("yes", "no")
+    assert least.finish_reason == "stop", "what is complete ends, whatever the least length is"
+    assert len(digits.token_ids) > 5
+    assert digits.text.isdigit()
+    assert "7" not in token.text
+    assert strange.text in ('é\n"\\', "日本")
+    assert set(grammar.text) <= set("abc")
+    assert grammar.logprobs is not None
+    assert any(t[1] > e.logprob for e in grammar.logprobs for t in e.top), "of the model's own distribution"
+    assert [c.text in ("yes", "no") for c in several] == [True, True]
+
+
+def test_what_is_forced_is_drafted(engines: Callable[..., Engine]) -> None:
+    """The form's own tokens are never wrong drafts, and the bytes are those without any."""
+    request = [Request(prompt="x = ", params=SamplingParams(guided_json=FORM, max_tokens=60))]
+    plain, drafted = (engines(drafter=name, batch_size=1) for name in ("none", "grammar"))
+    rounds = [max(r.round for r in e.generate(request)[0].records) for e in (plain, drafted)]
+    assert plain.generate(request)[0].token_ids == drafted.generate(request)[0].token_ids
+    assert rounds[1] < 0.7 * rounds[0]
+    statuses = Counter(r.status for r in drafted.generate(request)[0].records if r.drafter == "grammar")
+    assert statuses["accepted"] > 5
+    assert set(statuses) == {"accepted", "bonus"}
+
+
+def test_sampled_texts_fit_the_distribution(engines: Callable[..., Engine], observe: Callable[..., Any]) -> None:
+    """Chi-square of first tokens at the 0.9999 quantile, against the softmax of the logits that the form allows."""
+    engine, n = engines(drafter="auto", batch_size=64), 1000
+    params = SamplingParams(max_tokens=2, temperature=1.0, seed=77, n=n, guided_regex="[0-9a-f]{1,6}")
+    found = observe(engine, [Request(0, 0, prompt="for i in range(", params=params)])
+    logits = found[0, 0].logits[0][0].double()
+    allowed = Masks(Structures(engine.tokenizer, "", engine.vocabulary, frozenset({0})).of(params)).after([])  # type: ignore[arg-type]
+    assert allowed is not None
+    logits[~torch.from_numpy(allowed.allowed(engine.vocabulary))] = -torch.inf
+    shares, counts = torch.softmax(logits, 0).tolist(), Counter(one.completion.token_ids[0] for one in found.values())
+    common = {i: n * p for i, p in enumerate(shares) if n * p >= 5}
+    assert all(shares[i] for i in counts)
+    rest = n - sum(common.values())
+    chi = sum((counts[i] - want) ** 2 / want for i, want in common.items())
+    chi += (n - sum(counts[i] for i in common) - rest) ** 2 / rest if rest > 1 else 0
+    freedom = len(common) - (rest <= 1)
+    assert freedom >= 4
+    assert chi < freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+@pytest.mark.parametrize(
+    "asked", [{"guided_json": FORM}, {"guided_json": {"type": "object"}}, {"guided_regex": "a.{2,9}|b+"}]
+)
+def test_masks_remember_nothing(structures: Structures, asked: dict[str, Any]) -> None:
+    """Whatever was asked before, of drafts that were rolled back and did not fit: the answer is that of a new one."""
+    params = SamplingParams(**asked)
+    structure = structures.of(params)
+    other = Structures(structures._tokenizer, "", 4096, frozenset({0})).of(params)
+    assert structure is not None
+    assert other is not None
+    rng = random.Random(3)
+    for _ in range(4):
+        text: list[int] = []
+        masks = Masks(structure)
+        while len(text) < 25:
+            mask, new = masks.after(text), Masks(other).after(text)
+            assert mask is not None
+            assert new is not None
+            assert bytes(mask.bits) == bytes(new.bits)
+            some = [i for i in range(4096) if mask.allows(i)]
+            if (token := rng.choice(some)) == 0:
+                break
+            draft = [rng.choice(some), *(rng.randrange(4096) for _ in range(rng.randrange(4)))]
+            for n in range(len(draft) + 1):
+                masks.after([*text, *draft[:n]])
+            text.append(token)
+
+
+def test_a_limit_of_one_text_is_none_of_another(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of other texts do not count; a text that needs too many itself ends with an error."""
+    monkeypatch.setattr("detgen.engine.structure._STATES", 600)
+    params = SamplingParams(guided_regex="(?:[ab]{1,2000}x){3}")
+    structure = Structures(structures._tokenizer, "", 4096, frozenset({0})).of(params)
+    assert structure is not None
+    a, b = (structures._tokenizer.encode(t, add_special_tokens=False)[0] for t in "ab")
+    longest = Masks(structure)
+    errors = [longest.after([a] * n) for n in range(0, 600)]
+    assert errors[-1] is not None
+    assert "too many states" in errors[-1].error
+    first = next(n for n, mask in enumerate(errors) if mask is not None and mask.error)
+    other = Masks(structure)
+    assert all(not (mask := other.after([b] * n)) or not mask.error for n in range(first))
+    assert (mask := other.after([b] * first)) is None or mask.error
+
+
+def test_a_failure_ends_one_sample(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason, at the same token whoever drafts; neighbours go on."""
+    monkeypatch.setattr("detgen.engine.structure._STATES", 100)
+    params = SamplingParams(guided_regex="(?:[ab]{1,2000}x){3}", max_tokens=200, logit_bias={0: -100.0})
+    errors = []
+    for settings in ({"drafter": "none", "batch_size": 1}, {"drafter": "model", "batch_size": 3}):
+        bad, good = engines(**settings).generate([Request(prompt="aa", params=params), Request(prompt="x =")])
+        errors.append(bad.error)
+        assert good.error is None
+    assert errors[0] is not None
+    assert errors[0].startswith("guided_regex fails at token ")
+    assert errors[0] == errors[1]
+
+
+def test_a_model_without_an_end(structures: Structures) -> None:
+    with pytest.raises(RequestError, match="guided_regex needs a model with an end-of-sequence token"):
+        Structures(structures._tokenizer, "m", 4096, frozenset()).of(SamplingParams(guided_regex="a"))
