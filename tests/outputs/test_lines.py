@@ -180,6 +180,7 @@ OTHER_PARAMS: dict[str, Any] = {
     "max_tokens": 9, "temperature": 0.5, "top_p": 0.5, "top_k": 2, "min_p": 0.1, "seed": 4, "stop": ("x",),
     "logprobs": 0, "min_tokens": 1, "stop_token_ids": (1,), "ignore_eos": True, "repetition_penalty": 2.0,
     "frequency_penalty": 1.0, "presence_penalty": 1.0, "logit_bias": ((1, 1.0),),
+    "guided_json": {"type": "null"}, "guided_regex": "a", "guided_choice": "a", "guided_grammar": "start: \"a\"",
 }  # fmt: skip
 
 
