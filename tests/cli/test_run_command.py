@@ -142,7 +142,7 @@ def test_every_engine_and_sampling_setting_has_an_option() -> None:
     """All but one that is no text for a command line, and one that no output and no speed is better for."""
     names = set(inspect.signature(cli.run_command.run_command).parameters)
     settings = {*PARAMETERS, *EngineConfig.__slots__}
-    assert settings - names == {"logit_bias", "prefill_chunk"}
+    assert settings - names == {"guided_grammar", "logit_bias", "prefill_chunk"}
 
 
 @pytest.mark.parametrize("error", [RunError("no such file"), EngineError("no such file"), RequestError("no such file")])
