@@ -80,6 +80,8 @@ def of_parts(described: Any, names: dict[int, str]) -> Any:
         return names.get(id(described), str(described.shape))
     if isinstance(described, list | tuple):
         return type(described), [of_parts(part, names) for part in described]
+    if isinstance(described, dict):
+        return {key: of_parts(part, names) for key, part in described.items()}
     if hasattr(described, "__dataclass_fields__"):
         return type(described), {f: of_parts(getattr(described, f), names) for f in described.__dataclass_fields__}
     return described.tolist() if hasattr(described, "tolist") else described
@@ -102,6 +104,9 @@ def test_a_skeleton_is_described_alike(family: str) -> None:
     """Every number, shape and parameter, through JSON."""
     model = without_weights(DESCRIBED[family](), torch.float32).eval()
     taken = json.loads(json.dumps(skeleton_of(model)))
+    if model.config.get_text_config() is not model.config:  # a multimodal model is asked anew each time
+        assert taken is None
+        return
     again = model_of(taken)
     assert type(again).__name__ == type(model).__name__
     assert all_of(again) == all_of(model)
